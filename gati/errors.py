@@ -1,0 +1,102 @@
+"""Every error that Gati raises on purpose.
+
+The tree is the contract: each class carries the exit status of the command line, the HTTP status
+of the REST front end and the code of the Thrift services, so no layer maps errors by hand.
+A message is one line: what was wrong, the value met, what was allowed, what to do next.
+
+    GatiError
+    ├── ModelError            the network cannot be loaded, run, or used as it is
+    │   ├── CheckpointError   weights that do not fit or cannot be read safely
+    │   ├── BlockError        no such block, or none found
+    │   └── CutError          the network cannot be cut at a block
+    ├── DataError             inputs of the wrong kind, shape, dtype or number
+    ├── VariantError          unknown or unusable predictor or selector
+    ├── LibraryError          a cache library that is missing, foreign, newer or busy
+    ├── CompositionError      no composition under the given limits, or none by that name
+    ├── SolverError           a solver is missing, unlicensed or gave up
+    ├── BackendError          unknown or unavailable backend, placement or device
+    └── StorageError          disk full, not writable
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendError",
+    "BlockError",
+    "CheckpointError",
+    "CompositionError",
+    "CutError",
+    "DataError",
+    "GatiError",
+    "LibraryError",
+    "ModelError",
+    "SolverError",
+    "StorageError",
+    "VariantError",
+]
+
+
+class GatiError(Exception):
+    """Base of all errors with a message meant for the user."""
+
+    exit_status: int = 2
+    http_status: int = 400
+    thrift_code: str = "INVALID_ARGUMENT"
+
+
+class ModelError(GatiError):
+    """The network cannot be loaded, run, or used as it is."""
+
+
+class CheckpointError(ModelError):
+    """Weights that do not fit the network, or that cannot be read without unpickling."""
+
+
+class BlockError(ModelError):
+    """No block was found, or a block was named that does not exist."""
+
+
+class CutError(ModelError):
+    """The network cannot be cut into segments at the wanted block."""
+
+
+class DataError(GatiError):
+    """Inputs of the wrong kind, shape, dtype or number."""
+
+    http_status = 422
+
+
+class VariantError(GatiError):
+    """An unknown or unusable predictor architecture or selector."""
+
+
+class LibraryError(GatiError):
+    """A cache library that is missing, belongs to another checkpoint, is newer, or is in use."""
+
+    http_status = 404
+    thrift_code = "NOT_FOUND"
+
+
+class CompositionError(GatiError):
+    """No composition exists under the given limits, or none by the given name."""
+
+    http_status = 409
+    thrift_code = "FAILED_PRECONDITION"
+
+
+class SolverError(GatiError):
+    """A solver is missing, refuses the problem's size, or stopped without a solution."""
+
+    http_status = 503
+    thrift_code = "UNAVAILABLE"
+
+
+class BackendError(GatiError):
+    """An unknown or unavailable backend, placement or device."""
+
+
+class StorageError(GatiError):
+    """The disk is full or the place is not writable."""
+
+    http_status = 507
+    thrift_code = "RESOURCE_EXHAUSTED"

@@ -1,0 +1,77 @@
+"""Records that cross rooms. Frozen, plain, and free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NewType
+
+TrialId = NewType("TrialId", str)
+Placement = Literal["inline", "overlapped"]
+TrialStatus = Literal["trained", "skipped", "failed"]
+
+__all__ = ["BlockProfile", "OperatingPoint", "Placement", "Profile", "Trial", "TrialId", "TrialStatus"]
+
+
+@dataclass(frozen=True)
+class BlockProfile:
+    """One block of the base model as measured at batch size 1.
+
+    `latency_ms` is the block's own time (the paper's L_i); `reach_ms` the time from the start of a
+    request to the end of this block, so everything before the first block is in it too.
+    """
+
+    index: int
+    name: str
+    kind: str
+    output_shape: tuple[int, ...]  # without the batch dimension
+    latency_ms: float
+    reach_ms: float
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One variant at one block: one row of `trials.csv`.
+
+    `lookup_ms` is the paper's T_ij for an inline lookup, `overlapped_lookup_ms` the time from hand-over
+    to answer when it runs beside the base model; `overlapped_penalty_ms` what that costs the base model.
+    `agreement` counts all held-out inputs, hit or not. Unmeasured values are None.
+    """
+
+    trial_id: TrialId
+    block_index: int
+    block: str
+    variant: str
+    status: TrialStatus
+    reason: str = ""
+    selector: str = ""
+    parameters: int = 0
+    memory_bytes: int = 0
+    lookup_ms: float | None = None
+    overlapped_lookup_ms: float | None = None
+    overlapped_penalty_ms: float | None = None
+    images_seen: int = 0
+    loss: float | None = None
+    agreement: float | None = None
+    hit_rate_at_97: float | None = None
+    hit_rate_at_99: float | None = None
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """One threshold of one trial: one row of `operating_points.csv` (select split)."""
+
+    trial_id: TrialId
+    threshold: float
+    hit_rate: float  # share of inputs with score >= threshold
+    accuracy: float  # agreement with the base model among those; 1.0 where nothing hits
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Latencies of the base model on one backend, as measured when the library was written."""
+
+    backend: str
+    device: str
+    threads: int
+    base_ms: float  # the whole network, one request
+    blocks: tuple[BlockProfile, ...] = field(default_factory=tuple)
