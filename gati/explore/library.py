@@ -1,0 +1,263 @@
+"""The cache library: the directory that `gati explore` writes and every later verb reads.
+
+    manifest.json             model, checkpoint hash, preprocessing, blocks, latencies, seeds, versions
+    trials.csv                one row a variant a block: what it costs, how well it imitates, why skipped
+    operating_points.csv      hit rate and agreement of every trained variant at many thresholds
+    caches/TRIAL.safetensors  weights of predictor and selector
+    outcomes/base.safetensors what the base model said of every held-out input, and its split
+    outcomes/TRIAL.safetensors  score and class of every held-out input
+    compositions/NAME.json    what `gati compose` chose
+
+Reading needs neither torch nor the model.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gati.errors import LibraryError
+from gati.files import atomic_write, atomic_write_text
+from gati.types import BlockProfile, OperatingPoint, Profile, Trial, TrialId
+
+__all__ = ["FORMAT", "SELECT", "CERTIFY", "BaseOutcomes", "Library", "Manifest", "TrialOutcomes"]
+
+FORMAT = 1
+SELECT, CERTIFY = 0, 1  # values of BaseOutcomes.split
+
+
+class BaseOutcomes(NamedTuple):
+    """What the base model answered on the held-out inputs, all of shape [n]."""
+
+    base_class: npt.NDArray[np.int64]
+    label: npt.NDArray[np.int64] | None
+    split: npt.NDArray[np.uint8]  # SELECT or CERTIFY
+
+
+class TrialOutcomes(NamedTuple):
+    """What one learned cache answered on the same inputs, both of shape [n].
+
+    Scores on the select split come from selectors that did not see the input (cross-fitting).
+    """
+
+    score: npt.NDArray[np.float32]
+    predicted: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What the library was made from, and what the base model costs on this machine."""
+
+    model_source: str
+    checkpoint_path: str | None
+    checkpoint_sha256: str
+    preprocessing: dict[str, Any]
+    class_names: tuple[str, ...] | None
+    classes: int
+    outputs_kind: str  # "logits" or "probabilities"
+    input_shape: tuple[int, ...]  # without the batch dimension
+    profile: Profile
+    seed: int
+    counts: dict[str, int]  # inputs in: train, select, certify
+    data: dict[str, str]  # name and fingerprint of each data set
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    peak_memory_bytes: int = 0
+    explore_seconds: float = 0.0
+    complete: bool = False
+    format: int = FORMAT
+
+    @property
+    def blocks(self) -> tuple[BlockProfile, ...]:
+        """The blocks caches were tried at, in forward order."""
+        return self.profile.blocks
+
+    def to_json(self) -> str:
+        """Serialise to strict JSON that a person can read."""
+        return json.dumps(asdict(self), indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> Manifest:
+        """Parse what `to_json` wrote. Raises `LibraryError` for a newer format or a damaged file."""
+        try:
+            raw = json.loads(text)
+            found = int(raw["format"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise LibraryError(f"{where} is not a Gati manifest ({error}); run gati explore again") from error
+        if found > FORMAT:
+            raise LibraryError(
+                f"{where} has format {found}, this Gati reads up to {FORMAT}: upgrade gati to use this library"
+            )
+        try:
+            raw["profile"] = _profile(raw["profile"])
+            for key in ("class_names", "input_shape"):
+                raw[key] = None if raw[key] is None else tuple(raw[key])
+            return cls(**raw)
+        except (KeyError, TypeError) as error:
+            raise LibraryError(f"{where} is damaged ({error}); run gati explore again") from error
+
+
+def _profile(raw: dict[str, Any]) -> Profile:
+    blocks = tuple(
+        BlockProfile(**{**block, "output_shape": tuple(block["output_shape"])}) for block in raw["blocks"]
+    )
+    return Profile(**{**raw, "blocks": blocks})
+
+
+class Library:
+    """Read and write one cache library. Construct with `Library(directory)`; `open` also checks it."""
+
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory)
+
+    @classmethod
+    def open(cls, directory: Path | str) -> Library:
+        """Open an existing library that is complete enough to compose from.
+
+        **Raises:** `LibraryError` if there is none, it is unfinished, damaged, or of a newer format.
+        """
+        library = cls(directory)
+        if not library.manifest_path.is_file():
+            raise LibraryError(
+                f"no cache library in {library.directory} (no manifest.json): run gati explore --out first"
+            )
+        if not library.manifest.complete:
+            raise LibraryError(
+                f"the cache library in {library.directory} is unfinished: run the same gati explore command again, "
+                "it goes on where it stopped"
+            )
+        return library
+
+    # Places ---------------------------------------------------------------------------------------------
+
+    @property
+    def manifest_path(self) -> Path:
+        """Where the manifest lies."""
+        return self.directory / "manifest.json"
+
+    def cache_path(self, trial_id: TrialId) -> Path:
+        """Weights of one learned cache."""
+        return self.directory / "caches" / f"{trial_id}.safetensors"
+
+    def outcomes_path(self, trial_id: str) -> Path:
+        """Held-out outcomes of one trial, or of the base model for `"base"`."""
+        return self.directory / "outcomes" / f"{trial_id}.safetensors"
+
+    def composition_path(self, name: str = "default") -> Path:
+        """Where the composition of that name lies."""
+        return self.directory / "compositions" / f"{name}.json"
+
+    # Reading --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The manifest. Raises `LibraryError` as `Manifest.from_json` does."""
+        return Manifest.from_json(self._text(self.manifest_path), str(self.manifest_path))
+
+    @cached_property
+    def trials(self) -> tuple[Trial, ...]:
+        """Every row of the trials table, in forward order of blocks."""
+        return tuple(_read_csv(self.directory / "trials.csv", Trial, self._text))
+
+    @cached_property
+    def operating_points(self) -> tuple[OperatingPoint, ...]:
+        """Hit rate and agreement of each trained trial at many thresholds (select split)."""
+        return tuple(_read_csv(self.directory / "operating_points.csv", OperatingPoint, self._text))
+
+    @property
+    def has_outcomes(self) -> bool:
+        """Whether the per-input outcomes are there (the tables alone are enough for some verbs)."""
+        return self.outcomes_path("base").is_file()
+
+    def base_outcomes(self) -> BaseOutcomes:
+        """What the base model answered on every held-out input."""
+        arrays = self._arrays(self.outcomes_path("base"))
+        return BaseOutcomes(arrays["base_class"], arrays.get("label"), arrays["split"])
+
+    def outcomes(self, trial_id: TrialId) -> TrialOutcomes:
+        """What one learned cache answered on every held-out input."""
+        arrays = self._arrays(self.outcomes_path(trial_id))
+        return TrialOutcomes(arrays["score"], arrays["predicted"])
+
+    def _text(self, path: Path) -> str:
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise LibraryError(f"cannot read {path}: {error}; run gati explore again") from error
+
+    def _arrays(self, path: Path) -> dict[str, npt.NDArray[Any]]:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise LibraryError(f"cannot read {path}: {error}; run gati explore again") from error
+
+    # Writing --------------------------------------------------------------------------------------------
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Replace the manifest, atomically."""
+        atomic_write_text(self.manifest_path, manifest.to_json())
+        self.__dict__.pop("manifest", None)
+
+    def write_trials(self, trials: list[Trial], points: list[OperatingPoint]) -> None:
+        """Replace both tables, each atomically."""
+        atomic_write_text(self.directory / "operating_points.csv", _csv(points, OperatingPoint))
+        atomic_write_text(self.directory / "trials.csv", _csv(trials, Trial))
+        self.__dict__.pop("trials", None)
+        self.__dict__.pop("operating_points", None)
+
+    def write_base_outcomes(self, outcomes: BaseOutcomes) -> None:
+        """Store the base model's answers on the held-out inputs."""
+        arrays = {"base_class": outcomes.base_class, "split": outcomes.split}
+        if outcomes.label is not None:
+            arrays["label"] = outcomes.label
+        self._save(self.outcomes_path("base"), arrays)
+
+    def write_outcomes(self, trial_id: TrialId, outcomes: TrialOutcomes) -> None:
+        """Store one trial's answers on the held-out inputs."""
+        self._save(self.outcomes_path(trial_id), {"score": outcomes.score, "predicted": outcomes.predicted})
+
+    def _save(self, path: Path, arrays: dict[str, Any]) -> None:
+        from safetensors.numpy import save_file
+
+        contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        atomic_write(path, lambda temporary: save_file(contiguous, temporary))
+
+
+def _csv(rows: list[Any], record: type) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, [field.name for field in fields(record)], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: "" if value is None else value for name, value in asdict(row).items()})
+    return out.getvalue()
+
+
+def _read_csv(path: Path, record: Any, read: Any) -> list[Any]:
+    rows = []
+    for number, raw in enumerate(csv.DictReader(io.StringIO(read(path))), start=2):
+        try:
+            rows.append(record(**{f.name: _value(raw[f.name], str(f.type)) for f in fields(record)}))
+        except (KeyError, ValueError) as error:
+            raise LibraryError(f"{path}, line {number}: {error!r}; run gati explore again") from error
+    return rows
+
+
+def _value(text: str, kind: str) -> Any:
+    if kind.endswith("| None") and text == "":
+        return None
+    if kind.startswith("float"):
+        return float(text)
+    if kind.startswith("int"):
+        return int(text)
+    return text

@@ -1,0 +1,51 @@
+"""Writing files so that a crash leaves either the old one or the new one, never half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from gati.errors import StorageError
+
+__all__ = ["atomic_write", "atomic_write_text"]
+
+
+def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary file beside `path`, flush it to disk, then rename it into place.
+
+    **Raises:** `StorageError` when the disk is full or the folder is not writable.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        os.close(descriptor)
+        try:
+            write(Path(temporary))
+            with open(temporary, "rb+") as handle:
+                os.fsync(handle.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+    except OSError as error:
+        raise _storage_error(path, error) from error
+
+
+def atomic_write_text(path: Path, text: str) -> None:
+    """Write `text` as UTF-8 to `path`, atomically. Raises `StorageError` like `atomic_write`."""
+    atomic_write(path, lambda temporary: _write_text(temporary, text))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _storage_error(path: Path, error: OSError) -> StorageError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageError(f"disk full while writing {path}: free some space and run the command again")
+    return StorageError(f"cannot write {path}: {error.strerror or error}; choose a folder you may write to")
