@@ -1,0 +1,55 @@
+# Everything runs in .venv, which is made on first use. `make help` lists the targets.
+# The first Python here that is new enough; where none is, the check below says so.
+PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 python3.11; do \
+            $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$candidate && break; \
+          done || echo python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/installed
+DATA   ?= ../shared/data
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-fast lint types check format bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP) ## make .venv and install Gati with everything for development
+
+demo: $(STAMP) ## train, explore, compose and evaluate on handwritten digits (about 4 minutes)
+	$(BIN)/gati demo
+
+test: check $(STAMP) ## lint, types and all tests: what continuous integration runs
+	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m slow
+
+test-fast: $(STAMP) ## only the tests that train nothing
+	$(BIN)/python -m pytest -m "not slow"
+
+check: lint types ## lint and types
+
+lint: $(STAMP) ## ruff
+	$(BIN)/ruff check .
+
+format: $(STAMP) ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+
+types: $(STAMP) ## mypy, strict
+	$(BIN)/mypy --strict gati services
+
+bench: $(STAMP) ## CIFAR-10 ResNets against themselves without caches, as JSON (needs DATA)
+	$(BIN)/python benchmarks/resnet_cifar10.py --data $(DATA)
+
+clean: ## remove .venv and everything built; runs/ and demo/ stay
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# torch first and alone: the exact version then resolves to the build (CPU or GPU) that fits this machine,
+# and nothing installed after it can replace it.
+$(STAMP): pyproject.toml setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: Gati needs Python 3.11 or newer, found: $$($(PYTHON) --version 2>&1); try make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "error: no venv module: on Debian and Ubuntu, apt-get install python3-venv" >&2; exit 2; }
+	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)

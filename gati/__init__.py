@@ -1,0 +1,93 @@
+"""Serve trained neural networks with learned caches: an easy input leaves the network early.
+
+Every verb of the command line is a function here, with the same name:
+
+    library = gati.explore("torchvision:resnet18", data="val.npz", out="runs/resnet18")
+    composition = gati.compose("runs/resnet18", accuracy=0.99)
+    engine = gati.load("runs/resnet18")
+    predictions = engine(images)  # images: float32 [N, C, H, W], preprocessed
+
+Names load on first use, so that `import gati` costs nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from gati.errors import GatiError
+from gati.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from gati.compose.composition import Composition as Composition
+    from gati.compose.compose import compose as compose
+    from gati.explore.explore import explore as explore
+    from gati.explore.library import Library as Library
+    from gati.demo import demo as demo
+    from gati.runtime.engine import Engine as Engine
+    from gati.runtime.engine import Prediction as Prediction
+    from gati.runtime.engine import load as load
+    from gati.runtime.evaluate import Evaluation as Evaluation
+    from gati.runtime.evaluate import evaluate as evaluate
+    from gati.runtime.predict import predict as predict
+    from gati.runtime.inspect import blocks as blocks
+
+__all__ = [
+    "Composition",
+    "Engine",
+    "Evaluation",
+    "GatiError",
+    "Library",
+    "Prediction",
+    "__version__",
+    "blocks",
+    "compose",
+    "demo",
+    "evaluate",
+    "explore",
+    "load",
+    "predict",
+]
+
+_HOMES = {
+    "Composition": "gati.compose.composition",
+    "Engine": "gati.runtime.engine",
+    "Evaluation": "gati.runtime.evaluate",
+    "Library": "gati.explore.library",
+    "Prediction": "gati.runtime.engine",
+    "blocks": "gati.runtime.inspect",
+    "compose": "gati.compose.compose",
+    "demo": "gati.demo",
+    "evaluate": "gati.runtime.evaluate",
+    "explore": "gati.explore.explore",
+    "load": "gati.runtime.engine",
+    "predict": "gati.runtime.predict",
+}
+
+
+class _Package(ModuleType):
+    """This package. Two verbs share their names with rooms (`gati.compose`, `gati.explore`).
+
+    Importing anything from a room would bind the room's module over the verb, so that `gati.explore(...)`
+    worked or not depending on what was imported before. Here the verb always wins;
+    `from gati.explore.library import Library` finds the room as ever.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'gati' has no attribute {name!r}")
+        value: object = getattr(import_module(_HOMES[name]), name)
+        setattr(self, name, value)
+        return value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *__all__})
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,324 @@
+"""The command line: one function a verb, each a few lines over the library function of the same name."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+import gati
+from gati import cli_render
+from gati.errors import DataError, GatiError, StorageError
+
+__all__ = ["app", "main", "run"]
+
+INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
+ISSUES = "please report it with the traceback that GATI_DEBUG=1 shows"
+
+app = typer.Typer(
+    name="gati",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="torchvision:NAME, timm:NAME, package.module:callable, file.py:callable, or a torch.export file.",
+    ),
+]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Weights: safetensors, or a torch file that needs no unpickling."),
+]
+LibraryDir = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The cache library that gati explore --out wrote.")
+]
+CompositionName = Annotated[
+    str, typer.Option("--composition", metavar="NAME", help="Which composition of the library to use.")
+]
+Mean = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help="Mean per channel of images in 0..1, if the model does not tell."),
+]
+Std = Annotated[
+    str | None, typer.Option(metavar="LIST", help="Standard deviation per channel, with --mean.")
+]
+Resize = Annotated[int | None, typer.Option(metavar="PIXELS", help="Resize the shorter side to this.")]
+Pattern = Annotated[
+    str | None,
+    typer.Option(metavar="PATTERN", help="Only blocks whose module name matches, such as 'layer3.*'."),
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 and so on.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers there too.")]
+
+
+@app.callback(invoke_without_command=True)
+def _gati(
+    context: typer.Context,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks. GATI_DEBUG=1 does the same.")
+    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    """Give a trained network learned caches, so that easy inputs leave it early.
+
+    Start with [bold]gati demo[/bold]. For a network of your own: [bold]explore[/bold] trains and measures
+    caches, [bold]compose[/bold] chooses some, [bold]evaluate[/bold] measures what that gains.
+    """
+    if debug:
+        os.environ["GATI_DEBUG"] = "1"
+    if version:
+        typer.echo(f"gati {gati.__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def blocks(
+    model: Model,
+    checkpoint: Checkpoint = None,
+    pattern: Annotated[str | None, typer.Option("--blocks", metavar="PATTERN", help="Only these.")] = None,
+) -> None:
+    """Show the blocks that caches can sit after: name, output shape, share of the latency.
+
+    \b
+    gati blocks torchvision:resnet18
+    gati blocks gati.zoo:resnet56 --blocks 'layer3.*'
+    """
+    cli_render.blocks(gati.blocks(model, checkpoint, pattern=pattern))
+
+
+@app.command()
+def explore(
+    model: Model,
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="VAL",
+            help="Inputs the model was not trained on: an .npz, a folder of class folders, or a callable.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the cache library goes.")],
+    checkpoint: Checkpoint = None,
+    train_data: Annotated[
+        str | None, typer.Option(metavar="MORE", help="More inputs to train on; the model's own will do.")
+    ] = None,
+    pattern: Annotated[
+        str | None, typer.Option("--blocks", metavar="PATTERN", help="Only blocks that match.")
+    ] = None,
+    variants: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Such as 'fc(512),conv(3,1)'; default: all.")
+    ] = None,
+    device: Device = "cpu",
+    budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help="End by then with the best so far, as in 10m.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same library.")] = 0,
+    mean: Mean = None,
+    std: Std = None,
+    resize: Resize = None,
+) -> None:
+    """Train and measure every cache variant after every block, and write the cache library DIR.
+
+    Labels are not needed. Interrupted, the same command goes on where it stopped.
+
+    \b
+    gati explore torchvision:resnet18 --checkpoint mine.pt --data val/ --out runs/mine
+    gati explore models.py:build --data val.npz --train-data train.npz --out runs/mine --budget 10m
+    """
+    from gati.units import parse_duration
+
+    library = gati.explore(
+        model,
+        checkpoint,
+        data=data,
+        train_data=train_data,
+        out=out,
+        blocks=pattern,
+        variants=None if variants is None else _split_list(variants),
+        device=device,
+        budget_s=None if budget is None else parse_duration(budget),
+        seed=seed,
+        mean=_numbers("--mean", mean),
+        std=_numbers("--std", std),
+        resize=resize,
+        progress="auto",
+    )
+    cli_render.library(library)
+
+
+@app.command()
+def compose(
+    directory: LibraryDir,
+    accuracy: Annotated[
+        float, typer.Option(help="Share of answers that must equal the full network's.")
+    ] = 0.99,
+    confidence: Annotated[float, typer.Option(help="How sure to be of that.")] = 0.95,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Limit of all caches together, as in 256MiB.")
+    ] = None,
+    objective: Annotated[
+        Literal["relaxed", "full", "exact"] | None, typer.Option(help="What is optimised.")
+    ] = None,
+    solver: Annotated[Literal["auto", "gurobi", "highs"], typer.Option()] = "auto",
+    placement: Annotated[
+        Literal["auto", "inline", "overlapped"], typer.Option(help="Lookups inside or beside the network.")
+    ] = "auto",
+    backend: Annotated[str, typer.Option(help="What executes the network.")] = "auto",
+    name: Annotated[str, typer.Option(help="A library keeps several compositions.")] = "default",
+) -> None:
+    """Choose which caches to use, at which thresholds, so that the mean latency is least.
+
+    \b
+    gati compose runs/mine --accuracy 0.97
+    gati compose runs/mine --memory 8MiB --name small
+    """
+    from gati.units import parse_bytes
+
+    composition = gati.compose(
+        directory,
+        accuracy=accuracy,
+        confidence=confidence,
+        memory_bytes=None if memory is None else parse_bytes(memory),
+        objective=objective,
+        solver=solver,
+        placement=placement,
+        backend=backend,
+        name=name,
+    )
+    cli_render.composition(composition, directory)
+
+
+@app.command()
+def evaluate(
+    directory: LibraryDir,
+    data: Annotated[str, typer.Option(metavar="TEST", help="Inputs that explore has not seen.")],
+    json_file: JsonFile = None,
+    composition: CompositionName = "default",
+) -> None:
+    """Measure gain, agreement and latency on inputs that Gati has not seen.
+
+    Every request is answered by the network alone and by Gati, in turn, in one process.
+
+    \b
+    gati evaluate runs/mine --data test.npz --json evaluation.json
+    """
+    from gati.files import atomic_write_text
+
+    evaluation = gati.evaluate(directory, data, composition=composition)
+    if json_file is not None:
+        atomic_write_text(json_file, evaluation.to_json())
+    cli_render.evaluation(evaluation)
+
+
+@app.command()
+def predict(
+    directory: LibraryDir,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...")],
+    composition: CompositionName = "default",
+) -> None:
+    """Classify image files, and say after which block each answer was known.
+
+    \b
+    gati predict runs/mine cat.jpg dog.png
+    """
+    predictions = gati.predict(directory, images, composition=composition)
+    cli_render.predictions(images, predictions, directory)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where its files go.")] = Path("demo"),
+) -> None:
+    """Run it all on handwritten digits: train a network, explore, compose, evaluate.
+
+    \b
+    gati demo
+    """
+    gati.demo(out)
+
+
+def _split_list(text: str) -> tuple[str, ...]:
+    """Split at commas, but not inside parentheses: `fc(512),conv(3,1)` has two entries."""
+    entries, depth = [""], 0
+    for character in text:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            entries.append("")
+        else:
+            entries[-1] += character
+    return tuple(entry.strip() for entry in entries if entry.strip())
+
+
+def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise DataError(f"{option} {text!r} is not a list of numbers; write one a channel: 0.5,0.5,0.5") from None
+
+
+def main() -> None:
+    """Run the command line of this process and exit with its status."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit status; what goes wrong becomes one line on stderr."""
+    try:
+        status = app(args=list(arguments), prog_name="gati", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        status = INTERRUPTED
+    except Exception as error:
+        return _report(error)
+    if status == INTERRUPTED:
+        return _fail(_interrupted(arguments), INTERRUPTED)
+    return status if isinstance(status, int) else 0
+
+
+def _report(error: Exception) -> int:
+    if os.environ.get("GATI_DEBUG", "0") not in ("", "0"):
+        traceback.print_exception(error)
+    if isinstance(error, GatiError):
+        return _fail(str(error), error.exit_status)
+    if isinstance(error, _UsageError):
+        return _fail(f"{error.format_message()} (see {_help_command(error)})", error.exit_code)
+    if isinstance(error, BrokenPipeError):
+        # The reader went away, as in `gati blocks ... | head`; the interpreter must not flush again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" while writing {error.filename}" if error.filename else ""
+        return _fail(f"disk full{where}: free some space and run the command again", StorageError.exit_status)
+    return _fail(f"unexpected {type(error).__name__}: {error}; {ISSUES}", 1)
+
+
+# typer keeps its base of usage errors private; it is the same class under every name it has had.
+_UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+def _help_command(error: Exception) -> str:
+    context = getattr(error, "ctx", None)
+    return f"{context.command_path if context else 'gati'} --help"
+
+
+def _interrupted(arguments: Sequence[str]) -> str:
+    if "explore" in arguments:
+        return "interrupted: run the same gati explore command again, it goes on where it stopped"
+    return "interrupted"
+
+
+def _fail(message: str, status: int) -> int:
+    cli_render.error(message)
+    return status
