@@ -160,7 +160,7 @@ def _parse(text: str, where: str) -> Mapping[str, object]:
     except ValueError as problem:
         raise CompositionError(f"{where}: not valid JSON ({problem}); compose again") from None
     if not isinstance(document, dict):
-        raise CompositionError(f"{where}: expected a JSON object, got {type(document).__name__}; compose again")
+        raise CompositionError(f"{where}: expected a JSON object, got {type(document).__name__}")
     return cast("dict[str, object]", document)
 
 
@@ -238,7 +238,7 @@ def _expected_from(value: object) -> ExpectedFrom:
     """'replay' or 'table'."""
     if value not in ("replay", "table"):
         raise TypeError
-    return cast(ExpectedFrom, value)
+    return value
 
 
 def _exit(fields: _Fields) -> Exit:
@@ -278,7 +278,7 @@ def _composition(fields: _Fields) -> Composition:
     blocks = [exit_.block_index for exit_ in exits]
     if blocks != sorted(set(blocks)):
         raise CompositionError(
-            f"{where}: exits are at blocks {blocks}, expected forward order with one exit a block; compose again"
+            f"{where}: exits are at blocks {blocks}, expected forward order, one a block; compose again"
         )
     return Composition(
         name=fields.take("name", _text),

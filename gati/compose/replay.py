@@ -1,0 +1,76 @@
+"""What a composition does to each held-out input: the exact first-hit outcome, not an average."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.errors import DataError
+
+__all__ = ["Replay", "ReplayExit", "replay"]
+
+
+@dataclass(frozen=True)
+class ReplayExit:
+    """One exit to replay, with its outcomes on every input and what it costs."""
+
+    score: NDArray[np.float32]  # [n]
+    predicted: NDArray[np.int64]  # [n]
+    threshold: float
+    reach_ms: float
+    lookup_ms: float
+    penalty_ms: float
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The outcome over all n inputs."""
+
+    mean_latency_ms: float
+    hit_rate: float
+    agreement: float
+    hits: tuple[int, ...]  # per exit: inputs that left there
+    agreeing: tuple[int, ...]  # per exit: those of them that got the base model's class
+    exit_ms: tuple[float, ...]  # per exit: latency of an input that leaves there
+    left_at: NDArray[np.int64]  # [n] exit each input left at; the number of exits for the base model
+    wrong: NDArray[np.bool_]  # [n] left early with another class than the base model's
+
+
+def replay(exits: Sequence[ReplayExit], base_class: NDArray[np.int64], base_ms: float) -> Replay:
+    """Send every input through `exits` (forward order); each leaves at its first score >= threshold.
+
+    `base_class` [n] is what the base model answers. Raises DataError without inputs.
+    """
+    count = len(base_class)
+    if count == 0:
+        raise DataError("no held-out inputs to replay; explore with more validation data")
+    left_at = np.full(count, len(exits), dtype=np.int64)
+    wrong = np.zeros(count, dtype=bool)
+    hits: list[int] = []
+    agreeing: list[int] = []
+    exit_ms: list[float] = []
+    penalty_ms = 0.0
+    for position, exit_ in enumerate(exits):
+        # float32 against float32, as the engine compares
+        new = (left_at == len(exits)) & (exit_.score >= np.float32(exit_.threshold))
+        right = exit_.predicted == base_class
+        left_at[new] = position
+        wrong |= new & ~right
+        hits.append(int(new.sum()))
+        agreeing.append(int((new & right).sum()))
+        exit_ms.append(exit_.reach_ms + penalty_ms + exit_.lookup_ms)
+        penalty_ms += exit_.penalty_ms
+    spent_ms = np.dot([*hits, count - sum(hits)], [*exit_ms, base_ms + penalty_ms])
+    return Replay(
+        mean_latency_ms=float(spent_ms) / count,
+        hit_rate=sum(hits) / count,
+        agreement=1.0 - float(wrong.mean()),
+        hits=tuple(hits),
+        agreeing=tuple(agreeing),
+        exit_ms=tuple(exit_ms),
+        left_at=left_at,
+        wrong=wrong,
+    )

@@ -1,0 +1,95 @@
+"""The seam between formulations and solvers: a mixed-integer program as data, and its answer.
+
+A formulation fills a `Program`, a solver turns it into a `Solution`; neither knows the other, so two solvers
+can be held against each other and the answer checked without either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["INFINITY", "Program", "Row", "Solution", "Solver", "Status"]
+
+INFINITY = float("inf")
+Status = Literal["optimal", "feasible", "infeasible"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """`lower <= sum of coefficient * variable <= upper`; `coefficients` maps variable index to factor."""
+
+    name: str
+    coefficients: Mapping[int, float]
+    lower: float
+    upper: float
+
+
+@dataclass
+class Program:
+    """A mixed-integer linear program to be minimised. Build it with `variable` and `row`."""
+
+    costs: list[float] = field(default_factory=list)
+    lower: list[float] = field(default_factory=list)
+    upper: list[float] = field(default_factory=list)
+    integer: list[bool] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+
+    def variable(
+        self, name: str, *, cost: float = 0.0, lower: float = 0.0, upper: float = 1.0, integer: bool = False
+    ) -> int:
+        """Add a variable and return its index."""
+        self.costs.append(cost)
+        self.lower.append(lower)
+        self.upper.append(upper)
+        self.integer.append(integer)
+        self.names.append(name)
+        return len(self.costs) - 1
+
+    def binary(self, name: str, *, cost: float = 0.0) -> int:
+        """Add a variable that is 0 or 1 and return its index."""
+        return self.variable(name, cost=cost, integer=True)
+
+    def row(
+        self,
+        name: str,
+        coefficients: Mapping[int, float],
+        *,
+        lower: float = -INFINITY,
+        upper: float = INFINITY,
+    ) -> None:
+        """Add a constraint, named by its meaning."""
+        self.rows.append(Row(name, dict(coefficients), lower, upper))
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A solver's answer. `values` is empty when infeasible; `gap` is relative, 0 when proven optimal."""
+
+    values: NDArray[np.float64]  # [variables]
+    objective: float
+    gap: float
+    status: Status
+    solver: str
+
+    def chosen(self, index: int) -> bool:
+        """Say whether the binary variable `index` is 1, whatever the solver's rounding."""
+        return bool(self.values[index] > 0.5)
+
+
+class Solver(Protocol):
+    """What every solver can do."""
+
+    name: str
+
+    def solve(self, program: Program, *, time_limit_s: float) -> Solution:
+        """Minimise `program`.
+
+        Raises SolverError when the solver is missing, refuses the size, or stopped without a solution.
+        """
+        ...
