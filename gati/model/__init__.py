@@ -1,0 +1,1 @@
+"""The base model: loading it and its data safely, finding its blocks, watching and cutting it."""

@@ -1,0 +1,195 @@
+"""Finding the repeated units of a network: the places where a learned cache may sit.
+
+A block is a child of a stage: of an `nn.Sequential`, `nn.ModuleList` or a class derived from them, at any
+depth. What counts as a block, in the order tried:
+
+* a module with at least two weight layers that is not itself a stage of such modules: residual blocks,
+  inverted residuals, ConvNeXt blocks, transformer layers, fire modules;
+* a dense block or a transition of a DenseNet. Single dense layers are left out: each hands on only its own few
+  new channels, of which no cache could tell the class, while a dense block hands on all of them;
+* where stages are written flat (VGG, AlexNet), a run of convolutions up to a pooling, named by the pooling;
+* where a network has no stages, direct children of a repeated class (GoogLeNet's inception modules).
+
+A stem, a downsampling between stages and the classifier have one weight layer or stand alone: no blocks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from gati.errors import BlockError
+from gati.model.hooks import forward_order
+
+__all__ = ["find_blocks"]
+
+_POOLINGS = (nn.MaxPool2d, nn.AvgPool2d, nn.MaxPool1d, nn.AvgPool1d, nn.LPPool2d, nn.FractionalMaxPool2d)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_LISTED_NAMES = 40
+
+
+def find_blocks(
+    module: nn.Module, pattern: str | None = None, *, example: Tensor | None = None
+) -> tuple[str, ...]:
+    """Return the qualified names of the network's blocks in forward order.
+
+    `pattern` names them instead: shell globs or regular expressions over module names, separated by commas
+    (`layer?.*`, `blocks\\.[02468]`). A glob's `*` does not cross a dot, `**` does. The order is that of registration,
+    which is the forward order in every architecture named above; with `example`, an input [B, ...], it is taken
+    from one forward pass and blocks that do not run are left out.
+
+    **Raises:** `BlockError` when there are none, listing names to choose from.
+    """
+    names = _matching(module, pattern) if pattern is not None else _automatic(module)
+    if example is not None:
+        names = forward_order(module, names, example)
+    if not names:
+        raise BlockError(
+            f"no blocks found in {_kind(module)}; name them with --blocks, from: {_listing(module)}"
+        )
+    return tuple(names)
+
+
+def _automatic(module: nn.Module) -> list[str]:
+    return _inside(module, "") or _flat_stages(module) or _repeated_children(module)
+
+
+def _inside(module: nn.Module, prefix: str) -> list[str]:
+    """Return the blocks below `module`, whose qualified name is `prefix` with a dot or empty."""
+    names: list[str] = []
+    in_stage = _is_stage(module)
+    dense = in_stage and any(_is_dense_block(child) for child in module.children())
+    leaf_units = _leaf_units(module) if in_stage else set()
+    for name, child in module.named_children():
+        path = f"{prefix}{name}"
+        if _is_dense_block(child) or name in leaf_units or (dense and _ends_with_pooling(child)):
+            names.append(path)
+        elif in_stage and not _is_stage(child) and _weight_layers(child) >= 2:
+            deeper = _inside(child, f"{path}.")
+            names.extend(deeper if _has_siblings(deeper) else [path])
+        else:
+            deeper = _inside(child, f"{path}.")
+            names.extend(deeper)
+    return names
+
+
+def _is_stage(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Sequential, nn.ModuleList))
+
+
+def _is_dense_block(module: nn.Module) -> bool:
+    """A dict of layers with a forward of its own: the layers feed each other, so only the whole has an output."""
+    own_forward = type(module).forward is not nn.ModuleDict.forward
+    return isinstance(module, nn.ModuleDict) and own_forward and _weight_layers(module) >= 2
+
+
+def _leaf_units(stage: nn.Module) -> set[str]:
+    """Return the children that are `nn.Sequential` of plain layers with at least two weight layers, if repeated."""
+    units = {
+        name
+        for name, child in stage.named_children()
+        if isinstance(child, nn.Sequential) and _weight_layers(child) >= 2 and not any(_grandchildren(child))
+    }
+    return units if len(units) >= 2 else set()
+
+
+def _grandchildren(module: nn.Module) -> Iterable[bool]:
+    return (any(True for _ in child.children()) for child in module.children())
+
+
+def _ends_with_pooling(module: nn.Module) -> bool:
+    leaves = [layer for layer in module.modules() if not any(True for _ in layer.children())]
+    return isinstance(module, nn.Sequential) and len(leaves) > 1 and isinstance(leaves[-1], _POOLINGS)
+
+
+def _has_siblings(names: list[str]) -> bool:
+    parents = Counter(name.rpartition(".")[0] for name in names)
+    return any(count >= 2 for count in parents.values())
+
+
+def _flat_stages(module: nn.Module) -> list[str]:
+    """Return the poolings that end a run of convolutions, in each `nn.Sequential` that has two such runs."""
+    names: list[str] = []
+    for path, sequence in module.named_modules():
+        if not isinstance(sequence, nn.Sequential):
+            continue
+        found, convolutions = [], 0
+        for name, child in sequence.named_children():
+            convolutions += isinstance(child, _CONVOLUTIONS)
+            if convolutions and isinstance(child, _POOLINGS):
+                found.append(f"{path}.{name}" if path else name)
+                convolutions = 0
+        names.extend(found if len(found) >= 2 else [])
+    return names
+
+
+def _repeated_children(module: nn.Module) -> list[str]:
+    """Return the direct children with convolutions below them, when some class among them is repeated."""
+    # Auxiliary classifiers run in training only, so nothing can be collected from them.
+    units = {
+        name: child
+        for name, child in module.named_children()
+        if _is_unit(child) and not _kind(child).endswith("Aux")
+    }
+    classes = Counter(type(child) for child in units.values())
+    # Inception-v3 mixes InceptionA to InceptionE: one repeated class shows that all of them are one family.
+    return list(units) if any(count >= 2 for count in classes.values()) else []
+
+
+def _is_unit(module: nn.Module) -> bool:
+    return _weight_layers(module) >= 2 and any(isinstance(layer, _CONVOLUTIONS) for layer in module.modules())
+
+
+def _weight_layers(module: nn.Module) -> int:
+    """Count layers with a weight of two or more dimensions: convolutions, linear and attention layers, not norms."""
+    return sum(
+        any(parameter.dim() >= 2 for parameter in layer.parameters(recurse=False))
+        for layer in module.modules()
+    )
+
+
+def _matching(module: nn.Module, pattern: str) -> list[str]:
+    names = [name for name, _ in module.named_modules() if name]
+    wanted: set[str] = set()
+    for part in (part.strip() for part in pattern.split(",")):
+        found = [name for name in names if _glob(part).fullmatch(name)]
+        wanted.update(found or _matching_expression(names, part))
+    if not wanted:
+        raise BlockError(f"no module of {_kind(module)} matches {pattern!r}; choose from: {_listing(module)}")
+    return [name for name in names if name in wanted]
+
+
+def _matching_expression(names: list[str], part: str) -> list[str]:
+    try:
+        expression = re.compile(part)
+    except re.error:  # it was meant as a glob, which matched nothing
+        return []
+    return [name for name in names if expression.fullmatch(name)]
+
+
+def _glob(part: str) -> re.Pattern[str]:
+    """Compile a shell glob over dotted names: `*` and `?` stay within one part of the name, `**` does not."""
+    pieces = re.split(r"(\*\*|\*|\?|\[[^\]]+\])", part)
+    meaning = {"**": ".*", "*": "[^.]*", "?": "[^.]"}
+    return re.compile(
+        "".join(
+            meaning.get(p)
+            or (p.replace("[!", "[^") if p.startswith("[") and p.endswith("]") else re.escape(p))
+            for p in pieces
+        )
+    )
+
+
+def _kind(module: nn.Module) -> str:
+    return type(module).__name__
+
+
+def _listing(module: nn.Module) -> str:
+    names = [name for name, child in module.named_modules() if name and _weight_layers(child)]
+    if not names:
+        return "(it has no submodules with weights)"
+    more = f", and {len(names) - _LISTED_NAMES} more" if len(names) > _LISTED_NAMES else ""
+    return ", ".join(names[:_LISTED_NAMES]) + more

@@ -1,0 +1,171 @@
+"""Reading trained weights without ever running code that comes with them.
+
+Data flow: **file** -> *load_checkpoint* -> **state dict, containers unwrapped** -> *apply_checkpoint* -> **network**.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from gati.errors import CheckpointError
+
+__all__ = ["apply_checkpoint", "fit_prefixes", "load_checkpoint", "state_sha256"]
+
+_CONTAINERS = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "net",
+    "network",
+    "state_dict_ema",
+    "model_ema",
+    "ema",
+)
+_PREFIXES = ("module.", "model.", "_orig_mod.", "net.")
+_LISTED_KEYS = 5
+
+
+def load_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], str]:
+    """Read a state dict and the sha256 of the file that holds it.
+
+    `.safetensors` files are read by safetensors, all others by `torch.load(weights_only=True)`. The usual
+    containers (`state_dict`, `model`, ...) are unwrapped. Tensors are on the CPU.
+
+    **Raises:** `CheckpointError` for a missing, damaged or foreign file, and for one that needs unpickling.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise CheckpointError(
+            f"checkpoint {path} is a folder; give the file inside it that holds the weights"
+        )
+    if not path.exists():
+        raise CheckpointError(f"no checkpoint at {path}; check the path")
+    try:
+        with path.open("rb") as handle:
+            sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read checkpoint {path}: {error.strerror}; check its permissions"
+        ) from error
+    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    return _unwrap(content, path), sha256
+
+
+def apply_checkpoint(module: nn.Module, state: Mapping[str, Tensor], path: str | Path) -> None:
+    """Copy `state` into `module`, which must fit name by name and shape by shape.
+
+    A prefix shared by all keys of the file and by none of the network's (`module.`, `model.`, `_orig_mod.`)
+    is dropped. `path` is only for messages.
+
+    **Raises:** `CheckpointError` naming the first missing and unexpected keys, or the first wrong shape.
+    """
+    wanted = module.state_dict()
+    state = fit_prefixes(state, wanted)
+    missing = [key for key in wanted if key not in state and not key.endswith("num_batches_tracked")]
+    unexpected = [key for key in state if key not in wanted]
+    if missing or unexpected:
+        raise CheckpointError(
+            f"checkpoint {path} does not fit the network: {_counted('missing', missing)}, "
+            f"{_counted('unexpected', unexpected)}; give the checkpoint of this architecture"
+        )
+    for key, tensor in state.items():
+        if tensor.shape != wanted[key].shape:
+            raise CheckpointError(
+                f"checkpoint {path} does not fit the network: {key} has shape {list(tensor.shape)} in the file and "
+                f"{list(wanted[key].shape)} in the network; give the checkpoint of this architecture"
+            )
+    # Not strict only because files older than torch 0.4.1 lack num_batches_tracked, which inference never reads.
+    module.load_state_dict(dict(state), strict=False)
+
+
+def fit_prefixes(state: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Drop the wrappers' prefixes that all keys of `state` share and not all of `wanted` do."""
+    fitted = dict(state)
+    while fitted and not fitted.keys() & wanted.keys():
+        prefix = next((p for p in _PREFIXES if all(key.startswith(p) for key in fitted)), None)
+        if prefix is None or all(key.startswith(prefix) for key in wanted):
+            break
+        fitted = {key.removeprefix(prefix): tensor for key, tensor in fitted.items()}
+    return fitted
+
+
+def state_sha256(module: nn.Module) -> str:
+    """Return the sha256 of a network's names, dtypes, shapes and values: its identity without a file."""
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)};".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path, device="cpu")
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _damaged(path, "safetensors file", error) from error
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        return torch.load(path, weights_only=True, map_location="cpu")
+    except pickle.UnpicklingError as error:
+        if "Unsupported" in str(error) or "GLOBAL" in str(error):
+            raise _refused(path) from error
+        raise _damaged(path, "torch checkpoint", error) from error
+    except RuntimeError as error:
+        if "TorchScript" in str(error):
+            raise _refused(path) from error
+        raise _damaged(path, "torch checkpoint", error) from error
+    except (
+        Exception
+    ) as error:  # a damaged file breaks torch's reader in many ways, and all mean the same to the user
+        raise _damaged(path, "torch checkpoint", error) from error
+
+
+def _refused(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"refused checkpoint {path}: it needs unpickling, which can run any code; "
+        "save the state dict alone (torch.save(model.state_dict(), ...)) or as .safetensors"
+    )
+
+
+def _damaged(path: Path, kind: str, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {path} is no readable {kind} ({type(error).__name__}): damaged, cut short or of another kind; "
+        "copy it again"
+    )
+
+
+def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
+    while isinstance(content, Mapping) and not any(isinstance(value, Tensor) for value in content.values()):
+        inner = next((content[key] for key in _CONTAINERS if isinstance(content.get(key), Mapping)), None)
+        if inner is None:
+            keys = [str(key) for key in content]
+            shown = ", ".join(keys[:_LISTED_KEYS]) or "none"
+            raise CheckpointError(
+                f"checkpoint {path} holds no weights (keys: {shown}); give a state dict, bare or under one of "
+                f"{', '.join(_CONTAINERS[:4])}"
+            )
+        content = inner
+    if not isinstance(content, Mapping):
+        raise CheckpointError(
+            f"checkpoint {path} holds a {type(content).__name__}, not a state dict; "
+            "save it with torch.save(model.state_dict(), ...)"
+        )
+    return {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
+
+
+def _counted(word: str, keys: list[str]) -> str:
+    if not keys:
+        return f"no {word} key"
+    more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+    return f"{word} key {keys[0]}{more}"

@@ -1,0 +1,386 @@
+"""Images, with or without labels, in every form a user may have them; read in batches by index.
+
+An `.npz` is held in memory as uint8 and converted a batch at a time; a folder or a dataset is read when asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from gati.errors import DataError
+from gati.model.preprocess import Preprocessing, check_image_array
+from gati.model.source import first_line, import_object
+
+__all__ = ["Data", "load_data", "load_images"]
+
+IMAGE_FORMATS = (
+    "PNG",
+    "JPEG",
+    "BMP",
+    "GIF",
+    "WEBP",
+    "PPM",
+)  # the decoders a file may reach, whatever its name says
+IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm"})
+_FORMS = "an .npz file, a folder of one folder per class, package.module:callable or file.py:callable"
+
+
+class Data(ABC):
+    """A sequence of inputs.
+
+    `labels` is int64 [N] or None; `is_images` tells images from tensors that came preprocessed; `fingerprint`
+    identifies the content, so that two runs can tell whether they saw the same data.
+    """
+
+    name: str
+    is_images: bool = True
+    class_names: tuple[str, ...] | None = None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of inputs."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> NDArray[np.int64] | None:
+        """Return the labels int64 [N], or None."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return a sha256 over the content."""
+
+    @abstractmethod
+    def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
+        """Return the network's inputs float32 [n, C, H, W] at `indices`, in that order. Raises `DataError`."""
+
+    def subset(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> Data:
+        """Return a view of the inputs at `indices`, in that order."""
+        return _Subset(self, np.asarray(indices, dtype=np.int64))
+
+
+def load_data(
+    source: str | Path | Dataset[Any] | Data, preprocessing: Preprocessing, *, what: str = "data"
+) -> Data:
+    """Open data in any of its forms.
+
+    An `.npz` holds `images` uint8 [N, H, W, C] or [N, H, W] and optionally `labels` [N] and `class_names`. A
+    folder holds one folder per class (names sorted), or images directly, then unlabelled. A callable returns a
+    `torch.utils.data.Dataset` of images or (image, label); float tensors are taken as preprocessed already,
+    uint8 [H, W, C] arrays and Pillow images are preprocessed. `what` begins the error messages.
+
+    **Raises:** `DataError`.
+    """
+    if isinstance(source, Data):
+        return source
+    if isinstance(source, Dataset):
+        return _DatasetData(source, type(source).__name__, preprocessing, what)
+    text, path = str(source), Path(source)
+    if path.is_dir():
+        return _FolderData(path, preprocessing, what)
+    if path.suffix == ".npz":
+        return _ArrayData(path, preprocessing, what)
+    if ":" in text:
+        return _DatasetData(_call_dataset(text, what), text, preprocessing, what)
+    if not path.exists():
+        raise DataError(f"{what}: nothing at {text}; give {_FORMS}")
+    raise DataError(f"{what}: cannot read {text} as data; give {_FORMS}")
+
+
+def load_images(paths: Sequence[str | Path], preprocessing: Preprocessing) -> Tensor:
+    """Read image files as one batch of the network's inputs, float32 [n, C, H, W].
+
+    **Raises:** `DataError` for no files, a missing, foreign, damaged or oversized one, or mixed sizes.
+    """
+    if not paths:
+        raise DataError("no images given; name at least one image file")
+    return preprocessing.from_pil([_open_image(Path(path)) for path in paths])
+
+
+class _ArrayData(Data):
+    def __init__(self, path: Path, preprocessing: Preprocessing, what: str) -> None:
+        arrays = _read_npz(path, what)
+        images = arrays["images"]
+        self._preprocessing = preprocessing
+        self._images = images[..., None] if images.ndim == 3 else images
+        check_image_array(self._images, preprocessing.channels, f"{what}: images of {path}")
+        if len(images) == 0:
+            raise DataError(
+                f"{what}: {path} is empty (images {list(images.shape)}); give at least a few hundred images"
+            )
+        self._labels = (
+            _check_labels(arrays["labels"], len(images), f"{what}: {path}") if "labels" in arrays else None
+        )
+        if "class_names" in arrays:
+            self.class_names = tuple(str(name) for name in arrays["class_names"])
+        self.name = path.name
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    @property
+    def labels(self) -> NDArray[np.int64] | None:
+        return self._labels
+
+    @cached_property
+    def fingerprint(self) -> str:  # type: ignore[override]
+        digest = hashlib.sha256(repr(self._images.shape).encode())
+        digest.update(np.ascontiguousarray(self._images))
+        if self._labels is not None:
+            digest.update(self._labels.tobytes())
+        return digest.hexdigest()
+
+    def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
+        picked = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
+        return self._preprocessing(self._images[picked])
+
+
+class _FolderData(Data):
+    def __init__(self, folder: Path, preprocessing: Preprocessing, what: str) -> None:
+        self._preprocessing = preprocessing
+        self._folder = folder
+        classes = sorted(
+            entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")
+        )
+        if classes:
+            found = [
+                (path, number)
+                for number, name in enumerate(classes)
+                for path in _image_files(folder / name, "**/*")
+            ]
+        else:
+            found = [(path, -1) for path in _image_files(folder, "*")]
+        if not found:
+            raise DataError(
+                f"{what}: no images ({', '.join(sorted(IMAGE_SUFFIXES))}) in {folder}; give a folder of one folder per class"
+            )
+        self._paths = [path for path, _ in found]
+        self.class_names = tuple(classes) or None
+        self._labels = np.array([number for _, number in found], dtype=np.int64) if classes else None
+        self.name = folder.name
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    @property
+    def labels(self) -> NDArray[np.int64] | None:
+        return self._labels
+
+    @cached_property
+    def fingerprint(self) -> str:  # type: ignore[override]
+        entries = [(str(path.relative_to(self._folder)), path.stat().st_size) for path in self._paths]
+        return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+
+    def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
+        return self._preprocessing.from_pil(
+            [_open_image(self._paths[index]) for index in _as_list(indices, len(self))]
+        )
+
+
+class _DatasetData(Data):
+    def __init__(self, dataset: Dataset[Any], name: str, preprocessing: Preprocessing, what: str) -> None:
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise DataError(f"{what}: {name} is an iterable dataset; give one with __len__ and __getitem__")
+        self._dataset = dataset
+        self._what = f"{what}: {name}"
+        self._preprocessing = preprocessing
+        self._length = len(dataset)
+        if self._length == 0:
+            raise DataError(f"{self._what} is empty; give at least a few hundred images")
+        self.name = name
+        image, label = self._item(0)
+        self._has_labels = label is not None
+        self.is_images = not (isinstance(image, Tensor) and image.is_floating_point())
+
+    def __len__(self) -> int:
+        return self._length
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64] | None:  # type: ignore[override]
+        if not self._has_labels:
+            return None
+        for attribute in ("targets", "labels"):  # torchvision's datasets keep them at hand, undecoded
+            known = getattr(self._dataset, attribute, None)
+            if known is not None and len(known) == self._length:
+                return _check_labels(np.asarray(known), self._length, self._what)
+        return _check_labels(
+            np.array([int(self._item(i)[1]) for i in range(self._length)]), self._length, self._what
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:  # type: ignore[override]
+        digest = hashlib.sha256(f"{self.name}:{self._length}".encode())
+        probes = np.unique(np.linspace(0, self._length - 1, 16).astype(np.int64))
+        digest.update(self.images(probes).numpy().tobytes())
+        return digest.hexdigest()
+
+    def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
+        items = [self._item(index)[0] for index in _as_list(indices, len(self))]
+        if not self.is_images:
+            return self._stack(items)
+        return torch.cat([self._preprocess(image) for image in items])
+
+    def _item(self, index: int) -> tuple[Any, Any]:
+        try:
+            item = self._dataset[index]
+        except Exception as error:
+            raise DataError(
+                f"{self._what}: reading item {index} failed ({first_line(error)}); fix that dataset"
+            ) from error
+        image, label = (
+            (item[0], item[1]) if isinstance(item, (tuple, list)) and len(item) >= 2 else (item, None)
+        )
+        if not isinstance(image, (Tensor, np.ndarray, Image.Image)):
+            raise DataError(
+                f"{self._what}: item {index} holds a {type(image).__name__}; return a tensor, a uint8 array or a "
+                "Pillow image, alone or with a label"
+            )
+        return image, label
+
+    def _preprocess(self, image: Any) -> Tensor:
+        if isinstance(image, Image.Image):
+            return self._preprocessing.from_pil([image])
+        pixels = np.asarray(image)
+        pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+        channels = self._preprocessing.channels
+        if isinstance(image, Tensor) and pixels.ndim == 3 and pixels.shape[0] == channels != pixels.shape[2]:
+            pixels = pixels.transpose(1, 2, 0)  # torchvision's uint8 tensors are [C, H, W]
+        check_image_array(pixels[None], channels, self._what)
+        return self._preprocessing(pixels[None])
+
+    def _stack(self, items: list[Any]) -> Tensor:
+        shape = tuple(items[0].shape)
+        for item in items:
+            if not isinstance(item, Tensor) or tuple(item.shape) != shape or not item.is_floating_point():
+                found = (
+                    f"{item.dtype} {list(item.shape)}" if isinstance(item, Tensor) else type(item).__name__
+                )
+                raise DataError(
+                    f"{self._what}: items differ (float {list(shape)} and {found}); return tensors of one dtype and shape"
+                )
+        if len(shape) == 3 and shape[0] != self._preprocessing.channels:
+            raise DataError(
+                f"{self._what}: tensors have shape {list(shape)} and the network takes {self._preprocessing.channels} "
+                "channels; return float tensors [C, H, W]"
+            )
+        return torch.stack(items).to(torch.float32)
+
+
+class _Subset(Data):
+    def __init__(self, parent: Data, indices: NDArray[np.int64]) -> None:
+        outside = indices[(indices < 0) | (indices >= len(parent))]
+        if len(outside):
+            raise DataError(f"index {outside[0]} is outside {parent.name} (0 to {len(parent) - 1})")
+        self._parent, self._indices = parent, indices
+        self.name, self.is_images, self.class_names = parent.name, parent.is_images, parent.class_names
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @property
+    def labels(self) -> NDArray[np.int64] | None:
+        labels = self._parent.labels
+        return None if labels is None else labels[self._indices]
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self._parent.fingerprint.encode() + self._indices.tobytes()).hexdigest()
+
+    def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
+        picked = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
+        return self._parent.images(self._indices[picked])
+
+
+def _read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
+    if not path.is_file():
+        raise DataError(f"{what}: no file {path}; check the path")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if "images" not in archive.files:
+                keys = ", ".join(archive.files) or "none"
+                raise DataError(
+                    f"{what}: {path} has no array `images` (arrays: {keys}); save images uint8 [N, H, W, C]"
+                )
+            wanted = [key for key in ("images", "labels", "class_names") if key in archive.files]
+            return {key: archive[key] for key in wanted}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
+        if "allow_pickle" in str(error):
+            raise DataError(
+                f"{what}: {path} holds Python objects, which would need unpickling; save plain number arrays"
+            ) from error
+        raise DataError(
+            f"{what}: {path} is no readable .npz ({type(error).__name__}); write or copy it again"
+        ) from error
+
+
+def _check_labels(labels: NDArray[Any], count: int, where: str) -> NDArray[np.int64]:
+    if labels.shape != (count,):
+        raise DataError(
+            f"{where} has labels of shape {list(labels.shape)} for {count} images; give one label per image"
+        )
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(f"{where} has labels of dtype {labels.dtype}; give whole class numbers from 0")
+    if int(labels.min()) < 0:
+        raise DataError(f"{where} has label {int(labels.min())}; give whole class numbers from 0")
+    return labels.astype(np.int64)
+
+
+def _image_files(folder: Path, pattern: str) -> list[Path]:
+    return sorted(
+        path for path in folder.glob(pattern) if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
+    )
+
+
+def _open_image(path: Path) -> Image.Image:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=IMAGE_FORMATS) as image:
+                image.load()
+                return image.copy()
+    except FileNotFoundError as error:
+        raise DataError(f"no image at {path}; check the path") from error
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise DataError(
+            f"image {path} has more than {Image.MAX_IMAGE_PIXELS} pixels; give a smaller one"
+        ) from error
+    except UnidentifiedImageError as error:
+        raise DataError(
+            f"{path} is no image of a known kind ({', '.join(IMAGE_FORMATS)}); convert it"
+        ) from error
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        raise DataError(f"image {path} is damaged ({first_line(error)}); copy it again") from error
+
+
+def _call_dataset(source: str, what: str) -> Dataset[Any]:
+    target = import_object(source, DataError, what)
+    try:
+        dataset = target if isinstance(target, Dataset) else target()
+    except Exception as error:
+        raise DataError(f"{what}: {source} failed ({first_line(error)}); fix that callable") from error
+    if not isinstance(dataset, Dataset):
+        raise DataError(
+            f"{what}: {source} returned a {type(dataset).__name__}; return a torch.utils.data.Dataset"
+        )
+    return dataset
+
+
+def _as_list(indices: Sequence[int] | NDArray[np.integer[Any]] | slice, length: int) -> list[int]:
+    if isinstance(indices, slice):
+        return list(range(length))[indices]
+    return [int(index) for index in indices]

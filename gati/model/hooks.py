@@ -1,0 +1,136 @@
+"""Watching what the blocks of a network hand on, leaving nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gati.errors import BlockError, ModelError
+from gati.model.source import first_line, near
+
+__all__ = ["collect_hidden", "first_tensor", "forward_order"]
+
+
+@contextmanager
+def collect_hidden(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    """Give a dict that every forward of `module` inside the context fills: block name -> hidden output.
+
+    A block that returns several tensors counts with its first. Tensors are detached, keep their values when
+    a later operation writes in place over a block's output, and stay valid after the context. All hooks are
+    gone when the context ends, however it ends; parameters and buffers are never touched.
+
+    **Raises:** `BlockError` for a name the network does not have, before anything is registered; inside a
+    forward, `ModelError` for a block that returns no tensor.
+    """
+    modules = dict(module.named_modules())
+    for name in names:
+        if name not in modules or not name:
+            raise BlockError(
+                f"the network has no module {name!r}{near(name, (key for key in modules if key))}"
+            )
+    collector = _Collector()
+    with ExitStack() as handles:
+        handles.callback(collector.forget)
+        register = handles.enter_context
+        register(module.register_forward_pre_hook(collector.before_forward))
+        for name in names:
+            register(modules[name].register_forward_hook(collector.hook_for(name)))
+        register(module.register_forward_hook(collector.after_forward))
+        yield collector.hidden
+
+
+class _Collector:
+    """Collects outputs; clones only those that the network overwrites later in the same forward.
+
+    Which ones those are is found on the first forward, when every output is cloned: an output whose version
+    counter has moved by the end of that forward was overwritten. From then on only those are cloned, and the
+    counters of the others are checked at the end of each forward, so an overwrite that depends on the input is
+    an error and never a wrong value. Inference tensors have no counter, hence are always cloned.
+    """
+
+    def __init__(self) -> None:
+        self.hidden: dict[str, Tensor] = {}
+        self._overwritten: dict[
+            str, bool
+        ] = {}  # block -> must be cloned; absent until its first forward ended
+        self._watched: dict[str, tuple[Tensor, int]] = {}
+
+    def before_forward(self, module: nn.Module, arguments: Any) -> None:
+        self.hidden.clear()
+        self._watched.clear()
+
+    def hook_for(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
+            tensor = first_tensor(output, name).detach()
+            countable = not tensor.is_inference()
+            if countable:
+                self._watched[name] = (tensor, tensor._version)
+            must_clone = not countable or self._overwritten.get(name, True)
+            self.hidden[name] = tensor.clone() if must_clone else tensor
+
+        return hook
+
+    def after_forward(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        for name, (tensor, version) in self._watched.items():
+            changed = tensor._version != version
+            if name not in self._overwritten:
+                self._overwritten[name] = changed
+                if not changed:
+                    self.hidden[name] = tensor
+            elif changed and not self._overwritten[name]:
+                self._overwritten[name] = True
+                self.hidden.pop(name)
+                raise ModelError(
+                    f"block {name}: its output is overwritten in place on some inputs and not on others, so its "
+                    "hidden output is lost; leave the block out or make that operation out of place"
+                )
+        self._watched.clear()
+
+    def forget(self) -> None:
+        self._watched.clear()
+
+
+def forward_order(module: nn.Module, names: Sequence[str], example: Tensor) -> list[str]:
+    """Return `names` in the order in which one forward of `example` [B, ...] first runs them, without those it skips.
+
+    **Raises:** `ModelError` when the network does not accept the example.
+    """
+    ran: dict[str, None] = {}
+    modules = dict(module.named_modules())
+    with ExitStack() as handles, torch.no_grad():
+        for name in names:
+            handles.enter_context(modules[name].register_forward_pre_hook(_noting(ran, name)))
+        try:
+            module(example)
+        except Exception as error:
+            raise ModelError(
+                f"the network does not accept input of shape {list(example.shape)} ({first_line(error)}); "
+                "check the images' size and channels (--resize)"
+            ) from error
+    return list(ran)
+
+
+def _noting(ran: dict[str, None], name: str) -> Callable[[nn.Module, Any], None]:
+    def hook(module: nn.Module, arguments: Any) -> None:
+        ran.setdefault(name)
+
+    return hook
+
+
+def first_tensor(output: Any, name: str) -> Tensor:
+    """Return a block's output, or the first tensor of it when it hands on several. Raises `ModelError`."""
+    values = [output]
+    if isinstance(output, Mapping):
+        values = list(output.values())
+    elif isinstance(output, (tuple, list)):
+        values = list(output)
+    for value in values:
+        if isinstance(value, Tensor):
+            return value
+    raise ModelError(
+        f"block {name} returns {type(output).__name__} without a tensor; leave it out of the blocks"
+    )

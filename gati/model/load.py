@@ -1,0 +1,268 @@
+"""From the MODEL a user names to a network that is ready to be watched and cut.
+
+Data flow: **source** -> *_build* -> **network, preprocessing** -> *checkpoint* -> **LoadedModel**.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gati.errors import ModelError
+from gati.model.checkpoint import apply_checkpoint, fit_prefixes, load_checkpoint, state_sha256
+from gati.model.preprocess import INTERPOLATIONS, Preprocessing
+from gati.model.source import first_line, import_object, import_timm, import_torchvision, near
+
+__all__ = ["LoadedModel", "load_model"]
+
+_FORMS = (
+    "torchvision:NAME, timm:NAME, package.module:callable, file.py:callable or a torch.export file (.pt2)"
+)
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A network ready to use: on the CPU, in eval mode, no parameter requiring a gradient.
+
+    `checkpoint_sha256` is the hash of the checkpoint file, or of the network's own state when there is none.
+    `class_names` is None when nobody named them. `note` says what the user should know, or is empty.
+    """
+
+    module: nn.Module
+    source: str
+    checkpoint_path: str | None
+    checkpoint_sha256: str
+    preprocessing: Preprocessing
+    class_names: tuple[str, ...] | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """How to build a network: `build(num_classes)`, None meaning the network's own default."""
+
+    build: Callable[[int | None], nn.Module]
+    preprocessing: Preprocessing | None = None
+    class_names: tuple[str, ...] | None = None
+    any_classes: bool = False  # whether `build` accepts a number
+
+
+def load_model(
+    source: str | Path,
+    checkpoint: str | Path | None = None,
+    *,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    resize: int | None = None,
+    class_names: Sequence[str] | None = None,
+) -> LoadedModel:
+    """Load a network and its weights. Nothing is ever downloaded.
+
+    `source` is one of `torchvision:NAME`, `timm:NAME`, `package.module:callable`, `file.py:callable` or a
+    `torch.export` file. A callable takes no arguments and returns an `nn.Module`; it may carry a `Preprocessing`
+    in an attribute `preprocessing`. Networks of torchvision, timm and `gati.zoo` are built with as many classes
+    as the checkpoint's last layer has rows. Initial weights are drawn from a fixed seed, so the same source
+    gives the same network again; the caller's random state is untouched.
+
+    `mean`, `std` (after division by 255) and `resize` (pixels of the shorter side, 0 for none) replace the
+    values that come with the network.
+
+    **Raises:** `ModelError`; `CheckpointError` for the weights.
+    """
+    source = str(source)
+    recipe = _recipe(source)
+    state, sha256 = load_checkpoint(checkpoint) if checkpoint is not None else (None, "")
+    module = _build(source, recipe, None)
+    if state is not None:
+        classes = _other_class_count(module, state) if recipe.any_classes else None
+        if classes is not None:
+            module = _build(source, recipe, classes)
+            recipe = dataclasses.replace(recipe, class_names=None)
+        apply_checkpoint(module, state, checkpoint or "")
+    module = _freeze(module)
+    preprocessing = _override(recipe.preprocessing or _default_preprocessing(module), mean, std, resize)
+    named = tuple(str(name) for name in class_names) if class_names is not None else recipe.class_names
+    note = ""
+    if state is None and recipe.any_classes:
+        note = f"no checkpoint given: the weights of {source} are random (seed {_SEED})"
+    path = None if checkpoint is None else str(checkpoint)
+    return LoadedModel(module, source, path, sha256 or state_sha256(module), preprocessing, named, note)
+
+
+def _recipe(source: str) -> _Recipe:
+    if source.startswith("torchvision:"):
+        return _torchvision_recipe(source.removeprefix("torchvision:"))
+    if source.startswith("timm:"):
+        return _timm_recipe(source.removeprefix("timm:"))
+    if source.endswith(".pt2"):
+        from gati.model.exported import load_exported  # heavy, and only here
+
+        return _Recipe(lambda classes: load_exported(Path(source)))
+    if ":" in source:
+        return _callable_recipe(source)
+    raise ModelError(f"unknown model {source!r}; write {_FORMS}")
+
+
+def _torchvision_recipe(name: str) -> _Recipe:
+    models = import_torchvision().models
+    known = models.list_models(module=models)
+    if name not in known:
+        raise ModelError(f"torchvision has no classifier {name!r}{near(name, known)}")
+    weights = models.get_model_weights(name).DEFAULT
+    transforms = weights.transforms()
+    preprocessing = Preprocessing(
+        mean=tuple(float(value) for value in transforms.mean),
+        std=tuple(float(value) for value in transforms.std),
+        resize=int(transforms.resize_size[0]),
+        crop=int(transforms.crop_size[0]),
+        interpolation=_known_interpolation(transforms.interpolation.value),
+    )
+
+    def build(classes: int | None) -> nn.Module:
+        network: nn.Module = models.get_model(name, weights=None, **_classes_argument(classes))
+        return network
+
+    return _Recipe(build, preprocessing, tuple(weights.meta["categories"]), any_classes=True)
+
+
+def _timm_recipe(name: str) -> _Recipe:
+    timm = import_timm()
+    if not timm.is_model(name):
+        raise ModelError(f"timm has no model {name!r}{near(name, timm.list_models())}")
+    config = timm.data.resolve_model_data_config(None, pretrained_cfg=_timm_config(timm, name), verbose=False)
+    channels, height, width = config["input_size"]
+    crop = int(min(height, width))
+    preprocessing = Preprocessing(
+        mean=tuple(float(value) for value in config["mean"]),
+        std=tuple(float(value) for value in config["std"]),
+        resize=int(crop / float(config["crop_pct"])),
+        crop=crop,
+        interpolation=_known_interpolation(config["interpolation"]),
+        channels=int(channels),
+    )
+
+    def build(classes: int | None) -> nn.Module:
+        network: nn.Module = timm.create_model(name, pretrained=False, **_classes_argument(classes))
+        return network
+
+    return _Recipe(build, preprocessing, any_classes=True)
+
+
+def _timm_config(timm: Any, name: str) -> dict[str, Any]:
+    config = timm.get_pretrained_cfg(name)
+    return {} if config is None else dict(config.to_dict())
+
+
+def _callable_recipe(source: str) -> _Recipe:
+    from gati import zoo  # the zoo imports this room
+
+    target = import_object(source, ModelError, "model")
+    preset = getattr(target, "preprocessing", None)
+    if preset is not None and not isinstance(preset, Preprocessing):
+        raise ModelError(
+            f"{source} has an attribute preprocessing of type {type(preset).__name__}; "
+            "make it a gati.model.preprocess.Preprocessing"
+        )
+    if isinstance(target, nn.Module):
+        return _Recipe(lambda classes: target, preset)
+    if not callable(target):
+        raise ModelError(f"{source} is a {type(target).__name__}; name a callable that returns an nn.Module")
+    if target in zoo.PRESETS:
+        return _Recipe(
+            lambda classes: target(**_classes_argument(classes)), zoo.PRESETS[target], any_classes=True
+        )
+    required = _required_arguments(target)
+    if required:
+        raise ModelError(
+            f"{source} needs arguments ({', '.join(required)}); name a callable without, for example a function "
+            "that fills them in"
+        )
+    return _Recipe(lambda classes: target(), preset)
+
+
+def _required_arguments(target: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):  # builtins without a signature: calling them tells
+        return []
+    positional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in positional]
+
+
+def _classes_argument(classes: int | None) -> dict[str, int]:
+    return {} if classes is None else {"num_classes": classes}
+
+
+def _known_interpolation(name: str) -> str:
+    """Map a library's name to ours: timm's `random` is bilinear or bicubic, `lanczos` is nearest to bicubic."""
+    return name if name in INTERPOLATIONS else {"lanczos": "bicubic"}.get(name, "bilinear")
+
+
+def _build(source: str, recipe: _Recipe, classes: int | None) -> nn.Module:
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchvision's remarks on initial weights concern training only
+        torch.manual_seed(_SEED)
+        try:
+            module = recipe.build(classes)
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(f"building {source} failed ({first_line(error)}); fix that callable") from error
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"{source} returned a {type(module).__name__}; return an nn.Module")
+    return module
+
+
+def _freeze(module: nn.Module) -> nn.Module:
+    return module.to("cpu").eval().requires_grad_(False)
+
+
+def _other_class_count(module: nn.Module, state: dict[str, Tensor]) -> int | None:
+    """Return the rows of the checkpoint's last layer when only their number differs from the network's."""
+    layers = [
+        (name, layer) for name, layer in module.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))
+    ]
+    if not layers:
+        return None
+    name, layer = layers[-1]
+    fitted = fit_prefixes(state, module.state_dict())
+    rows = fitted.get(f"{name}.weight")
+    if rows is None or rows.shape[1:] != layer.weight.shape[1:] or len(rows) == len(layer.weight):
+        return None
+    return len(rows)
+
+
+def _default_preprocessing(module: nn.Module) -> Preprocessing:
+    """Mean 0 and std 1 for as many channels as the first convolution takes."""
+    first = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
+    channels = 3 if first is None else first.in_channels
+    return Preprocessing((0.0,) * channels, (1.0,) * channels, channels=channels)
+
+
+def _override(
+    preset: Preprocessing, mean: Sequence[float] | None, std: Sequence[float] | None, resize: int | None
+) -> Preprocessing:
+    changes: dict[str, Any] = {}
+    if mean is not None:
+        changes["mean"] = _per_channel(mean, preset.channels)
+    if std is not None:
+        changes["std"] = _per_channel(std, preset.channels)
+    if resize == 0:
+        changes.update(resize=None, crop=None, size=None)
+    elif resize is not None:
+        changes.update(resize=resize, crop=min(preset.crop or resize, resize), size=None)
+    return dataclasses.replace(preset, **changes)
+
+
+def _per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
+    numbers = tuple(float(value) for value in values)
+    return numbers * channels if len(numbers) == 1 else numbers

@@ -1,0 +1,67 @@
+"""What the base model answers: is it usable, and what kind of numbers is it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gati.errors import DataError, ModelError
+
+__all__ = ["OutputsKind", "check_base_outputs", "check_more_than_one_class", "outputs_kind"]
+
+OutputsKind = Literal["logits", "probabilities"]
+_SUM_TOLERANCE = 1e-3
+
+
+def check_base_outputs(outputs: Any) -> Tensor:
+    """Check that `outputs` is finite and of the shape [B, K] with K >= 2, and return it.
+
+    **Raises:** `ModelError` otherwise.
+    """
+    if not isinstance(outputs, Tensor):
+        raise ModelError(
+            f"the network returns {type(outputs).__name__}; a classifier must return one tensor [batch, classes]"
+        )
+    if outputs.ndim != 2 or outputs.shape[1] < 2:
+        raise ModelError(
+            f"the network returns shape {list(outputs.shape)}; a classifier must return [batch, classes] with at least 2 classes"
+        )
+    if not outputs.is_floating_point():
+        raise ModelError(
+            f"the network returns dtype {outputs.dtype}; a classifier must return scores, not class numbers"
+        )
+    finite = torch.isfinite(outputs).all(dim=1)
+    if not bool(finite.all()):
+        count = int((~finite).sum())
+        raise ModelError(
+            f"the network returns NaN or infinity for {count} of {len(outputs)} inputs; "
+            "check the checkpoint and the preprocessing (--mean, --std)"
+        )
+    return outputs
+
+
+def outputs_kind(outputs: Tensor) -> OutputsKind:
+    """Tell whether rows [B, K] are probabilities (no value below 0, each row sums to 1) or logits."""
+    if len(outputs) == 0 or bool((outputs < 0).any()):
+        return "logits"
+    sums = outputs.double().sum(dim=1)
+    return "probabilities" if bool(((sums - 1).abs() <= _SUM_TOLERANCE).all()) else "logits"
+
+
+def check_more_than_one_class(base_class: NDArray[Any] | Tensor, what: str = "data") -> None:
+    """Check that the base model does not answer the same class for every input.
+
+    **Raises:** `DataError` for no inputs or one class: nothing can be learned about when to leave early.
+    """
+    classes = np.unique(np.asarray(base_class))
+    if len(classes) == 0:
+        raise DataError(f"{what} is empty; give at least a few hundred images")
+    if len(classes) == 1:
+        raise DataError(
+            f"the network answers class {int(classes[0])} for all {len(base_class)} images of {what}; "
+            "give images of several classes, or check the checkpoint and the preprocessing"
+        )

@@ -1,0 +1,165 @@
+"""From images as people store them to the tensor the network was trained on.
+
+Data flow: **uint8 [N, H, W, C]** -> resize shorter side -> centre crop -> /255 -> (x - mean) / std -> **float32 [N, C, h, w]**.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gati.errors import DataError, ModelError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["INTERPOLATIONS", "Preprocessing"]
+
+INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What is done to an image before the network sees it.
+
+    `mean` and `std` hold one value per channel and apply after division by 255. `resize` is the length in
+    pixels of the shorter side, keeping the aspect ratio; `crop` the side of the centre square cut after that;
+    `size` (height, width) stretches to exactly that size before both. None leaves the step out.
+    """
+
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    resize: int | None = None
+    crop: int | None = None
+    interpolation: str = "bilinear"
+    channels: int = 3
+    size: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values. Raises `ModelError`."""
+        if self.channels < 1:
+            raise ModelError(f"preprocessing has {self.channels} channels; give 1 (grey) or 3 (colour)")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != self.channels:
+                raise ModelError(
+                    f"preprocessing has {len(values)} values for {name} and the network takes {self.channels} "
+                    f"channels; give {self.channels} values"
+                )
+            if not all(np.isfinite(values)):
+                raise ModelError(f"preprocessing {name} is {list(values)}; give finite numbers")
+        if min(self.std) <= 0:
+            raise ModelError(f"preprocessing std is {list(self.std)}; every value must be above 0")
+        for name, pixels in (("resize", self.resize), ("crop", self.crop)):
+            if pixels is not None and pixels < 1:
+                raise ModelError(f"preprocessing {name} is {pixels}; give a number of pixels above 0")
+        if self.interpolation not in INTERPOLATIONS:
+            raise ModelError(
+                f"unknown interpolation {self.interpolation!r}; choose one of {', '.join(INTERPOLATIONS)}"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values; `from_json` reads them back unchanged."""
+        return {
+            key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Preprocessing:
+        """Read what `to_json` wrote."""
+        size = values["size"]
+        return cls(
+            mean=tuple(float(value) for value in values["mean"]),
+            std=tuple(float(value) for value in values["std"]),
+            resize=values["resize"],
+            crop=values["crop"],
+            interpolation=str(values["interpolation"]),
+            channels=int(values["channels"]),
+            size=None if size is None else (int(size[0]), int(size[1])),
+        )
+
+    def __call__(self, images: NDArray[np.uint8]) -> Tensor:
+        """Turn images uint8 [N, H, W, C] into the network's input, float32 [N, C, h, w].
+
+        **Raises:** `DataError` for another rank, dtype or number of channels, or images smaller than the crop.
+        """
+        check_image_array(images, self.channels)
+        pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2)  # uint8 [N, C, H, W]
+        pixels = self._crop(self._resize(pixels))
+        values = pixels.to(torch.float32, memory_format=torch.contiguous_format)
+        mean = torch.tensor(self.mean).view(1, -1, 1, 1)
+        std = torch.tensor(self.std).view(1, -1, 1, 1)
+        return values.div_(255.0).sub_(mean).div_(std)
+
+    def from_pil(self, images: Sequence[Image]) -> Tensor:
+        """Turn Pillow images into the network's input, float32 [N, C, h, w].
+
+        **Raises:** `DataError` when they end up in different sizes, which cannot be one batch.
+        """
+        mode = {1: "L", 3: "RGB", 4: "RGBA"}.get(self.channels)
+        if mode is None:
+            raise DataError(f"image files cannot hold {self.channels} channels; give an .npz or a dataset")
+        tensors = [
+            self(np.asarray(image.convert(mode), dtype=np.uint8).reshape(1, image.height, image.width, -1))
+            for image in images
+        ]
+        shapes = sorted({tuple(tensor.shape[2:]) for tensor in tensors})
+        if len(shapes) > 1:
+            (height, width), (other_height, other_width) = shapes[0], shapes[-1]
+            raise DataError(
+                f"images differ in size ({height}x{width} and {other_height}x{other_width} pixels) and the network "
+                "has no preset size; give --resize PIXELS"
+            )
+        return torch.cat(tensors)
+
+    def _resize(self, pixels: Tensor) -> Tensor:
+        if self.size is not None:
+            pixels = self._interpolate(pixels, *self.size)
+        if self.resize is None:
+            return pixels
+        height, width = pixels.shape[2:]
+        shorter = min(height, width)
+        return self._interpolate(pixels, height * self.resize // shorter, width * self.resize // shorter)
+
+    def _interpolate(self, pixels: Tensor, height: int, width: int) -> Tensor:
+        if (height, width) == tuple(pixels.shape[2:]):
+            return pixels
+        # Antialiased on uint8 rounds as Pillow does, which is what torchvision's and timm's numbers were measured with.
+        smooth = self.interpolation != "nearest"
+        return functional.interpolate(pixels, (height, width), mode=self.interpolation, antialias=smooth)
+
+    def _crop(self, pixels: Tensor) -> Tensor:
+        if self.crop is None:
+            return pixels
+        height, width = pixels.shape[2:]
+        if min(height, width) < self.crop:
+            raise DataError(
+                f"images of {height}x{width} pixels are smaller than the network's crop of {self.crop}; "
+                f"give --resize {self.crop} or larger images"
+            )
+        top, left = round((height - self.crop) / 2), round((width - self.crop) / 2)
+        return pixels[:, :, top : top + self.crop, left : left + self.crop]
+
+
+def check_image_array(images: NDArray[Any], channels: int, what: str = "images") -> None:
+    """Check that `images` is uint8 [N, H, W, channels]. Raises `DataError`."""
+    shape = list(images.shape)
+    if images.ndim != 4:
+        raise DataError(f"{what} have shape {shape}; give uint8 [N, H, W, C], or [N, H, W] for grey images")
+    if images.dtype != np.uint8:
+        raise DataError(
+            f"{what} have dtype {images.dtype}; give uint8 values 0-255 in the shape [N, H, W, C]"
+        )
+    if images.shape[3] != channels:
+        hint = "; transpose [N, C, H, W] to [N, H, W, C]" if images.shape[1] == channels else ""
+        raise DataError(
+            f"{what} have {images.shape[3]} channels (shape {shape}) and the network takes {channels}{hint or '; convert them'}"
+        )
+    if 0 in images.shape[1:]:
+        raise DataError(f"{what} have shape {shape}: no pixels; give images of at least 1x1 pixels")

@@ -1,0 +1,161 @@
+"""Finding the user's code and the optional libraries, without letting either get in our way."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from gati.errors import GatiError, ModelError
+
+__all__ = ["first_line", "import_object", "import_timm", "import_torchvision", "near"]
+
+_MISSING_OPERATOR = "operator torchvision::nms does not exist"
+_OPERATORS = ("nms", "qnms")
+_held_libraries: list[torch.library.Library] = []  # a schema lives as long as its Library
+
+
+def import_object(source: str, error: type[GatiError], what: str) -> Any:
+    """Import what `package.module:name` or `file.py:name` stands for.
+
+    The folder of the user's code goes last on `sys.path`, so that a `services` or `thrift` folder of theirs
+    does not shadow the packages of that name.
+
+    **Raises:** `error` with one line, whatever the user's code raises while it is imported.
+    """
+    place, _, name = source.rpartition(":")
+    if not place or not name:
+        raise error(f"{what} {source!r} names no callable; write package.module:callable or file.py:callable")
+    module = _import_file(place, error, what) if place.endswith(".py") else _import_module(place, error, what)
+    try:
+        value: Any = module
+        for part in name.split("."):
+            value = getattr(value, part)
+    except AttributeError as cause:
+        public = [other for other in vars(module) if not other.startswith("_")]
+        raise error(f"{place} has no {name!r}{near(name, public)}") from cause
+    return value
+
+
+def import_torchvision() -> ModuleType:
+    """Import torchvision, also where its compiled operators do not fit this torch (CUDA wheel, CPU torch).
+
+    Its Python part registers shapes for two operators and fails when nobody has declared them. Classification
+    networks and transforms use neither, so the declaration alone is enough.
+
+    **Raises:** `ModelError` when it is not installed or still does not import.
+    """
+    return _import_optional("torchvision")
+
+
+def import_timm() -> ModuleType:
+    """Import timm, which imports torchvision. Raises `ModelError` when it is not installed."""
+    _import_optional("torchvision", needed_by="timm")
+    return _import_optional("timm")
+
+
+def near(name: str, choices: Iterable[str]) -> str:
+    """Return `; did you mean a, b?` with the choices most like `name`, or `; choose one of ...`."""
+    choices = sorted(set(choices))
+    found = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
+    if found:
+        return f"; did you mean {', '.join(found)}?"
+    if not choices:
+        return ""
+    return f"; choose one of {', '.join(choices[:8])}" + (", ..." if len(choices) > 8 else "")
+
+
+def first_line(error: BaseException) -> str:
+    """Return an exception as `Type: first line of its message`."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _import_optional(name: str, needed_by: str | None = None) -> ModuleType:
+    if importlib.util.find_spec(name) is None:
+        wanted = f"{name} (needed by {needed_by})" if needed_by else name
+        raise ModelError(f"{wanted} is not installed; run: pip install {needed_by or name}")
+    try:
+        return _import_with_operators(name)
+    except Exception as error:
+        raise ModelError(
+            f"{name} does not import ({first_line(error)}); install the build for torch {torch.__version__}"
+        ) from error
+
+
+def _import_with_operators(name: str) -> ModuleType:
+    """Import `name`; when torchvision's operators are missing, declare them and import it again."""
+    try:
+        return importlib.import_module(name)
+    except RuntimeError as error:
+        if _MISSING_OPERATOR not in str(error):
+            raise
+    for half_imported in [key for key in sys.modules if key.partition(".")[0] == "torchvision"]:
+        del sys.modules[half_imported]
+    library = torch.library.Library("torchvision", "DEF")  # noqa: TOR901 - kept alive below
+    for operator in _OPERATORS:
+        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _held_libraries.append(library)
+    return importlib.import_module(name)
+
+
+def _import_module(name: str, error: type[GatiError], what: str) -> ModuleType:
+    _append_to_path(os.getcwd())
+    try:
+        return _import_with_operators(name)
+    except ModuleNotFoundError as cause:
+        if cause.name is not None and (name == cause.name or name.startswith(cause.name + ".")):
+            raise error(
+                f"{what}: no module named {cause.name!r}; run from the folder that holds it, or install it"
+            ) from cause
+        raise error(
+            f"{what}: importing {name} failed ({first_line(cause)}); install what it needs"
+        ) from cause
+    except Exception as cause:
+        raise error(f"{what}: importing {name} failed ({first_line(cause)}); fix that module") from cause
+
+
+def _import_file(place: str, error: type[GatiError], what: str) -> ModuleType:
+    path = Path(place).resolve()
+    if not path.is_file():
+        raise error(f"{what}: no file {place}; check the path")
+    _append_to_path(str(path.parent))
+    unique = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    name = f"_gati_user_{path.stem}_{unique}"
+    try:
+        return _execute_file(name, path)
+    except RuntimeError as cause:
+        if _MISSING_OPERATOR not in str(cause):
+            raise error(f"{what}: running {place} failed ({first_line(cause)}); fix that file") from cause
+        import_torchvision()
+        return _execute_file(name, path)
+    except Exception as cause:
+        raise error(f"{what}: running {place} failed ({first_line(cause)}); fix that file") from cause
+
+
+def _execute_file(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not Python source")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and typing look the module up while it runs
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _append_to_path(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.append(folder)
