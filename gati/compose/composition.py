@@ -224,14 +224,14 @@ def _placement(value: object) -> Placement:
     """'inline' or 'overlapped'."""
     if value not in ("inline", "overlapped"):
         raise TypeError
-    return cast(Placement, value)
+    return value
 
 
 def _objective(value: object) -> Objective:
     """'relaxed', 'full' or 'exact'."""
     if value not in ("relaxed", "full", "exact"):
         raise TypeError
-    return cast(Objective, value)
+    return value
 
 
 def _expected_from(value: object) -> ExpectedFrom:

@@ -64,6 +64,8 @@ def _solution(highspy: Any, solver: Any) -> Solution:
     status = solver.getModelStatus()
     if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
         return Solution(np.empty(0), INFINITY, 0.0, "infeasible", HighsSolver.name)
+    if status == highspy.HighsModelStatus.kModelEmpty:
+        return Solution(np.empty(0), 0.0, 0.0, "optimal", HighsSolver.name)
     info = solver.getInfo()
     if info.primal_solution_status != 2:  # kSolutionStatusFeasible
         raise SolverError(
