@@ -1,0 +1,381 @@
+"""A traced network as flat Python source.
+
+At batch size 1 a small network spends most of its time between the operators: module calls, attribute
+look-ups, dispatch through Python wrappers. Here a `torch.export` graph in training IR (whose operators,
+in-place ones included, are those that eager mode runs) becomes a list of statements, and any range of them
+becomes one Python function over locals, with every operator bound to the fastest callable that gives the
+same result bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx, nn
+from torch._ops import OpOverload
+
+from gati.errors import ModelError
+
+__all__ = ["Program", "Statement", "flatten", "lower"]
+
+FlatFunction: TypeAlias = Callable[..., Any]
+
+# Checks that export leaves behind; the inputs are checked once, where the request comes in.
+_CHECKS = ("_assert", "sym_constrain_range", "_check", "_guards")
+_DROPOUTS = ("dropout", "dropout_", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+_BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+_LAST_INDEX = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One operator of the network: `name = function(*arguments)` as Python text.
+
+    `storages` are the memories its tensors live in and `mutated` those it changes in place, both as seen
+    while the example ran; `scopes` are the qualified names of the modules it belongs to. `batched` says
+    that the first dimension is the batch, `batch_free` that no dimension depends on it.
+    """
+
+    name: str
+    text: str
+    uses: tuple[str, ...]
+    scopes: frozenset[str]
+    shape: tuple[int, ...] | None  # None: no single tensor
+    batched: bool
+    batch_free: bool
+    scalar: str | None  # the Python expression in terms of `batch`, where the value is a number
+    storages: frozenset[int]
+    mutated: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A network as statements: `input` -> statements -> `output` (Python text)."""
+
+    input: str
+    input_storage: int
+    statements: tuple[Statement, ...]
+    output: str
+    output_uses: tuple[str, ...]
+    output_shapes: tuple[tuple[int, ...], ...]
+    constants: Mapping[str, Any] = field(repr=False)
+
+    def function(self, name: str, parameters: Sequence[str], body: Sequence[Statement], result: str,
+                 result_uses: Iterable[str], prologue: Sequence[str] = ()) -> FlatFunction:
+        """Compile `body` into one function; locals are dropped after their last use.
+
+        The source is kept as the attribute `source` for a reader who wants to see what runs.
+        """
+        lines = [*prologue, *_with_releases(parameters, body, frozenset(result_uses)), f"return {result}"]
+        source = f"def {name}({', '.join(parameters)}):\n" + "".join(f"    {line}\n" for line in lines)
+        namespace = dict(self.constants)
+        exec(compile(source, f"<gati {name}>", "exec"), namespace)
+        function: FlatFunction = namespace[name]
+        function.source = source  # type: ignore[attr-defined]
+        return function
+
+    def whole(self, name: str = "network") -> FlatFunction:
+        """The whole network as one function."""
+        return self.function(name, (self.input,), self.statements, self.output, self.output_uses)
+
+
+def _with_releases(
+    parameters: Sequence[str], body: Sequence[Statement], kept: frozenset[str]
+) -> Iterator[str]:
+    """The lines of `body`, each followed by a `del` of what nobody reads later."""
+    last_use = {name: index for index, statement in enumerate(body) for name in statement.uses}
+    known = set(parameters)
+    for index, statement in enumerate(body):
+        yield statement.text
+        known.add(statement.name)
+        read = {*statement.uses, statement.name}
+        dead = sorted(n for n in read & known - kept if last_use.get(n, -1) <= index)
+        if dead:
+            yield f"del {', '.join(dead)}"
+            known.difference_update(dead)
+
+
+def lower(module: nn.Module, example: Tensor, *, observe: Callable[[str, frozenset[str], Any], None] | None
+          = None) -> Program:
+    """Trace `module` on `example` [2 or more, ...] with a free batch dimension and lower it to statements.
+
+    `observe(name, scopes, value)` is called with every intermediate value on the example, at the moment it
+    is computed (a later operator may change it in place). The weights are shared, never copied or changed.
+
+    Raises:
+        ModelError: `torch.export` cannot follow the network, or fixes its batch size.
+    """
+    exported = _export(module, example)
+    return _Lowering(exported, example, observe).run()
+
+
+def flatten(module: nn.Module, example: Tensor) -> FlatFunction:
+    """`module` as one flat function of one tensor, equal bit for bit on `example` [B, ...].
+
+    A module that cannot be traced, or whose flat form does not give the same result, is returned as it is.
+    """
+    rows = example if example.shape[0] > 1 else torch.cat([example, example])
+    try:
+        flat = lower(module, rows).whole("lookup")
+        with torch.inference_mode():
+            same = all(equal_values(flat(x), module(x)) for x in (rows, rows[:1].clone()))
+    except ModelError:
+        return module
+    return flat if same else module
+
+
+def equal_values(first: Any, second: Any) -> bool:
+    """Whether two operator results (tensors, numbers, nested sequences) are the same bit for bit."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        same_form = first.dtype == second.dtype and first.stride() == second.stride()
+        return same_form and _equal_tensors(first, second)
+    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
+        return len(first) == len(second) and all(map(equal_values, first, second))
+    return type(first) is type(second) and bool(first == second)
+
+
+def _equal_tensors(first: Tensor, second: Tensor) -> bool:
+    if torch.equal(first, second):
+        return True
+    # NaN differs from itself, yet a NaN in the same place is the same result.
+    return first.shape == second.shape and first.is_floating_point() and torch.equal(
+        first.nan_to_num(nan=0.0), second.nan_to_num(nan=0.0)) and torch.equal(first.isnan(), second.isnan())
+
+
+def _export(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim.DYNAMIC
+    try:
+        with torch.no_grad():
+            return torch.export.export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
+    except Exception as error:  # torch.export raises many unrelated types for what it cannot follow
+        first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+        message = (f"cannot trace {type(module).__name__} with a free batch size: {type(error).__name__}: "
+                   f"{first_line}; remove data-dependent control flow or fixed batch sizes from its forward")
+    raise ModelError(message)
+
+
+class _Lowering:
+    """Walks the exported graph once, running it on the example, and collects statements."""
+
+    def __init__(self, exported: torch.export.ExportedProgram, example: Tensor,
+                 observe: Callable[[str, frozenset[str], Any], None] | None) -> None:
+        self._exported = exported
+        self._example = example
+        self._observe = observe
+        self._values: dict[fx.Node, Any] = {}
+        self._texts: dict[fx.Node, str] = {}
+        self._constants: dict[str, Any] = {}
+        self._statements: list[Statement] = []
+        self._input = ""
+        self._batch = ""
+
+    def run(self) -> Program:
+        graph = self._exported.graph_module.graph
+        live = _live_nodes(graph)
+        with torch.inference_mode():
+            for node in graph.nodes:
+                if node.op == "placeholder":
+                    self._placeholder(node)
+                elif node.op == "get_attr":
+                    self._constant(node, _attribute(self._exported.graph_module, str(node.target)))
+                elif node.op == "call_function" and node in live:
+                    self._call(node)
+        return self._finish(graph)
+
+    def _finish(self, graph: fx.Graph) -> Program:
+        (output,) = (node for node in graph.nodes if node.op == "output")
+        specs = self._exported.graph_signature.output_specs
+        results = [n for n, spec in zip(output.args[0], specs, strict=True) if spec.kind.name == "USER_OUTPUT"]
+        if not results or not all(isinstance(node, fx.Node) for node in results):
+            raise ModelError("the network returns something other than tensors; wrap it to return class scores")
+        texts = [self._texts[node] for node in results]
+        return Program(
+            input=self._input,
+            input_storage=_storage(self._example),
+            statements=tuple(self._statements),
+            output=texts[0] if len(texts) == 1 else f"({', '.join(texts)})",
+            output_uses=tuple(t for t in texts if t not in self._constants),
+            output_shapes=tuple(tuple(self._values[node].shape) for node in results),
+            constants=self._constants,
+        )
+
+    def _placeholder(self, node: fx.Node) -> None:
+        signature, exported = self._exported.graph_signature, self._exported
+        for table in (signature.inputs_to_parameters, signature.inputs_to_buffers,
+                      signature.inputs_to_lifted_tensor_constants):
+            if node.name in table:
+                key = table[node.name]
+                source = exported.state_dict if key in exported.state_dict else exported.constants
+                return self._constant(node, source[key].detach())
+        self._input = self._texts[node] = node.name
+        self._values[node] = self._example
+        self._batch = str(node.meta["val"].shape[0])
+        return None
+
+    def _constant(self, node: fx.Node, value: Any) -> None:
+        self._values[node] = value
+        self._texts[node] = self._name_constant(node.name, value)
+
+    def _name_constant(self, name: str, value: Any) -> str:
+        """A global name for `value`; the same value keeps its name."""
+        while name in self._constants and self._constants[name] is not value:
+            name += "_"
+        self._constants[name] = value
+        return name
+
+    def _call(self, node: fx.Node) -> None:
+        alias = _skipped_dropout(node)
+        if alias is not None:
+            self._values[node], self._texts[node] = self._values[alias], self._texts[alias]
+            return
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
+        function, text = self._bind(node, args, kwargs)
+        mutated = _mutated_storages(node, args, kwargs)
+        value = function(*args, **kwargs)
+        self._values[node] = value
+        self._texts[node] = node.name
+        self._statements.append(self._statement(node, f"{node.name} = {text}", value, mutated))
+        if self._observe is not None:
+            self._observe(node.name, self._statements[-1].scopes, value)
+
+    def _statement(self, node: fx.Node, text: str, value: Any, mutated: frozenset[int]) -> Statement:
+        symbolic = node.meta.get("val")
+        sizes = [str(size) for size in symbolic.shape] if isinstance(symbolic, Tensor) else []
+        dynamic = [size for size in sizes if not size.lstrip("-").isdigit()]
+        is_tensor = isinstance(value, Tensor)
+        return Statement(
+            name=node.name,
+            text=text,
+            uses=tuple(dict.fromkeys(t for n in node.all_input_nodes
+                                     if (t := self._texts[n]) not in self._constants)),
+            scopes=frozenset(path.removeprefix("L['self'].") for path, _ in
+                             node.meta.get("nn_module_stack", {}).values()),
+            shape=tuple(value.shape) if is_tensor else None,
+            batched=is_tensor and dynamic[:1] == sizes[:1] == [self._batch] and len(dynamic) == 1,
+            batch_free=is_tensor and not dynamic,
+            scalar=str(symbolic).replace(self._batch, "batch")
+            if isinstance(symbolic, (int, float, torch.SymInt, torch.SymFloat)) else None,
+            storages=frozenset(_storages(value)),
+            mutated=mutated,
+        )
+
+    def _bind(self, node: fx.Node, args: Any, kwargs: Any) -> tuple[FlatFunction, str]:
+        """The fastest callable for the node that is equal on the example, and the text of its call."""
+        target: Any = node.target
+        if not isinstance(target, OpOverload):
+            return target, self._call_text(node, getattr(target, "__name__", "function"), target)
+        name = target._schema.name.split("::")[-1]
+        if name == "sym_size":
+            return target, f"{self._text(node.args[0])}.size({node.args[1]})"
+        if name == "slice" and all(a is None or isinstance(a, int) for a in node.args[1:]):
+            index = _slice_index(*node.args[1:])
+            return (lambda *a, **k: a[0][index]), (
+                f"{self._text(node.args[0])}[{self._name_constant(f'{node.name}_index', index)}]")
+        expected = target(*_copies(args), **_copies(kwargs))
+        for candidate in _candidates(name, target):
+            try:
+                same = equal_values(candidate(*_copies(args), **_copies(kwargs)), expected)
+            except (TypeError, RuntimeError, ValueError):
+                continue
+            if same:
+                return candidate, self._call_text(node, name, candidate)
+        return target, self._call_text(node, name, target)
+
+    def _call_text(self, node: fx.Node, name: str, function: FlatFunction) -> str:
+        arguments = [self._text(a) for a in node.args]
+        arguments += [f"{key}={self._text(value)}" for key, value in node.kwargs.items()]
+        return f"{self._name_constant(f'op_{name}', function)}({', '.join(arguments)})"
+
+    def _text(self, argument: Any) -> str:
+        """An argument of a graph node as Python text."""
+        if isinstance(argument, fx.Node):
+            return self._texts[argument]
+        if isinstance(argument, (list, tuple)):
+            return "(" + "".join(f"{self._text(item)}, " for item in argument) + ")"
+        if argument is None or isinstance(argument, (bool, int, str)):
+            return repr(argument)
+        if isinstance(argument, float) and math.isfinite(argument):
+            return repr(argument)
+        return self._name_constant(f"constant_{type(argument).__name__}", argument)
+
+
+def _live_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """Calls whose result is used or which change something; checks do not count."""
+    live: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        name = getattr(node.target, "__name__", str(node.target))
+        needed = node.op == "output" or any(user in live for user in node.users)
+        changes = isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+        if node.op == "call_function" and name.startswith(_CHECKS):
+            continue
+        if needed or changes:
+            live.add(node)
+    return live
+
+
+def _candidates(name: str, target: OpOverload) -> Iterator[FlatFunction]:
+    """Callables that may do the same as `target`, fastest first: generated bindings, then the operator."""
+    for owner in (torch._C._VariableFunctions, torch._C._nn, torch.Tensor):
+        function = getattr(owner, name, None)
+        if isinstance(function, _BUILTINS):
+            yield function
+    yield target._op
+
+
+def _slice_index(dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
+    stop = None if end is None or end == _LAST_INDEX else end
+    index = slice(start, stop, step)
+    if dim < 0:
+        return (Ellipsis, index, *[slice(None)] * (-dim - 1))
+    return (*[slice(None)] * dim, index)
+
+
+def _skipped_dropout(node: fx.Node) -> fx.Node | None:
+    """The input of a dropout that does nothing in evaluation mode."""
+    target = node.target
+    if not isinstance(target, OpOverload) or target._schema.name.split("::")[-1] not in _DROPOUTS:
+        return None
+    source, train = node.args[0], node.args[2] if len(node.args) > 2 else node.kwargs.get("train")
+    return source if train is False and isinstance(source, fx.Node) else None
+
+
+def _copies(arguments: Any) -> Any:
+    return torch.utils._pytree.tree_map_only(Tensor, _copy, arguments)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    # `clone` keeps strides only of dense tensors; operators choose algorithms by strides.
+    copy = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(tensor) if 0 not in tensor.stride() else tensor.clone()
+
+
+def _mutated_storages(node: fx.Node, args: Any, kwargs: Any) -> frozenset[int]:
+    if not isinstance(node.target, OpOverload):
+        return frozenset()
+    written: list[Any] = []
+    for index, argument in enumerate(node.target._schema.arguments):
+        if argument.is_write:
+            written.append(args[index] if index < len(args) else kwargs.get(argument.name))
+    return frozenset(_storages(written))
+
+
+def _storages(value: Any) -> Iterator[int]:
+    if isinstance(value, Tensor):
+        yield _storage(value)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _storages(item)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _attribute(module: nn.Module, path: str) -> Any:
+    return operator.attrgetter(path)(module)

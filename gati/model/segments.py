@@ -1,0 +1,305 @@
+"""Cut a network at the hidden outputs of its blocks, without changing what it computes.
+
+`trace` finds, in the flat program of a network, the value that each block hands to the next one. `cut`
+turns the stretches between chosen blocks into segments: functions that take and return the tensors alive
+at the cut. Run one after the other they do exactly what the whole network does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gati.errors import CutError, DataError, ModelError
+from gati.model.flatten import FlatFunction, Program, Statement, equal_values, lower
+
+__all__ = ["Carried", "Segment", "TracedModel", "trace"]
+
+# Rows of a batch are computed by other kernels than a single row; more than this is no rounding.
+_ROW_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Carried:
+    """One tensor that crosses a cut; `batched` if its first dimension is the batch."""
+
+    name: str
+    shape: tuple[int, ...]
+    batched: bool
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of the network that ends with the hidden output of `block` (None: with the class scores).
+
+    `run(*tensors)` takes the previous segment's tensors (the first one: the request) and returns a tuple,
+    the hidden output first, of what the rest of the network needs; the last segment returns the class
+    scores [B, K] alone. `hidden_changes_later` warns that a later segment changes the hidden output in
+    place. `rows_selectable` is False where rows of the carried tensors may not be picked separately
+    because two of them share memory that is changed later.
+    """
+
+    index: int
+    block: str | None
+    run: FlatFunction
+    carried: tuple[Carried, ...]
+    hidden_changes_later: bool = False
+    rows_selectable: bool = True
+
+    @property
+    def source(self) -> str:
+        """The Python source of `run`."""
+        return str(self.run.source)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class TracedModel:
+    """A network as one flat function, `base(x [B, ...]) -> class scores [B, K]`, which can be cut at `blocks`."""
+
+    base: FlatFunction
+    blocks: tuple[str, ...]  # in the order in which the network computes them
+    hidden_shapes: dict[str, tuple[int, ...]]  # without the batch dimension
+    block_kinds: dict[str, str]
+    input_shape: tuple[int, ...]  # without the batch dimension
+    dtype: torch.dtype
+    device: torch.device
+    classes: int
+    _program: Program = field(repr=False)
+    _positions: dict[str, int] = field(repr=False)
+    _example: Tensor = field(repr=False)
+
+    def example(self) -> Tensor:
+        """The first row of the example it was traced with [1, ...]."""
+        return self._example[:1].clone()
+
+    def cut(self, names: Sequence[str]) -> tuple[Segment, ...]:
+        """Segments between the named blocks, one more than names; checked on the example bit for bit.
+
+        Raises:
+            CutError: an unknown block, blocks out of order, or a block at which the network cannot be cut.
+        """
+        positions = [self._position(name) for name in names]
+        for earlier, later in zip(names, names[1:], strict=False):
+            if self._positions[earlier] >= self._positions[later]:
+                raise CutError(f"cannot cut at '{earlier}' before '{later}': the network computes them the "
+                               "other way round; name blocks in forward order, each once")
+        segments = _segments(self._program, tuple(names), positions)
+        self._verify(segments)
+        return segments
+
+    def _position(self, name: str) -> int:
+        if name not in self._positions:
+            raise CutError(f"no block '{name}' in the traced network; its blocks are {', '.join(self.blocks)}")
+        return self._positions[name]
+
+    def _verify(self, segments: tuple[Segment, ...]) -> None:
+        with torch.inference_mode():
+            for rows in (self._example, self._example[:1]):
+                carried: Any = (rows.clone(),)
+                for segment in segments:
+                    carried = segment.run(*carried)
+                if not equal_values(carried, self.base(rows.clone())):
+                    names = ", ".join(str(segment.block) for segment in segments[:-1])
+                    raise CutError(f"the segments cut at {names} do not compute what the whole network does; "
+                                   "choose other blocks")
+
+
+def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedModel:
+    """Follow `module` on `example` [2 or more, ...] and find the hidden output of each of `blocks`.
+
+    The module must be in evaluation mode; it is not changed, and its weights are shared. It is traced on
+    the device that it and the example are on.
+
+    Raises:
+        ModelError: the network cannot be traced, or one input's result depends on others of its batch.
+        CutError: a block's output is no value of the traced network.
+        DataError: an example of fewer than two rows.
+    """
+    _check_traceable(module, example)
+    with torch.inference_mode():
+        captured, expected = _run_with_hooks(module, example, blocks)
+    finder = _BlockFinder(captured)
+    program = lower(module, example, observe=finder.observe)
+    if len(program.output_shapes) != 1 or len(program.output_shapes[0]) != 2:
+        raise ModelError(f"the network returns tensors of shapes {list(program.output_shapes)}; one of shape "
+                         "[batch, classes] is needed; wrap it to return its class scores")
+    base = program.whole()
+    _check_base(base, example, expected)
+    positions = finder.positions(program)
+    order = tuple(sorted(positions, key=positions.__getitem__))
+    kinds = {name: type(module.get_submodule(name)).__name__ for name in order}
+    return TracedModel(
+        base=base, blocks=order, hidden_shapes={name: tuple(captured[name].shape[1:]) for name in order},
+        block_kinds=kinds, input_shape=tuple(example.shape[1:]), dtype=example.dtype, device=example.device,
+        classes=program.output_shapes[0][1], _program=program, _positions=positions,
+        _example=example[:2].clone(),
+    )
+
+
+def _check_traceable(module: nn.Module, example: Tensor) -> None:
+    if example.ndim < 2 or example.shape[0] < 2:
+        raise DataError(f"an example of shape {list(example.shape)} cannot be traced with a free batch size; "
+                        "give at least two inputs")
+    training = next((name for name, child in module.named_modules() if child.training), None)
+    if training is not None:
+        raise ModelError(f"module '{training or type(module).__name__}' is in training mode; "
+                         "call .eval() on the network first")
+
+
+def _run_with_hooks(
+    module: nn.Module, example: Tensor, blocks: Sequence[str]
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The hidden outputs as the module's own forward computes them, and its result."""
+    captured: dict[str, Tensor] = {}
+    handles = []
+    try:
+        for name in blocks:
+            def hook(_module: nn.Module, _args: Any, output: Any, name: str = name) -> None:
+                hidden = output[0] if isinstance(output, (tuple, list)) else output
+                if isinstance(hidden, Tensor):
+                    captured[name] = hidden.clone()  # a later operator may change it in place
+            handles.append(_submodule(module, name).register_forward_hook(hook))
+        result: Tensor = module(example.clone())
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name in blocks:
+        if name not in captured:
+            raise CutError(f"block '{name}' returned no tensor; choose blocks that hand on one tensor")
+        if captured[name].shape[:1] != example.shape[:1]:
+            raise CutError(f"the output of block '{name}' has shape {list(captured[name].shape)}, its first "
+                           f"dimension is not the batch of {example.shape[0]}; choose another block")
+    return captured, result
+
+
+def _submodule(module: nn.Module, name: str) -> nn.Module:
+    try:
+        return module.get_submodule(name)
+    except AttributeError:
+        known = ", ".join(child for child, _ in module.named_modules() if child)[:300]
+    raise CutError(f"the network has no module '{name}'; its modules are {known}")
+
+
+def _check_base(base: FlatFunction, example: Tensor, expected: Any) -> None:
+    """The flat network gives what the module gives, and each row of a batch stands for itself."""
+    with torch.inference_mode():
+        whole = base(example.clone())
+        alone = torch.cat([base(example[row : row + 1].clone()) for row in range(2)])
+    if not isinstance(expected, Tensor) or not torch.allclose(whole, expected, 1e-4, 1e-5, equal_nan=True):
+        raise ModelError("the traced network does not compute what the module's own forward does; "
+                         "its forward depends on something other than its input and its weights")
+    if not torch.allclose(alone, whole[:2], _ROW_TOLERANCE, _ROW_TOLERANCE, equal_nan=True):
+        raise ModelError("the network's result for an input depends on the other inputs of its batch; "
+                         "Gati needs networks that treat each input by itself")
+
+
+class _BlockFinder:
+    """Watches the traced values and remembers which of them equal a block's captured output."""
+
+    def __init__(self, captured: dict[str, Tensor]) -> None:
+        self._captured = captured
+        self._exact: dict[str, str] = {}
+        self._exact_elsewhere: dict[str, str] = {}
+        self._close: dict[str, str] = {}
+        self._scopes_seen: set[str] = set()
+
+    def observe(self, name: str, scopes: frozenset[str], value: Any) -> None:
+        if not isinstance(value, Tensor):
+            return
+        for block, hidden in self._captured.items():
+            if value.shape != hidden.shape or value.dtype != hidden.dtype:
+                continue
+            inside = block in scopes
+            if torch.equal(value, hidden):
+                (self._exact if inside else self._exact_elsewhere).setdefault(block, name)
+                if inside:
+                    self._exact[block] = name
+            elif inside and torch.allclose(value, hidden, 1e-4, 1e-5):
+                self._close[block] = name
+
+    def positions(self, program: Program) -> dict[str, int]:
+        index_of = {statement.name: index for index, statement in enumerate(program.statements)}
+        positions = {}
+        for block, hidden in self._captured.items():
+            name = self._exact.get(block) or self._exact_elsewhere.get(block) or self._close.get(block)
+            if name is None:
+                raise CutError(f"cannot cut the network at block '{block}': its output of shape "
+                               f"{list(hidden.shape)} is no value of the traced network; choose another block")
+            positions[block] = index_of[name]
+        return positions
+
+
+def _segments(program: Program, names: tuple[str, ...], positions: list[int]) -> tuple[Segment, ...]:
+    statements = program.statements
+    bounds = [0, *(position + 1 for position in positions), len(statements)]
+    segments, parameters = [], (program.input,)
+    for index, block in enumerate((*names, None)):
+        body = statements[bounds[index] : bounds[index + 1]]
+        result_uses = program.output_uses
+        later = statements[bounds[index + 1] :]
+        carried: tuple[Carried, ...] = ()
+        result = program.output
+        if block is not None:
+            carried = _carried(program, block, bounds[index + 1])
+            result_uses = tuple(tensor.name for tensor in carried)
+            result = f"({', '.join(result_uses)},)"
+        prologue = _scalars(body, bounds[index], statements, parameters, block)
+        function = program.function(f"segment_{index}", parameters, body, result, result_uses, prologue)
+        segments.append(Segment(index, block, function, carried, *_sharing(program, carried, later)))
+        parameters = result_uses
+    return tuple(segments)
+
+
+def _carried(program: Program, block: str, bound: int) -> tuple[Carried, ...]:
+    """The tensors alive after `statements[:bound]`, the hidden output first."""
+    statements = program.statements
+    defined = {statement.name: statement for statement in statements[:bound]}
+    hidden = statements[bound - 1]
+    used = {name for statement in statements[bound:] for name in statement.uses} | set(program.output_uses)
+    crossing = [statement for statement in defined.values()
+                if statement is hidden or (statement.name in used and statement.scalar is None)]
+    wrong = [s for s in crossing if s.shape is None or not (s.batched or s.batch_free)]
+    if not hidden.batched:
+        wrong = [hidden]
+    if wrong:
+        listed = ", ".join(f"{s.name} {'(several tensors)' if s.shape is None else list(s.shape)}" for s in wrong)
+        raise CutError(f"cannot cut the network after block '{block}': {listed} crosses the cut and its first "
+                       "dimension is not the batch; choose another block")
+    tensors = [Carried(s.name, tuple(s.shape or ()), s.batched) for s in crossing]
+    if program.input in used:
+        tensors.append(Carried(program.input, (), batched=True))
+    return tuple(sorted(tensors, key=lambda tensor: tensor.name != hidden.name))
+
+
+def _scalars(body: Sequence[Statement], start: int, statements: Sequence[Statement], parameters: Sequence[str],
+             block: str | None) -> tuple[str, ...]:
+    """Lines that work out again, from the batch size, the numbers that earlier segments computed."""
+    earlier = {statement.name: statement for statement in statements[:start] if statement.scalar is not None}
+    needed = [earlier[name] for name in dict.fromkeys(n for s in body for n in s.uses) if name in earlier]
+    if not needed:
+        return ()
+    lines = [f"batch = {parameters[0]}.size(0)"]
+    for statement in needed:
+        expression = str(statement.scalar)
+        if set(re.findall(r"[A-Za-z_]\w*", expression)) - {"batch"}:
+            raise CutError(f"cannot cut the network before block '{block or 'output'}': the number "
+                           f"{statement.name} = {expression} crosses the cut; choose another block")
+        lines.append(f"{statement.name} = {expression}")
+    return tuple(lines)
+
+
+def _sharing(program: Program, carried: tuple[Carried, ...], later: Sequence[Statement]) -> tuple[bool, bool]:
+    """Whether the hidden output changes in place later, and whether rows can be picked tensor by tensor."""
+    if not carried:
+        return False, True
+    memories = {s.name: s.storages for s in program.statements}
+    memories[program.input] = frozenset({program.input_storage})
+    changed = frozenset().union(*(statement.mutated for statement in later))
+    crossing = [memories[tensor.name] & changed for tensor in carried]
+    shared = sum(map(len, crossing)) > len(frozenset().union(*crossing))
+    return bool(crossing[0]), not shared

@@ -1,0 +1,24 @@
+"""Eager PyTorch operators in flat functions: the same results as the module itself, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from gati.model.flatten import flatten
+from gati.model.segments import TracedModel
+from gati.runtime.backends.base import Backend, Lookup, Path, register_backend
+
+__all__ = ["TorchBackend"]
+
+
+@register_backend("torch")
+class TorchBackend(Backend):
+    """Runs the traced operators one by one, on the CPU or on CUDA."""
+
+    def path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
+        return Path(base=traced.base, segments=traced.cut(blocks))
+
+    def lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
+        return flatten(cache, hidden)

@@ -1,0 +1,213 @@
+"""Where a lookup runs when it does not run inside its segment: beside the next one.
+
+On the CPU a worker thread with a core of its own runs it, on CUDA a second stream. One lookup at a time.
+The engine hands a hidden output over, goes on with the network, and looks between blocks whether the
+answer has come.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from queue import SimpleQueue
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from gati.runtime.backends.base import Lookup
+
+__all__ = ["Answer", "Beside", "StreamBeside", "WorkerBeside", "beside_for"]
+
+# How many blocks the host may queue on the device ahead of the one that is running. Without a bound a
+# fast host queues the whole network before the first lookup has ended, and a hit would save nothing.
+_BLOCKS_AHEAD = 2
+
+
+class Answer(NamedTuple):
+    """What a lookup found: probabilities [B, K] and the score of the first row."""
+
+    probabilities: Tensor
+    score: float
+
+
+class Beside(ABC):
+    """Runs one lookup at a time beside the base model. A context manager: `close` gives everything back."""
+
+    @abstractmethod
+    def submit(self, lookup: Lookup, hidden: Tensor) -> None:
+        """Start `lookup(hidden)`; the answer of the previous one must have been taken."""
+
+    @abstractmethod
+    def finished(self) -> bool:
+        """Whether the answer is there; does not wait."""
+
+    @abstractmethod
+    def answer(self) -> Answer:
+        """Take the answer; waits for it. Raises whatever the lookup raised."""
+
+    def keep_pace(self) -> None:
+        """Called between blocks."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Take cores or a stream."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what `open` took; may be called twice."""
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+
+def beside_for(device: torch.device) -> Beside:
+    """The way to run lookups beside the base model on `device`."""
+    return StreamBeside(device) if device.type == "cuda" else WorkerBeside()
+
+
+class WorkerBeside(Beside):
+    """A worker thread pinned to the last core of the process; the calling thread keeps the others.
+
+    While open, the calling thread computes with at most as many threads as it has cores left. Affinity
+    and thread count are restored by `close`, which must be called from the thread that called `open`.
+    With a single core nothing is pinned.
+    """
+
+    def __init__(self) -> None:
+        self._inbox: SimpleQueue[tuple[Lookup, Tensor] | None] = SimpleQueue()
+        self._ready = threading.Semaphore(0)
+        self._found: Answer | BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._cores: set[int] = set()
+        self._threads = 0
+
+    def open(self) -> None:
+        if self._thread is not None:
+            return
+        self._cores, self._threads = _own_cores(), torch.get_num_threads()
+        *mine, theirs = sorted(self._cores)
+        self._thread = threading.Thread(target=self._work, args=(theirs,), name="gati-lookup", daemon=True)
+        self._thread.start()
+        self._ready.acquire()  # the worker has set its own thread count, which is global for new threads
+        if mine:
+            _pin(set(mine))
+        torch.set_num_threads(max(1, min(self._threads, len(mine))))
+
+    def close(self) -> None:
+        if self._thread is None:
+            return
+        self._inbox.put(None)
+        self._thread.join()
+        self._thread = None
+        _pin(self._cores)
+        torch.set_num_threads(self._threads)
+
+    def submit(self, lookup: Lookup, hidden: Tensor) -> None:
+        self._found = None
+        self._inbox.put((lookup, hidden))
+
+    def finished(self) -> bool:
+        return self._found is not None
+
+    def answer(self) -> Answer:
+        self._ready.acquire()
+        found = self._found
+        if not isinstance(found, Answer):
+            raise found or RuntimeError("no lookup was submitted")
+        return found
+
+    def _work(self, core: int) -> None:
+        if len(self._cores) > 1:
+            _pin({core})
+        torch.set_num_threads(1)
+        self._ready.release()
+        with torch.inference_mode():
+            while (work := self._inbox.get()) is not None:
+                try:
+                    probabilities, score = work[0](work[1])
+                    self._found = Answer(probabilities, score.item())
+                except BaseException as error:  # handed to the caller of `answer`
+                    self._found = error
+                del work
+                self._ready.release()
+
+
+class StreamBeside(Beside):
+    """A second CUDA stream; events order it after the hidden output, its score is polled, never waited for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+
+    def open(self) -> None:
+        if self._stream is not None:
+            return
+        self._stream = torch.cuda.Stream(self._device)
+        self._score = torch.empty(1, pin_memory=True)
+        self._probabilities: Tensor | None = None
+        self._produced, self._done = torch.cuda.Event(), torch.cuda.Event()
+        self._marks = [torch.cuda.Event() for _ in range(_BLOCKS_AHEAD)]
+        self._blocks = 0
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
+            self._stream = None
+
+    def submit(self, lookup: Lookup, hidden: Tensor) -> None:
+        stream = self._opened()
+        self._produced.record(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            stream.wait_event(self._produced)
+            probabilities, score = lookup(hidden)
+            self._score.copy_(score, non_blocking=True)
+            self._done.record(stream)
+        hidden.record_stream(stream)  # its memory must not be reused while the lookup reads it
+        self._probabilities = probabilities
+
+    def finished(self) -> bool:
+        return self._done.query()
+
+    def answer(self) -> Answer:
+        self._done.synchronize()
+        probabilities = self._probabilities
+        if probabilities is None:
+            raise RuntimeError("no lookup was submitted")
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(self._done)
+        probabilities.record_stream(current)
+        self._probabilities = None
+        return Answer(probabilities, self._score.item())
+
+    def keep_pace(self) -> None:
+        mark = self._marks[self._blocks % _BLOCKS_AHEAD]
+        if self._blocks >= _BLOCKS_AHEAD:
+            while not mark.query() and not self._done.query():
+                pass
+        mark.record(torch.cuda.current_stream(self._device))
+        self._blocks += 1
+
+    def _opened(self) -> torch.cuda.Stream:
+        if self._stream is None:
+            raise RuntimeError("open the stream first")
+        return self._stream
+
+
+def _own_cores() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+def _pin(cores: set[int]) -> None:
+    """Bind the calling thread, where the system can."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)

@@ -1,0 +1,238 @@
+"""Measured latencies of the base model and of lookups, at batch size 1, on the machine that will serve.
+
+Everything compared is measured in turns, round by round, so that a slow moment of the machine hits both
+sides; medians are kept.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, pairwise
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gati.errors import DataError
+from gati.model.segments import Segment, TracedModel
+from gati.runtime.backends import Backend, get_backend
+from gati.runtime.backends.base import Lookup
+from gati.runtime.placement import Beside, beside_for
+from gati.types import BlockProfile, Profile
+
+__all__ = ["OverlapCost", "measure_lookup", "measure_overlap", "measure_profile"]
+
+_WARM_UP_ROUNDS = 5
+_LOOKUP_BUDGET_S = 0.03
+_LOOKUP_MINIMUM = 15
+_LOOKUP_MAXIMUM = 200
+
+
+class OverlapCost(NamedTuple):
+    """A lookup beside the base model: time from hand-over to answer, and what it costs the base model."""
+
+    lookup_ms: float
+    penalty_ms: float
+
+
+def measure_profile(
+    traced: TracedModel,
+    blocks: Sequence[str] | None = None,
+    example: Tensor | None = None,
+    repetitions: int = 40,
+    *,
+    backend: str = "torch",
+) -> Profile:
+    """Time the base model whole and block by block for one request.
+
+    `example` is one preprocessed input [1, ...]; the traced example by default. `reach_ms` never falls
+    from block to block and never exceeds `base_ms`, the time of the whole flat network: the cost of cutting
+    at every block, which no composition does, is taken out in proportion.
+    """
+    names = tuple(traced.blocks if blocks is None else blocks)
+    request = _single(traced.example() if example is None else example)
+    path = get_backend(backend).path(traced, names)
+    whole, pieces = [], []
+    with quiet(), torch.inference_mode():
+        for _ in range(_WARM_UP_ROUNDS):
+            path.base(request.clone())
+            _walk_ms(path.segments, request, traced.device)
+        for _ in range(repetitions):
+            whole.append(time_call_ms(path.base, request.clone(), traced.device))
+            pieces.append(_walk_ms(path.segments, request, traced.device))
+    *reach, total_ms = accumulate(map(median, zip(*pieces, strict=True)), max)
+    base_ms = min(median(whole), total_ms)  # the pieces do all of the work: more than they take is noise
+    reach_ms = [value * base_ms / total_ms for value in reach]
+    own_ms = [later - earlier for earlier, later in pairwise([0.0, *reach_ms])]
+    profiles = [
+        BlockProfile(index, name, traced.block_kinds[name], traced.hidden_shapes[name], own_ms[index],
+                     reach_ms[index])
+        for index, name in enumerate(names)
+    ]
+    return Profile(backend, str(traced.device), torch.get_num_threads(), base_ms, tuple(profiles))
+
+
+def measure_lookup(
+    cache: nn.Module,
+    hidden: Tensor,
+    *,
+    backend: str = "torch",
+    between: Callable[[], Any] | None = None,
+) -> float:
+    """Median milliseconds of one lookup, from the hidden output [1, ...] to the score as a number.
+
+    Takes 15 repetitions, and more until 30 ms are spent. `between`, called untimed before each repetition,
+    can run the base model so that the lookup finds the processor's caches as in use: without it a lookup
+    seems two to three times as fast as it is. It depends on shapes only, never on weights.
+    """
+    example = _single(hidden)
+    runner: Backend = get_backend(backend)
+    with quiet(), torch.inference_mode():
+        lookup = runner.lookup(cache, example)
+        for _ in range(3):
+            _looked_up(lookup, example)
+        times: list[float] = []
+        while len(times) < _LOOKUP_MINIMUM or (
+            between is None and sum(times) < _LOOKUP_BUDGET_S * 1e3 and len(times) < _LOOKUP_MAXIMUM
+        ):
+            if between is not None:
+                between()
+            times.append(time_call_ms(lambda hidden: _looked_up(lookup, hidden), example, example.device))
+    return median(times)
+
+
+def measure_overlap(
+    traced: TracedModel,
+    block: str,
+    cache: nn.Module,
+    example: Tensor | None = None,
+    repetitions: int = 15,
+    *,
+    backend: str = "torch",
+    beside: Beside | None = None,
+) -> OverlapCost:
+    """What a lookup after `block` costs when it runs beside the rest of the base model.
+
+    The penalty compares whole requests: with the lookup beside it, on the cores that are then left,
+    against the base model alone with everything it has. Pass an open `beside` to measure many lookups in
+    a row; the base model alone is then timed on the cores left, too.
+    """
+    request = _single(traced.example() if example is None else example)
+    runner = get_backend(backend)
+    path = runner.path(traced, [block])
+    with quiet(), torch.inference_mode():
+        lookup = runner.lookup(cache, path.segments[0].run(request.clone())[0])
+        alone_before = _alone_ms(path.segments, request, traced.device, repetitions)
+        if beside is not None:
+            timed = _beside_ms(path.segments, lookup, request, beside, traced.device, repetitions)
+        else:
+            with beside_for(traced.device) as opened:
+                timed = _beside_ms(path.segments, lookup, request, opened, traced.device, repetitions)
+        alone_after = _alone_ms(path.segments, request, traced.device, repetitions)
+    lookup_ms, request_ms = (median(column) for column in zip(*timed, strict=True))
+    return OverlapCost(lookup_ms, max(0.0, request_ms - median(alone_before + alone_after)))
+
+
+def time_call_ms(function: Callable[[Tensor], Any], argument: Tensor, device: torch.device) -> float:
+    """Wall-clock milliseconds of one call, the device's work included."""
+    start = time.perf_counter_ns()
+    function(argument)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter_ns() - start) / 1e6
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No garbage collection while something is timed."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _looked_up(lookup: Lookup, hidden: Tensor) -> float:
+    return lookup(hidden)[1].item()
+
+
+def _single(example: Tensor) -> Tensor:
+    if example.ndim < 2 or example.shape[0] != 1:
+        raise DataError(f"latencies are measured for one input at a time; got an example of shape "
+                        f"{list(example.shape)}, give one of shape [1, ...]")
+    return example
+
+
+def _walk_ms(segments: Sequence[Segment], request: Tensor, device: torch.device) -> list[float]:
+    """Milliseconds from the start of a request to the end of each segment."""
+    carried: Any = (request.clone(),)
+    if device.type == "cuda":
+        return _walk_cuda_ms(segments, carried)
+    times = [time.perf_counter_ns()]
+    for segment in segments:
+        carried = segment.run(*carried)
+        times.append(time.perf_counter_ns())
+    return [(moment - times[0]) / 1e6 for moment in times[1:]]
+
+
+def _walk_cuda_ms(segments: Sequence[Segment], carried: Any) -> list[float]:
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(segments) + 1)]
+    torch.cuda.synchronize()
+    marks[0].record()
+    for segment, mark in zip(segments, marks[1:], strict=True):
+        carried = segment.run(*carried)
+        mark.record()
+    torch.cuda.synchronize()
+    return [marks[0].elapsed_time(mark) for mark in marks[1:]]
+
+
+def _alone_ms(segments: Sequence[Segment], request: Tensor, device: torch.device, repetitions: int
+              ) -> list[float]:
+    first, last = segments
+
+    def run(x: Tensor) -> Tensor:
+        result: Tensor = last.run(*first.run(x))
+        return result
+
+    for _ in range(2):
+        run(request.clone())
+    return [time_call_ms(run, request.clone(), device) for _ in range(repetitions)]
+
+
+def _beside_ms(segments: Sequence[Segment], lookup: Lookup, request: Tensor, beside: Beside,
+               device: torch.device, repetitions: int) -> list[tuple[float, float]]:
+    """(hand-over to answer, whole request) of each repetition after two untimed ones."""
+    first, last = segments
+    return [
+        _overlapped_request_ms(first, last, lookup, request.clone(), beside, device)
+        for _ in range(repetitions + 2)
+    ][2:]
+
+
+def _overlapped_request_ms(first: Segment, last: Segment, lookup: Lookup, request: Tensor, beside: Beside,
+                           device: torch.device) -> tuple[float, float]:
+    answered = 0
+
+    def timed(hidden: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal answered
+        found = lookup(hidden)
+        answered = time.perf_counter_ns()
+        return found
+
+    start = time.perf_counter_ns()
+    carried = first.run(request)
+    handed_over = time.perf_counter_ns()
+    beside.submit(timed, carried[0].clone() if first.hidden_changes_later else carried[0])
+    last.run(*carried)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    end = time.perf_counter_ns()
+    beside.answer()
+    return (answered - handed_over) / 1e6, (end - start) / 1e6
