@@ -5,7 +5,8 @@
 channels and option A shortcuts (stride-2 subsampling, zero-padded channels, no parameters). Parameter
 names match the public checkpoints of akamaster/pytorch_resnet_cifar10.
 
-`digits_resnet` is the same network for the 8x8 grey digits of scikit-learn. It trains in a minute on two cores.
+`digits_resnet` is the same network for the 8x8 grey digits of scikit-learn,
+and trains in a minute on two cores.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ _DIGITS = Preprocessing(mean=(0.305,), std=(0.376,), channels=1)
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside an option A shortcut: [B, inputs, H, W] -> [B, outputs, H/stride, W/stride]."""
+    """Two 3x3 convolutions beside an option A shortcut.
+
+    [B, inputs, H, W] -> [B, outputs, H / stride, W / stride]
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()

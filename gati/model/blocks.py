@@ -5,8 +5,8 @@ depth. What counts as a block, in the order tried:
 
 * a module with at least two weight layers that is not itself a stage of such modules: residual blocks,
   inverted residuals, ConvNeXt blocks, transformer layers, fire modules;
-* a dense block or a transition of a DenseNet. Single dense layers are left out: each hands on only its own few
-  new channels, of which no cache could tell the class, while a dense block hands on all of them;
+* a dense block or a transition of a DenseNet. Single dense layers are left out: each hands on only its own
+  few new channels, from which no cache could tell the class, while a dense block hands on all of them;
 * where stages are written flat (VGG, AlexNet), a run of convolutions up to a pooling, named by the pooling;
 * where a network has no stages, direct children of a repeated class (GoogLeNet's inception modules).
 
@@ -26,20 +26,22 @@ from gati.model.hooks import forward_order
 
 __all__ = ["find_blocks"]
 
-_POOLINGS = (nn.MaxPool2d, nn.AvgPool2d, nn.MaxPool1d, nn.AvgPool1d, nn.LPPool2d, nn.FractionalMaxPool2d)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_POOLINGS = frozenset({"MaxPool2d", "AvgPool2d", "MaxPool1d", "AvgPool1d", "LPPool2d", "FractionalMaxPool2d"})
+_CONVOLUTIONS = frozenset({"Conv1d", "Conv2d", "Conv3d"})
+_STAGES = frozenset({"Sequential", "ModuleList"})
 _LISTED_NAMES = 40
 
 
 def find_blocks(
     module: nn.Module, pattern: str | None = None, *, example: Tensor | None = None
 ) -> tuple[str, ...]:
-    """Return the qualified names of the network's blocks in forward order.
+    r"""Return the qualified names of the network's blocks in forward order.
 
     `pattern` names them instead: shell globs or regular expressions over module names, separated by commas
-    (`layer?.*`, `blocks\\.[02468]`). A glob's `*` does not cross a dot, `**` does. The order is that of registration,
-    which is the forward order in every architecture named above; with `example`, an input [B, ...], it is taken
-    from one forward pass and blocks that do not run are left out.
+    (`layer?.*`, `blocks\.[02468]`). A glob's `*` does not cross a dot, `**` does; a part that matches nothing
+    as a glob is read as an expression. The order is that of registration, which is the forward order in every
+    architecture named above; with `example`, an input [B, ...], it is taken from one forward pass and
+    blocks that do not run are left out.
 
     **Raises:** `BlockError` when there are none, listing names to choose from.
     """
@@ -77,21 +79,21 @@ def _inside(module: nn.Module, prefix: str) -> list[str]:
 
 
 def _is_stage(module: nn.Module) -> bool:
-    return isinstance(module, (nn.Sequential, nn.ModuleList))
+    return _is_a(module, _STAGES)
 
 
 def _is_dense_block(module: nn.Module) -> bool:
-    """A dict of layers with a forward of its own: the layers feed each other, so only the whole has an output."""
+    """A dict of layers with its own forward: the layers feed each other, so only the whole has an output."""
     own_forward = type(module).forward is not nn.ModuleDict.forward
     return isinstance(module, nn.ModuleDict) and own_forward and _weight_layers(module) >= 2
 
 
 def _leaf_units(stage: nn.Module) -> set[str]:
-    """Return the children that are `nn.Sequential` of plain layers with at least two weight layers, if repeated."""
+    """Return the children that are `nn.Sequential` of plain layers, two or more with weights, if repeated."""
     units = {
         name
         for name, child in stage.named_children()
-        if isinstance(child, nn.Sequential) and _weight_layers(child) >= 2 and not any(_grandchildren(child))
+        if _is_a(child, _STAGES) and _weight_layers(child) >= 2 and not any(_grandchildren(child))
     }
     return units if len(units) >= 2 else set()
 
@@ -102,7 +104,7 @@ def _grandchildren(module: nn.Module) -> Iterable[bool]:
 
 def _ends_with_pooling(module: nn.Module) -> bool:
     leaves = [layer for layer in module.modules() if not any(True for _ in layer.children())]
-    return isinstance(module, nn.Sequential) and len(leaves) > 1 and isinstance(leaves[-1], _POOLINGS)
+    return _is_a(module, _STAGES) and len(leaves) > 1 and _is_a(leaves[-1], _POOLINGS)
 
 
 def _has_siblings(names: list[str]) -> bool:
@@ -114,37 +116,47 @@ def _flat_stages(module: nn.Module) -> list[str]:
     """Return the poolings that end a run of convolutions, in each `nn.Sequential` that has two such runs."""
     names: list[str] = []
     for path, sequence in module.named_modules():
-        if not isinstance(sequence, nn.Sequential):
+        if not _is_a(sequence, _STAGES):
             continue
         found, convolutions = [], 0
         for name, child in sequence.named_children():
-            convolutions += isinstance(child, _CONVOLUTIONS)
-            if convolutions and isinstance(child, _POOLINGS):
+            convolutions += _is_a(child, _CONVOLUTIONS)
+            if convolutions and _is_a(child, _POOLINGS):
                 found.append(f"{path}.{name}" if path else name)
                 convolutions = 0
         names.extend(found if len(found) >= 2 else [])
     return names
 
 
-def _repeated_children(module: nn.Module) -> list[str]:
-    """Return the direct children with convolutions below them, when some class among them is repeated."""
+def _repeated_children(module: nn.Module, prefix: str = "") -> list[str]:
+    """Return the children with convolutions below them when a class among them is repeated, or theirs."""
     # Auxiliary classifiers run in training only, so nothing can be collected from them.
-    units = {
-        name: child
-        for name, child in module.named_children()
-        if _is_unit(child) and not _kind(child).endswith("Aux")
-    }
-    classes = Counter(type(child) for child in units.values())
+    units = {name: child for name, child in module.named_children() if _is_unit(child)}
+    units = {name: child for name, child in units.items() if not _kind(child).endswith("Aux")}
+    classes = Counter(_kind(child) for child in units.values())
+    if max(classes.values(), default=0) < 2:
+        return []
     # Inception-v3 mixes InceptionA to InceptionE: one repeated class shows that all of them are one family.
-    return list(units) if any(count >= 2 for count in classes.values()) else []
+    names: list[str] = []
+    for name, child in units.items():
+        names.extend(_repeated_children(child, f"{prefix}{name}.") or [f"{prefix}{name}"])
+    return names
+
+
+def _is_a(module: nn.Module, classes: frozenset[str]) -> bool:
+    """Tell whether a module is of one of the classes, by name: an exported program knows only their names."""
+    exported_class = getattr(module, "_ty", None)
+    if isinstance(exported_class, str):
+        return exported_class.rpartition(".")[2] in classes
+    return any(base.__name__ in classes for base in type(module).__mro__)
 
 
 def _is_unit(module: nn.Module) -> bool:
-    return _weight_layers(module) >= 2 and any(isinstance(layer, _CONVOLUTIONS) for layer in module.modules())
+    return _weight_layers(module) >= 2 and any(_is_a(layer, _CONVOLUTIONS) for layer in module.modules())
 
 
 def _weight_layers(module: nn.Module) -> int:
-    """Count layers with a weight of two or more dimensions: convolutions, linear and attention layers, not norms."""
+    """Count layers with weights of two or more dimensions: convolutions, linear, attention; not norms."""
     return sum(
         any(parameter.dim() >= 2 for parameter in layer.parameters(recurse=False))
         for layer in module.modules()
@@ -184,7 +196,8 @@ def _glob(part: str) -> re.Pattern[str]:
 
 
 def _kind(module: nn.Module) -> str:
-    return type(module).__name__
+    exported_class = getattr(module, "_ty", None)
+    return exported_class.rpartition(".")[2] if isinstance(exported_class, str) else type(module).__name__
 
 
 def _listing(module: nn.Module) -> str:

@@ -1,6 +1,6 @@
 """Reading trained weights without ever running code that comes with them.
 
-Data flow: **file** -> *load_checkpoint* -> **state dict, containers unwrapped** -> *apply_checkpoint* -> **network**.
+Data flow: **file** -> *load_checkpoint* -> **state dict, unwrapped** -> *apply_checkpoint* -> **network**.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ def apply_checkpoint(module: nn.Module, state: Mapping[str, Tensor], path: str |
     for key, tensor in state.items():
         if tensor.shape != wanted[key].shape:
             raise CheckpointError(
-                f"checkpoint {path} does not fit the network: {key} has shape {list(tensor.shape)} in the file and "
-                f"{list(wanted[key].shape)} in the network; give the checkpoint of this architecture"
+                f"checkpoint {path} does not fit the network: {key} has shape {list(tensor.shape)} in the "
+                f"file and {list(wanted[key].shape)} in the network; give the checkpoint of this architecture"
             )
-    # Not strict only because files older than torch 0.4.1 lack num_batches_tracked, which inference never reads.
+    # Not strict only because files older than torch 0.4.1 lack num_batches_tracked, unread in inference.
     module.load_state_dict(dict(state), strict=False)
 
 
@@ -140,8 +140,8 @@ def _refused(path: Path) -> CheckpointError:
 
 def _damaged(path: Path, kind: str, error: Exception) -> CheckpointError:
     return CheckpointError(
-        f"checkpoint {path} is no readable {kind} ({type(error).__name__}): damaged, cut short or of another kind; "
-        "copy it again"
+        f"checkpoint {path} is no readable {kind} ({type(error).__name__}): damaged, cut short or of "
+        "another kind; copy it again"
     )
 
 
@@ -152,8 +152,8 @@ def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
             keys = [str(key) for key in content]
             shown = ", ".join(keys[:_LISTED_KEYS]) or "none"
             raise CheckpointError(
-                f"checkpoint {path} holds no weights (keys: {shown}); give a state dict, bare or under one of "
-                f"{', '.join(_CONTAINERS[:4])}"
+                f"checkpoint {path} holds no weights (keys: {shown}); give a state dict, bare or under one "
+                f"of {', '.join(_CONTAINERS[:4])}"
             )
         content = inner
     if not isinstance(content, Mapping):

@@ -1,6 +1,6 @@
 """Images, with or without labels, in every form a user may have them; read in batches by index.
 
-An `.npz` is held in memory as uint8 and converted a batch at a time; a folder or a dataset is read when asked.
+An `.npz` is held in memory as uint8 and converted batch by batch; a folder or a dataset is read when asked.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Data(ABC):
 
     @abstractmethod
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
-        """Return the network's inputs float32 [n, C, H, W] at `indices`, in that order. Raises `DataError`."""
+        """Return the inputs at `indices` as float32 [n, C, H, W], preprocessed. Raises `DataError`."""
 
     def subset(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> Data:
         """Return a view of the inputs at `indices`, in that order."""
@@ -79,10 +79,9 @@ def load_data(
 ) -> Data:
     """Open data in any of its forms.
 
-    An `.npz` holds `images` uint8 [N, H, W, C] or [N, H, W] and optionally `labels` [N] and `class_names`. A
-    folder holds one folder per class (names sorted), or images directly, then unlabelled. A callable returns a
-    `torch.utils.data.Dataset` of images or (image, label); float tensors are taken as preprocessed already,
-    uint8 [H, W, C] arrays and Pillow images are preprocessed. `what` begins the error messages.
+    An `.npz` holds `images` uint8 [N, H, W, C] or [N, H, W] and optionally `labels` [N] and `class_names`.
+    A folder holds one folder per class (names sorted), or images directly, then unlabelled. A callable returns
+    a `torch.utils.data.Dataset` of images or (image, label); float tensors count as preprocessed already, uint8 [H, W, C] arrays and Pillow images are preprocessed. `what` begins the error messages.
 
     **Raises:** `DataError`.
     """
@@ -138,9 +137,9 @@ class _ArrayData(Data):
         return self._labels
 
     @cached_property
-    def fingerprint(self) -> str:  # type: ignore[override]
+    def fingerprint(self) -> str:
         digest = hashlib.sha256(repr(self._images.shape).encode())
-        digest.update(np.ascontiguousarray(self._images))
+        digest.update(memoryview(np.ascontiguousarray(self._images)))
         if self._labels is not None:
             digest.update(self._labels.tobytes())
         return digest.hexdigest()
@@ -167,7 +166,8 @@ class _FolderData(Data):
             found = [(path, -1) for path in _image_files(folder, "*")]
         if not found:
             raise DataError(
-                f"{what}: no images ({', '.join(sorted(IMAGE_SUFFIXES))}) in {folder}; give a folder of one folder per class"
+                f"{what}: no images ({', '.join(sorted(IMAGE_SUFFIXES))}) in {folder}; "
+                "give a folder of one folder per class"
             )
         self._paths = [path for path, _ in found]
         self.class_names = tuple(classes) or None
@@ -182,7 +182,7 @@ class _FolderData(Data):
         return self._labels
 
     @cached_property
-    def fingerprint(self) -> str:  # type: ignore[override]
+    def fingerprint(self) -> str:
         entries = [(str(path.relative_to(self._folder)), path.stat().st_size) for path in self._paths]
         return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
@@ -211,7 +211,7 @@ class _DatasetData(Data):
         return self._length
 
     @cached_property
-    def labels(self) -> NDArray[np.int64] | None:  # type: ignore[override]
+    def labels(self) -> NDArray[np.int64] | None:
         if not self._has_labels:
             return None
         for attribute in ("targets", "labels"):  # torchvision's datasets keep them at hand, undecoded
@@ -223,7 +223,7 @@ class _DatasetData(Data):
         )
 
     @cached_property
-    def fingerprint(self) -> str:  # type: ignore[override]
+    def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.name}:{self._length}".encode())
         probes = np.unique(np.linspace(0, self._length - 1, 16).astype(np.int64))
         digest.update(self.images(probes).numpy().tobytes())
@@ -247,8 +247,8 @@ class _DatasetData(Data):
         )
         if not isinstance(image, (Tensor, np.ndarray, Image.Image)):
             raise DataError(
-                f"{self._what}: item {index} holds a {type(image).__name__}; return a tensor, a uint8 array or a "
-                "Pillow image, alone or with a label"
+                f"{self._what}: item {index} holds a {type(image).__name__}; return a tensor, a uint8 array "
+                "or a Pillow image, alone or with a label"
             )
         return image, label
 
@@ -271,12 +271,13 @@ class _DatasetData(Data):
                     f"{item.dtype} {list(item.shape)}" if isinstance(item, Tensor) else type(item).__name__
                 )
                 raise DataError(
-                    f"{self._what}: items differ (float {list(shape)} and {found}); return tensors of one dtype and shape"
+                    f"{self._what}: items differ (float {list(shape)} and {found}); "
+                    "return tensors of one dtype and shape"
                 )
         if len(shape) == 3 and shape[0] != self._preprocessing.channels:
             raise DataError(
-                f"{self._what}: tensors have shape {list(shape)} and the network takes {self._preprocessing.channels} "
-                "channels; return float tensors [C, H, W]"
+                f"{self._what}: tensors have shape {list(shape)} and the network takes "
+                f"{self._preprocessing.channels} channels; return float tensors [C, H, W]"
             )
         return torch.stack(items).to(torch.float32)
 

@@ -48,8 +48,8 @@ class _Collector:
 
     Which ones those are is found on the first forward, when every output is cloned: an output whose version
     counter has moved by the end of that forward was overwritten. From then on only those are cloned, and the
-    counters of the others are checked at the end of each forward, so an overwrite that depends on the input is
-    an error and never a wrong value. Inference tensors have no counter, hence are always cloned.
+    counters of the others are checked at the end of each forward, so an overwrite that depends on the input
+    is an error and never a wrong value. Inference tensors have no counter, hence are always cloned.
     """
 
     def __init__(self) -> None:
@@ -85,8 +85,8 @@ class _Collector:
                 self._overwritten[name] = True
                 self.hidden.pop(name)
                 raise ModelError(
-                    f"block {name}: its output is overwritten in place on some inputs and not on others, so its "
-                    "hidden output is lost; leave the block out or make that operation out of place"
+                    f"block {name}: its output is overwritten in place on some inputs and not on others, so "
+                    "its hidden output is lost; leave the block out or make that operation out of place"
                 )
         self._watched.clear()
 
@@ -95,7 +95,7 @@ class _Collector:
 
 
 def forward_order(module: nn.Module, names: Sequence[str], example: Tensor) -> list[str]:
-    """Return `names` in the order in which one forward of `example` [B, ...] first runs them, without those it skips.
+    """Return those of `names` that one forward of `example` [B, ...] runs, in the order it first runs them.
 
     **Raises:** `ModelError` when the network does not accept the example.
     """

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from gati.errors import ModelError
 from gati.model.checkpoint import apply_checkpoint, fit_prefixes, load_checkpoint, state_sha256
+from gati.model.exported import load_exported
 from gati.model.preprocess import INTERPOLATIONS, Preprocessing
 from gati.model.source import first_line, import_object, import_timm, import_torchvision, near
 
@@ -68,10 +69,10 @@ def load_model(
     """Load a network and its weights. Nothing is ever downloaded.
 
     `source` is one of `torchvision:NAME`, `timm:NAME`, `package.module:callable`, `file.py:callable` or a
-    `torch.export` file. A callable takes no arguments and returns an `nn.Module`; it may carry a `Preprocessing`
-    in an attribute `preprocessing`. Networks of torchvision, timm and `gati.zoo` are built with as many classes
-    as the checkpoint's last layer has rows. Initial weights are drawn from a fixed seed, so the same source
-    gives the same network again; the caller's random state is untouched.
+    `torch.export` file. A callable takes no arguments and returns an `nn.Module`; it may carry a
+    `Preprocessing` in an attribute `preprocessing`. Networks of torchvision, timm and `gati.zoo` get
+    as many classes as the checkpoint's last layer has rows. Initial weights come from a fixed seed, so the same
+    source gives the same network again; the caller's random state is untouched.
 
     `mean`, `std` (after division by 255) and `resize` (pixels of the shorter side, 0 for none) replace the
     values that come with the network.
@@ -104,12 +105,16 @@ def _recipe(source: str) -> _Recipe:
     if source.startswith("timm:"):
         return _timm_recipe(source.removeprefix("timm:"))
     if source.endswith(".pt2"):
-        from gati.model.exported import load_exported  # heavy, and only here
-
-        return _Recipe(lambda classes: load_exported(Path(source)))
+        return _exported_recipe(Path(source))
     if ":" in source:
         return _callable_recipe(source)
     raise ModelError(f"unknown model {source!r}; write {_FORMS}")
+
+
+def _exported_recipe(path: Path) -> _Recipe:
+    module, shape = load_exported(path)
+    channels = (shape[1] if len(shape) == 4 else None) or 3
+    return _Recipe(lambda classes: module, _identity(channels))
 
 
 def _torchvision_recipe(name: str) -> _Recipe:
@@ -183,8 +188,8 @@ def _callable_recipe(source: str) -> _Recipe:
     required = _required_arguments(target)
     if required:
         raise ModelError(
-            f"{source} needs arguments ({', '.join(required)}); name a callable without, for example a function "
-            "that fills them in"
+            f"{source} needs arguments ({', '.join(required)}); name a callable without, for example a "
+            "function that fills them in"
         )
     return _Recipe(lambda classes: target(), preset)
 
@@ -203,7 +208,7 @@ def _classes_argument(classes: int | None) -> dict[str, int]:
 
 
 def _known_interpolation(name: str) -> str:
-    """Map a library's name to ours: timm's `random` is bilinear or bicubic, `lanczos` is nearest to bicubic."""
+    """Map a library's name to ours: timm's `random` is bilinear or bicubic, `lanczos` close to bicubic."""
     return name if name in INTERPOLATIONS else {"lanczos": "bicubic"}.get(name, "bilinear")
 
 
@@ -245,6 +250,10 @@ def _default_preprocessing(module: nn.Module) -> Preprocessing:
     """Mean 0 and std 1 for as many channels as the first convolution takes."""
     first = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
     channels = 3 if first is None else first.in_channels
+    return _identity(channels)
+
+
+def _identity(channels: int) -> Preprocessing:
     return Preprocessing((0.0,) * channels, (1.0,) * channels, channels=channels)
 
 

@@ -24,11 +24,13 @@ def check_base_outputs(outputs: Any) -> Tensor:
     """
     if not isinstance(outputs, Tensor):
         raise ModelError(
-            f"the network returns {type(outputs).__name__}; a classifier must return one tensor [batch, classes]"
+            f"the network returns {type(outputs).__name__}; "
+            "a classifier must return one tensor [batch, classes]"
         )
     if outputs.ndim != 2 or outputs.shape[1] < 2:
         raise ModelError(
-            f"the network returns shape {list(outputs.shape)}; a classifier must return [batch, classes] with at least 2 classes"
+            f"the network returns shape {list(outputs.shape)}; "
+            "a classifier must return [batch, classes] with at least 2 classes"
         )
     if not outputs.is_floating_point():
         raise ModelError(

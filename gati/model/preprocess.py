@@ -1,6 +1,7 @@
 """From images as people store them to the tensor the network was trained on.
 
-Data flow: **uint8 [N, H, W, C]** -> resize shorter side -> centre crop -> /255 -> (x - mean) / std -> **float32 [N, C, h, w]**.
+Data flow: **uint8 [N, H, W, C]** -> resize -> centre crop -> /255 -> (x - mean) / std
+-> **float32 [N, C, h, w]**.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class Preprocessing:
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != self.channels:
                 raise ModelError(
-                    f"preprocessing has {len(values)} values for {name} and the network takes {self.channels} "
-                    f"channels; give {self.channels} values"
+                    f"preprocessing has {len(values)} values for {name} and the network takes "
+                    f"{self.channels} channels; give {self.channels} values"
                 )
             if not all(np.isfinite(values)):
                 raise ModelError(f"preprocessing {name} is {list(values)}; give finite numbers")
@@ -87,7 +88,7 @@ class Preprocessing:
     def __call__(self, images: NDArray[np.uint8]) -> Tensor:
         """Turn images uint8 [N, H, W, C] into the network's input, float32 [N, C, h, w].
 
-        **Raises:** `DataError` for another rank, dtype or number of channels, or images smaller than the crop.
+        **Raises:** `DataError` for another rank, dtype or channel count, or images smaller than the crop.
         """
         check_image_array(images, self.channels)
         pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2)  # uint8 [N, C, H, W]
@@ -113,8 +114,8 @@ class Preprocessing:
         if len(shapes) > 1:
             (height, width), (other_height, other_width) = shapes[0], shapes[-1]
             raise DataError(
-                f"images differ in size ({height}x{width} and {other_height}x{other_width} pixels) and the network "
-                "has no preset size; give --resize PIXELS"
+                f"images differ in size ({height}x{width} and {other_height}x{other_width} pixels) and the "
+                "network has no preset size; give --resize PIXELS"
             )
         return torch.cat(tensors)
 
@@ -130,7 +131,7 @@ class Preprocessing:
     def _interpolate(self, pixels: Tensor, height: int, width: int) -> Tensor:
         if (height, width) == tuple(pixels.shape[2:]):
             return pixels
-        # Antialiased on uint8 rounds as Pillow does, which is what torchvision's and timm's numbers were measured with.
+        # Antialiased on uint8 rounds as Pillow does, and published accuracies were measured with Pillow.
         smooth = self.interpolation != "nearest"
         return functional.interpolate(pixels, (height, width), mode=self.interpolation, antialias=smooth)
 
@@ -159,7 +160,8 @@ def check_image_array(images: NDArray[Any], channels: int, what: str = "images")
     if images.shape[3] != channels:
         hint = "; transpose [N, C, H, W] to [N, H, W, C]" if images.shape[1] == channels else ""
         raise DataError(
-            f"{what} have {images.shape[3]} channels (shape {shape}) and the network takes {channels}{hint or '; convert them'}"
+            f"{what} have {images.shape[3]} channels (shape {shape}) and the network takes {channels}"
+            f"{hint or '; convert them'}"
         )
     if 0 in images.shape[1:]:
         raise DataError(f"{what} have shape {shape}: no pixels; give images of at least 1x1 pixels")
