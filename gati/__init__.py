@@ -18,21 +18,21 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from gati.errors import GatiError
-from gati.version import VERSION as __version__
+from gati.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from gati.compose.composition import Composition as Composition
     from gati.compose.compose import compose as compose
+    from gati.compose.composition import Composition as Composition
+    from gati.demo import demo as demo
     from gati.explore.explore import explore as explore
     from gati.explore.library import Library as Library
-    from gati.demo import demo as demo
     from gati.runtime.engine import Engine as Engine
     from gati.runtime.engine import Prediction as Prediction
     from gati.runtime.engine import load as load
     from gati.runtime.evaluate import Evaluation as Evaluation
     from gati.runtime.evaluate import evaluate as evaluate
-    from gati.runtime.predict import predict as predict
     from gati.runtime.inspect import blocks as blocks
+    from gati.runtime.predict import predict as predict
 
 __all__ = [
     "Composition",
@@ -68,7 +68,7 @@ _HOMES = {
 
 
 class _Package(ModuleType):
-    """This package. Two verbs share their names with rooms (`gati.compose`, `gati.explore`).
+    """The package itself. Two verbs share their names with rooms (`gati.compose`, `gati.explore`).
 
     Importing anything from a room would bind the room's module over the verb, so that `gati.explore(...)`
     worked or not depending on what was imported before. Here the verb always wins;

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import typer
 
@@ -20,6 +21,8 @@ __all__ = ["app", "main", "run"]
 
 INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
 ISSUES = "please report it with the traceback that GATI_DEBUG=1 shows"
+
+_Command = TypeVar("_Command", bound=Callable[..., None])
 
 app = typer.Typer(
     name="gati",
@@ -33,7 +36,7 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="torchvision:NAME, timm:NAME, package.module:callable, file.py:callable, or a torch.export file.",
+        help="torchvision:NAME, timm:NAME, package.module:callable, file.py:callable, a torch.export file.",
     ),
 ]
 Checkpoint = Annotated[
@@ -83,22 +86,29 @@ def _gati(
         typer.echo(context.get_help())
 
 
-@app.command()
+def _verb(*examples: str) -> Callable[[_Command], _Command]:
+    """Register a command, with examples below its help."""
+    # typer joins the lines of a paragraph, so each example is a paragraph of its own.
+    return app.command(epilog="\n\n".join(("Examples:", *(f"  {example}" for example in examples))))
+
+
+@_verb("gati blocks torchvision:resnet18", "gati blocks gati.zoo:resnet56 --blocks 'layer3.*'")
 def blocks(
     model: Model,
     checkpoint: Checkpoint = None,
     pattern: Annotated[str | None, typer.Option("--blocks", metavar="PATTERN", help="Only these.")] = None,
+    size: Annotated[
+        str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Of the inputs, if the model does not tell.")
+    ] = None,
 ) -> None:
-    """Show the blocks that caches can sit after: name, output shape, share of the latency.
-
-    \b
-    gati blocks torchvision:resnet18
-    gati blocks gati.zoo:resnet56 --blocks 'layer3.*'
-    """
-    cli_render.blocks(gati.blocks(model, checkpoint, pattern=pattern))
+    """Show the blocks that caches can sit after: name, output shape, share of the latency."""
+    cli_render.blocks(gati.blocks(model, checkpoint, pattern=pattern, size=_size(size)))
 
 
-@app.command()
+@_verb(
+    "gati explore torchvision:resnet18 --checkpoint mine.pt --data val/ --out runs/mine",
+    "gati explore models.py:build --data val.npz --train-data train.npz --out runs/mine --budget 10m",
+)
 def explore(
     model: Model,
     data: Annotated[
@@ -131,11 +141,8 @@ def explore(
     """Train and measure every cache variant after every block, and write the cache library DIR.
 
     Labels are not needed. Interrupted, the same command goes on where it stopped.
-
-    \b
-    gati explore torchvision:resnet18 --checkpoint mine.pt --data val/ --out runs/mine
-    gati explore models.py:build --data val.npz --train-data train.npz --out runs/mine --budget 10m
     """
+    from gati.explore.progress import open_progress
     from gati.units import parse_duration
 
     library = gati.explore(
@@ -152,12 +159,12 @@ def explore(
         mean=_numbers("--mean", mean),
         std=_numbers("--std", std),
         resize=resize,
-        progress="auto",
+        progress=open_progress(),
     )
     cli_render.library(library)
 
 
-@app.command()
+@_verb("gati compose runs/mine --accuracy 0.97", "gati compose runs/mine --memory 8MiB --name small")
 def compose(
     directory: LibraryDir,
     accuracy: Annotated[
@@ -177,12 +184,7 @@ def compose(
     backend: Annotated[str, typer.Option(help="What executes the network.")] = "auto",
     name: Annotated[str, typer.Option(help="A library keeps several compositions.")] = "default",
 ) -> None:
-    """Choose which caches to use, at which thresholds, so that the mean latency is least.
-
-    \b
-    gati compose runs/mine --accuracy 0.97
-    gati compose runs/mine --memory 8MiB --name small
-    """
+    """Choose which caches to use, at which thresholds, so that the mean latency is least."""
     from gati.units import parse_bytes
 
     composition = gati.compose(
@@ -199,7 +201,7 @@ def compose(
     cli_render.composition(composition, directory)
 
 
-@app.command()
+@_verb("gati evaluate runs/mine --data test.npz --json evaluation.json")
 def evaluate(
     directory: LibraryDir,
     data: Annotated[str, typer.Option(metavar="TEST", help="Inputs that explore has not seen.")],
@@ -209,9 +211,6 @@ def evaluate(
     """Measure gain, agreement and latency on inputs that Gati has not seen.
 
     Every request is answered by the network alone and by Gati, in turn, in one process.
-
-    \b
-    gati evaluate runs/mine --data test.npz --json evaluation.json
     """
     from gati.files import atomic_write_text
 
@@ -221,30 +220,22 @@ def evaluate(
     cli_render.evaluation(evaluation)
 
 
-@app.command()
+@_verb("gati predict runs/mine cat.jpg dog.png")
 def predict(
     directory: LibraryDir,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...")],
     composition: CompositionName = "default",
 ) -> None:
-    """Classify image files, and say after which block each answer was known.
-
-    \b
-    gati predict runs/mine cat.jpg dog.png
-    """
+    """Classify image files, and say after which block each answer was known."""
     predictions = gati.predict(directory, images, composition=composition)
-    cli_render.predictions(images, predictions, directory)
+    cli_render.predictions(images, predictions, gati.Library.open(directory).manifest.class_names)
 
 
-@app.command()
+@_verb("gati demo")
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where its files go.")] = Path("demo"),
 ) -> None:
-    """Run it all on handwritten digits: train a network, explore, compose, evaluate.
-
-    \b
-    gati demo
-    """
+    """Run it all on handwritten digits: train a network, explore, compose, evaluate."""
     gati.demo(out)
 
 
@@ -266,7 +257,17 @@ def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise DataError(f"{option} {text!r} is not a list of numbers; write one a channel: 0.5,0.5,0.5") from None
+        message = f"{option} {text!r} is not a list of numbers; write one a channel, such as 0.5,0.5,0.5"
+        raise DataError(message) from None
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    if match is None:
+        raise DataError(f"--size {text!r} is not a size in pixels; write HEIGHTxWIDTH, such as 32x32")
+    return int(match[1]), int(match[2])
 
 
 def main() -> None:

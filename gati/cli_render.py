@@ -3,18 +3,191 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from gati.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from gati.compose.composition import Composition
+    from gati.explore.library import Library
+    from gati.runtime.engine import Prediction
+    from gati.runtime.evaluate import Evaluation
+    from gati.runtime.inspect import ModelBlocks
+
+__all__ = ["blocks", "composition", "error", "evaluation", "library", "predictions"]
+
+_PIPE_WIDTH = 120  # columns where there is no terminal to ask
+
 
 def error(message: str) -> None:
     """Print one line on stderr, red where there is a terminal."""
     line = "error: " + " ".join(message.split())
-    if sys.stderr.isatty():
-        line = f"\x1b[31m{line}\x1b[0m"
-    print(line, file=sys.stderr)
+    print(f"\x1b[31m{line}\x1b[0m" if sys.stderr.isatty() else line, file=sys.stderr)
+
+
+def blocks(found: ModelBlocks) -> None:
+    """Print the blocks in forward order: output shape, share of the latency, share until there."""
+    profile = found.profile
+    table = _table("#", "block", "kind", "output", "share", "until here", left=(1, 2, 3))
+    for block in profile.blocks:
+        table.add_row(
+            str(block.index),
+            block.name,
+            block.kind,
+            _shape(block.output_shape),
+            _percent(block.latency_ms / profile.base_ms),
+            _percent(block.reach_ms / profile.base_ms),
+        )
+    _console().print(table)
+    print(
+        f"{len(profile.blocks)} blocks; {profile.base_ms:.2f} ms for one input of "
+        f"{_shape(found.input_shape)} on {profile.device} ({profile.backend}, {profile.threads} threads)"
+    )
+
+
+def library(explored: Library) -> None:
+    """Print the best trained variant of every block, and where the rest is."""
+    trained = [trial for trial in explored.trials if trial.status == "trained"]
+    trained.sort(key=lambda trial: _hits(trial.hit_rate_at_99))
+    best = {trial.block_index: trial for trial in trained}  # the last of each block, so the best
+    table = _table("block", "best variant", "hits at 97 %", "hits at 99 %", "lookup", "memory", left=(0, 1))
+    for _, trial in sorted(best.items()):
+        table.add_row(
+            trial.block,
+            trial.variant,
+            _percent(_hits(trial.hit_rate_at_97)),
+            _percent(_hits(trial.hit_rate_at_99)),
+            _milliseconds(trial.lookup_ms),
+            format_bytes(trial.memory_bytes),
+        )
+    if best:
+        _console().print(table)
+    counts = Counter(trial.status for trial in explored.trials)
+    counted = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    print(f"{counted or 'no'} variants; every one with its reason is in {explored.directory / 'trials.csv'}")
+    print(f"next: gati compose {explored.directory}")
+
+
+def composition(chosen: Composition, directory: Path) -> None:
+    """Print the exits, what is expected of them, and why these."""
+    expected = chosen.expected
+    if chosen.exits:
+        table = _table(
+            *("block", "variant", "selector", "placement"),
+            *("hit rate", "agreement", "exit after", "lookup", "memory"),
+            left=(0, 1, 2, 3),
+        )
+        for exit_ in chosen.exits:
+            table.add_row(
+                exit_.block,
+                exit_.variant,
+                exit_.selector,
+                exit_.placement,
+                _percent(exit_.expected_hit_rate),
+                _percent(exit_.expected_agreement, digits=2),
+                _milliseconds(exit_.exit_ms),
+                _milliseconds(exit_.lookup_ms),
+                format_bytes(exit_.memory_bytes),
+            )
+        _console().print(table)
+    print(
+        f"expected: mean {expected.mean_latency_ms:.3f} ms against {expected.base_latency_ms:.3f} ms, "
+        f"gain {expected.gain:.2f}x; {_percent(expected.hit_rate)} leave early, agreement "
+        f"{_percent(expected.agreement, digits=2)} (target {_percent(chosen.accuracy_target)}), "
+        f"caches {format_bytes(expected.memory_bytes)}"
+    )
+    print(f"why: {_why(chosen)}")
+    if chosen.note:
+        print(f"note: {chosen.note}")
+    option = "" if chosen.name == "default" else f" --composition {chosen.name}"
+    print(f"next: gati evaluate {directory} --data TEST{option}")
+
+
+def _why(chosen: Composition) -> str:
+    gap = "not proven" if chosen.gap is None else f"{chosen.gap:.2%}"
+    alpha = "" if chosen.alpha is None else f", alpha {chosen.alpha:g}"
+    basis = {"replay": "replayed on the select inputs", "table": "estimated from the trials table"}
+    return (
+        f"least expected latency in the {chosen.objective} form{alpha}, by {chosen.solver}, gap {gap}; "
+        f"expectations {basis[chosen.expected_from]}"
+    )
+
+
+def evaluation(measured: Evaluation) -> None:
+    """Print the comparison with the base model, then what each exit did."""
+    table = _table("", "base", "gati", "ratio", left=(0,))
+    base, ours = measured.base_latency_ms, measured.latency_ms
+    for name in ("mean", "p50", "p90", "p99"):
+        before, after = getattr(base, name), getattr(ours, name)
+        ratio = f"{before / after:.2f}x"
+        table.add_row(f"latency {name}", _milliseconds(before), _milliseconds(after), ratio)
+    if measured.accuracy is not None and measured.base_accuracy is not None:
+        change = 100 * (measured.accuracy - measured.base_accuracy)
+        table.add_row(
+            "accuracy",
+            _percent(measured.base_accuracy, digits=2),
+            _percent(measured.accuracy, digits=2),
+            f"{change:+.2f} points",
+        )
+    _console().print(table)
+    if measured.exits:
+        exits = _table("exit after", "variant", "placement", "hits", "agreement", left=(0, 1, 2))
+        for exit_ in measured.exits:
+            agreement = "-" if exit_.agreement is None else _percent(exit_.agreement, digits=2)
+            exits.add_row(exit_.block, exit_.variant, exit_.placement, str(exit_.hits), agreement)
+        _console().print(exits)
+    print(
+        f"{measured.n} inputs on {measured.backend}: gain {measured.gain:.2f}x, tail ratio "
+        f"{measured.tail_ratio:.2f}, {_percent(measured.hit_rate)} left early, agreement "
+        f"{_percent(measured.agreement, digits=2)}, caches {format_bytes(measured.memory_bytes)}"
+    )
+
+
+def predictions(
+    images: Sequence[Path], answers: Sequence[Prediction], class_names: Sequence[str] | None
+) -> None:
+    """Print file, class, probability and exit of every image."""
+    table = _table("image", "class", "probability", "left after", left=(0, 1, 3))
+    for image, answer in zip(images, answers, strict=True):
+        name = class_names[answer.class_index] if class_names else str(answer.class_index)
+        probability = float(answer.probabilities[answer.class_index])
+        table.add_row(str(image), name, _percent(probability), answer.exit)
+    _console().print(table)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+
+
+def _table(*columns: str, left: Iterable[int]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index in left else "right", overflow="fold")
+    return table
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _percent(share: float, digits: int = 1) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def _milliseconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f} ms"
+
+
+def _hits(rate: float | None) -> float:
+    return 0.0 if rate is None else rate
