@@ -69,6 +69,7 @@ class TracedModel:
     dtype: torch.dtype
     device: torch.device
     classes: int
+    changes_input: bool  # an operator works in place on the request itself
     _program: Program = field(repr=False)
     _positions: dict[str, int] = field(repr=False)
     _example: Tensor = field(repr=False)
@@ -136,7 +137,9 @@ def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedMo
     return TracedModel(
         base=base, blocks=order, hidden_shapes={name: tuple(captured[name].shape[1:]) for name in order},
         block_kinds=kinds, input_shape=tuple(example.shape[1:]), dtype=example.dtype, device=example.device,
-        classes=program.output_shapes[0][1], _program=program, _positions=positions,
+        classes=program.output_shapes[0][1],
+        changes_input=any(program.input_storage in statement.mutated for statement in program.statements),
+        _program=program, _positions=positions,
         _example=example[:2].clone(),
     )
 

@@ -1,0 +1,246 @@
+"""The engine: segments and lookups in turn, until one of them knows the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from gati.errors import BackendError, CutError, DataError, LibraryError
+from gati.model.segments import Segment, TracedModel
+from gati.runtime.backends import get_backend
+from gati.runtime.batching import Stage, answer_rows
+from gati.runtime.exits import BASE, EngineExit, Prediction, doubtful_class
+from gati.runtime.placement import Beside, beside_for
+
+if TYPE_CHECKING:
+    from gati.model.preprocess import Preprocessing
+
+__all__ = ["Engine", "Prediction"]
+
+
+class _Step(NamedTuple):
+    """One segment of the path taken by a single request, and the lookup at its end, if any."""
+
+    run: Callable[..., Any]
+    lookup: Callable[[Tensor], tuple[Tensor, Tensor]] | None
+    threshold: float
+    exit: str
+    beside: bool
+    copy_hidden: bool
+
+
+class Engine:
+    """Answers requests with the base model and its learned caches.
+
+    A request goes through the segments in order. After each it is looked up; at the first hit its answer
+    is returned and the remaining segments are not executed. Which exit answers depends on the input alone,
+    never on its batch nor on timing: an overlapped lookup that is late is waited for before the next one,
+    and before the base model's answer is given. Batches larger than one look up inline.
+
+    One thread at a time may call an engine; use one engine a thread. It is a context manager: `close` gives
+    back the cores that overlapped lookups take at the first request (CPU: the calling thread is confined to
+    the other cores until then).
+    """
+
+    def __init__(
+        self,
+        traced: TracedModel,
+        exits: Sequence[EngineExit] = (),
+        *,
+        outputs_kind: Literal["logits", "probabilities"] = "logits",
+        backend: str = "torch",
+        version: str = "",
+        class_names: Sequence[str] | None = None,
+        preprocessing: Preprocessing | None = None,
+    ) -> None:
+        order = {name: index for index, name in enumerate(traced.blocks)}
+        self.exits = tuple(sorted(exits, key=lambda leaving: order.get(leaving.block, -1)))
+        self.backend = backend
+        self.version = version
+        self.class_names = None if class_names is None else tuple(class_names)
+        self.preprocessing = preprocessing
+        self.traced = traced
+        self._logits = outputs_kind == "logits"
+        path = get_backend(backend).path(traced, [leaving.block for leaving in self.exits])
+        self._base = path.base
+        self._last: Callable[..., Tensor] = path.segments[-1].run
+        self._stages = self._build_stages(path.segments)
+        self._rows_selectable = all(segment.rows_selectable for segment in path.segments)
+        overlapped = any(leaving.placement == "overlapped" for leaving in self.exits)
+        self._beside: Beside | None = beside_for(traced.device) if overlapped else None
+        self._steps = self._build_steps() if overlapped else ()
+        self._opened = False
+
+    def __call__(self, x: Tensor) -> list[Prediction]:
+        """Classify preprocessed inputs [B, ...]; predictions come in their order.
+
+        Raises:
+            DataError: inputs of another shape or dtype than the network's.
+        """
+        x = self._checked(x)
+        with torch.inference_mode():
+            if x.shape[0] == 1:
+                return [self._prediction(*self._one(x))]
+            if not self._rows_selectable:
+                return [self._prediction(*self._one(row)) for row in x.split(1)]
+            answers = answer_rows(self._stages, self._last, x)
+            return [
+                self._prediction(*self._one(x[row : row + 1].contiguous()) if answer is None else answer)
+                for row, answer in enumerate(answers)
+            ]
+
+    def base(self, x: Tensor) -> list[Prediction]:
+        """Classify with the whole base model, executed the same way, no lookups."""
+        x = self._checked(x)
+        with torch.inference_mode():
+            scores = self._base(x)
+            if scores.shape[0] > 1:
+                for row in doubtful_class(scores).nonzero().flatten().tolist():
+                    scores[row] = self._base(x[row : row + 1].contiguous())[0]
+            return [self._prediction(row, BASE) for row in scores.split(1)]
+
+    def open(self) -> None:
+        """Take what overlapped lookups need; the first request does it, too."""
+        if self._beside is not None and not self._opened:
+            self._beside.open()
+            self._opened = True
+
+    def close(self) -> None:
+        """Give back cores and streams; call it from the thread that made the requests."""
+        if self._beside is not None and self._opened:
+            self._beside.close()
+            self._opened = False
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    def _build_stages(self, segments: Sequence[Segment]) -> tuple[Stage, ...]:
+        stages = []
+        backend = get_backend(self.backend)
+        carried: Any = (self.traced.example(),)
+        with torch.inference_mode():
+            for segment, leaving in zip(segments, self.exits, strict=False):
+                carried = segment.run(*carried)
+                _check_placement(leaving)
+                lookup = backend.lookup(leaving.cache, carried[0])
+                _check_lookup(leaving, lookup, carried[0], self.traced.classes)
+                batched = tuple(tensor.batched for tensor in segment.carried)
+                stages.append(Stage(segment.run, lookup, leaving.threshold, leaving.block, batched))
+        return tuple(stages)
+
+    def _build_steps(self) -> tuple[_Step, ...]:
+        """The path of a single request where lookups run beside it: cut at every block, to stop soon."""
+        exits = {leaving.block: (leaving, stage) for leaving, stage in
+                 zip(self.exits, self._stages, strict=True)}
+        steps = []
+        for segment in self._finest_segments():
+            leaving, stage = exits.get(segment.block or "", (None, None))
+            if leaving is None or stage is None:
+                steps.append(_Step(segment.run, None, 0.0, "", beside=False, copy_hidden=False))
+                continue
+            steps.append(_Step(segment.run, stage.lookup, leaving.threshold, leaving.block,
+                               leaving.placement == "overlapped", segment.hidden_changes_later))
+        return tuple(steps)
+
+    def _finest_segments(self) -> tuple[Segment, ...]:
+        backend = get_backend(self.backend)
+        try:
+            return backend.path(self.traced, self.traced.blocks).segments
+        except CutError:  # some other block cannot be cut: look for answers at the exits only
+            return backend.path(self.traced, [leaving.block for leaving in self.exits]).segments
+
+    def _checked(self, x: Tensor) -> Tensor:
+        traced = self.traced
+        if not isinstance(x, Tensor) or x.shape[1:] != traced.input_shape or x.ndim == 0:
+            found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise DataError(f"the network takes a tensor of shape [batch, {_listed(traced.input_shape)}], "
+                            f"got {found}; preprocess inputs and put them in a batch")
+        if x.dtype != traced.dtype:
+            raise DataError(f"the network takes {traced.dtype}, got {x.dtype}; preprocess inputs "
+                            "with engine.preprocessing")
+        if x.device != traced.device:
+            x = x.to(traced.device)
+        return x.clone() if traced.changes_input else x
+
+    def _one(self, x: Tensor) -> tuple[Tensor, str]:
+        """Class scores [1, K] or probabilities [1, K], and where they come from, for a single request."""
+        if self._beside is not None:
+            return self._one_beside(x, self._beside)
+        carried: tuple[Tensor, ...] = (x,)
+        for run, lookup, threshold, name, _ in self._stages:
+            carried = run(*carried)
+            probabilities, score = lookup(carried[0])
+            if score.item() >= threshold:  # False for NaN
+                return probabilities, name
+        return self._last(*carried), BASE
+
+    def _one_beside(self, x: Tensor, beside: Beside) -> tuple[Tensor, str]:
+        self.open()
+        pending: _Step | None = None
+        carried: Any = (x,)
+        try:
+            for step in self._steps:
+                carried = step.run(*carried)
+                if pending is not None and (step.lookup is not None or step is self._steps[-1]
+                                            or beside.finished()):
+                    waited, pending = pending, None
+                    answer = beside.answer()
+                    if answer.score >= waited.threshold:
+                        return answer.probabilities, waited.exit
+                if step.lookup is None:
+                    pass
+                elif step.beside:
+                    beside.submit(step.lookup, carried[0].clone() if step.copy_hidden else carried[0])
+                    pending = step
+                else:
+                    probabilities, score = step.lookup(carried[0])
+                    if score.item() >= step.threshold:
+                        return probabilities, step.exit
+                beside.keep_pace()
+        except BaseException:
+            if pending is not None:
+                beside.answer()  # the next request must not find this one's answer
+            raise
+        return carried, BASE
+
+    def _prediction(self, scores: Tensor, exit: str) -> Prediction:
+        """`scores` [1, K]: class scores of the base model, or probabilities of a lookup."""
+        if exit == BASE and self._logits:
+            scores = scores.softmax(1)
+        probabilities = scores[0].cpu()
+        index = int(probabilities.argmax())
+        name = None if self.class_names is None else self.class_names[index]
+        return Prediction(index, probabilities, exit, self.version, name)
+
+
+def _listed(shape: Sequence[int]) -> str:
+    return ", ".join(map(str, shape))
+
+
+def _check_placement(leaving: EngineExit) -> None:
+    if leaving.placement not in ("inline", "overlapped"):
+        raise BackendError(f"unknown placement '{leaving.placement}' at block '{leaving.block}'; "
+                           "choose inline or overlapped")
+
+
+def _check_lookup(leaving: EngineExit, lookup: Any, hidden: Tensor, classes: int) -> None:
+    try:
+        probabilities, score = lookup(hidden)
+    except (RuntimeError, ValueError, IndexError) as error:
+        reason = str(error).splitlines()[0][:160]
+    else:
+        if probabilities.shape == (1, classes) and score.shape == (1,):
+            return
+        reason = f"it returns shapes {list(probabilities.shape)} and {list(score.shape)}"
+    raise LibraryError(f"the learned cache {leaving.variant or type(leaving.cache).__name__} does not fit block "
+                       f"'{leaving.block}' with output {list(hidden.shape[1:])} and {classes} classes: {reason}; "
+                       "run gati explore again")

@@ -1,0 +1,255 @@
+"""Measure Gati against its base model, request by request, on inputs it has not seen."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from gati.errors import DataError
+from gati.model.data import Data, load_data
+from gati.runtime.engine import Engine, Prediction
+from gati.runtime.exits import BASE
+from gati.runtime.load import open_served
+from gati.runtime.profile import quiet
+
+__all__ = ["Evaluation", "ExitCount", "Latency", "evaluate", "evaluate_engine"]
+
+_WARM_UP_REQUESTS = 20
+_EAGER_SAMPLES = 200
+_CHUNK = 256  # inputs preprocessed at a time, outside the timing
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds of one request, over all requests."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class ExitCount:
+    """What one learned cache did; `agreement` with the base model among its hits, None without hits."""
+
+    block: str
+    variant: str
+    threshold: float
+    placement: str
+    hits: int
+    agreement: float | None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What Gati gains and costs on a data set; the accuracies are None without labels.
+
+    `gain` is base mean / Gati mean, `tail_ratio` Gati p99 / base p99. Base and Gati run on the same backend
+    in the same way; `eager_latency_ms` is the user's module as it came, called plainly, on a sample.
+    """
+
+    n: int
+    agreement: float
+    accuracy: float | None
+    base_accuracy: float | None
+    hit_rate: float
+    latency_ms: Latency
+    base_latency_ms: Latency
+    gain: float
+    tail_ratio: float
+    memory_bytes: int
+    backend: str
+    exits: tuple[ExitCount, ...]
+    eager_latency_ms: Latency | None = None
+    device: str = "cpu"
+    threads: int = 1
+    repetitions: int = 1
+    data: str = ""
+    composition: str = ""
+
+    def to_json(self) -> str:
+        """The evaluation as strict JSON text."""
+        return json.dumps(asdict(self), indent=2, allow_nan=False) + "\n"
+
+
+@dataclass
+class _Measured:
+    """Raw times in milliseconds and answers, in the order of the inputs."""
+
+    gati_ms: list[float]
+    base_ms: list[float]
+    eager_ms: list[float]
+    gati: list[Prediction]
+    base: list[Prediction]
+
+
+def evaluate(
+    directory: str | Path,
+    data: Any,
+    *,
+    composition: str = "default",
+    limit: int | None = None,
+    device: str = "cpu",
+    repetitions: int = 1,
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Answer every input of `data` with Gati and with the base model alone, one request at a time.
+
+    `data` is an `.npz`, a folder, a dataset callable (see `load_data`) or a `Data`. `limit` takes the first
+    inputs only; `repetitions` measures each input that often. A request is a preprocessed tensor
+    [1, ...]; base and Gati take turns at being first. `progress(done, of)` is called now and then.
+
+    Raises:
+        DataError: no inputs, or inputs that do not fit the network.
+        LibraryError, CompositionError, BackendError: as `load` does.
+    """
+    for name, value in (("limit", limit), ("repetitions", repetitions)):
+        if value is not None and value < 1:
+            raise DataError(f"{name} is {value}; at least 1 is needed")
+    served = open_served(directory, composition=composition, device=device, threads=threads)
+    if served.engine.preprocessing is None:
+        raise AssertionError("load always sets the preprocessing")
+    inputs = load_data(data, served.engine.preprocessing, what="evaluation data")
+    if limit is not None and limit < len(inputs):
+        inputs = inputs.subset(range(limit))
+    return evaluate_engine(served.engine, inputs, module=served.module, repetitions=repetitions,
+                           progress=progress, composition=composition)
+
+
+def evaluate_engine(
+    engine: Engine,
+    data: Data,
+    *,
+    module: nn.Module | None = None,
+    repetitions: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+    composition: str = "",
+) -> Evaluation:
+    """As `evaluate`, for an engine and data that are already there; without `module` eager is not timed."""
+    if len(data) == 0:
+        raise DataError("the evaluation data is empty; give at least one input")
+    with engine:
+        measured = _measure(engine, data, module, repetitions, progress)
+        threads = torch.get_num_threads()
+    latency, base_latency = _latency(measured.gati_ms), _latency(measured.base_ms)
+    answers = np.array([prediction.class_index for prediction in measured.gati])
+    base_answers = np.array([prediction.class_index for prediction in measured.base])
+    return Evaluation(
+        n=len(data),
+        agreement=float(np.mean(answers == base_answers)),
+        accuracy=_accuracy(answers, data.labels),
+        base_accuracy=_accuracy(base_answers, data.labels),
+        hit_rate=float(np.mean([prediction.exit != BASE for prediction in measured.gati])),
+        latency_ms=latency,
+        base_latency_ms=base_latency,
+        gain=base_latency.mean / latency.mean,
+        tail_ratio=latency.p99 / base_latency.p99,
+        memory_bytes=sum(leaving.memory_bytes for leaving in engine.exits),
+        backend=engine.backend,
+        exits=_exit_counts(engine, measured.gati, answers == base_answers),
+        eager_latency_ms=_latency(measured.eager_ms) if measured.eager_ms else None,
+        device=str(engine.traced.device),
+        threads=threads,
+        repetitions=repetitions,
+        data=data.name,
+        composition=composition,
+    )
+
+
+def _measure(
+    engine: Engine,
+    data: Data,
+    module: nn.Module | None,
+    repetitions: int,
+    progress: Callable[[int, int], None] | None,
+) -> _Measured:
+    measured = _Measured([], [], [], [], [])
+    eager = _eager(module, engine.traced.device)
+    every = max(1, len(data) // _EAGER_SAMPLES)
+    with quiet():
+        for start in range(0, len(data), _CHUNK):
+            rows = data.images(range(start, min(start + _CHUNK, len(data)))).to(engine.traced.device)
+            if start == 0:
+                _warm_up(engine, eager, rows)
+            for offset, x in enumerate(rows.split(1)):
+                for repetition in range(repetitions):
+                    _take_turns(engine, x.clone(), measured, gati_first=(offset + repetition) % 2 == 1,
+                                keep=repetition == 0)
+                if eager is not None and (start + offset) % every == 0:
+                    _timed(eager, x.clone(), measured.eager_ms)
+            if progress is not None:
+                progress(start + len(rows), len(data))
+    return measured
+
+
+def _take_turns(engine: Engine, x: Tensor, measured: _Measured, *, gati_first: bool, keep: bool) -> None:
+    if gati_first:
+        gati = _timed(engine, x, measured.gati_ms)
+        base = _timed(engine.base, x, measured.base_ms)
+    else:
+        base = _timed(engine.base, x, measured.base_ms)
+        gati = _timed(engine, x, measured.gati_ms)
+    if keep:
+        measured.gati += gati
+        measured.base += base
+
+
+def _timed(call: Callable[[Tensor], Any], x: Tensor, times_ms: list[float]) -> Any:
+    """Both sides return probabilities on the CPU, so the device has finished when the call returns."""
+    start = time.perf_counter_ns()
+    result = call(x)
+    times_ms.append((time.perf_counter_ns() - start) / 1e6)
+    return result
+
+
+def _eager(module: nn.Module | None, device: torch.device) -> Callable[[Tensor], Any] | None:
+    if module is None:
+        return None
+
+    def call(x: Tensor) -> Any:
+        with torch.inference_mode():
+            return module(x).cpu()
+
+    return call
+
+
+def _warm_up(engine: Engine, eager: Callable[[Tensor], Any] | None, rows: Tensor) -> None:
+    for request in range(_WARM_UP_REQUESTS):
+        x = rows[request % len(rows)].unsqueeze(0)
+        engine.base(x)
+        engine(x)
+        if eager is not None:
+            eager(x.clone())
+
+
+def _latency(times_ms: Sequence[float]) -> Latency:
+    times = np.asarray(times_ms)
+    p50, p90, p99 = (float(value) for value in np.percentile(times, (50, 90, 99)))
+    return Latency(float(times.mean()), p50, p90, p99)
+
+
+def _accuracy(answers: npt.NDArray[np.int64], labels: npt.NDArray[np.int64] | None) -> float | None:
+    return None if labels is None else float(np.mean(answers == labels))
+
+
+def _exit_counts(engine: Engine, predictions: Sequence[Prediction], agrees: npt.NDArray[np.bool_]
+                 ) -> tuple[ExitCount, ...]:
+    counts = []
+    for leaving in engine.exits:
+        here = np.array([prediction.exit == leaving.block for prediction in predictions])
+        hits = int(here.sum())
+        agreement = float(agrees[here].mean()) if hits else None
+        counts.append(ExitCount(leaving.block, leaving.variant, leaving.threshold, leaving.placement, hits,
+                                agreement))
+    return tuple(counts)

@@ -1,0 +1,58 @@
+"""What leaves the engine, where it may leave, and when an answer is too close to call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from gati.types import Placement
+
+__all__ = ["BASE", "EngineExit", "Prediction", "TIE_TOLERANCE", "doubtful_class", "doubtful_score"]
+
+BASE = "base"  # Prediction.exit of a request that ran the whole network
+
+# Kernels for one row and for many round differently. Scores and class scores this close to deciding the
+# other way are worked out again for the single input, so the batch never changes an answer.
+TIE_TOLERANCE = 1e-4
+
+
+class Prediction(NamedTuple):
+    """The answer to one request: `probabilities` [K] on the CPU, `exit` a block's name or `base`."""
+
+    class_index: int
+    probabilities: Tensor
+    exit: str
+    version: str
+    class_name: str | None = None
+
+
+@dataclass(frozen=True)
+class EngineExit:
+    """A learned cache at a block, as the engine uses it; score >= `threshold` is a hit.
+
+    `cache(hidden [B, ...])` returns probabilities [B, K] and scores [B].
+    """
+
+    block: str
+    cache: nn.Module
+    threshold: float
+    placement: Placement = "inline"
+    variant: str = ""
+    memory_bytes: int = 0
+
+
+Lookup = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def doubtful_score(scores: Tensor, threshold: float) -> Tensor:
+    """Which scores [B] are so close to the threshold that rounding may decide: bool [B]."""
+    return (scores - threshold).abs() <= TIE_TOLERANCE * max(1.0, abs(threshold))
+
+
+def doubtful_class(class_scores: Tensor) -> Tensor:
+    """Which rows [B, K] have two largest values so close that rounding may decide: bool [B]."""
+    first, second = class_scores.topk(2, dim=1).values.unbind(1)
+    return first - second <= TIE_TOLERANCE * first.abs().clamp(min=1.0)

@@ -1,0 +1,133 @@
+"""From a cache library and a composition to an engine that serves it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from gati.caches import load_cache
+from gati.compose.composition import Composition, Exit
+from gati.errors import BackendError, CompositionError, LibraryError
+from gati.explore.library import Library
+from gati.model.load import LoadedModel, load_model
+from gati.model.preprocess import Preprocessing
+from gati.model.segments import TracedModel, trace
+from gati.runtime.engine import Engine
+from gati.runtime.exits import EngineExit
+
+__all__ = ["Served", "load", "open_served"]
+
+_EXAMPLE_SEED = 0
+
+
+@dataclass(frozen=True)
+class Served:
+    """An engine with what it was made from; `module` is the base model as the user's code built it."""
+
+    engine: Engine
+    module: nn.Module
+    library: Library
+    composition: Composition
+
+
+def load(
+    directory: str | Path,
+    *,
+    composition: str = "default",
+    device: str = "cpu",
+    threads: int | None = None,
+) -> Engine:
+    """Load the base model and the composed caches of a cache library as an engine.
+
+    `threads` sets how many threads torch computes with, for the whole process; None leaves it.
+    The model's own code runs (its source is named in the manifest), its checkpoint is checked by sha256.
+
+    Raises:
+        LibraryError: no library, a newer one, or one made from another checkpoint.
+        CompositionError: no composition of that name, or one for another checkpoint.
+        BackendError: unknown or unavailable device or backend.
+    """
+    return open_served(directory, composition=composition, device=device, threads=threads).engine
+
+
+def open_served(
+    directory: str | Path,
+    *,
+    composition: str = "default",
+    device: str = "cpu",
+    threads: int | None = None,
+) -> Served:
+    """As `load`, with the module, the library and the composition beside the engine."""
+    target = parse_device(device)
+    _set_threads(threads)
+    library = Library.open(directory)
+    manifest = library.manifest
+    chosen = Composition.load(library.composition_path(composition))
+    if chosen.checkpoint_sha256 != manifest.checkpoint_sha256:
+        raise CompositionError(
+            f"composition '{composition}' was made for checkpoint {chosen.checkpoint_sha256[:12]}, the library in "
+            f"{library.directory} is of {manifest.checkpoint_sha256[:12]}; run gati compose again")
+    model = _load_base(library)
+    module = model.module.to(target)
+    traced = trace(module, _example(manifest.input_shape, target), [block.name for block in manifest.blocks])
+    engine = Engine(
+        traced,
+        [_exit(library, leaving, traced, target) for leaving in chosen.exits],
+        outputs_kind="probabilities" if manifest.outputs_kind == "probabilities" else "logits",
+        backend=chosen.backend,
+        version=f"{chosen.name}@{manifest.checkpoint_sha256[:12]}",
+        class_names=manifest.class_names,
+        preprocessing=Preprocessing.from_json(manifest.preprocessing),
+    )
+    return Served(engine, module, library, chosen)
+
+
+def parse_device(name: str) -> torch.device:
+    """The device called `name`. Raises BackendError if there is none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise BackendError(f"unknown device '{name}'; choose cpu or cuda")
+    available = torch.cuda.device_count() if device.type == "cuda" else 1
+    if (device.index or 0) >= available:
+        raise BackendError(f"device '{name}' is not available here ({available} CUDA devices); choose cpu")
+    return device
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is None:
+        return
+    if threads < 1:
+        raise BackendError(f"threads is {threads}; at least 1 is needed")
+    torch.set_num_threads(threads)
+
+
+def _load_base(library: Library) -> LoadedModel:
+    manifest = library.manifest
+    model = load_model(manifest.model_source, manifest.checkpoint_path)
+    if model.checkpoint_sha256 != manifest.checkpoint_sha256:
+        raise LibraryError(
+            f"the library in {library.directory} was made from weights {manifest.checkpoint_sha256[:12]}, but "
+            f"{manifest.checkpoint_path or manifest.model_source} now has {model.checkpoint_sha256[:12]}; "
+            "bring the old checkpoint back or run gati explore again")
+    return model
+
+
+def _example(input_shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(_EXAMPLE_SEED)
+    return torch.randn(2, *input_shape, generator=generator).to(device)
+
+
+def _exit(library: Library, leaving: Exit, traced: TracedModel, device: torch.device) -> EngineExit:
+    cache = load_cache(library.cache_path(leaving.trial_id))
+    expected = traced.hidden_shapes.get(leaving.block)
+    if expected != tuple(cache.hidden_shape):
+        raise LibraryError(f"cache {leaving.trial_id} takes {list(cache.hidden_shape)}, block '{leaving.block}' "
+                           f"gives {expected and list(expected)}; run gati explore again")
+    return EngineExit(leaving.block, cache.to(device), leaving.threshold, leaving.placement, leaving.variant,
+                      cache.memory_bytes)
