@@ -11,98 +11,35 @@ from __future__ import annotations
 
 import math
 import operator
-import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 
 from gati.errors import ModelError
+from gati.model.bindings import (
+    candidates,
+    copies,
+    equal_values,
+    mutated_storages,
+    slice_index,
+    storage,
+    storages,
+)
+from gati.model.program import FlatFunction, Program, Statement
 
-__all__ = ["Program", "Statement", "flatten", "lower"]
-
-FlatFunction: TypeAlias = Callable[..., Any]
+__all__ = ["flatten", "lower"]
 
 # Checks that export leaves behind; the inputs are checked once, where the request comes in.
 _CHECKS = ("_assert", "sym_constrain_range", "_check", "_guards")
 _DROPOUTS = ("dropout", "dropout_", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
-_BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
-_LAST_INDEX = 2**63 - 1
 
 
-@dataclass(frozen=True)
-class Statement:
-    """One operator of the network: `name = function(*arguments)` as Python text.
-
-    `storages` are the memories its tensors live in and `mutated` those it changes in place, both as seen
-    while the example ran; `scopes` are the qualified names of the modules it belongs to. `batched` says
-    that the first dimension is the batch, `batch_free` that no dimension depends on it.
-    """
-
-    name: str
-    text: str
-    uses: tuple[str, ...]
-    scopes: frozenset[str]
-    shape: tuple[int, ...] | None  # None: no single tensor
-    batched: bool
-    batch_free: bool
-    scalar: str | None  # the Python expression in terms of `batch`, where the value is a number
-    storages: frozenset[int]
-    mutated: frozenset[int]
-
-
-@dataclass(frozen=True)
-class Program:
-    """A network as statements: `input` -> statements -> `output` (Python text)."""
-
-    input: str
-    input_storage: int
-    statements: tuple[Statement, ...]
-    output: str
-    output_uses: tuple[str, ...]
-    output_shapes: tuple[tuple[int, ...], ...]
-    constants: Mapping[str, Any] = field(repr=False)
-
-    def function(self, name: str, parameters: Sequence[str], body: Sequence[Statement], result: str,
-                 result_uses: Iterable[str], prologue: Sequence[str] = ()) -> FlatFunction:
-        """Compile `body` into one function; locals are dropped after their last use.
-
-        The source is kept as the attribute `source` for a reader who wants to see what runs.
-        """
-        lines = [*prologue, *_with_releases(parameters, body, frozenset(result_uses)), f"return {result}"]
-        source = f"def {name}({', '.join(parameters)}):\n" + "".join(f"    {line}\n" for line in lines)
-        namespace = dict(self.constants)
-        exec(compile(source, f"<gati {name}>", "exec"), namespace)
-        function: FlatFunction = namespace[name]
-        function.source = source  # type: ignore[attr-defined]
-        return function
-
-    def whole(self, name: str = "network") -> FlatFunction:
-        """The whole network as one function."""
-        return self.function(name, (self.input,), self.statements, self.output, self.output_uses)
-
-
-def _with_releases(
-    parameters: Sequence[str], body: Sequence[Statement], kept: frozenset[str]
-) -> Iterator[str]:
-    """The lines of `body`, each followed by a `del` of what nobody reads later."""
-    last_use = {name: index for index, statement in enumerate(body) for name in statement.uses}
-    known = set(parameters)
-    for index, statement in enumerate(body):
-        yield statement.text
-        known.add(statement.name)
-        read = {*statement.uses, statement.name}
-        dead = sorted(n for n in read & known - kept if last_use.get(n, -1) <= index)
-        if dead:
-            yield f"del {', '.join(dead)}"
-            known.difference_update(dead)
-
-
-def lower(module: nn.Module, example: Tensor, *, observe: Callable[[str, frozenset[str], Any], None] | None
-          = None) -> Program:
+def lower(
+    module: nn.Module, example: Tensor, *, observe: Callable[[str, frozenset[str], Any], None] | None = None
+) -> Program:
     """Trace `module` on `example` [2 or more, ...] with a free batch dimension and lower it to statements.
 
     `observe(name, scopes, value)` is called with every intermediate value on the example, at the moment it
@@ -130,24 +67,6 @@ def flatten(module: nn.Module, example: Tensor) -> FlatFunction:
     return flat if same else module
 
 
-def equal_values(first: Any, second: Any) -> bool:
-    """Whether two operator results (tensors, numbers, nested sequences) are the same bit for bit."""
-    if isinstance(first, Tensor) and isinstance(second, Tensor):
-        same_form = first.dtype == second.dtype and first.stride() == second.stride()
-        return same_form and _equal_tensors(first, second)
-    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
-        return len(first) == len(second) and all(map(equal_values, first, second))
-    return type(first) is type(second) and bool(first == second)
-
-
-def _equal_tensors(first: Tensor, second: Tensor) -> bool:
-    if torch.equal(first, second):
-        return True
-    # NaN differs from itself, yet a NaN in the same place is the same result.
-    return first.shape == second.shape and first.is_floating_point() and torch.equal(
-        first.nan_to_num(nan=0.0), second.nan_to_num(nan=0.0)) and torch.equal(first.isnan(), second.isnan())
-
-
 def _export(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
     batch = torch.export.Dim.DYNAMIC
     try:
@@ -155,16 +74,22 @@ def _export(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
             return torch.export.export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
     except Exception as error:  # torch.export raises many unrelated types for what it cannot follow
         first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
-        message = (f"cannot trace {type(module).__name__} with a free batch size: {type(error).__name__}: "
-                   f"{first_line}; remove data-dependent control flow or fixed batch sizes from its forward")
+        message = (
+            f"cannot trace {type(module).__name__} with a free batch size: {type(error).__name__}: "
+            f"{first_line}; remove data-dependent control flow or fixed batch sizes from its forward"
+        )
     raise ModelError(message)
 
 
 class _Lowering:
     """Walks the exported graph once, running it on the example, and collects statements."""
 
-    def __init__(self, exported: torch.export.ExportedProgram, example: Tensor,
-                 observe: Callable[[str, frozenset[str], Any], None] | None) -> None:
+    def __init__(
+        self,
+        exported: torch.export.ExportedProgram,
+        example: Tensor,
+        observe: Callable[[str, frozenset[str], Any], None] | None,
+    ) -> None:
         self._exported = exported
         self._example = example
         self._observe = observe
@@ -191,13 +116,14 @@ class _Lowering:
     def _finish(self, graph: fx.Graph) -> Program:
         (output,) = (node for node in graph.nodes if node.op == "output")
         specs = self._exported.graph_signature.output_specs
-        results = [n for n, spec in zip(output.args[0], specs, strict=True) if spec.kind.name == "USER_OUTPUT"]
+        outputs = zip(output.args[0], specs, strict=True)
+        results = [node for node, spec in outputs if spec.kind.name == "USER_OUTPUT"]
         if not results or not all(isinstance(node, fx.Node) for node in results):
-            raise ModelError("the network returns something other than tensors; wrap it to return class scores")
+            raise ModelError("the network returns other things than tensors; wrap it to return class scores")
         texts = [self._texts[node] for node in results]
         return Program(
             input=self._input,
-            input_storage=_storage(self._example),
+            input_storage=storage(self._example),
             statements=tuple(self._statements),
             output=texts[0] if len(texts) == 1 else f"({', '.join(texts)})",
             output_uses=tuple(t for t in texts if t not in self._constants),
@@ -207,8 +133,11 @@ class _Lowering:
 
     def _placeholder(self, node: fx.Node) -> None:
         signature, exported = self._exported.graph_signature, self._exported
-        for table in (signature.inputs_to_parameters, signature.inputs_to_buffers,
-                      signature.inputs_to_lifted_tensor_constants):
+        for table in (
+            signature.inputs_to_parameters,
+            signature.inputs_to_buffers,
+            signature.inputs_to_lifted_tensor_constants,
+        ):
             if node.name in table:
                 key = table[node.name]
                 source = exported.state_dict if key in exported.state_dict else exported.constants
@@ -236,7 +165,7 @@ class _Lowering:
             return
         args, kwargs = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
         function, text = self._bind(node, args, kwargs)
-        mutated = _mutated_storages(node, args, kwargs)
+        mutated = mutated_storages(node, args, kwargs)
         value = function(*args, **kwargs)
         self._values[node] = value
         self._texts[node] = node.name
@@ -252,16 +181,19 @@ class _Lowering:
         return Statement(
             name=node.name,
             text=text,
-            uses=tuple(dict.fromkeys(t for n in node.all_input_nodes
-                                     if (t := self._texts[n]) not in self._constants)),
-            scopes=frozenset(path.removeprefix("L['self'].") for path, _ in
-                             node.meta.get("nn_module_stack", {}).values()),
+            uses=tuple(
+                dict.fromkeys(t for n in node.all_input_nodes if (t := self._texts[n]) not in self._constants)
+            ),
+            scopes=frozenset(
+                path.removeprefix("L['self'].") for path, _ in node.meta.get("nn_module_stack", {}).values()
+            ),
             shape=tuple(value.shape) if is_tensor else None,
             batched=is_tensor and dynamic[:1] == sizes[:1] == [self._batch] and len(dynamic) == 1,
             batch_free=is_tensor and not dynamic,
             scalar=str(symbolic).replace(self._batch, "batch")
-            if isinstance(symbolic, (int, float, torch.SymInt, torch.SymFloat)) else None,
-            storages=frozenset(_storages(value)),
+            if isinstance(symbolic, (int, float, torch.SymInt, torch.SymFloat))
+            else None,
+            storages=frozenset(storages(value)),
             mutated=mutated,
         )
 
@@ -274,13 +206,15 @@ class _Lowering:
         if name == "sym_size":
             return target, f"{self._text(node.args[0])}.size({node.args[1]})"
         if name == "slice" and all(a is None or isinstance(a, int) for a in node.args[1:]):
-            index = _slice_index(*node.args[1:])
+            bounds: Any = node.args[1:]
+            index = slice_index(*bounds)
             return (lambda *a, **k: a[0][index]), (
-                f"{self._text(node.args[0])}[{self._name_constant(f'{node.name}_index', index)}]")
-        expected = target(*_copies(args), **_copies(kwargs))
-        for candidate in _candidates(name, target):
+                f"{self._text(node.args[0])}[{self._name_constant(f'{node.name}_index', index)}]"
+            )
+        expected = target(*copies(args), **copies(kwargs))
+        for candidate in candidates(name, target):
             try:
-                same = equal_values(candidate(*_copies(args), **_copies(kwargs)), expected)
+                same = equal_values(candidate(*copies(args), **copies(kwargs)), expected)
             except (TypeError, RuntimeError, ValueError):
                 continue
             if same:
@@ -319,23 +253,6 @@ def _live_nodes(graph: fx.Graph) -> set[fx.Node]:
     return live
 
 
-def _candidates(name: str, target: OpOverload) -> Iterator[FlatFunction]:
-    """Callables that may do the same as `target`, fastest first: generated bindings, then the operator."""
-    for owner in (torch._C._VariableFunctions, torch._C._nn, torch.Tensor):
-        function = getattr(owner, name, None)
-        if isinstance(function, _BUILTINS):
-            yield function
-    yield target._op
-
-
-def _slice_index(dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
-    stop = None if end is None or end == _LAST_INDEX else end
-    index = slice(start, stop, step)
-    if dim < 0:
-        return (Ellipsis, index, *[slice(None)] * (-dim - 1))
-    return (*[slice(None)] * dim, index)
-
-
 def _skipped_dropout(node: fx.Node) -> fx.Node | None:
     """The input of a dropout that does nothing in evaluation mode."""
     target = node.target
@@ -343,38 +260,6 @@ def _skipped_dropout(node: fx.Node) -> fx.Node | None:
         return None
     source, train = node.args[0], node.args[2] if len(node.args) > 2 else node.kwargs.get("train")
     return source if train is False and isinstance(source, fx.Node) else None
-
-
-def _copies(arguments: Any) -> Any:
-    return torch.utils._pytree.tree_map_only(Tensor, _copy, arguments)
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    # `clone` keeps strides only of dense tensors; operators choose algorithms by strides.
-    copy = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return copy.copy_(tensor) if 0 not in tensor.stride() else tensor.clone()
-
-
-def _mutated_storages(node: fx.Node, args: Any, kwargs: Any) -> frozenset[int]:
-    if not isinstance(node.target, OpOverload):
-        return frozenset()
-    written: list[Any] = []
-    for index, argument in enumerate(node.target._schema.arguments):
-        if argument.is_write:
-            written.append(args[index] if index < len(args) else kwargs.get(argument.name))
-    return frozenset(_storages(written))
-
-
-def _storages(value: Any) -> Iterator[int]:
-    if isinstance(value, Tensor):
-        yield _storage(value)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _storages(item)
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def _attribute(module: nn.Module, path: str) -> Any:

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from gati.errors import CutError, DataError, ModelError
-from gati.model.flatten import FlatFunction, Program, Statement, equal_values, lower
+from gati.model.bindings import equal_values
+from gati.model.flatten import lower
+from gati.model.program import FlatFunction, Program, Statement
 
 __all__ = ["Carried", "Segment", "TracedModel", "trace"]
 
@@ -59,7 +61,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class TracedModel:
-    """A network as one flat function, `base(x [B, ...]) -> class scores [B, K]`, which can be cut at `blocks`."""
+    """A network as one flat function, `base(x [B, ...]) -> class scores [B, K]`, to be cut at `blocks`."""
 
     base: FlatFunction
     blocks: tuple[str, ...]  # in the order in which the network computes them
@@ -87,15 +89,18 @@ class TracedModel:
         positions = [self._position(name) for name in names]
         for earlier, later in zip(names, names[1:], strict=False):
             if self._positions[earlier] >= self._positions[later]:
-                raise CutError(f"cannot cut at '{earlier}' before '{later}': the network computes them the "
-                               "other way round; name blocks in forward order, each once")
+                raise CutError(
+                    f"cannot cut at '{earlier}' before '{later}': the network computes them the "
+                    "other way round; name blocks in forward order, each once"
+                )
         segments = _segments(self._program, tuple(names), positions)
         self._verify(segments)
         return segments
 
     def _position(self, name: str) -> int:
         if name not in self._positions:
-            raise CutError(f"no block '{name}' in the traced network; its blocks are {', '.join(self.blocks)}")
+            known = ", ".join(self.blocks)
+            raise CutError(f"no block '{name}' in the traced network; its blocks are {known}")
         return self._positions[name]
 
     def _verify(self, segments: tuple[Segment, ...]) -> None:
@@ -106,8 +111,10 @@ class TracedModel:
                     carried = segment.run(*carried)
                 if not equal_values(carried, self.base(rows.clone())):
                     names = ", ".join(str(segment.block) for segment in segments[:-1])
-                    raise CutError(f"the segments cut at {names} do not compute what the whole network does; "
-                                   "choose other blocks")
+                    raise CutError(
+                        f"the segments cut at {names} do not compute what the whole network does; "
+                        "choose other blocks"
+                    )
 
 
 def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedModel:
@@ -127,31 +134,43 @@ def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedMo
     finder = _BlockFinder(captured)
     program = lower(module, example, observe=finder.observe)
     if len(program.output_shapes) != 1 or len(program.output_shapes[0]) != 2:
-        raise ModelError(f"the network returns tensors of shapes {list(program.output_shapes)}; one of shape "
-                         "[batch, classes] is needed; wrap it to return its class scores")
+        raise ModelError(
+            f"the network returns tensors of shapes {list(program.output_shapes)}; one of shape "
+            "[batch, classes] is needed; wrap it to return its class scores"
+        )
     base = program.whole()
     _check_base(base, example, expected)
     positions = finder.positions(program)
     order = tuple(sorted(positions, key=positions.__getitem__))
     kinds = {name: type(module.get_submodule(name)).__name__ for name in order}
     return TracedModel(
-        base=base, blocks=order, hidden_shapes={name: tuple(captured[name].shape[1:]) for name in order},
-        block_kinds=kinds, input_shape=tuple(example.shape[1:]), dtype=example.dtype, device=example.device,
+        base=base,
+        blocks=order,
+        hidden_shapes={name: tuple(captured[name].shape[1:]) for name in order},
+        block_kinds=kinds,
+        input_shape=tuple(example.shape[1:]),
+        dtype=example.dtype,
+        device=example.device,
         classes=program.output_shapes[0][1],
         changes_input=any(program.input_storage in statement.mutated for statement in program.statements),
-        _program=program, _positions=positions,
+        _program=program,
+        _positions=positions,
         _example=example[:2].clone(),
     )
 
 
 def _check_traceable(module: nn.Module, example: Tensor) -> None:
     if example.ndim < 2 or example.shape[0] < 2:
-        raise DataError(f"an example of shape {list(example.shape)} cannot be traced with a free batch size; "
-                        "give at least two inputs")
+        raise DataError(
+            f"an example of shape {list(example.shape)} cannot be traced with a free batch size; "
+            "give at least two inputs"
+        )
     training = next((name for name, child in module.named_modules() if child.training), None)
     if training is not None:
-        raise ModelError(f"module '{training or type(module).__name__}' is in training mode; "
-                         "call .eval() on the network first")
+        raise ModelError(
+            f"module '{training or type(module).__name__}' is in training mode; "
+            "call .eval() on the network first"
+        )
 
 
 def _run_with_hooks(
@@ -162,10 +181,12 @@ def _run_with_hooks(
     handles = []
     try:
         for name in blocks:
+
             def hook(_module: nn.Module, _args: Any, output: Any, name: str = name) -> None:
                 hidden = output[0] if isinstance(output, (tuple, list)) else output
                 if isinstance(hidden, Tensor):
                     captured[name] = hidden.clone()  # a later operator may change it in place
+
             handles.append(_submodule(module, name).register_forward_hook(hook))
         result: Tensor = module(example.clone())
     finally:
@@ -175,8 +196,10 @@ def _run_with_hooks(
         if name not in captured:
             raise CutError(f"block '{name}' returned no tensor; choose blocks that hand on one tensor")
         if captured[name].shape[:1] != example.shape[:1]:
-            raise CutError(f"the output of block '{name}' has shape {list(captured[name].shape)}, its first "
-                           f"dimension is not the batch of {example.shape[0]}; choose another block")
+            raise CutError(
+                f"the output of block '{name}' has shape {list(captured[name].shape)}, its first "
+                f"dimension is not the batch of {example.shape[0]}; choose another block"
+            )
     return captured, result
 
 
@@ -194,11 +217,15 @@ def _check_base(base: FlatFunction, example: Tensor, expected: Any) -> None:
         whole = base(example.clone())
         alone = torch.cat([base(example[row : row + 1].clone()) for row in range(2)])
     if not isinstance(expected, Tensor) or not torch.allclose(whole, expected, 1e-4, 1e-5, equal_nan=True):
-        raise ModelError("the traced network does not compute what the module's own forward does; "
-                         "its forward depends on something other than its input and its weights")
+        raise ModelError(
+            "the traced network does not compute what the module's own forward does; "
+            "its forward depends on something other than its input and its weights"
+        )
     if not torch.allclose(alone, whole[:2], _ROW_TOLERANCE, _ROW_TOLERANCE, equal_nan=True):
-        raise ModelError("the network's result for an input depends on the other inputs of its batch; "
-                         "Gati needs networks that treat each input by itself")
+        raise ModelError(
+            "the network's result for an input depends on the other inputs of its batch; "
+            "Gati needs networks that treat each input by itself"
+        )
 
 
 class _BlockFinder:
@@ -231,8 +258,11 @@ class _BlockFinder:
         for block, hidden in self._captured.items():
             name = self._exact.get(block) or self._exact_elsewhere.get(block) or self._close.get(block)
             if name is None:
-                raise CutError(f"cannot cut the network at block '{block}': its output of shape "
-                               f"{list(hidden.shape)} is no value of the traced network; choose another block")
+                raise CutError(
+                    f"cannot cut the network at block '{block}': its output of shape "
+                    f"{list(hidden.shape)} is no value of the traced network; "
+                    "choose another block"
+                )
             positions[block] = index_of[name]
         return positions
 
@@ -240,7 +270,8 @@ class _BlockFinder:
 def _segments(program: Program, names: tuple[str, ...], positions: list[int]) -> tuple[Segment, ...]:
     statements = program.statements
     bounds = [0, *(position + 1 for position in positions), len(statements)]
-    segments, parameters = [], (program.input,)
+    segments: list[Segment] = []
+    parameters: tuple[str, ...] = (program.input,)
     for index, block in enumerate((*names, None)):
         body = statements[bounds[index] : bounds[index + 1]]
         result_uses = program.output_uses
@@ -264,23 +295,35 @@ def _carried(program: Program, block: str, bound: int) -> tuple[Carried, ...]:
     defined = {statement.name: statement for statement in statements[:bound]}
     hidden = statements[bound - 1]
     used = {name for statement in statements[bound:] for name in statement.uses} | set(program.output_uses)
-    crossing = [statement for statement in defined.values()
-                if statement is hidden or (statement.name in used and statement.scalar is None)]
+    crossing = [
+        statement
+        for statement in defined.values()
+        if statement is hidden or (statement.name in used and statement.scalar is None)
+    ]
     wrong = [s for s in crossing if s.shape is None or not (s.batched or s.batch_free)]
     if not hidden.batched:
         wrong = [hidden]
     if wrong:
-        listed = ", ".join(f"{s.name} {'(several tensors)' if s.shape is None else list(s.shape)}" for s in wrong)
-        raise CutError(f"cannot cut the network after block '{block}': {listed} crosses the cut and its first "
-                       "dimension is not the batch; choose another block")
+        listed = ", ".join(
+            f"{s.name} {'(several tensors)' if s.shape is None else list(s.shape)}" for s in wrong
+        )
+        raise CutError(
+            f"cannot cut the network after block '{block}': {listed} crosses the cut and its "
+            "first dimension is not the batch; choose another block"
+        )
     tensors = [Carried(s.name, tuple(s.shape or ()), s.batched) for s in crossing]
     if program.input in used:
         tensors.append(Carried(program.input, (), batched=True))
     return tuple(sorted(tensors, key=lambda tensor: tensor.name != hidden.name))
 
 
-def _scalars(body: Sequence[Statement], start: int, statements: Sequence[Statement], parameters: Sequence[str],
-             block: str | None) -> tuple[str, ...]:
+def _scalars(
+    body: Sequence[Statement],
+    start: int,
+    statements: Sequence[Statement],
+    parameters: Sequence[str],
+    block: str | None,
+) -> tuple[str, ...]:
     """Lines that work out again, from the batch size, the numbers that earlier segments computed."""
     earlier = {statement.name: statement for statement in statements[:start] if statement.scalar is not None}
     needed = [earlier[name] for name in dict.fromkeys(n for s in body for n in s.uses) if name in earlier]
@@ -290,8 +333,10 @@ def _scalars(body: Sequence[Statement], start: int, statements: Sequence[Stateme
     for statement in needed:
         expression = str(statement.scalar)
         if set(re.findall(r"[A-Za-z_]\w*", expression)) - {"batch"}:
-            raise CutError(f"cannot cut the network before block '{block or 'output'}': the number "
-                           f"{statement.name} = {expression} crosses the cut; choose another block")
+            raise CutError(
+                f"cannot cut the network before block '{block or 'output'}': the number "
+                f"{statement.name} = {expression} crosses the cut; choose another block"
+            )
         lines.append(f"{statement.name} = {expression}")
     return tuple(lines)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gati.runtime.exits import BASE, Lookup, doubtful_class, doubtful_score
 
-__all__ = ["Stage", "answer_rows"]
+__all__ = ["Stage", "answer_rows", "rows_of"]
 
 
 class Stage(NamedTuple):
@@ -54,7 +54,14 @@ def answer_rows(
     return answers
 
 
-def _assign(answers: list[Any], waiting: Sequence[int], values: Tensor, sure: Sequence[bool], exit: str) -> None:
+def rows_of(x: Tensor) -> list[Tensor]:
+    """`x` [B, ...] as B views [1, ...]."""
+    return [x[row : row + 1] for row in range(x.shape[0])]
+
+
+def _assign(
+    answers: list[Any], waiting: Sequence[int], values: Tensor, sure: Sequence[bool], exit: str
+) -> None:
     for row, (original, is_sure) in enumerate(zip(waiting, sure, strict=True)):
         if is_sure:
             answers[original] = (values[row : row + 1], exit)

@@ -12,7 +12,7 @@ from torch import Tensor
 from gati.errors import BackendError, CutError, DataError, LibraryError
 from gati.model.segments import Segment, TracedModel
 from gati.runtime.backends import get_backend
-from gati.runtime.batching import Stage, answer_rows
+from gati.runtime.batching import Stage, answer_rows, rows_of
 from gati.runtime.exits import BASE, EngineExit, Prediction, doubtful_class
 from gati.runtime.placement import Beside, beside_for
 
@@ -86,7 +86,7 @@ class Engine:
             if x.shape[0] == 1:
                 return [self._prediction(*self._one(x))]
             if not self._rows_selectable:
-                return [self._prediction(*self._one(row)) for row in x.split(1)]
+                return [self._prediction(*self._one(row)) for row in rows_of(x)]
             answers = answer_rows(self._stages, self._last, x)
             return [
                 self._prediction(*self._one(x[row : row + 1].contiguous()) if answer is None else answer)
@@ -101,7 +101,7 @@ class Engine:
             if scores.shape[0] > 1:
                 for row in doubtful_class(scores).nonzero().flatten().tolist():
                     scores[row] = self._base(x[row : row + 1].contiguous())[0]
-            return [self._prediction(row, BASE) for row in scores.split(1)]
+            return [self._prediction(row, BASE) for row in rows_of(scores)]
 
     def open(self) -> None:
         """Take what overlapped lookups need; the first request does it, too."""
@@ -119,8 +119,9 @@ class Engine:
         self.open()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _build_stages(self, segments: Sequence[Segment]) -> tuple[Stage, ...]:
@@ -139,16 +140,25 @@ class Engine:
 
     def _build_steps(self) -> tuple[_Step, ...]:
         """The path of a single request where lookups run beside it: cut at every block, to stop soon."""
-        exits = {leaving.block: (leaving, stage) for leaving, stage in
-                 zip(self.exits, self._stages, strict=True)}
+        exits = {
+            leaving.block: (leaving, stage) for leaving, stage in zip(self.exits, self._stages, strict=True)
+        }
         steps = []
         for segment in self._finest_segments():
             leaving, stage = exits.get(segment.block or "", (None, None))
             if leaving is None or stage is None:
                 steps.append(_Step(segment.run, None, 0.0, "", beside=False, copy_hidden=False))
                 continue
-            steps.append(_Step(segment.run, stage.lookup, leaving.threshold, leaving.block,
-                               leaving.placement == "overlapped", segment.hidden_changes_later))
+            steps.append(
+                _Step(
+                    segment.run,
+                    stage.lookup,
+                    leaving.threshold,
+                    leaving.block,
+                    leaving.placement == "overlapped",
+                    segment.hidden_changes_later,
+                )
+            )
         return tuple(steps)
 
     def _finest_segments(self) -> tuple[Segment, ...]:
@@ -162,11 +172,15 @@ class Engine:
         traced = self.traced
         if not isinstance(x, Tensor) or x.shape[1:] != traced.input_shape or x.ndim == 0:
             found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise DataError(f"the network takes a tensor of shape [batch, {_listed(traced.input_shape)}], "
-                            f"got {found}; preprocess inputs and put them in a batch")
+            raise DataError(
+                f"the network takes a tensor of shape [batch, {_listed(traced.input_shape)}], "
+                f"got {found}; preprocess inputs and put them in a batch"
+            )
         if x.dtype != traced.dtype:
-            raise DataError(f"the network takes {traced.dtype}, got {x.dtype}; preprocess inputs "
-                            "with engine.preprocessing")
+            raise DataError(
+                f"the network takes {traced.dtype}, got {x.dtype}; preprocess inputs "
+                "with engine.preprocessing"
+            )
         if x.device != traced.device:
             x = x.to(traced.device)
         return x.clone() if traced.changes_input else x
@@ -190,8 +204,9 @@ class Engine:
         try:
             for step in self._steps:
                 carried = step.run(*carried)
-                if pending is not None and (step.lookup is not None or step is self._steps[-1]
-                                            or beside.finished()):
+                if pending is not None and (
+                    step.lookup is not None or step is self._steps[-1] or beside.finished()
+                ):
                     waited, pending = pending, None
                     answer = beside.answer()
                     if answer.score >= waited.threshold:
@@ -228,8 +243,9 @@ def _listed(shape: Sequence[int]) -> str:
 
 def _check_placement(leaving: EngineExit) -> None:
     if leaving.placement not in ("inline", "overlapped"):
-        raise BackendError(f"unknown placement '{leaving.placement}' at block '{leaving.block}'; "
-                           "choose inline or overlapped")
+        raise BackendError(
+            f"unknown placement '{leaving.placement}' at block '{leaving.block}'; choose inline or overlapped"
+        )
 
 
 def _check_lookup(leaving: EngineExit, lookup: Any, hidden: Tensor, classes: int) -> None:
@@ -241,6 +257,8 @@ def _check_lookup(leaving: EngineExit, lookup: Any, hidden: Tensor, classes: int
         if probabilities.shape == (1, classes) and score.shape == (1,):
             return
         reason = f"it returns shapes {list(probabilities.shape)} and {list(score.shape)}"
-    raise LibraryError(f"the learned cache {leaving.variant or type(leaving.cache).__name__} does not fit block "
-                       f"'{leaving.block}' with output {list(hidden.shape[1:])} and {classes} classes: {reason}; "
-                       "run gati explore again")
+    variant = leaving.variant or type(leaving.cache).__name__
+    raise LibraryError(
+        f"the learned cache {variant} does not fit block '{leaving.block}' with output "
+        f"{list(hidden.shape[1:])} and {classes} classes: {reason}; run gati explore again"
+    )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gati.errors import DataError
 from gati.model.data import Data, load_data
+from gati.runtime.batching import rows_of
 from gati.runtime.engine import Engine, Prediction
 from gati.runtime.exits import BASE
 from gati.runtime.load import open_served
@@ -123,8 +124,14 @@ def evaluate(
     inputs = load_data(data, served.engine.preprocessing, what="evaluation data")
     if limit is not None and limit < len(inputs):
         inputs = inputs.subset(range(limit))
-    return evaluate_engine(served.engine, inputs, module=served.module, repetitions=repetitions,
-                           progress=progress, composition=composition)
+    return evaluate_engine(
+        served.engine,
+        inputs,
+        module=served.module,
+        repetitions=repetitions,
+        progress=progress,
+        composition=composition,
+    )
 
 
 def evaluate_engine(
@@ -182,10 +189,15 @@ def _measure(
             rows = data.images(range(start, min(start + _CHUNK, len(data)))).to(engine.traced.device)
             if start == 0:
                 _warm_up(engine, eager, rows)
-            for offset, x in enumerate(rows.split(1)):
+            for offset, x in enumerate(rows_of(rows)):
                 for repetition in range(repetitions):
-                    _take_turns(engine, x.clone(), measured, gati_first=(offset + repetition) % 2 == 1,
-                                keep=repetition == 0)
+                    _take_turns(
+                        engine,
+                        x.clone(),
+                        measured,
+                        gati_first=(offset + repetition) % 2 == 1,
+                        keep=repetition == 0,
+                    )
                 if eager is not None and (start + offset) % every == 0:
                     _timed(eager, x.clone(), measured.eager_ms)
             if progress is not None:
@@ -243,13 +255,15 @@ def _accuracy(answers: npt.NDArray[np.int64], labels: npt.NDArray[np.int64] | No
     return None if labels is None else float(np.mean(answers == labels))
 
 
-def _exit_counts(engine: Engine, predictions: Sequence[Prediction], agrees: npt.NDArray[np.bool_]
-                 ) -> tuple[ExitCount, ...]:
+def _exit_counts(
+    engine: Engine, predictions: Sequence[Prediction], agrees: npt.NDArray[np.bool_]
+) -> tuple[ExitCount, ...]:
     counts = []
     for leaving in engine.exits:
         here = np.array([prediction.exit == leaving.block for prediction in predictions])
         hits = int(here.sum())
         agreement = float(agrees[here].mean()) if hits else None
-        counts.append(ExitCount(leaving.block, leaving.variant, leaving.threshold, leaving.placement, hits,
-                                agreement))
+        counts.append(
+            ExitCount(leaving.block, leaving.variant, leaving.threshold, leaving.placement, hits, agreement)
+        )
     return tuple(counts)

@@ -68,8 +68,10 @@ def open_served(
     chosen = Composition.load(library.composition_path(composition))
     if chosen.checkpoint_sha256 != manifest.checkpoint_sha256:
         raise CompositionError(
-            f"composition '{composition}' was made for checkpoint {chosen.checkpoint_sha256[:12]}, the library in "
-            f"{library.directory} is of {manifest.checkpoint_sha256[:12]}; run gati compose again")
+            f"composition '{composition}' was made for checkpoint {chosen.checkpoint_sha256[:12]}, "
+            f"the library in {library.directory} is of {manifest.checkpoint_sha256[:12]}; "
+            "run gati compose again"
+        )
     model = _load_base(library)
     module = model.module.to(target)
     traced = trace(module, _example(manifest.input_shape, target), [block.name for block in manifest.blocks])
@@ -112,9 +114,10 @@ def _load_base(library: Library) -> LoadedModel:
     model = load_model(manifest.model_source, manifest.checkpoint_path)
     if model.checkpoint_sha256 != manifest.checkpoint_sha256:
         raise LibraryError(
-            f"the library in {library.directory} was made from weights {manifest.checkpoint_sha256[:12]}, but "
-            f"{manifest.checkpoint_path or manifest.model_source} now has {model.checkpoint_sha256[:12]}; "
-            "bring the old checkpoint back or run gati explore again")
+            f"the library in {library.directory} was made from weights {manifest.checkpoint_sha256[:12]}, "
+            f"but {manifest.checkpoint_path or manifest.model_source} now has "
+            f"{model.checkpoint_sha256[:12]}; bring the old checkpoint back or run gati explore again"
+        )
     return model
 
 
@@ -127,7 +130,15 @@ def _exit(library: Library, leaving: Exit, traced: TracedModel, device: torch.de
     cache = load_cache(library.cache_path(leaving.trial_id))
     expected = traced.hidden_shapes.get(leaving.block)
     if expected != tuple(cache.hidden_shape):
-        raise LibraryError(f"cache {leaving.trial_id} takes {list(cache.hidden_shape)}, block '{leaving.block}' "
-                           f"gives {expected and list(expected)}; run gati explore again")
-    return EngineExit(leaving.block, cache.to(device), leaving.threshold, leaving.placement, leaving.variant,
-                      cache.memory_bytes)
+        raise LibraryError(
+            f"cache {leaving.trial_id} takes {list(cache.hidden_shape)}, "
+            f"block '{leaving.block}' gives {expected and list(expected)}; run gati explore again"
+        )
+    return EngineExit(
+        leaving.block,
+        cache.to(device),
+        leaving.threshold,
+        leaving.placement,
+        leaving.variant,
+        cache.memory_bytes,
+    )

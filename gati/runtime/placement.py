@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gati.runtime.backends.base import Lookup
 
-__all__ = ["Answer", "Beside", "StreamBeside", "WorkerBeside", "beside_for"]
+__all__ = ["Answer", "Beside", "StreamBeside", "WorkerBeside", "beside_for", "cuda_event"]
 
 # How many blocks the host may queue on the device ahead of the one that is running. Without a bound a
 # fast host queues the whole network before the first lookup has ended, and a hit would save nothing.
@@ -48,8 +48,8 @@ class Beside(ABC):
     def answer(self) -> Answer:
         """Take the answer; waits for it. Raises whatever the lookup raised."""
 
-    def keep_pace(self) -> None:
-        """Called between blocks."""
+    def keep_pace(self) -> None:  # noqa: B027 - most kinds need nothing here
+        """Called between blocks: keeps the host from running far ahead of the device."""
 
     @abstractmethod
     def open(self) -> None:
@@ -63,8 +63,9 @@ class Beside(ABC):
         self.open()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -90,6 +91,7 @@ class WorkerBeside(Beside):
         self._threads = 0
 
     def open(self) -> None:
+        """Start and pin the worker, confine the calling thread to the other cores."""
         if self._thread is not None:
             return
         self._cores, self._threads = _own_cores(), torch.get_num_threads()
@@ -102,6 +104,7 @@ class WorkerBeside(Beside):
         torch.set_num_threads(max(1, min(self._threads, len(mine))))
 
     def close(self) -> None:
+        """Stop the worker, give the cores back."""
         if self._thread is None:
             return
         self._inbox.put(None)
@@ -111,13 +114,16 @@ class WorkerBeside(Beside):
         torch.set_num_threads(self._threads)
 
     def submit(self, lookup: Lookup, hidden: Tensor) -> None:
+        """Hand the lookup to the worker."""
         self._found = None
         self._inbox.put((lookup, hidden))
 
     def finished(self) -> bool:
+        """Whether the worker is done."""
         return self._found is not None
 
     def answer(self) -> Answer:
+        """Wait for the worker."""
         self._ready.acquire()
         found = self._found
         if not isinstance(found, Answer):
@@ -141,28 +147,31 @@ class WorkerBeside(Beside):
 
 
 class StreamBeside(Beside):
-    """A second CUDA stream; events order it after the hidden output, its score is polled, never waited for."""
+    """A second CUDA stream: events order it after the hidden output, its score is polled between blocks."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: torch.cuda.Stream | None = None
 
     def open(self) -> None:
+        """Create the stream and its events."""
         if self._stream is not None:
             return
-        self._stream = torch.cuda.Stream(self._device)
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._score = torch.empty(1, pin_memory=True)
         self._probabilities: Tensor | None = None
-        self._produced, self._done = torch.cuda.Event(), torch.cuda.Event()
-        self._marks = [torch.cuda.Event() for _ in range(_BLOCKS_AHEAD)]
+        self._produced, self._done = cuda_event(), cuda_event()
+        self._marks = [cuda_event() for _ in range(_BLOCKS_AHEAD)]
         self._blocks = 0
 
     def close(self) -> None:
+        """Wait for the stream and drop it."""
         if self._stream is not None:
             self._stream.synchronize()
             self._stream = None
 
     def submit(self, lookup: Lookup, hidden: Tensor) -> None:
+        """Queue the lookup on the second stream, after the hidden output."""
         stream = self._opened()
         self._produced.record(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
@@ -174,9 +183,11 @@ class StreamBeside(Beside):
         self._probabilities = probabilities
 
     def finished(self) -> bool:
-        return self._done.query()
+        """Whether the score has reached the host; asks the event, does not synchronise."""
+        return _is_complete(self._done)
 
     def answer(self) -> Answer:
+        """Wait for the score; the current stream waits for the probabilities."""
         self._done.synchronize()
         probabilities = self._probabilities
         if probabilities is None:
@@ -188,9 +199,10 @@ class StreamBeside(Beside):
         return Answer(probabilities, self._score.item())
 
     def keep_pace(self) -> None:
+        """Let the host queue a few blocks at most while a lookup is under way."""
         mark = self._marks[self._blocks % _BLOCKS_AHEAD]
         if self._blocks >= _BLOCKS_AHEAD:
-            while not mark.query() and not self._done.query():
+            while not _is_complete(mark) and not _is_complete(self._done):
                 pass
         mark.record(torch.cuda.current_stream(self._device))
         self._blocks += 1
@@ -199,6 +211,15 @@ class StreamBeside(Beside):
         if self._stream is None:
             raise RuntimeError("open the stream first")
         return self._stream
+
+
+def cuda_event(*, timing: bool = False) -> torch.cuda.Event:
+    """A CUDA event (torch leaves its constructor untyped)."""
+    return torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
+
+
+def _is_complete(event: torch.cuda.Event) -> bool:
+    return bool(event.query())  # type: ignore[no-untyped-call]
 
 
 def _own_cores() -> set[int]:

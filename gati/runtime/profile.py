@@ -21,7 +21,7 @@ from gati.errors import DataError
 from gati.model.segments import Segment, TracedModel
 from gati.runtime.backends import Backend, get_backend
 from gati.runtime.backends.base import Lookup
-from gati.runtime.placement import Beside, beside_for
+from gati.runtime.placement import Beside, beside_for, cuda_event
 from gati.types import BlockProfile, Profile
 
 __all__ = ["OverlapCost", "measure_lookup", "measure_overlap", "measure_profile"]
@@ -69,8 +69,9 @@ def measure_profile(
     reach_ms = [value * base_ms / total_ms for value in reach]
     own_ms = [later - earlier for earlier, later in pairwise([0.0, *reach_ms])]
     profiles = [
-        BlockProfile(index, name, traced.block_kinds[name], traced.hidden_shapes[name], own_ms[index],
-                     reach_ms[index])
+        BlockProfile(
+            index, name, traced.block_kinds[name], traced.hidden_shapes[name], own_ms[index], reach_ms[index]
+        )
         for index, name in enumerate(names)
     ]
     return Profile(backend, str(traced.device), torch.get_num_threads(), base_ms, tuple(profiles))
@@ -165,8 +166,10 @@ def _looked_up(lookup: Lookup, hidden: Tensor) -> float:
 
 def _single(example: Tensor) -> Tensor:
     if example.ndim < 2 or example.shape[0] != 1:
-        raise DataError(f"latencies are measured for one input at a time; got an example of shape "
-                        f"{list(example.shape)}, give one of shape [1, ...]")
+        raise DataError(
+            f"latencies are measured for one input at a time; got an example of shape "
+            f"{list(example.shape)}, give one of shape [1, ...]"
+        )
     return example
 
 
@@ -183,7 +186,7 @@ def _walk_ms(segments: Sequence[Segment], request: Tensor, device: torch.device)
 
 
 def _walk_cuda_ms(segments: Sequence[Segment], carried: Any) -> list[float]:
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(segments) + 1)]
+    marks = [cuda_event(timing=True) for _ in range(len(segments) + 1)]
     torch.cuda.synchronize()
     marks[0].record()
     for segment, mark in zip(segments, marks[1:], strict=True):
@@ -193,8 +196,9 @@ def _walk_cuda_ms(segments: Sequence[Segment], carried: Any) -> list[float]:
     return [marks[0].elapsed_time(mark) for mark in marks[1:]]
 
 
-def _alone_ms(segments: Sequence[Segment], request: Tensor, device: torch.device, repetitions: int
-              ) -> list[float]:
+def _alone_ms(
+    segments: Sequence[Segment], request: Tensor, device: torch.device, repetitions: int
+) -> list[float]:
     first, last = segments
 
     def run(x: Tensor) -> Tensor:
@@ -206,8 +210,14 @@ def _alone_ms(segments: Sequence[Segment], request: Tensor, device: torch.device
     return [time_call_ms(run, request.clone(), device) for _ in range(repetitions)]
 
 
-def _beside_ms(segments: Sequence[Segment], lookup: Lookup, request: Tensor, beside: Beside,
-               device: torch.device, repetitions: int) -> list[tuple[float, float]]:
+def _beside_ms(
+    segments: Sequence[Segment],
+    lookup: Lookup,
+    request: Tensor,
+    beside: Beside,
+    device: torch.device,
+    repetitions: int,
+) -> list[tuple[float, float]]:
     """(hand-over to answer, whole request) of each repetition after two untimed ones."""
     first, last = segments
     return [
@@ -216,8 +226,9 @@ def _beside_ms(segments: Sequence[Segment], lookup: Lookup, request: Tensor, bes
     ][2:]
 
 
-def _overlapped_request_ms(first: Segment, last: Segment, lookup: Lookup, request: Tensor, beside: Beside,
-                           device: torch.device) -> tuple[float, float]:
+def _overlapped_request_ms(
+    first: Segment, last: Segment, lookup: Lookup, request: Tensor, beside: Beside, device: torch.device
+) -> tuple[float, float]:
     answered = 0
 
     def timed(hidden: Tensor) -> tuple[Tensor, Tensor]:

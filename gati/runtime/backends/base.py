@@ -39,7 +39,7 @@ class Backend(ABC):
 
     @abstractmethod
     def lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
-        """`cache` as a function of hidden outputs like `hidden` [B, ...]: probabilities [B, K], scores [B]."""
+        """`cache` as a function of hidden outputs like `hidden` [B, ...], giving [B, K] and scores [B]."""
 
 
 BACKENDS: dict[str, type[Backend]] = {}

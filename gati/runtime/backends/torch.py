@@ -18,7 +18,9 @@ class TorchBackend(Backend):
     """Runs the traced operators one by one, on the CPU or on CUDA."""
 
     def path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
+        """The flat network and its segments."""
         return Path(base=traced.base, segments=traced.cut(blocks))
 
     def lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
+        """The cache as one flat function, or as it is where it cannot be flattened."""
         return flatten(cache, hidden)

@@ -1,0 +1,86 @@
+"""A network as a list of statements, and stretches of it as Python functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+__all__ = ["FlatFunction", "Program", "Statement"]
+
+FlatFunction: TypeAlias = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One operator of the network: `name = function(*arguments)` as Python text.
+
+    `storages` are the memories its tensors live in and `mutated` those it changes in place, both as seen
+    while the example ran; `scopes` are the qualified names of the modules it belongs to. `batched` says
+    that the first dimension is the batch, `batch_free` that no dimension depends on it.
+    """
+
+    name: str
+    text: str
+    uses: tuple[str, ...]
+    scopes: frozenset[str]
+    shape: tuple[int, ...] | None  # None: no single tensor
+    batched: bool
+    batch_free: bool
+    scalar: str | None  # the Python expression in terms of `batch`, where the value is a number
+    storages: frozenset[int]
+    mutated: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A network as statements: `input` -> statements -> `output` (Python text)."""
+
+    input: str
+    input_storage: int
+    statements: tuple[Statement, ...]
+    output: str
+    output_uses: tuple[str, ...]
+    output_shapes: tuple[tuple[int, ...], ...]
+    constants: Mapping[str, Any] = field(repr=False)
+
+    def function(
+        self,
+        name: str,
+        parameters: Sequence[str],
+        body: Sequence[Statement],
+        result: str,
+        result_uses: Iterable[str],
+        prologue: Sequence[str] = (),
+    ) -> FlatFunction:
+        """Compile `body` into one function; locals are dropped after their last use.
+
+        The source is kept as the attribute `source` for a reader who wants to see what runs.
+        """
+        lines = [*prologue, *_with_releases(parameters, body, frozenset(result_uses)), f"return {result}"]
+        source = f"def {name}({', '.join(parameters)}):\n" + "".join(f"    {line}\n" for line in lines)
+        namespace = dict(self.constants)
+        exec(compile(source, f"<gati {name}>", "exec"), namespace)
+        function: FlatFunction = namespace[name]
+        function.source = source  # type: ignore[attr-defined]
+        return function
+
+    def whole(self, name: str = "network") -> FlatFunction:
+        """The whole network as one function."""
+        return self.function(name, (self.input,), self.statements, self.output, self.output_uses)
+
+
+def _with_releases(
+    parameters: Sequence[str], body: Sequence[Statement], kept: frozenset[str]
+) -> Iterator[str]:
+    """The lines of `body`, each followed by a `del` of what nobody reads later."""
+    last_use = {name: index for index, statement in enumerate(body) for name in statement.uses}
+    known = set(parameters)
+    for index, statement in enumerate(body):
+        yield statement.text
+        known.add(statement.name)
+        read = {*statement.uses, statement.name}
+        dead = sorted(n for n in read & known - kept if last_use.get(n, -1) <= index)
+        if dead:
+            yield f"del {', '.join(dead)}"
+            known.difference_update(dead)
