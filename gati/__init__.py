@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from gati.explore.library import Library as Library
     from gati.runtime.engine import Engine as Engine
     from gati.runtime.engine import Prediction as Prediction
-    from gati.runtime.engine import load as load
     from gati.runtime.evaluate import Evaluation as Evaluation
     from gati.runtime.evaluate import evaluate as evaluate
+    from gati.runtime.inspect import ModelBlocks as ModelBlocks
     from gati.runtime.inspect import blocks as blocks
+    from gati.runtime.load import load as load
     from gati.runtime.predict import predict as predict
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "Evaluation",
     "GatiError",
     "Library",
+    "ModelBlocks",
     "Prediction",
     "__version__",
     "blocks",
@@ -56,13 +58,14 @@ _HOMES = {
     "Engine": "gati.runtime.engine",
     "Evaluation": "gati.runtime.evaluate",
     "Library": "gati.explore.library",
+    "ModelBlocks": "gati.runtime.inspect",
     "Prediction": "gati.runtime.engine",
     "blocks": "gati.runtime.inspect",
     "compose": "gati.compose.compose",
     "demo": "gati.demo",
     "evaluate": "gati.runtime.evaluate",
     "explore": "gati.explore.explore",
-    "load": "gati.runtime.engine",
+    "load": "gati.runtime.load",
     "predict": "gati.runtime.predict",
 }
 

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -133,6 +133,9 @@ def explore(
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="End by then with the best so far, as in 10m.")
     ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(metavar="N", help="Passes over the training inputs, if not the default.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same library.")] = 0,
     mean: Mean = None,
     std: Std = None,
@@ -154,6 +157,7 @@ def explore(
         blocks=pattern,
         variants=None if variants is None else _split_list(variants),
         device=device,
+        epochs=epochs,
         budget_s=None if budget is None else parse_duration(budget),
         seed=seed,
         mean=_numbers("--mean", mean),
@@ -175,8 +179,8 @@ def compose(
         str | None, typer.Option(metavar="SIZE", help="Limit of all caches together, as in 256MiB.")
     ] = None,
     objective: Annotated[
-        Literal["relaxed", "full", "exact"] | None, typer.Option(help="What is optimised.")
-    ] = None,
+        Literal["relaxed", "full", "exact"], typer.Option(help="Which form of the problem is solved.")
+    ] = "full",
     solver: Annotated[Literal["auto", "gurobi", "highs"], typer.Option()] = "auto",
     placement: Annotated[
         Literal["auto", "inline", "overlapped"], typer.Option(help="Lookups inside or beside the network.")
@@ -207,6 +211,10 @@ def evaluate(
     data: Annotated[str, typer.Option(metavar="TEST", help="Inputs that explore has not seen.")],
     json_file: JsonFile = None,
     composition: CompositionName = "default",
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="Only the first N inputs.")
+    ] = None,
+    device: Device = "cpu",
 ) -> None:
     """Measure gain, agreement and latency on inputs that Gati has not seen.
 
@@ -214,7 +222,14 @@ def evaluate(
     """
     from gati.files import atomic_write_text
 
-    evaluation = gati.evaluate(directory, data, composition=composition)
+    evaluation = gati.evaluate(
+        directory,
+        data,
+        composition=composition,
+        limit=limit,
+        device=device,
+        progress=cli_render.counter("evaluated"),
+    )
     if json_file is not None:
         atomic_write_text(json_file, evaluation.to_json())
     cli_render.evaluation(evaluation)
@@ -225,10 +240,12 @@ def predict(
     directory: LibraryDir,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...")],
     composition: CompositionName = "default",
+    device: Device = "cpu",
 ) -> None:
     """Classify image files, and say after which block each answer was known."""
-    predictions = gati.predict(directory, images, composition=composition)
-    cli_render.predictions(images, predictions, gati.Library.open(directory).manifest.class_names)
+    cli_render.predictions(
+        images, gati.predict(directory, images, composition=composition, device=device)
+    )
 
 
 @_verb("gati demo")
@@ -294,7 +311,7 @@ def _report(error: Exception) -> int:
     if isinstance(error, GatiError):
         return _fail(str(error), error.exit_status)
     if isinstance(error, _UsageError):
-        return _fail(f"{error.format_message()} (see {_help_command(error)})", error.exit_code)
+        return _fail(_usage(error), 2)
     if isinstance(error, BrokenPipeError):
         # The reader went away, as in `gati blocks ... | head`; the interpreter must not flush again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -309,9 +326,9 @@ def _report(error: Exception) -> int:
 _UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
-def _help_command(error: Exception) -> str:
-    context = getattr(error, "ctx", None)
-    return f"{context.command_path if context else 'gati'} --help"
+def _usage(error: Any) -> str:
+    command = error.ctx.command_path if error.ctx else "gati"
+    return f"{error.format_message().rstrip('.')} (see {command} --help)"
 
 
 def _interrupted(arguments: Sequence[str]) -> str:

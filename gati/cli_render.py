@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gati.runtime.evaluate import Evaluation
     from gati.runtime.inspect import ModelBlocks
 
-__all__ = ["blocks", "composition", "error", "evaluation", "library", "predictions"]
+__all__ = ["blocks", "composition", "counter", "error", "evaluation", "library", "predictions"]
 
 _PIPE_WIDTH = 120  # columns where there is no terminal to ask
 
@@ -127,6 +127,7 @@ def evaluation(measured: Evaluation) -> None:
         before, after = getattr(base, name), getattr(ours, name)
         ratio = f"{before / after:.2f}x"
         table.add_row(f"latency {name}", _milliseconds(before), _milliseconds(after), ratio)
+    table.add_row("agreement", "", _percent(measured.agreement, digits=2), "")
     if measured.accuracy is not None and measured.base_accuracy is not None:
         change = 100 * (measured.accuracy - measured.base_accuracy)
         table.add_row(
@@ -143,19 +144,31 @@ def evaluation(measured: Evaluation) -> None:
             exits.add_row(exit_.block, exit_.variant, exit_.placement, str(exit_.hits), agreement)
         _console().print(exits)
     print(
-        f"{measured.n} inputs on {measured.backend}: gain {measured.gain:.2f}x, tail ratio "
-        f"{measured.tail_ratio:.2f}, {_percent(measured.hit_rate)} left early, agreement "
-        f"{_percent(measured.agreement, digits=2)}, caches {format_bytes(measured.memory_bytes)}"
+        f"{measured.n} inputs one at a time on {measured.device} ({measured.backend}, {measured.threads} "
+        f"threads): gain {measured.gain:.2f}x, tail ratio {measured.tail_ratio:.2f}, "
+        f"{_percent(measured.hit_rate)} left early, caches {format_bytes(measured.memory_bytes)}"
     )
+    if measured.eager_latency_ms is not None:
+        eager_ms = measured.eager_latency_ms.mean
+        print(f"the module called plainly takes {eager_ms:.3f} ms: {eager_ms / ours.mean:.2f}x of Gati")
 
 
-def predictions(
-    images: Sequence[Path], answers: Sequence[Prediction], class_names: Sequence[str] | None
-) -> None:
+def counter(what: str) -> Callable[[int, int], None]:
+    """Return a callback that keeps one line on stderr up to date, or stays silent without a terminal."""
+
+    def count(done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            end = "\n" if done >= total else ""
+            print(f"\r{done} of {total} {what}", end=end, file=sys.stderr, flush=True)
+
+    return count
+
+
+def predictions(images: Sequence[Path], answers: Sequence[Prediction]) -> None:
     """Print file, class, probability and exit of every image."""
     table = _table("image", "class", "probability", "left after", left=(0, 1, 3))
     for image, answer in zip(images, answers, strict=True):
-        name = class_names[answer.class_index] if class_names else str(answer.class_index)
+        name = answer.class_name or str(answer.class_index)
         probability = float(answer.probabilities[answer.class_index])
         table.add_row(str(image), name, _percent(probability), answer.exit)
     _console().print(table)
