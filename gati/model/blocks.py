@@ -128,7 +128,7 @@ def _flat_stages(module: nn.Module) -> list[str]:
     return names
 
 
-def _repeated_children(module: nn.Module, prefix: str = "") -> list[str]:
+def _repeated_children(module: nn.Module) -> list[str]:
     """Return the children with convolutions below them when a class among them is repeated, or theirs."""
     # Auxiliary classifiers run in training only, so nothing can be collected from them.
     units = {name: child for name, child in module.named_children() if _is_unit(child)}
@@ -139,8 +139,17 @@ def _repeated_children(module: nn.Module, prefix: str = "") -> list[str]:
     # Inception-v3 mixes InceptionA to InceptionE: one repeated class shows that all of them are one family.
     names: list[str] = []
     for name, child in units.items():
-        names.extend(_repeated_children(child, f"{prefix}{name}.") or [f"{prefix}{name}"])
+        deeper = [f"{name}.{unit}" for unit in _units_of_stage(child)]
+        names.extend(deeper or [name])
     return names
+
+
+def _units_of_stage(module: nn.Module) -> list[str]:
+    """Return the children's names when every child with weights is a unit of one class (timm's RegNet)."""
+    weighted = {name: child for name, child in module.named_children() if _weight_layers(child)}
+    one_class = len({type(child) for child in weighted.values()}) == 1
+    units = all(_is_unit(child) and not _is_stage(child) for child in weighted.values())
+    return list(weighted) if one_class and units else []
 
 
 def _is_a(module: nn.Module, classes: frozenset[str]) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -116,9 +117,11 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _read_torch(path: Path) -> Any:
     try:
-        return torch.load(path, weights_only=True, map_location="cpu")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's remark on pickle protocols comes before its refusal
+            return torch.load(path, weights_only=True, map_location="cpu")
     except pickle.UnpicklingError as error:
-        if "Unsupported" in str(error) or "GLOBAL" in str(error):
+        if _is_pickle(path) and ("Unsupported" in str(error) or "GLOBAL" in str(error)):
             raise _refused(path) from error
         raise _damaged(path, "torch checkpoint", error) from error
     except RuntimeError as error:
@@ -129,6 +132,12 @@ def _read_torch(path: Path) -> Any:
         Exception
     ) as error:  # a damaged file breaks torch's reader in many ways, and all mean the same to the user
         raise _damaged(path, "torch checkpoint", error) from error
+
+
+def _is_pickle(path: Path) -> bool:
+    """Tell a pickle (bare, or in torch's zip) from a text or another file, which fails alike."""
+    with path.open("rb") as handle:
+        return handle.read(2).startswith((b"\x80", b"PK"))
 
 
 def _refused(path: Path) -> CheckpointError:

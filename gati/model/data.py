@@ -80,8 +80,9 @@ def load_data(
     """Open data in any of its forms.
 
     An `.npz` holds `images` uint8 [N, H, W, C] or [N, H, W] and optionally `labels` [N] and `class_names`.
-    A folder holds one folder per class (names sorted), or images directly, then unlabelled. A callable returns
-    a `torch.utils.data.Dataset` of images or (image, label); float tensors count as preprocessed already, uint8 [H, W, C] arrays and Pillow images are preprocessed. `what` begins the error messages.
+    A folder holds one folder per class (names sorted), or images directly, then unlabelled. A callable
+    returns a `torch.utils.data.Dataset` of images or (image, label); float tensors count as preprocessed
+    already, uint8 [H, W, C] arrays and Pillow images are preprocessed. `what` begins the error messages.
 
     **Raises:** `DataError`.
     """
@@ -139,7 +140,7 @@ class _ArrayData(Data):
     @cached_property
     def fingerprint(self) -> str:
         digest = hashlib.sha256(repr(self._images.shape).encode())
-        digest.update(memoryview(np.ascontiguousarray(self._images)))
+        digest.update(np.ascontiguousarray(self._images).data)
         if self._labels is not None:
             digest.update(self._labels.tobytes())
         return digest.hexdigest()
@@ -320,7 +321,7 @@ def _read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
             wanted = [key for key in ("images", "labels", "class_names") if key in archive.files]
             return {key: archive[key] for key in wanted}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
-        if "allow_pickle" in str(error):
+        if zipfile.is_zipfile(path) and "allow_pickle" in str(error):
             raise DataError(
                 f"{what}: {path} holds Python objects, which would need unpickling; save plain number arrays"
             ) from error

@@ -44,8 +44,8 @@ _SIZE_FUNCTIONS = frozenset({
     "FloorToInt", "ToFloat", "RoundToInt", "PowByNatural", "Where", "Identity",
 })  # fmt: skip
 _SIZE_SYNTAX = (
-    ast.Expression, ast.Call, ast.keyword, ast.Name, ast.Load, ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare,
-    ast.operator, ast.unaryop, ast.cmpop,
+    ast.Expression, ast.Call, ast.keyword, ast.Name, ast.Load, ast.Constant, ast.BinOp, ast.UnaryOp,
+    ast.Compare, ast.operator, ast.unaryop, ast.cmpop,
 )  # fmt: skip
 _TREE_TYPES = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 _EXAMPLE = "torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim('batch')},))"
@@ -123,8 +123,9 @@ def _inspect_archive(path: Path, content: bytes) -> None:
         reason = _danger(name, record)
         if reason:
             raise ModelError(
-                f"refused {path}: {name} {reason}, which could run any code; export the network again without it, "
-                "or give package.module:callable and a checkpoint"
+                f"refused {path}: {name} {reason}, which could run any code; export the network "
+                "again without "
+                "it, or give package.module:callable and a checkpoint"
             )
 
 

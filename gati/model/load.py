@@ -70,8 +70,8 @@ def load_model(
 
     `source` is one of `torchvision:NAME`, `timm:NAME`, `package.module:callable`, `file.py:callable` or a
     `torch.export` file. A callable takes no arguments and returns an `nn.Module`; it may carry a
-    `Preprocessing` in an attribute `preprocessing`. Networks of torchvision, timm and `gati.zoo` get
-    as many classes as the checkpoint's last layer has rows. Initial weights come from a fixed seed, so the same
+    `Preprocessing` in an attribute `preprocessing`. Networks of torchvision, timm and `gati.zoo` get as many
+    classes as the checkpoint's last layer has rows. Initial weights come from a fixed seed, so the same
     source gives the same network again; the caller's random state is untouched.
 
     `mean`, `std` (after division by 255) and `resize` (pixels of the shorter side, 0 for none) replace the

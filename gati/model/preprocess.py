@@ -107,8 +107,7 @@ class Preprocessing:
         if mode is None:
             raise DataError(f"image files cannot hold {self.channels} channels; give an .npz or a dataset")
         tensors = [
-            self(np.asarray(image.convert(mode), dtype=np.uint8).reshape(1, image.height, image.width, -1))
-            for image in images
+            self(np.array(image.convert(mode)).reshape(1, image.height, image.width, -1)) for image in images
         ]
         shapes = sorted({tuple(tensor.shape[2:]) for tensor in tensors})
         if len(shapes) > 1:

@@ -101,7 +101,7 @@ def _import_with_operators(name: str) -> ModuleType:
             raise
     for half_imported in [key for key in sys.modules if key.partition(".")[0] == "torchvision"]:
         del sys.modules[half_imported]
-    library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+    library: Any = torch.library.Library("torchvision", "DEF")
     for operator in _OPERATORS:
         library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _held_libraries.append(library)

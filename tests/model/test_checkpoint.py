@@ -1,0 +1,169 @@
+"""Checkpoints: what is read, what is refused, and that nothing in a file ever runs."""
+
+import os
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from gati.errors import CheckpointError
+from gati.model.checkpoint import apply_checkpoint, load_checkpoint, state_sha256
+
+
+class Payload:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+
+
+@pytest.mark.parametrize("container", [None, "state_dict", "model", "model_state_dict", "net", "ema"])
+@pytest.mark.parametrize("prefix", ["", "module.", "model.", "_orig_mod.", "module._orig_mod."])
+def test_containers_and_prefixes_are_unwrapped(tmp_path: Path, container: str | None, prefix: str) -> None:
+    trained = network()
+    state = {prefix + key: value for key, value in trained.state_dict().items()}
+    torch.save(state if container is None else {"epoch": 3, container: state}, tmp_path / "weights.pth")
+    loaded, sha256 = load_checkpoint(tmp_path / "weights.pth")
+    target = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+    apply_checkpoint(target, loaded, "weights.pth")
+    assert state_sha256(target) == state_sha256(trained)
+    assert re.fullmatch("[0-9a-f]{64}", sha256)
+
+
+def test_a_prefix_that_the_network_has_too_is_kept() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Linear(2, 2)
+
+    apply_checkpoint(Wrapped(), Wrapped().state_dict(), "weights.pth")
+
+
+def test_safetensors_are_read(tmp_path: Path) -> None:
+    save_file(network().state_dict(), tmp_path / "weights.safetensors")
+    state, _ = load_checkpoint(tmp_path / "weights.safetensors")
+    apply_checkpoint(network(), state, "weights.safetensors")
+
+
+def test_old_checkpoints_without_batch_counts_are_accepted() -> None:
+    state = {k: v for k, v in network().state_dict().items() if not k.endswith("num_batches_tracked")}
+    apply_checkpoint(network(), state, "weights.pth")
+
+
+@pytest.mark.parametrize("protocol", ["torch", 2, 4])
+def test_a_checkpoint_that_needs_unpickling_is_refused_and_its_code_never_runs(
+    tmp_path: Path, protocol: str | int
+) -> None:
+    path, marker = tmp_path / "evil.pth", tmp_path / "executed"
+    if protocol == "torch":
+        torch.save({"state_dict": {"weight": torch.zeros(1)}, "extra": Payload(marker)}, path)
+    else:
+        path.write_bytes(pickle.dumps(Payload(marker), protocol=protocol))
+    with pytest.raises(CheckpointError) as error:
+        load_checkpoint(path)
+    assert not marker.exists()
+    assert str(error.value) == (
+        f"refused checkpoint {path}: it needs unpickling, which can run any code; "
+        "save the state dict alone (torch.save(model.state_dict(), ...)) or as .safetensors"
+    )
+
+
+def test_a_whole_pickled_network_is_refused(tmp_path: Path) -> None:
+    torch.save(network(), tmp_path / "whole.pt")
+    with pytest.raises(CheckpointError, match="^refused checkpoint"):
+        load_checkpoint(tmp_path / "whole.pt")
+
+
+def test_a_missing_file_says_so() -> None:
+    with pytest.raises(CheckpointError, match="^no checkpoint at nowhere.pth; check the path$"):
+        load_checkpoint("nowhere.pth")
+
+
+def test_a_folder_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as error:
+        load_checkpoint(tmp_path)
+    assert (
+        str(error.value)
+        == f"checkpoint {tmp_path} is a folder; give the file inside it that holds the weights"
+    )
+
+
+@pytest.mark.parametrize("name", ["weights.pth", "weights.safetensors"])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "text"])
+def test_a_damaged_file_says_so_in_one_line(tmp_path: Path, name: str, damage: str) -> None:
+    path = tmp_path / name
+    if name.endswith(".pth"):
+        torch.save(network().state_dict(), path)
+    else:
+        save_file(network().state_dict(), path)
+    content = {"truncated": path.read_bytes()[:500], "empty": b"", "text": b"<html>404</html>"}[damage]
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError) as error:
+        load_checkpoint(path)
+    kind = "safetensors file" if name.endswith("safetensors") else "torch checkpoint"
+    message = str(error.value)
+    assert message.startswith(f"checkpoint {path} is no readable {kind} (")
+    assert message.endswith("): damaged, cut short or of another kind; copy it again")
+    assert "\n" not in message
+
+
+def test_a_file_without_weights_lists_its_keys(tmp_path: Path) -> None:
+    torch.save({"epoch": 3, "best": 0.9}, tmp_path / "log.pth")
+    with pytest.raises(CheckpointError) as error:
+        load_checkpoint(tmp_path / "log.pth")
+    assert str(error.value) == (
+        f"checkpoint {tmp_path / 'log.pth'} holds no weights (keys: epoch, best); give a state "
+        "dict, bare or under "
+        "one of state_dict, model_state_dict, model, net"
+    )
+
+
+def test_a_bare_tensor_is_no_state_dict(tmp_path: Path) -> None:
+    torch.save(torch.zeros(3), tmp_path / "tensor.pth")
+    with pytest.raises(CheckpointError, match="holds a Tensor, not a state dict; save it with"):
+        load_checkpoint(tmp_path / "tensor.pth")
+
+
+def test_a_checkpoint_of_another_network_names_the_first_missing_and_unexpected_key() -> None:
+    state = {
+        ("head" + key[1:] if key.startswith("3") else key): value
+        for key, value in network().state_dict().items()
+    }
+    with pytest.raises(CheckpointError) as error:
+        apply_checkpoint(network(), state, "w.pth")
+    assert str(error.value) == (
+        "checkpoint w.pth does not fit the network: missing key 3.weight and 1 more, unexpected "
+        "key head.weight "
+        "and 1 more; give the checkpoint of this architecture"
+    )
+
+
+def test_a_wrong_shape_names_the_key_and_both_shapes() -> None:
+    state = network().state_dict() | {"3.weight": torch.zeros(5, 16)}
+    with pytest.raises(CheckpointError) as error:
+        apply_checkpoint(network(), state, "w.pth")
+    assert str(error.value) == (
+        "checkpoint w.pth does not fit the network: 3.weight has shape [5, 16] in the file and "
+        "[2, 16] in the "
+        "network; give the checkpoint of this architecture"
+    )
+
+
+def test_the_hash_of_a_state_tells_values_apart() -> None:
+    first, second = network(), network()
+    assert state_sha256(first) == state_sha256(second)
+    with torch.no_grad():
+        second[0].weight[0, 0, 0, 0] += 1e-6
+    assert state_sha256(first) != state_sha256(second)

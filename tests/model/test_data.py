@@ -1,0 +1,262 @@
+"""Every form of data, and one line for everything that can be wrong with it."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from gati.errors import DataError
+from gati.model.data import load_data, load_images
+from gati.model.preprocess import Preprocessing
+
+PLAIN = Preprocessing()
+HERE = "tests.model.user_code"
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (6, 5, 4, 3), dtype=np.uint8)
+LABELS = np.array([0, 1, 2, 0, 1, 2], dtype=np.uint8)
+
+
+def npz(folder: Path, **arrays: np.ndarray) -> Path:
+    np.savez(folder / "val.npz", **arrays)
+    return folder / "val.npz"
+
+
+def error_of(source: object, preprocessing: Preprocessing = PLAIN) -> str:
+    with pytest.raises(DataError) as error:
+        load_data(source, preprocessing)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def write_folder(root: Path, size: tuple[int, int] = (4, 5)) -> Path:
+    for number, name in enumerate(["dog", "cat"]):
+        (root / name).mkdir(parents=True)
+        for index in range(3):
+            Image.new("RGB", size, (number * 100, index, 7)).save(root / name / f"{index}.png")
+    return root
+
+
+def test_an_npz_gives_preprocessed_batches_in_the_order_asked(tmp_path: Path) -> None:
+    preprocessing = Preprocessing((0.5, 0.4, 0.3), (0.1, 0.2, 0.3))
+    data = load_data(npz(tmp_path, images=IMAGES, labels=LABELS), preprocessing)
+    batch = data.images([4, 1])
+    expected = (
+        IMAGES[[4, 1]].transpose(0, 3, 1, 2) / 255 - np.reshape((0.5, 0.4, 0.3), (3, 1, 1))
+    ) / np.reshape((0.1, 0.2, 0.3), (3, 1, 1))
+    assert batch.dtype == torch.float32 and batch.is_contiguous()
+    np.testing.assert_allclose(batch.numpy(), expected, atol=2e-6)
+    assert len(data) == 6 and data.name == "val.npz" and data.is_images
+    assert data.labels is not None and data.labels.dtype == np.int64
+    assert torch.equal(data.images(slice(1, 3)), data.images([1, 2]))
+
+
+def test_grey_images_need_no_channel_axis_and_labels_are_optional(tmp_path: Path) -> None:
+    data = load_data(npz(tmp_path, images=IMAGES[..., 0]), Preprocessing((0.0,), (1.0,), channels=1))
+    assert data.images([0]).shape == (1, 1, 5, 4)
+    assert data.labels is None
+
+
+def test_a_subset_is_a_view_in_its_own_order(tmp_path: Path) -> None:
+    data = load_data(npz(tmp_path, images=IMAGES, labels=LABELS), PLAIN)
+    part = data.subset([5, 0, 2]).subset([2, 0])
+    assert torch.equal(part.images([0, 1]), data.images([2, 5]))
+    assert part.labels is not None and part.labels.tolist() == [2, 2] and len(part) == 2
+    assert part.fingerprint not in (data.fingerprint, data.subset([2, 0]).fingerprint)
+    with pytest.raises(DataError, match=r"^index 6 is outside val.npz \(0 to 5\)$"):
+        data.subset([6])
+
+
+def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:
+    first = load_data(npz(tmp_path, images=IMAGES), PLAIN).fingerprint
+    assert load_data(npz(tmp_path, images=IMAGES), PLAIN).fingerprint == first
+    assert load_data(npz(tmp_path, images=IMAGES[::-1]), PLAIN).fingerprint != first
+
+
+def test_a_folder_has_sorted_classes_and_the_same_pixels_as_arrays(tmp_path: Path) -> None:
+    data = load_data(write_folder(tmp_path / "val"), PLAIN)
+    assert data.class_names == ("cat", "dog")
+    assert data.labels is not None and data.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    expected = PLAIN(np.full((1, 5, 4, 3), (100, 2, 7), dtype=np.uint8))
+    assert torch.equal(data.images([2]), expected)
+    assert len(data.fingerprint) == 64
+
+
+def test_a_folder_of_plain_images_is_unlabelled(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "val") / "cat"
+    assert load_data(folder, PLAIN).labels is None
+
+
+def test_a_dataset_of_float_tensors_is_taken_as_it_is() -> None:
+    data = load_data(f"{HERE}:float_tensors", Preprocessing((0.5,) * 3, (0.1,) * 3))
+    assert not data.is_images
+    assert data.labels is not None and data.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    generator = torch.Generator().manual_seed(0)
+    assert torch.equal(data.images([3]), torch.randn(6, 3, 4, 4, generator=generator)[[3]])
+    assert data.subset([1]).fingerprint
+
+
+def test_a_dataset_of_bytes_is_preprocessed() -> None:
+    data = load_data(f"{HERE}:Bytes", PLAIN)
+    assert data.is_images and data.labels is None and len(data) == 5
+    assert torch.allclose(data.images([0, 4])[1], torch.full((3, 4, 4), 4 / 255))
+
+
+def test_resize_and_crop_follow_the_shorter_side() -> None:
+    tensor = Preprocessing(resize=8, crop=6)(np.zeros((2, 10, 20, 3), dtype=np.uint8))
+    assert tensor.shape == (2, 3, 6, 6)
+    assert Preprocessing(resize=5)(np.zeros((1, 10, 20, 3), dtype=np.uint8)).shape == (1, 3, 5, 10)
+
+
+def test_resizing_rounds_as_pillow_does() -> None:
+    image = RNG.integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    for name, method in (("bilinear", Image.Resampling.BILINEAR), ("bicubic", Image.Resampling.BICUBIC)):
+        ours = Preprocessing(resize=16, interpolation=name)(image[None])[0].permute(1, 2, 0).numpy() * 255
+        theirs = np.asarray(Image.fromarray(image).resize((16, 16), method))
+        assert np.abs(ours - theirs).max() <= 1.01
+
+
+def test_preprocessing_survives_json() -> None:
+    preprocessing = Preprocessing((0.5,) * 3, (0.1,) * 3, 256, 224, "bicubic", 3, (30, 40))
+    assert Preprocessing.from_json(preprocessing.to_json()) == preprocessing
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (
+            {"x": IMAGES, "y": LABELS},
+            "has no array `images` (arrays: x, y); save images uint8 [N, H, W, C]",
+        ),
+        (
+            {"images": IMAGES[0, 0]},
+            "have shape [4, 3]; give uint8 [N, H, W, C], or [N, H, W] for grey images",
+        ),
+        (
+            {"images": IMAGES.astype(np.float32)},
+            "have dtype float32; give uint8 values 0-255 in the shape [N, H, W, C]",
+        ),
+        (
+            {"images": IMAGES[..., :1]},
+            "have 1 channels (shape [6, 5, 4, 1]) and the network takes 3; convert them",
+        ),
+        (
+            {"images": IMAGES.transpose(0, 3, 1, 2)},
+            "have 4 channels (shape [6, 3, 5, 4]) and the network takes 3; transpose [N, C, H, "
+            "W] to [N, H, W, C]",
+        ),
+        ({"images": IMAGES[:0]}, "is empty (images [0, 5, 4, 3]); give at least a few hundred images"),
+        (
+            {"images": IMAGES, "labels": LABELS[:5]},
+            "has labels of shape [5] for 6 images; give one label per image",
+        ),
+        (
+            {"images": IMAGES, "labels": LABELS.astype(np.float32)},
+            "has labels of dtype float32; give whole class numbers from 0",
+        ),
+        (
+            {"images": IMAGES, "labels": LABELS.astype(np.int64) - 1},
+            "has label -1; give whole class numbers from 0",
+        ),
+        (
+            {"images": np.array([{}, {}], dtype=object)},
+            "holds Python objects, which would need unpickling; save plain number arrays",
+        ),
+    ],
+)
+def test_a_wrong_npz_is_one_line(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+    found = error_of(npz(tmp_path, **arrays))
+    assert found.startswith("data: ") and str(tmp_path) in found and found.endswith(message)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a zip", None])
+def test_a_damaged_npz_is_one_line(tmp_path: Path, content: bytes | None) -> None:
+    path = npz(tmp_path, images=IMAGES)
+    path.write_bytes(path.read_bytes()[:300] if content is None else content)
+    assert error_of(path).startswith(f"data: {path} is no readable .npz (")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nowhere.npz", "data: no file nowhere.npz; check the path"),
+        (
+            "nowhere",
+            "data: nothing at nowhere; give an .npz file, a folder of one folder per class, "
+            "package.module:callable or file.py:callable",
+        ),
+        (str(Path(__file__)), f"data: cannot read {__file__} as data; give an .npz file"),
+        (
+            f"{HERE}:Stream",
+            f"data: {HERE}:Stream is an iterable dataset; give one with __len__ and __getitem__",
+        ),
+        (f"{HERE}:Nothing", f"data: {HERE}:Nothing is empty; give at least a few hundred images"),
+        (f"{HERE}:Texts", f"data: {HERE}:Texts: item 0 holds a str; return a tensor, a uint8 array or"),
+        (
+            f"{HERE}:Broken",
+            f"data: {HERE}:Broken: reading item 0 failed (OSError: disk gone); fix that dataset",
+        ),
+        (f"{HERE}:raising", f"data: {HERE}:raising failed (ValueError: no weights); fix that callable"),
+        (
+            f"{HERE}:not_a_module",
+            f"data: {HERE}:not_a_module returned a int; return a torch.utils.data.Dataset",
+        ),
+        (f"{HERE}:float_tensor", f"{HERE} has no 'float_tensor'; did you mean float_tensors"),
+    ],
+)
+def test_a_wrong_source_is_one_line(source: str, message: str) -> None:
+    assert error_of(source).startswith(message)
+
+
+def test_an_empty_folder_is_one_line(tmp_path: Path) -> None:
+    assert error_of(tmp_path) == (
+        f"data: no images (.bmp, .gif, .jpeg, .jpg, .pgm, .png, .ppm, .webp) in {tmp_path}; "
+        "give a folder of one folder per class"
+    )
+
+
+def test_images_smaller_than_the_crop_are_one_line(tmp_path: Path) -> None:
+    data = load_data(npz(tmp_path, images=IMAGES), Preprocessing(crop=8))
+    with pytest.raises(DataError) as error:
+        data.images([0])
+    assert str(error.value) == (
+        "images of 5x4 pixels are smaller than the network's crop of 8; give --resize 8 or larger images"
+    )
+
+
+def test_images_of_several_sizes_need_a_size(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    Image.new("RGB", (6, 6)).save(tmp_path / "b.png")
+    paths = [tmp_path / "a.png", tmp_path / "b.png"]
+    with pytest.raises(DataError) as error:
+        load_images(paths, PLAIN)
+    assert str(error.value) == (
+        "images differ in size (4x4 and 6x6 pixels) and the network has no preset size; give --resize PIXELS"
+    )
+    assert load_images(paths, Preprocessing(resize=4, crop=4)).shape == (2, 3, 4, 4)
+
+
+def test_unreadable_images_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="^no images given; name at least one image file$"):
+        load_images([], PLAIN)
+    with pytest.raises(DataError, match="^no image at nowhere.png; check the path$"):
+        load_images(["nowhere.png"], PLAIN)
+    text = tmp_path / "text.png"
+    text.write_text("no pixels")
+    with pytest.raises(DataError) as error:
+        load_images([text], PLAIN)
+    assert (
+        str(error.value) == f"{text} is no image of a known kind (PNG, JPEG, BMP, GIF, WEBP, PPM); convert it"
+    )
+    buffer = io.BytesIO()
+    Image.fromarray(RNG.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(buffer, "PNG")
+    text.write_bytes(buffer.getvalue()[:2000])
+    with pytest.raises(DataError, match=rf"^image {text} is damaged \(OSError: .*\); copy it again$"):
+        load_images([text], PLAIN)
+    text.write_bytes(buffer.getvalue())
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3000)
+    with pytest.raises(DataError) as error:
+        load_images([text], PLAIN)
+    assert str(error.value) == f"image {text} has more than 3000 pixels; give a smaller one"

@@ -1,0 +1,199 @@
+"""Every form of MODEL, and one line for everything that can go wrong with it."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gati import zoo
+from gati.errors import CheckpointError, ModelError
+from gati.model.data import load_data
+from gati.model.load import load_model
+from gati.model.preprocess import Preprocessing
+
+HERE = "tests.model.user_code"
+FILE = Path(__file__).with_name("user_code.py")
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="needs the real checkpoints in ../shared/data")
+
+
+def error_of(source: str, checkpoint: Path | None = None, **flags: object) -> str:
+    with pytest.raises(ModelError) as error:
+        load_model(source, checkpoint, **flags)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_callable_of_a_module_is_loaded_ready_to_use() -> None:
+    loaded = load_model(f"{HERE}:tiny")
+    assert not loaded.module.training
+    assert not any(parameter.requires_grad for parameter in loaded.module.parameters())
+    assert loaded.preprocessing == Preprocessing()
+    assert (loaded.checkpoint_path, loaded.class_names, loaded.note) == (None, None, "")
+
+
+def test_a_callable_of_a_file_is_loaded_and_its_folder_goes_last(tmp_path: Path) -> None:
+    shutil.copy(FILE, tmp_path / "mine.py")
+    loaded = load_model(f"{tmp_path / 'mine.py'}:grey")
+    assert sys.path[-1] == str(tmp_path)
+    assert loaded.preprocessing == Preprocessing((0.0,), (1.0,), channels=1)
+
+
+def test_a_users_folders_do_not_shadow_installed_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("services", "thrift", "gati"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('shadowed')")
+    (tmp_path / "own_net.py").write_text("import gati.zoo\nnet = gati.zoo.resnet20")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    assert isinstance(load_model("own_net:net").module, zoo.ResNet)
+
+
+def test_the_same_source_gives_the_same_weights_and_leaves_the_random_state_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    first = load_model("gati.zoo:resnet20")
+    assert torch.equal(torch.rand(1), expected)
+    assert load_model("gati.zoo:resnet20").checkpoint_sha256 == first.checkpoint_sha256
+    assert first.note == "no checkpoint given: the weights of gati.zoo:resnet20 are random (seed 0)"
+
+
+def test_flags_replace_the_presets() -> None:
+    loaded = load_model(
+        "gati.zoo:resnet20", mean=[0.5], std=[0.1, 0.2, 0.3], resize=40, class_names=["a", "b"]
+    )
+    assert loaded.preprocessing == Preprocessing((0.5,) * 3, (0.1, 0.2, 0.3), resize=40, crop=40)
+    assert loaded.class_names == ("a", "b")
+
+
+def test_a_callable_may_carry_its_preprocessing(tmp_path: Path) -> None:
+    (tmp_path / "preset_net.py").write_text(
+        "from torch import nn\nfrom gati.model.preprocess import Preprocessing\n"
+        "def net():\n    return nn.Conv2d(1, 2, 1)\n"
+        "net.preprocessing = Preprocessing((0.5,), (0.5,), resize=8, channels=1)\n"
+    )
+    assert load_model(f"{tmp_path}/preset_net.py:net").preprocessing.resize == 8
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            "resnet18",
+            "unknown model 'resnet18'; write torchvision:NAME, timm:NAME, package.module:callable, "
+            "file.py:callable or a torch.export file (.pt2)",
+        ),
+        ("gati.zoo:resnet57", "gati.zoo has no 'resnet57'; did you mean resnet56, resnet"),
+        (
+            "no_such_package.nets:net",
+            "model: no module named 'no_such_package'; run from the folder that holds it",
+        ),
+        ("nowhere.py:net", "model: no file nowhere.py; check the path"),
+        (f"{HERE}:", f"model '{HERE}:' names no callable; write package.module:callable or file.py:callable"),
+        (f"{HERE}:raising", f"building {HERE}:raising failed (ValueError: no weights); fix that callable"),
+        (f"{HERE}:wants_width", f"{HERE}:wants_width needs arguments (width); name a callable without"),
+        (f"{HERE}:not_a_module", f"{HERE}:not_a_module returned a int; return an nn.Module"),
+        (f"{HERE}:NUMBER", f"{HERE}:NUMBER is a int; name a callable that returns an nn.Module"),
+        ("nowhere.pt2", "no torch.export file at nowhere.pt2; check the path"),
+    ],
+)
+def test_a_wrong_source_is_one_line(source: str, message: str) -> None:
+    assert error_of(source).startswith(message)
+
+
+def test_a_file_that_fails_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("x = 1 +\n")
+    path = tmp_path / "bad.py"
+    message = error_of(f"{path}:net")
+    assert message.startswith(f"model: running {path} failed (SyntaxError: ")
+
+
+def test_wrong_flags_are_one_line() -> None:
+    assert error_of("gati.zoo:resnet20", mean=[0.1, 0.2]) == (
+        "preprocessing has 2 values for mean and the network takes 3 channels; give 3 values"
+    )
+    assert error_of("gati.zoo:resnet20", std=[0.0]) == (
+        "preprocessing std is [0.0, 0.0, 0.0]; every value must be above 0"
+    )
+    assert error_of("gati.zoo:resnet20", resize=-3) == (
+        "preprocessing resize is -3; give a number of pixels above 0"
+    )
+
+
+def test_the_number_of_classes_follows_the_checkpoint(tmp_path: Path) -> None:
+    torch.save(zoo.resnet20(num_classes=7).state_dict(), tmp_path / "seven.pth")
+    loaded = load_model("gati.zoo:resnet20", tmp_path / "seven.pth")
+    assert loaded.module(torch.zeros(1, 3, 32, 32)).shape == (1, 7)
+    assert loaded.checkpoint_path == str(tmp_path / "seven.pth")
+
+
+def test_a_users_callable_with_other_classes_is_an_error_with_both_shapes(tmp_path: Path) -> None:
+    state = load_model(f"{HERE}:tiny").module.state_dict() | {"3.weight": torch.zeros(7, 4)}
+    torch.save(state, tmp_path / "seven.pth")
+    with pytest.raises(CheckpointError, match=r"3\.weight has shape \[7, 4\] in the file and \[10, 4\]"):
+        load_model(f"{HERE}:tiny", tmp_path / "seven.pth")
+
+
+def test_torchvision_networks_come_with_their_preprocessing_and_classes() -> None:
+    pytest.importorskip("PIL")
+    loaded = load_model("torchvision:mobilenet_v3_small")
+    assert loaded.preprocessing == Preprocessing(
+        (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), resize=256, crop=224, interpolation="bilinear"
+    )
+    assert loaded.class_names is not None and len(loaded.class_names) == 1000
+    assert loaded.note.startswith("no checkpoint given")
+    assert error_of("torchvision:resnet81").startswith(
+        "torchvision has no classifier 'resnet81'; did you mean "
+    )
+    assert "fcn_resnet50" in error_of("torchvision:fcn_resnet50")  # a segmentation network is no classifier
+
+
+def test_timm_networks_come_with_their_preprocessing() -> None:
+    pytest.importorskip("timm")
+    loaded = load_model("timm:mobilenetv3_small_050")
+    assert (loaded.preprocessing.crop, loaded.preprocessing.resize) == (224, 256)
+    assert loaded.preprocessing.interpolation == "bicubic"
+    assert error_of("timm:resnet_18").startswith("timm has no model 'resnet_18'; did you mean resnet18")
+
+
+def test_a_missing_optional_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert error_of("torchvision:resnet18") == "torchvision is not installed; run: pip install torchvision"
+    assert error_of("timm:resnet18") == "torchvision (needed by timm) is not installed; run: pip install timm"
+
+
+def test_the_zoo_builds_the_published_networks() -> None:
+    depths = {zoo.resnet20: 20, zoo.resnet32: 32, zoo.resnet44: 44, zoo.resnet56: 56, zoo.resnet110: 110}
+    for build, depth in depths.items():
+        layers = [m for m in build().modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+        assert len(layers) == depth
+    assert zoo.digits_resnet()(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    assert sum(p.numel() for p in zoo.resnet56().parameters()) == 853_018
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    ("network", "file"),
+    [
+        ("resnet20", "resnet20-12fca82f.th"),
+        ("resnet32", "resnet32-d509ac18.th"),
+        ("resnet56", "resnet56-4bfd9763.th"),
+    ],
+)
+def test_public_checkpoints_classify_real_images(network: str, file: str) -> None:
+    loaded = load_model(f"gati.zoo:{network}", SHARED / "checkpoints" / file)
+    assert file.startswith(f"{network}-{loaded.checkpoint_sha256[:8]}")
+    data = load_data(SHARED / "cifar10" / "cifar10_val.npz", loaded.preprocessing)
+    with torch.inference_mode():
+        answers = torch.cat(
+            [loaded.module(data.images(slice(i, i + 250))).argmax(1) for i in range(0, 1000, 250)]
+        )
+    assert data.labels is not None
+    assert np.mean(answers.numpy() == data.labels[:1000]) > 0.91
