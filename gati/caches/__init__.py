@@ -1,0 +1,39 @@
+"""Learned caches: predictors, selectors, their losses and files."""
+
+from gati.caches.cache import LearnedCache
+from gati.caches.losses import distillation_loss, selector_loss
+from gati.caches.predictors import (
+    DEFAULT_VARIANTS,
+    PUBLISHED_VARIANTS,
+    AverageAndMaximum,
+    FeatureMap,
+    build_predictor,
+    feature_map,
+    fold_normalisation,
+    parse_variant,
+    predictor_families,
+    register_predictor,
+)
+from gati.caches.selectors import build_selector, fit_selector_networks, selector_names
+from gati.caches.storage import load_cache, save_cache
+
+__all__ = [
+    "DEFAULT_VARIANTS",
+    "PUBLISHED_VARIANTS",
+    "AverageAndMaximum",
+    "FeatureMap",
+    "LearnedCache",
+    "build_predictor",
+    "build_selector",
+    "distillation_loss",
+    "feature_map",
+    "fit_selector_networks",
+    "fold_normalisation",
+    "load_cache",
+    "parse_variant",
+    "predictor_families",
+    "register_predictor",
+    "save_cache",
+    "selector_loss",
+    "selector_names",
+]

@@ -1,0 +1,51 @@
+"""A learned cache as one module: hidden output in, class probabilities and score out."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from gati.caches.predictors import build_predictor, fold_normalisation
+from gati.caches.selectors import build_selector
+
+__all__ = ["LearnedCache"]
+
+
+class LearnedCache(nn.Module):
+    """A trained predictor and selector at a block; running it is a lookup.
+
+    **Arguments:** `variant`, `hidden_shape` (without batch) and `classes` name the architecture, `selector`
+    one of `selector_names()`. A fresh cache has random weights; `load_cache` brings trained ones.
+    """
+
+    def __init__(
+        self,
+        variant: str,
+        hidden_shape: tuple[int, ...],
+        classes: int,
+        selector: str,
+        *,
+        predictor: nn.Module | None = None,
+        selector_module: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.variant = variant
+        self.hidden_shape = hidden_shape
+        self.classes = classes
+        self.selector_name = selector
+        self.predictor = (
+            fold_normalisation(build_predictor(variant, hidden_shape, classes))
+            if predictor is None
+            else predictor
+        )
+        self.selector = build_selector(selector, classes) if selector_module is None else selector_module
+        self.eval().requires_grad_(False)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Look up [B, *hidden_shape]: probabilities [B, classes] and scores [B]."""
+        probabilities = self.predictor(hidden).softmax(1)
+        return probabilities, self.selector(probabilities)

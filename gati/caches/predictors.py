@@ -1,0 +1,300 @@
+"""Predictors: small networks from a hidden output to class logits, and the registry they live in.
+
+A variant is written as a family with whole numbers, `fc(1024)` or `conv(3,1)`. Registering another one:
+
+    from torch import nn
+    from gati.caches import feature_map, register_predictor
+
+    @register_predictor("linear")
+    def linear(hidden_shape, classes):
+        values = math.prod(hidden_shape)
+        return nn.Sequential(nn.Flatten(), nn.Linear(values, classes))
+
+    gati.explore(..., variants=["linear", "stride(128)"])
+
+Families take feature maps [B, C, H, W], token sequences [B, T, D] and vectors [B, D] alike: `feature_map`
+turns each into a map first. Batch normalisation is welcome: it is folded away after training.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import fuse_conv_bn_eval, fuse_linear_bn_eval
+
+from gati.errors import VariantError
+
+__all__ = [
+    "DEFAULT_VARIANTS",
+    "PUBLISHED_VARIANTS",
+    "FeatureMap",
+    "build_predictor",
+    "feature_map",
+    "fold_normalisation",
+    "parse_variant",
+    "predictor_families",
+    "register_predictor",
+]
+
+Builder = Callable[..., nn.Module]
+
+PUBLISHED_VARIANTS = ("fc(1024)", "fc(512)", "pool(8192)", "pool(4096)", "conv(3,1)", "conv(5,2)")
+DEFAULT_VARIANTS = (*PUBLISHED_VARIANTS, "grid(256)", "stride(128)", "pyramid(64)")
+
+_PREDICTORS: dict[str, Builder] = {}
+_VARIANT = re.compile(r"^\s*([a-z][a-z0-9_-]*)\s*(?:\(\s*(\d+(?:\s*,\s*\d+)*)\s*\))?\s*$")
+
+
+def register_predictor(family: str) -> Callable[[Builder], Builder]:
+    """Register a builder `(hidden_shape, classes, *numbers) -> nn.Module` under a family name.
+
+    `hidden_shape` comes without the batch dimension; the module maps [B, *hidden_shape] to logits
+    [B, classes]. Registering the same function again is harmless.
+
+    **Raises:** `VariantError` when another builder owns the name.
+    """
+
+    def register(builder: Builder) -> Builder:
+        owner = _PREDICTORS.get(family)
+        if owner is not None and owner.__qualname__ != builder.__qualname__:
+            raise VariantError(
+                f"predictor family {family!r} belongs to {owner.__module__}.{owner.__qualname__}: "
+                "register yours under another name"
+            )
+        _PREDICTORS[family] = builder
+        return builder
+
+    return register
+
+
+def predictor_families() -> tuple[str, ...]:
+    """Names of all registered families, sorted."""
+    return tuple(sorted(_PREDICTORS))
+
+
+def parse_variant(variant: str) -> tuple[str, tuple[int, ...]]:
+    """Split `conv(3,1)` into `("conv", (3, 1))`. Raises `VariantError` if malformed or unknown."""
+    match = _VARIANT.match(variant)
+    if match is None or match[1] not in _PREDICTORS:
+        raise VariantError(
+            f"unknown variant {variant!r}: write FAMILY or FAMILY(NUMBER,...) with a family out of "
+            f"{', '.join(predictor_families())}"
+        )
+    numbers = tuple(int(number) for number in match[2].split(",")) if match[2] else ()
+    return match[1], numbers
+
+
+def build_predictor(variant: str, hidden_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Build an untrained predictor for hidden outputs [B, *hidden_shape], giving logits [B, classes].
+
+    **Raises:** `VariantError` for an unknown family, wrong numbers, or a shape it cannot take.
+    """
+    family, numbers = parse_variant(variant)
+    if not hidden_shape or any(size < 1 for size in hidden_shape) or len(hidden_shape) > 3:
+        raise VariantError(
+            f"variant {variant} cannot read hidden outputs of shape {hidden_shape}: "
+            "feature maps (C, H, W), tokens (T, D) and vectors (D,) are supported"
+        )
+    try:
+        return _PREDICTORS[family](hidden_shape, classes, *numbers)
+    except (TypeError, ValueError) as error:
+        raise VariantError(f"variant {variant} cannot be built for {hidden_shape}: {error}") from error
+
+
+def fold_normalisation(module: nn.Module) -> nn.Module:
+    """Fold each batch normalisation into the convolution or linear layer before it (eval mode, copies).
+
+    Only `nn.Sequential` children directly after one another are folded; the result answers the same.
+    """
+    if not isinstance(module, nn.Sequential):
+        return module.eval()
+    folded: list[nn.Module] = []
+    for child in module.eval():
+        before = folded[-1] if folded else None
+        if isinstance(child, nn.BatchNorm2d) and isinstance(before, nn.Conv2d):
+            folded[-1] = fuse_conv_bn_eval(before, child)
+        elif isinstance(child, nn.BatchNorm1d) and isinstance(before, nn.Linear):
+            folded[-1] = fuse_linear_bn_eval(before, child)
+        else:
+            folded.append(fold_normalisation(child))
+    return nn.Sequential(*folded).eval()
+
+
+# Shapes -----------------------------------------------------------------------------------------------
+
+
+class Geometry(NamedTuple):
+    """A hidden output seen as a map."""
+
+    channels: int
+    height: int
+    width: int
+
+
+def geometry(hidden_shape: tuple[int, ...]) -> Geometry:
+    """The map that `FeatureMap` makes of a hidden output: tokens (T, D) become D channels of T x 1."""
+    if len(hidden_shape) == 3:
+        return Geometry(*hidden_shape)
+    if len(hidden_shape) == 2:
+        return Geometry(hidden_shape[1], hidden_shape[0], 1)
+    return Geometry(hidden_shape[0], 1, 1)
+
+
+class FeatureMap(nn.Module):
+    """Tokens [B, T, D] or vectors [B, D] -> maps [B, D, T, 1] or [B, D, 1, 1]."""
+
+    def __init__(self, dimensions: int) -> None:
+        super().__init__()
+        self.dimensions = dimensions
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the hidden output as a map [B, C, H, W]."""
+        if self.dimensions == 2:
+            return hidden.transpose(1, 2).unsqueeze(3)
+        return hidden.unsqueeze(2).unsqueeze(3)
+
+
+def feature_map(hidden_shape: tuple[int, ...]) -> list[nn.Module]:
+    """Layers that bring a hidden output to [B, C, H, W]; none for what is a map already."""
+    return [] if len(hidden_shape) == 3 else [FeatureMap(len(hidden_shape))]
+
+
+def convolution(shape: Geometry, out: int, kernel: int, stride: int) -> tuple[list[nn.Module], Geometry]:
+    """Convolution + normalisation + ReLU, never larger than the map; returns the layers and the new map."""
+    kernels = tuple(min(kernel, size | 1) for size in (shape.height, shape.width))
+    strides = tuple(min(stride, size) for size in (shape.height, shape.width))
+    pads = tuple(size // 2 for size in kernels)
+    layer = nn.Conv2d(shape.channels, out, kernels, strides, pads, bias=False)
+    sizes = [
+        (size + 2 * pad - width) // step + 1
+        for size, pad, width, step in zip(shape[1:], pads, kernels, strides, strict=True)
+    ]
+    return [layer, nn.BatchNorm2d(out), nn.ReLU()], Geometry(out, *sizes)
+
+
+def _pool_to(shape: Geometry, values: int) -> tuple[list[nn.Module], Geometry]:
+    """Average-pool a map until it holds at most `values` numbers."""
+    factor = 1
+    while shape.channels * math.ceil(shape.height / factor) * math.ceil(shape.width / factor) > values:
+        if factor >= max(shape.height, shape.width):
+            break
+        factor += 1
+    if factor == 1:
+        return [], shape
+    sizes = (math.ceil(shape.height / factor), math.ceil(shape.width / factor))
+    return [nn.AdaptiveAvgPool2d(sizes)], Geometry(shape.channels, *sizes)
+
+
+# The published families ---------------------------------------------------------------------------------
+
+
+@register_predictor("fc")
+def fully_connected(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Module:
+    """All hidden values -> one layer of `width` units -> classes (published FC)."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(math.prod(hidden_shape), width, bias=False),
+        nn.BatchNorm1d(width),
+        nn.ReLU(),
+        nn.Linear(width, classes),
+    )
+
+
+@register_predictor("pool")
+def pooled(hidden_shape: tuple[int, ...], classes: int, values: int) -> nn.Module:
+    """Average pooling to at most `values` numbers -> classes (published Pool)."""
+    layers, shape = _pool_to(geometry(hidden_shape), values)
+    return nn.Sequential(
+        *feature_map(hidden_shape), *layers, nn.Flatten(), nn.Linear(math.prod(shape), classes)
+    )
+
+
+@register_predictor("conv")
+def convolved(hidden_shape: tuple[int, ...], classes: int, kernel: int, stride: int) -> nn.Module:
+    """One `kernel` x `kernel` convolution of 16 channels -> at most 4,096 pooled numbers -> classes (published Conv)."""
+    if kernel % 2 == 0 or kernel < 1 or stride < 1:
+        raise ValueError("the kernel must be odd and the stride at least 1")
+    layers, shape = convolution(geometry(hidden_shape), 16, kernel, stride)
+    pool, shape = _pool_to(shape, 4096)
+    return nn.Sequential(
+        *feature_map(hidden_shape), *layers, *pool, nn.Flatten(), nn.Linear(math.prod(shape), classes)
+    )
+
+
+_LARGEST_MAP = 32  # larger ones are averaged first: their convolutions would cost more than they save
+
+
+# Our own families ---------------------------------------------------------------------------------------
+
+
+class AverageAndMaximum(nn.Module):
+    """Map [B, C, H, W] -> its average and its maximum over a grid, flattened to [B, 2 * C * grid * grid].
+
+    The average says how much of a feature there is, the maximum whether it is anywhere at all.
+    """
+
+    def __init__(self, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.grid = grid
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Pool both ways and concatenate."""
+        if self.grid == (1, 1):
+            return torch.cat((values.mean((2, 3)), values.amax((2, 3))), dim=1)
+        average = nn.functional.adaptive_avg_pool2d(values, self.grid)
+        maximum = nn.functional.adaptive_max_pool2d(values, self.grid)
+        return torch.cat((average, maximum), dim=1).flatten(1)
+
+
+@register_predictor("grid")
+def grid(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Module:
+    """Average and maximum over a 4 x 4 grid -> `width` units -> classes: two small matrix products."""
+    shape = geometry(hidden_shape)
+    cells = (min(4, shape.height), min(4, shape.width))
+    return nn.Sequential(
+        *feature_map(hidden_shape),
+        AverageAndMaximum(cells),
+        nn.Linear(2 * shape.channels * cells[0] * cells[1], width, bias=False),
+        nn.BatchNorm1d(width),
+        nn.ReLU(),
+        nn.Linear(width, classes),
+    )
+
+
+@register_predictor("stride")
+def stride(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Module:
+    """One convolution to an 8 x 8 map, one to 4 x 4, average and maximum of each channel -> classes."""
+    return _narrowing(hidden_shape, classes, ((width, 8), (width, 4)))
+
+
+@register_predictor("pyramid")
+def pyramid(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Module:
+    """Two convolutions on an 8 x 8 map, two twice as wide on 4 x 4, average and maximum of each channel -> classes.
+
+    Depth buys more agreement per millisecond than width: early blocks hold edges and textures, and a
+    predictor has to build on them what the skipped blocks would have built.
+    """
+    steps = ((width, 8), (width, 8), (2 * width, 4), (2 * width, 4))
+    return _narrowing(hidden_shape, classes, steps)
+
+
+def _narrowing(
+    hidden_shape: tuple[int, ...], classes: int, steps: tuple[tuple[int, int], ...]
+) -> nn.Module:
+    """A convolution for each (channels, map size), striding where the map is larger than that."""
+    shape = geometry(hidden_shape)
+    layers = feature_map(hidden_shape)
+    if max(shape.height, shape.width) > _LARGEST_MAP:
+        cells = (min(_LARGEST_MAP // 2, shape.height), min(_LARGEST_MAP // 2, shape.width))
+        layers.append(nn.AdaptiveAvgPool2d(cells))
+        shape = Geometry(shape.channels, *cells)
+    for channels, size in steps:
+        step = max(1, math.ceil(max(shape.height, shape.width) / size))
+        added, shape = convolution(shape, channels, max(3, 2 * step - 1), step)
+        layers += added
+    return nn.Sequential(*layers, AverageAndMaximum((1, 1)), nn.Linear(2 * shape.channels, classes))

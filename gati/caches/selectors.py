@@ -1,0 +1,170 @@
+"""Selectors: from a predictor's class probabilities to one score; `score >= threshold` is a hit.
+
+Every selector is a module [B, K] -> [B] whose score grows with the chance that predictor and base model
+agree. The trained network must beat the plain ones on inputs it has not seen, or they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gati.caches.losses import selector_loss
+from gati.errors import VariantError
+
+__all__ = [
+    "BASELINE",
+    "FittedNetworks",
+    "SelectorNetwork",
+    "build_selector",
+    "fit_selector_networks",
+    "selector_names",
+]
+
+BASELINE = "maximum-probability"
+
+
+class MaximumProbability(nn.Module):
+    """The largest class probability."""
+
+    def forward(self, probabilities: Tensor) -> Tensor:  # (B, K) -> (B,)
+        """Score in [1/K, 1]."""
+        return probabilities.amax(1)
+
+
+class Margin(nn.Module):
+    """The largest class probability minus the second largest."""
+
+    def forward(self, probabilities: Tensor) -> Tensor:  # (B, K) -> (B,)
+        """Score in [0, 1]."""
+        largest = probabilities.topk(2, dim=1).values
+        return largest[:, 0] - largest[:, 1]
+
+
+class NegativeEntropy(nn.Module):
+    """The negative entropy of the class probabilities, in nats (BranchyNet's criterion, turned round)."""
+
+    def forward(self, probabilities: Tensor) -> Tensor:  # (B, K) -> (B,)
+        """Score in [-ln K, 0]."""
+        return (probabilities * probabilities.clamp_min(1e-12).log()).sum(1)
+
+
+class SelectorNetwork(nn.Module):
+    """Log-probabilities, largest first, and which class leads -> 16 units -> chance of agreement.
+
+    What leads matters: a base model is surer of ships than of cats, whatever the probability says.
+    """
+
+    UNITS = 16
+    LARGEST = 5
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.hidden = nn.Linear(min(self.LARGEST, classes), self.UNITS)
+        self.output = nn.Linear(self.UNITS, 1)
+        self.class_bias = nn.Parameter(torch.zeros(classes))
+
+    @classmethod
+    def features(cls, probabilities: Tensor) -> tuple[Tensor, Tensor]:
+        """[..., K] -> (log-odds-like features [..., F], leading class [...])."""
+        largest = probabilities.topk(min(cls.LARGEST, probabilities.shape[-1]), dim=-1)
+        return largest.values.clamp_min(1e-7).log(), largest.indices[..., 0]
+
+    def forward(self, probabilities: Tensor) -> Tensor:  # (B, K) -> (B,)
+        """Score in [0, 1]."""
+        features, leading = self.features(probabilities)
+        logits = self.output(torch.relu(self.hidden(features))).squeeze(1) + self.class_bias[leading]
+        return torch.sigmoid(logits)
+
+
+_SELECTORS: dict[str, Callable[[int], nn.Module]] = {
+    BASELINE: lambda classes: MaximumProbability(),
+    "margin": lambda classes: Margin(),
+    "entropy": lambda classes: NegativeEntropy(),
+    "network": SelectorNetwork,
+}
+
+
+def selector_names() -> tuple[str, ...]:
+    """Names of all selectors, the baseline first."""
+    return tuple(_SELECTORS)
+
+
+def build_selector(name: str, classes: int) -> nn.Module:
+    """Build a selector [B, classes] -> [B]. Raises `VariantError` for an unknown name, listing the known."""
+    if name not in _SELECTORS:
+        raise VariantError(f"unknown selector {name!r}: choose one of {', '.join(_SELECTORS)}")
+    return _SELECTORS[name](classes)
+
+
+class FittedNetworks(NamedTuple):
+    """A selector network fitted on everything, and scores of networks that did not see the input."""
+
+    network: SelectorNetwork
+    held_out_scores: Tensor  # (n,)
+
+
+def fit_selector_networks(
+    probabilities: Tensor, agrees: Tensor, *, seed: int, folds: int = 5, steps: int = 200
+) -> FittedNetworks:
+    """Fit one network on all n inputs and `folds` more, each without its share, for honest scores.
+
+    `probabilities` is [n, K], `agrees` bool [n]. All networks are trained at once, full batch, with the
+    selector loss and weight decay on the class bias. Deterministic for a seed.
+    """
+    count, classes = probabilities.shape
+    generator = torch.Generator().manual_seed(seed)
+    fold = torch.randperm(count, generator=generator) % folds
+    used = torch.stack([fold != index for index in range(folds)] + [torch.ones(count, dtype=torch.bool)])
+
+    features, leading = SelectorNetwork.features(probabilities.float())
+    models = folds + 1
+    with torch.enable_grad():
+        bound = features.shape[1] ** -0.5
+        first = torch.empty(1, SelectorNetwork.UNITS, features.shape[1]).uniform_(
+            -bound, bound, generator=generator
+        )
+        second = torch.empty(1, SelectorNetwork.UNITS, 1).uniform_(-0.25, 0.25, generator=generator)
+        parameters = [
+            first.repeat(models, 1, 1).requires_grad_(),
+            torch.zeros(models, 1, SelectorNetwork.UNITS).requires_grad_(),
+            second.repeat(models, 1, 1).requires_grad_(),
+            torch.zeros(models, 1).requires_grad_(),
+            torch.zeros(models, classes).requires_grad_(),
+        ]
+
+        def score_logits() -> Tensor:
+            weight, bias, out_weight, out_bias, class_bias = parameters
+            hidden = torch.relu(torch.einsum("nf,muf->mnu", features, weight) + bias)
+            return (hidden @ out_weight).squeeze(2) + out_bias + class_bias[:, leading]
+
+        optimiser = torch.optim.Adam(parameters, lr=0.03)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+        for _ in range(steps):
+            optimiser.zero_grad()
+            logits = score_logits()
+            per_model = [
+                selector_loss(logits[index, used[index]], agrees[used[index]]) for index in range(models)
+            ]
+            (torch.stack(per_model).sum() + 0.01 * parameters[4].square().sum()).backward()
+            optimiser.step()
+            schedule.step()
+        with torch.no_grad():
+            scores = torch.sigmoid(score_logits())
+        held_out = scores[fold, torch.arange(count)]
+        return FittedNetworks(_as_module(parameters, classes), held_out)
+
+
+def _as_module(parameters: list[Tensor], classes: int) -> SelectorNetwork:
+    network = SelectorNetwork(classes).eval().requires_grad_(False)
+    weight, bias, out_weight, out_bias, class_bias = (parameter.detach()[-1] for parameter in parameters)
+    network.hidden.weight.copy_(weight)
+    network.hidden.bias.copy_(bias[0])
+    network.output.weight.copy_(out_weight.T)
+    network.output.bias.copy_(out_bias)
+    network.class_bias.copy_(class_bias)
+    return network

@@ -1,0 +1,220 @@
+"""Everything explore needs before it trains: network, data, splits, blocks, latencies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gati.caches import LearnedCache, build_predictor, parse_variant
+from gati.caches.selectors import BASELINE
+from gati.errors import BackendError, DataError
+from gati.explore.augment import Augmentation, choose_augmentation
+from gati.explore.library import CERTIFY, SELECT
+from gati.explore.measure import base_answers
+from gati.explore.progress import Progress
+from gati.explore.schedule import too_slow
+from gati.explore.state import RunState
+from gati.model.blocks import find_blocks
+from gati.model.data import Data, load_data
+from gati.model.load import LoadedModel
+from gati.model.outputs import check_base_outputs, check_more_than_one_class, outputs_kind
+from gati.model.segments import TracedModel, trace
+from gati.runtime.profile import measure_lookup, measure_profile
+from gati.types import BlockProfile, Profile, Trial, TrialId
+
+__all__ = ["HeldOut", "Inputs", "Prepared", "Specification", "prepare", "split_inputs", "trial_name"]
+
+_LEAST_HELD_OUT = 60
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Training inputs and held-out inputs with their split (SELECT or CERTIFY, uint8 [n])."""
+
+    train: Data
+    held_out: Data
+    split: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The base model's class of every held-out input, int64 [n]."""
+
+    base_class: npt.NDArray[np.int64]
+    outputs_kind: str
+    classes: int
+
+
+@dataclass(frozen=True)
+class Specification:
+    """One trial to be: which variant, where, and what is known before training."""
+
+    trial: Trial
+    hidden_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The stage is set: what both training rounds share."""
+
+    loaded: LoadedModel
+    traced: TracedModel
+    inputs: Inputs
+    held_out: HeldOut
+    profile: Profile
+    specifications: tuple[Specification, ...]
+    augmentation: Augmentation
+    device: torch.device
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The base model."""
+        return self.loaded.module
+
+
+def trial_name(block: str, variant: str) -> TrialId:
+    """A name for files: `layer2.3` and `conv(3,1)` give `layer2.3--conv-3-1`."""
+    family, numbers = parse_variant(variant)
+    return TrialId("--".join((block, "-".join((family, *map(str, numbers))))))
+
+
+def resolve_device(name: str) -> torch.device:
+    """Turn `cpu`, `cuda` or `cuda:1` into a device. Raises `BackendError` if it is not there."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise BackendError(f"unknown device {name!r}: choose cpu, cuda or cuda:INDEX") from error
+    if device.type not in ("cpu", "cuda"):
+        raise BackendError(f"device {name!r} is not supported: choose cpu, cuda or cuda:INDEX")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BackendError("no CUDA device is available here: use --device cpu, or install the GPU build of torch")
+    return device
+
+
+def split_inputs(held: Data, more: Data | None, seed: int) -> Inputs:
+    """Split VAL into select and certify, and into a third part for training when there is no MORE.
+
+    **Raises:** `DataError` when there is too little data, or when MORE is VAL again.
+    """
+    if more is not None and more.fingerprint == held.fingerprint:
+        raise DataError(
+            f"--train-data and --data are the same {len(held)} inputs: hold the validation inputs out, "
+            "or leave --train-data away"
+        )
+    order = np.random.default_rng((seed, 0)).permutation(len(held))
+    cut = len(held) // 3 if more is None else 0
+    rest = np.sort(order[cut:])
+    if len(rest) < _LEAST_HELD_OUT:
+        raise DataError(
+            f"{held.name} has {len(held)} inputs, which leaves {len(rest)} to measure on: "
+            f"give enough for at least {_LEAST_HELD_OUT} (several thousand for a certificate)"
+        )
+    in_select = set(order[cut : cut + len(rest) // 2].tolist())
+    split = np.array([SELECT if index in in_select else CERTIFY for index in rest], dtype=np.uint8)
+    train = more if more is not None else held.subset(np.sort(order[:cut]))
+    return Inputs(train, held.subset(rest), split)
+
+
+def prepare(
+    loaded: LoadedModel,
+    data: Any,
+    train_data: Any | None,
+    *,
+    blocks: str | None,
+    variants: Sequence[str],
+    device: torch.device,
+    seed: int,
+    state: RunState,
+    progress: Progress,
+) -> Prepared:
+    """Check model and data, measure the base model and every untrained lookup, say what cannot pay."""
+    held = load_data(data, loaded.preprocessing, what="--data")
+    more = None if train_data is None else load_data(train_data, loaded.preprocessing, what="--train-data")
+    inputs = split_inputs(held, more, seed)
+    module = loaded.module.to(device)
+    example = inputs.held_out.images(np.arange(min(64, len(inputs.held_out)))).to(device)
+    names = find_blocks(module, blocks, example=example[:2])
+    traced = trace(module, example[:2], names)
+    held_out = _answers(loaded, inputs, device)
+    stored = state.profile()
+    if stored is None:
+        progress.note(f"measuring {len(names)} blocks and their lookups on {device}")
+        profile = measure_profile(traced)
+        specifications = _specify(traced, profile, variants, held_out.classes)
+        state.write_profile(
+            {"profile": asdict(profile), "specifications": [asdict(item) for item in specifications]}
+        )
+    else:
+        profile, specifications = _from_stored(stored)
+    sample = inputs.train.images(np.arange(min(256, len(inputs.train)))).to(device)
+    augmentation = choose_augmentation(module, sample) if inputs.train.is_images else Augmentation()
+    return Prepared(loaded, traced, inputs, held_out, profile, specifications, augmentation, device)
+
+
+def _answers(loaded: LoadedModel, inputs: Inputs, device: torch.device) -> HeldOut:
+    outputs = check_base_outputs(base_answers(loaded.module, inputs.held_out, device))
+    base_class = outputs.argmax(1).numpy()
+    check_more_than_one_class(base_class, "--data")
+    return HeldOut(base_class, outputs_kind(outputs), outputs.shape[1])
+
+
+def _specify(
+    traced: TracedModel, profile: Profile, variants: Sequence[str], classes: int
+) -> tuple[Specification, ...]:
+    measured: dict[tuple[str, tuple[int, ...]], tuple[int, float]] = {}
+    found = []
+    for block in profile.blocks:
+        shape = block.output_shape
+        for variant in variants:
+            if (variant, shape) not in measured:
+                measured[variant, shape] = _measure_untrained(traced, variant, shape, classes)
+            parameters, lookup_ms = measured[variant, shape]
+            found.append(
+                Specification(_row(block, variant, parameters, lookup_ms, profile.base_ms), shape)
+            )
+    return tuple(found)
+
+
+def _measure_untrained(
+    traced: TracedModel, variant: str, shape: tuple[int, ...], classes: int
+) -> tuple[int, float]:
+    build_predictor(variant, shape, classes)  # a bad variant fails here, with its own message
+    cache = LearnedCache(variant, shape, classes, BASELINE).to(traced.device)
+    hidden = torch.rand(1, *shape, device=traced.device)
+    request = traced.example()
+    lookup_ms = measure_lookup(cache, hidden, between=lambda: traced.base(request.clone()))
+    return sum(parameter.numel() for parameter in cache.parameters()), lookup_ms
+
+
+def _row(block: BlockProfile, variant: str, parameters: int, lookup_ms: float, base_ms: float) -> Trial:
+    reason = too_slow(lookup_ms, block, base_ms)
+    return Trial(
+        trial_id=trial_name(block.name, variant),
+        block_index=block.index,
+        block=block.name,
+        variant=variant,
+        status="skipped" if reason else "trained",
+        reason=reason,
+        parameters=parameters,
+        memory_bytes=4 * parameters,
+        lookup_ms=lookup_ms,
+    )
+
+
+def _from_stored(stored: dict[str, Any]) -> tuple[Profile, tuple[Specification, ...]]:
+    blocks = tuple(
+        BlockProfile(**{**block, "output_shape": tuple(block["output_shape"])})
+        for block in stored["profile"]["blocks"]
+    )
+    profile = replace(Profile(**{**stored["profile"], "blocks": ()}), blocks=blocks)
+    specifications = tuple(
+        Specification(Trial(**item["trial"]), tuple(item["hidden_shape"]))
+        for item in stored["specifications"]
+    )
+    return profile, specifications

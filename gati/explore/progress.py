@@ -1,0 +1,135 @@
+"""What a user sees while caches are trained: a live display, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Protocol, TextIO
+
+__all__ = ["LiveProgress", "PlainProgress", "Progress", "SilentProgress", "open_progress"]
+
+
+class Progress(Protocol):
+    """Where `explore` reports to. `stage` begins a piece of work of `total` steps."""
+
+    def stage(self, name: str, total: int) -> None:
+        """Begin a stage; the one before it has ended."""
+
+    def advance(self, steps: int, detail: str = "") -> None:
+        """Say that `steps` more steps are done; `detail` is the latest loss or hit rate."""
+
+    def note(self, text: str) -> None:
+        """Say one thing that stays on the screen."""
+
+    def __enter__(self) -> Progress: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class SilentProgress:
+    """Says nothing: the default of library calls."""
+
+    def stage(self, name: str, total: int) -> None:
+        """Begin a stage, silently."""
+
+    def advance(self, steps: int, detail: str = "") -> None:
+        """Advance, silently."""
+
+    def note(self, text: str) -> None:
+        """Swallow the note."""
+
+    def __enter__(self) -> SilentProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+class PlainProgress(SilentProgress):
+    """One line at most every `interval_s` seconds: for logs and pipes."""
+
+    def __init__(self, stream: TextIO | None = None, interval_s: float = 10.0) -> None:
+        self.stream = stream or sys.stderr
+        self.interval_s = interval_s
+        self._name, self._total, self._done = "", 0, 0
+        self._began = self._spoke = 0.0
+
+    def stage(self, name: str, total: int) -> None:
+        """Begin a stage with a line of its own."""
+        self._name, self._total, self._done = name, total, 0
+        self._began = self._spoke = time.monotonic()
+        self.note(name)
+
+    def advance(self, steps: int, detail: str = "") -> None:
+        """Print share, detail and time left when the interval has passed."""
+        self._done += steps
+        now = time.monotonic()
+        if now - self._spoke < self.interval_s or not self._done:
+            return
+        self._spoke = now
+        left_s = (now - self._began) / self._done * (self._total - self._done)
+        self.note(f"{self._name}: {self._done}/{self._total}  {detail}  {left_s:.0f} s left")
+
+    def note(self, text: str) -> None:
+        """Print a line at once."""
+        print(text, file=self.stream, flush=True)
+
+
+class LiveProgress(SilentProgress):
+    """A bar that redraws itself, with the loss or hit rate beside it."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            TaskID,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+        from rich.progress import Progress as Bars
+
+        self._bars = Bars(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[detail]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._task: TaskID | None = None
+
+    def stage(self, name: str, total: int) -> None:
+        """Begin a bar of its own; earlier bars stay, filled."""
+        self._task = self._bars.add_task(name, total=total, detail="")
+
+    def advance(self, steps: int, detail: str = "") -> None:
+        """Move the bar and replace the detail."""
+        if self._task is not None:
+            self._bars.update(self._task, advance=steps, **({"detail": detail} if detail else {}))
+
+    def note(self, text: str) -> None:
+        """Print above the bars."""
+        self._bars.console.print(text, highlight=False)
+
+    def __enter__(self) -> LiveProgress:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+
+def open_progress() -> Progress:
+    """A live display on a terminal, plain lines elsewhere."""
+    return LiveProgress() if sys.stderr.isatty() else PlainProgress()

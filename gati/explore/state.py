@@ -1,0 +1,130 @@
+"""What an exploration keeps on disk while it runs, so that the next one goes on where it stopped.
+
+    .state/settings.json      what this exploration is: another one must not go on with it
+    .state/profile.json       latencies as measured at the start, and the trials that cannot pay
+    .state/main.json          the trials of the main round
+    .state/rows/TRIAL.json    a trial that is trained and measured, with its round
+    .state/main.safetensors   the main round's weights and optimiser moments, at most a minute old
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gati.errors import LibraryError, StorageError
+from gati.files import atomic_write_text
+from gati.types import OperatingPoint, Trial, TrialId
+
+__all__ = ["FinishedTrial", "RunState", "locked"]
+
+
+@dataclass(frozen=True)
+class FinishedTrial:
+    """A row of the trials table with its operating points, and the round it comes from."""
+
+    round: str  # "screening" or "main"
+    trial: Trial
+    points: tuple[OperatingPoint, ...]
+
+
+class RunState:
+    """Reads and writes the state folder of one cache library."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / ".state"
+        self.training_path = self.directory / "main.safetensors"
+
+    def claim(self, settings: dict[str, Any]) -> None:
+        """Begin, or go on with, the exploration that these settings describe.
+
+        **Raises:** `LibraryError` naming the first setting that differs from the one already there.
+        """
+        path = self.directory / "settings.json"
+        wanted: dict[str, Any] = json.loads(json.dumps(settings))
+        found = self._json(path)
+        if found is None:
+            atomic_write_text(path, json.dumps(wanted, indent=1) + "\n")
+            return
+        for name in sorted(wanted.keys() | found.keys()):
+            if wanted.get(name) != found.get(name):
+                raise LibraryError(
+                    f"{self.directory.parent} holds an unfinished exploration with another {name} "
+                    f"({found.get(name)!r}, now {wanted.get(name)!r}): repeat its command, or choose another --out"
+                )
+
+    def profile(self) -> dict[str, Any] | None:
+        """What `write_profile` stored, or None."""
+        return self._json(self.directory / "profile.json")
+
+    def write_profile(self, profile: dict[str, Any]) -> None:
+        """Keep the latencies of this exploration."""
+        atomic_write_text(self.directory / "profile.json", json.dumps(profile))
+
+    def finished(self) -> dict[TrialId, FinishedTrial]:
+        """All trials that need no more work in their round."""
+        rows = {}
+        for path in sorted((self.directory / "rows").glob("*.json")):
+            raw = self._json(path)
+            if raw is not None:
+                trial = Trial(**raw["trial"])
+                points = tuple(OperatingPoint(**point) for point in raw["points"])
+                rows[trial.trial_id] = FinishedTrial(raw["round"], trial, points)
+        return rows
+
+    def write_finished(self, row: FinishedTrial) -> None:
+        """Record a trial whose cache and outcomes are on disk."""
+        path = self.directory / "rows" / f"{row.trial.trial_id}.json"
+        atomic_write_text(path, json.dumps(asdict(row)))
+
+    def selection(self) -> list[TrialId] | None:
+        """The trials of the main round, or None before they were chosen."""
+        found: list[TrialId] | None = self._json(self.directory / "main.json")
+        return found
+
+    def write_selection(self, chosen: list[TrialId]) -> None:
+        """Keep the trials of the main round."""
+        atomic_write_text(self.directory / "main.json", json.dumps(chosen))
+
+    def clear(self) -> None:
+        """Remove the state folder of a finished exploration."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _json(self, path: Path) -> Any:
+        if not path.is_file():
+            return None
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise LibraryError(f"{path} is damaged ({error}): delete {self.directory} to start again") from error
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold a cache library for writing. Raises `LibraryError` when another process holds it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = open(directory / ".lock", "a+", encoding="ascii")  # noqa: SIM115 - held as long as the lock
+    except OSError as error:
+        raise StorageError(f"cannot write to {directory}: {error.strerror}; choose another --out") from error
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            handle.seek(0)
+            owner = handle.read().strip() or "unknown"
+            raise LibraryError(
+                f"another gati explore (process {owner}) is writing to {directory}: wait for it or choose another --out"
+            ) from error
+        handle.seek(0)
+        handle.truncate()
+        handle.write(str(os.getpid()))
+        handle.flush()
+        yield
