@@ -26,7 +26,15 @@ __all__ = [
 
 # Levels of accuracy at which the full form may set each variant's threshold, as multiples of the tolerated
 # disagreement 1 - A: caches that err more than the whole may are useful when others err less.
-LEVELS = (3.0, 2.0, 1.5, 1.0, 0.7, 0.4, 0.2, 0.0)
+# The first list that keeps the program small is used.
+LEVELS = (
+    (3.0, 2.0, 1.5, 1.0, 0.7, 0.4, 0.2, 0.0),
+    (2.0, 1.5, 1.0, 0.5, 0.0),
+    (2.0, 1.0, 0.5),
+    (1.5, 1.0),
+    (1.0,),
+)
+MOST_CANDIDATES = 600  # the bound on pairs of candidates takes a second for these
 
 
 class LookupCost(NamedTuple):
@@ -76,8 +84,12 @@ def full_candidates(
     trials: Sequence[Trial], points: Sequence[OperatingPoint], placement: Placement, accuracy: float
 ) -> tuple[Candidate, ...]:
     """Return each variant at several accuracies around the target, without those that are dominated."""
-    levels = [1.0 - level * (1.0 - accuracy) for level in LEVELS]
-    return without_dominated(_candidates(trials, points, placement, levels))
+    for multiples in LEVELS:
+        levels = [1.0 - multiple * (1.0 - accuracy) for multiple in multiples]
+        candidates = without_dominated(_candidates(trials, points, placement, levels))
+        if len(candidates) <= MOST_CANDIDATES:
+            break
+    return candidates
 
 
 def without_dominated(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:

@@ -18,8 +18,9 @@ from gati.compose.candidates import (
 from gati.compose.composition import Composition, Exit, Expected, Objective
 from gati.compose.full import solve_full
 from gati.compose.outcomes import SplitOutcomes
-from gati.compose.problem import Candidate, Choice, Problem, estimate
+from gati.compose.problem import Candidate, Choice, Estimate, Problem, estimate
 from gati.compose.relaxed import sweep_relaxed
+from gati.compose.replay import Replay
 from gati.compose.solvers import check_solver
 from gati.errors import BackendError, CompositionError
 from gati.explore.library import SELECT, Library
@@ -184,7 +185,7 @@ def placements(library: Library, settings: Settings) -> list[Placement]:
     if trained and settings.placement not in measured:
         raise BackendError(
             f"placement {settings.placement!r} was not measured in this library (measured: "
-            f"{', '.join(measured) or 'none'}); explore again on a device that has it, or use --placement auto"
+            f"{', '.join(measured) or 'none'}); explore again on a device that has it, or use auto"
         )
     return [settings.placement]
 
@@ -205,16 +206,14 @@ def plan_placement(
         one_lookup_at_a_time=True,  # as published, for either placement
     )
 
-    def latency(chosen: tuple[Candidate, ...]) -> float:
-        if select is None:
-            return estimate(problem, chosen).mean_latency_ms
-        return select.replay(problem, chosen).mean_latency_ms
+    def expect(chosen: tuple[Candidate, ...]) -> Estimate | Replay:
+        return estimate(problem, chosen) if select is None else select.replay(problem, chosen)
 
     if settings.objective == "relaxed":
-        choice = sweep_relaxed(problem, solver=settings.solver, latency=latency)
+        choice = sweep_relaxed(problem, solver=settings.solver, expect=expect)
     else:
         choice = solve_full(problem, solver=settings.solver)
-        if latency(choice.candidates) >= problem.base_ms:
+        if expect(choice.candidates).mean_latency_ms >= problem.base_ms:
             choice = Choice((), problem.base_ms, choice.gap, choice.solver)
     return describe(library, problem, placement, choice, select)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 from gati.compose.check import check_relaxed
 from gati.compose.problem import Candidate, Choice, Problem, estimate
@@ -21,10 +22,22 @@ from gati.compose.shared import add_structure, read_choice
 from gati.compose.solvers import Program, solve
 from gati.errors import SolverError
 
-__all__ = ["ALPHA_STEPS", "MOST_CACHES", "relaxed_score", "solve_relaxed", "sweep_relaxed"]
+__all__ = ["ALPHA_STEPS", "MOST_CACHES", "Expectation", "relaxed_score", "solve_relaxed", "sweep_relaxed"]
 
 ALPHA_STEPS = 20  # alpha = 0, 1/20, ..., 1
 MOST_CACHES = 6
+
+
+class Expectation(Protocol):
+    """What the sweep asks of an expectation; an `Estimate` and a `Replay` both have it."""
+
+    @property
+    def mean_latency_ms(self) -> float:
+        """Mean latency of a request."""
+
+    @property
+    def agreement(self) -> float:
+        """Share of requests that get the base model's class."""
 
 
 def relaxed_score(problem: Problem, candidate: Candidate, alpha: float) -> float:
@@ -63,21 +76,27 @@ def sweep_relaxed(
     problem: Problem,
     *,
     solver: str = "auto",
-    latency: Callable[[tuple[Candidate, ...]], float] | None = None,
+    expect: Callable[[tuple[Candidate, ...]], Expectation] | None = None,
 ) -> Choice:
     """Solve for every alpha and cap, and return the choice of least expected latency.
 
-    `latency` gives the expected mean latency of a choice in milliseconds; by default the table's estimate.
-    No cache at all competes too. Ties go to fewer caches. Raises SolverError.
+    `expect` gives mean latency and agreement of a choice, by default the table's estimate. Choices expected
+    below the accuracy target come last: each cache passes the filter, yet those after the first get the
+    harder inputs. No cache at all competes too. Ties go to fewer caches. Raises SolverError.
     """
-    latency = latency or (lambda chosen: estimate(problem, chosen).mean_latency_ms)
+    expect = expect or (lambda chosen: estimate(problem, chosen))
+
+    def rank(chosen: tuple[Candidate, ...]) -> tuple[bool, float, int]:
+        expected = expect(chosen)
+        return (expected.agreement < problem.accuracy - 1e-9, expected.mean_latency_ms, len(chosen))
+
     best = Choice((), 0.0, 0.0, solver)
-    best_key = (latency(()), 0)
+    best_rank = rank(())
     for cap in _caps(problem):
         for choice in _sweep_alpha(problem, cap, solver):
-            key = (latency(choice.candidates), len(choice.candidates))
-            if key < best_key:
-                best, best_key = choice, key
+            this_rank = rank(choice.candidates)
+            if this_rank < best_rank:
+                best, best_rank = choice, this_rank
             elif not best.candidates:
                 best = replace(best, solver=choice.solver)
     return best

@@ -63,9 +63,10 @@ def replay(exits: Sequence[ReplayExit], base_class: NDArray[np.int64], base_ms: 
         agreeing.append(int((new & right).sum()))
         exit_ms.append(exit_.reach_ms + penalty_ms + exit_.lookup_ms)
         penalty_ms += exit_.penalty_ms
-    spent_ms = np.dot([*hits, count - sum(hits)], [*exit_ms, base_ms + penalty_ms])
+    to_the_end_ms = base_ms + penalty_ms
+    saved_ms = sum(hit * (to_the_end_ms - at_exit_ms) for hit, at_exit_ms in zip(hits, exit_ms, strict=True))
     return Replay(
-        mean_latency_ms=float(spent_ms) / count,
+        mean_latency_ms=to_the_end_ms - saved_ms / count,
         hit_rate=sum(hits) / count,
         agreement=1.0 - float(wrong.mean()),
         hits=tuple(hits),

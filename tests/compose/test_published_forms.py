@@ -83,10 +83,16 @@ def problem_of(*candidates: Candidate, **changes: object) -> Problem:
         pytest.param((candidate(1), candidate(1)), {}, "not one a block", id="two at one block"),
         pytest.param((candidate(2), candidate(0)), {}, "not one a block", id="not in forward order"),
         pytest.param(
-            (candidate(0),), {"memory_limit_bytes": 999}, "1000 bytes of caches, the limit is 999", id="memory"
+            (candidate(0),),
+            {"memory_limit_bytes": 999},
+            "1000 bytes of caches, the limit is 999",
+            id="memory",
         ),
         pytest.param(
-            (candidate(0, lookup_ms=1.2), candidate(1)), {}, "would still be running", id="two lookups at a time"
+            (candidate(0, lookup_ms=1.2), candidate(1)),
+            {},
+            "would still be running",
+            id="two lookups at a time",
         ),
         pytest.param((candidate(0, accuracy=0.9),), {}, "expected agreement 0.95000", id="agreement"),
         pytest.param(
