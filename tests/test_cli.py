@@ -1,0 +1,295 @@
+"""The command line: help, options, errors as one line, exit statuses, and what tables show."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gati
+from gati.cli import run
+from gati.compose.composition import Composition, Exit, Expected
+from gati.errors import CompositionError, StorageError
+from gati.types import TrialId
+
+VERBS = ["blocks", "explore", "compose", "evaluate", "predict", "demo"]
+
+
+def failing(error: BaseException) -> Any:
+    def verb(*arguments: object, **options: object) -> None:
+        raise error
+
+    return verb
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """What stands on stderr, which must be exactly one line."""
+    text = capsys.readouterr().err
+    assert text.endswith("\n") and text.count("\n") == 1, text
+    return text.rstrip("\n")
+
+
+# Help -------------------------------------------------------------------------------------------------------
+
+
+def test_help_loads_neither_torch_nor_solvers() -> None:
+    program = (
+        "import sys; from gati.cli import run; run(['--help']); run(['explore', '--help']);"
+        "sys.exit(bool({'torch', 'numpy', 'scipy', 'highspy', 'gurobipy', 'sklearn'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0
+
+
+def test_help_names_every_verb_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    lines = capsys.readouterr().out.split("Commands", 1)[1].splitlines()
+    listed = [line.split()[1] for line in lines if line.startswith("│ ") and not line.startswith("│  ")]
+    assert listed == VERBS
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_help_shows_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([verb, "--help"]) == 0
+    assert f"gati {verb}" in capsys.readouterr().out.split("Examples:", 1)[1]
+
+
+def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 0
+    assert "gati demo" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"gati {gati.__version__}\n"
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gati", "compose", "nowhere"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: no cache library in nowhere")
+
+
+# What goes wrong --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["explore"], "error: Missing argument 'MODEL' (see gati explore --help)"),
+        (["blocks", "m:f", "--bloks", "x"], "error: No such option: --bloks"),
+        (["bake"], "error: No such command 'bake'"),
+        (["compose", "x", "--accuracy", "high"], "error: Invalid value for '--accuracy'"),
+        (["compose", "x", "--solver", "cplex"], "error: Invalid value for '--solver'"),
+    ],
+    ids=["no model", "misspelled option", "unknown verb", "not a number", "unknown solver"],
+)
+def test_wrong_usage_is_one_line_that_names_the_help(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    line = one_line(capsys)
+    assert line.startswith(message)
+    assert line.endswith("--help)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["explore", "m:f", "--data", "v.npz", "--out", "o", "--mean", "0.5,grey"],
+            "error: --mean '0.5,grey' is not a list of numbers; write one a channel, such as 0.5,0.5,0.5",
+        ),
+        (
+            ["explore", "m:f", "--data", "v.npz", "--out", "o", "--budget", "soon"],
+            "error: 'soon' is not a duration; write for example 10m, 90s or 500ms",
+        ),
+        (["compose", "x", "--memory", "lots"], "error: 'lots' is not a size; write for example 256MiB"),
+        (["blocks", "m:f", "--size", "32"], "error: --size '32' is not a size in pixels; write HEIGHTxWIDTH"),
+        (["blocks", "resnet18"], "error: unknown model 'resnet18'"),
+        (["evaluate", "nowhere", "--data", "x.npz"], "error: no cache library in nowhere"),
+        (["predict", "nowhere", "x.png"], "error: no cache library in nowhere"),
+    ],
+    ids=["mean", "budget", "memory", "size", "model", "evaluate without library", "predict without library"],
+)
+def test_bad_values_are_one_line_and_status_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    assert one_line(capsys).startswith(message)
+
+
+def test_an_error_of_ours_prints_its_message_and_gives_its_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gati, "compose", failing(CompositionError("no caches:\n  none pays")))
+    assert run(["compose", "runs/x"]) == CompositionError.exit_status
+    assert one_line(capsys) == "error: no caches: none pays"
+
+
+def test_a_full_disk_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "runs/x/trials.csv")
+    monkeypatch.setattr(gati, "compose", failing(full))
+    assert run(["compose", "runs/x"]) == StorageError.exit_status
+    assert one_line(capsys).startswith("error: disk full while writing runs/x/trials.csv: free some space")
+
+
+def test_an_interrupted_explore_says_that_it_can_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gati, "explore", failing(KeyboardInterrupt()))
+    assert run(["explore", "m:f", "--data", "v.npz", "--out", "o"]) == 130
+    assert "run the same gati explore command again" in one_line(capsys)
+
+
+def test_an_interrupt_elsewhere_is_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gati, "compose", failing(KeyboardInterrupt()))
+    assert run(["compose", "runs/x"]) == 130
+    assert one_line(capsys) == "error: interrupted"
+
+
+def test_an_unexpected_error_is_one_line_that_asks_for_a_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("GATI_DEBUG", raising=False)
+    monkeypatch.setattr(gati, "compose", failing(ZeroDivisionError("by zero")))
+    assert run(["compose", "runs/x"]) == 1
+    assert one_line(capsys) == (
+        "error: unexpected ZeroDivisionError: by zero; please report it with the traceback that GATI_DEBUG=1 shows"
+    )
+
+
+@pytest.mark.parametrize("way", ["variable", "option"])
+def test_debug_shows_the_traceback(
+    way: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GATI_DEBUG", "1" if way == "variable" else "0")  # restored afterwards
+    monkeypatch.setattr(gati, "compose", failing(ZeroDivisionError("by zero")))
+    assert run([*(["--debug"] if way == "option" else []), "compose", "runs/x"]) == 1
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown and shown.splitlines()[-1].startswith("error: unexpected ZeroDivisionError")
+
+
+def test_a_closed_pipe_is_silent() -> None:
+    command = f"{sys.executable} -m gati blocks gati.zoo:digits_resnet | head -0"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+# What reaches the library -----------------------------------------------------------------------------------
+
+
+def test_explore_hands_every_option_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def explore(*arguments: object, **options: object) -> None:
+        seen.update(options, arguments=arguments)
+        raise CompositionError("enough seen")
+
+    monkeypatch.setattr(gati, "explore", explore)
+    run(
+        ["explore", "timm:vit", "--checkpoint", "w.safetensors", "--data", "v.npz", "--train-data", "t.npz"]
+        + ["--out", "runs/v", "--blocks", "blocks.*", "--variants", "fc(512), conv(3,1)", "--device", "cuda"]
+        + ["--budget", "10m", "--seed", "7", "--mean", "0.5", "--std", "0.25,0.5,1", "--resize", "256"]
+        + ["--epochs", "2.5"]
+    )
+    del seen["progress"]
+    assert seen == {
+        "arguments": ("timm:vit", Path("w.safetensors")),
+        "data": "v.npz",
+        "train_data": "t.npz",
+        "out": Path("runs/v"),
+        "blocks": "blocks.*",
+        "variants": ("fc(512)", "conv(3,1)"),
+        "device": "cuda",
+        "epochs": 2.5,
+        "budget_s": 600.0,
+        "seed": 7,
+        "mean": (0.5,),
+        "std": (0.25, 0.5, 1.0),
+        "resize": 256,
+    }
+
+
+def test_compose_reads_sizes_and_prints_what_was_chosen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def compose(directory: Path, **options: object) -> Composition:
+        seen.update(options)
+        return composition()
+
+    monkeypatch.setattr(gati, "compose", compose)
+    status = run(["compose", "runs/x", "--memory", "256MiB", "--accuracy", "0.97", "--name", "small"])
+    assert status == 0
+    assert (seen["memory_bytes"], seen["accuracy"], seen["name"]) == (256 * 2**20, 0.97, "small")
+    shown = capsys.readouterr().out
+    for expected in ("layer2.3", "deep(64)", "41.0 %", "97.80 %", "gain 1.60x", "gap 0.00%", "by highs"):
+        assert expected in shown
+    assert "next: gati evaluate runs/x --data TEST --composition small" in shown
+
+
+def test_evaluate_writes_the_json_it_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gati.runtime.evaluate import Evaluation, ExitCount, Latency
+
+    measured = Evaluation(
+        n=100, agreement=0.98, accuracy=0.93, base_accuracy=0.94, hit_rate=0.6,
+        latency_ms=Latency(0.5, 0.4, 1.0, 1.1), base_latency_ms=Latency(1.0, 1.0, 1.0, 1.05),
+        gain=2.0, tail_ratio=1.048, memory_bytes=2048, backend="torch",
+        exits=(
+            ExitCount("layer1.0", "fc(512)", 0.9, "inline", 60, 0.97),
+            ExitCount("layer2.0", "fc(512)", 0.9, "inline", 0, None),
+        ),
+    )  # fmt: skip
+    monkeypatch.setattr(gati, "evaluate", lambda *arguments, **options: measured)
+    assert run(["evaluate", "runs/x", "--data", "t.npz", "--json", str(tmp_path / "e.json")]) == 0
+    assert json.loads((tmp_path / "e.json").read_text())["latency_ms"]["p99"] == 1.1
+    shown = capsys.readouterr().out
+    for expected in ("2.00x", "98.00 %", "-1.00 points", "layer1.0", "gain 2.00x", "tail ratio 1.05"):
+        assert expected in shown
+
+
+def composition() -> Composition:
+    return Composition(
+        name="small",
+        objective="full",
+        solver="highs",
+        gap=0.0,
+        alpha=None,
+        accuracy_target=0.97,
+        confidence=0.95,
+        memory_limit_bytes=256 * 2**20,
+        backend="torch",
+        placement="inline",
+        exits=(
+            Exit(
+                trial_id=TrialId("layer2.3--deep-64"),
+                block="layer2.3",
+                block_index=12,
+                variant="deep(64)",
+                selector="maximum",
+                threshold=0.9,
+                placement="inline",
+                expected_hit_rate=0.41,
+                expected_agreement=0.978,
+                lookup_ms=0.11,
+                memory_bytes=90_000,
+                exit_ms=1.9,
+            ),
+        ),
+        expected=Expected(2.5, 4.0, 1.6, 0.41, 0.991, 90_000),
+        certificate=None,
+        checkpoint_sha256="0" * 64,
+        created="2026-01-01T00:00:00+00:00",
+    )
