@@ -29,6 +29,8 @@ __all__ = ["find_blocks"]
 _POOLINGS = frozenset({"MaxPool2d", "AvgPool2d", "MaxPool1d", "AvgPool1d", "LPPool2d", "FractionalMaxPool2d"})
 _CONVOLUTIONS = frozenset({"Conv1d", "Conv2d", "Conv3d"})
 _STAGES = frozenset({"Sequential", "ModuleList"})
+_DENSE_BLOCKS = frozenset({"ModuleDict", "_DenseBlock", "DenseBlock"})
+_TRANSITIONS = frozenset({"_Transition", "DenseTransition"})  # nn.Sequential, unless exported
 _LISTED_NAMES = 40
 
 
@@ -85,7 +87,7 @@ def _is_stage(module: nn.Module) -> bool:
 def _is_dense_block(module: nn.Module) -> bool:
     """A dict of layers with its own forward: the layers feed each other, so only the whole has an output."""
     own_forward = type(module).forward is not nn.ModuleDict.forward
-    return isinstance(module, nn.ModuleDict) and own_forward and _weight_layers(module) >= 2
+    return _is_a(module, _DENSE_BLOCKS) and own_forward and _weight_layers(module) >= 2
 
 
 def _leaf_units(stage: nn.Module) -> set[str]:
@@ -104,7 +106,7 @@ def _grandchildren(module: nn.Module) -> Iterable[bool]:
 
 def _ends_with_pooling(module: nn.Module) -> bool:
     leaves = [layer for layer in module.modules() if not any(True for _ in layer.children())]
-    return _is_a(module, _STAGES) and len(leaves) > 1 and _is_a(leaves[-1], _POOLINGS)
+    return _is_a(module, _STAGES | _TRANSITIONS) and len(leaves) > 1 and _is_a(leaves[-1], _POOLINGS)
 
 
 def _has_siblings(names: list[str]) -> bool:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from gati.errors import DataError
-from gati.model.preprocess import Preprocessing, check_image_array
+from gati.model.preprocess import Preprocessing, check_image_array, join
 from gati.model.source import first_line, import_object
 
 __all__ = ["Data", "load_data", "load_images"]
@@ -219,9 +219,14 @@ class _DatasetData(Data):
             known = getattr(self._dataset, attribute, None)
             if known is not None and len(known) == self._length:
                 return _check_labels(np.asarray(known), self._length, self._what)
-        return _check_labels(
-            np.array([int(self._item(i)[1]) for i in range(self._length)]), self._length, self._what
-        )
+        try:
+            numbers = [int(self._item(index)[1]) for index in range(self._length)]
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"{self._what} has labels that are no numbers ({first_line(error)}); "
+                "give whole class numbers from 0"
+            ) from error
+        return _check_labels(np.array(numbers), self._length, self._what)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -234,7 +239,7 @@ class _DatasetData(Data):
         items = [self._item(index)[0] for index in _as_list(indices, len(self))]
         if not self.is_images:
             return self._stack(items)
-        return torch.cat([self._preprocess(image) for image in items])
+        return join([self._preprocess(image) for image in items])
 
     def _item(self, index: int) -> tuple[Any, Any]:
         try:

@@ -21,7 +21,7 @@ from gati.errors import DataError, ModelError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["INTERPOLATIONS", "Preprocessing"]
+__all__ = ["INTERPOLATIONS", "Preprocessing", "check_image_array", "join"]
 
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
 
@@ -109,14 +109,7 @@ class Preprocessing:
         tensors = [
             self(np.array(image.convert(mode)).reshape(1, image.height, image.width, -1)) for image in images
         ]
-        shapes = sorted({tuple(tensor.shape[2:]) for tensor in tensors})
-        if len(shapes) > 1:
-            (height, width), (other_height, other_width) = shapes[0], shapes[-1]
-            raise DataError(
-                f"images differ in size ({height}x{width} and {other_height}x{other_width} pixels) and the "
-                "network has no preset size; give --resize PIXELS"
-            )
-        return torch.cat(tensors)
+        return join(tensors)
 
     def _resize(self, pixels: Tensor) -> Tensor:
         if self.size is not None:
@@ -145,6 +138,18 @@ class Preprocessing:
             )
         top, left = round((height - self.crop) / 2), round((width - self.crop) / 2)
         return pixels[:, :, top : top + self.crop, left : left + self.crop]
+
+
+def join(tensors: Sequence[Tensor]) -> Tensor:
+    """Join preprocessed images [n, C, h, w] to one batch. Raises `DataError` when they differ in size."""
+    shapes = sorted({tuple(tensor.shape[2:]) for tensor in tensors})
+    if len(shapes) > 1:
+        (height, width), (other_height, other_width) = shapes[0], shapes[-1]
+        raise DataError(
+            f"images differ in size ({height}x{width} and {other_height}x{other_width} pixels) and the "
+            "network has no preset size; give --resize PIXELS"
+        )
+    return torch.cat(list(tensors))
 
 
 def check_image_array(images: NDArray[Any], channels: int, what: str = "images") -> None:

@@ -210,6 +210,14 @@ def test_a_wrong_source_is_one_line(source: str, message: str) -> None:
     assert error_of(source).startswith(message)
 
 
+def test_a_dataset_of_mixed_sizes_or_named_labels_is_one_line() -> None:
+    data = load_data(f"{HERE}:Sizes", PLAIN)
+    with pytest.raises(DataError, match=r"^images differ in size \(4x4 and 5x4 pixels\)"):
+        data.images([0, 1])
+    with pytest.raises(DataError, match=r"Sizes has labels that are no numbers \(ValueError: "):
+        _ = data.labels
+
+
 def test_an_empty_folder_is_one_line(tmp_path: Path) -> None:
     assert error_of(tmp_path) == (
         f"data: no images (.bmp, .gif, .jpeg, .jpg, .pgm, .png, .ppm, .webp) in {tmp_path}; "

@@ -58,6 +58,13 @@ class Texts(Bytes):
         return "cat"
 
 
+class Sizes(Bytes):
+    """Images that differ in size, with names for labels."""
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, str]:
+        return np.zeros((4 + index, 4, 3), dtype=np.uint8), "cat"
+
+
 class Broken(Bytes):
     def __getitem__(self, index: int) -> np.ndarray:
         raise OSError("disk gone")
