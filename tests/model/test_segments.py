@@ -1,0 +1,321 @@
+"""Tracing a network and cutting it changes nothing of what it computes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gati import zoo
+from gati.errors import CutError, DataError, ModelError
+from gati.model.blocks import find_blocks
+from gati.model.flatten import flatten
+from gati.model.segments import TracedModel, trace
+from gati.model.source import import_torchvision
+
+
+def torchvision_network(name: str, **options: Any) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        models = import_torchvision().models
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            network: nn.Module = getattr(models, name)(num_classes=10, **options)
+        return network
+
+    return build
+
+
+TINY_TRANSFORMER = {
+    "image_size": 16, "patch_size": 8, "num_layers": 3, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32,
+}  # fmt: skip
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "resnet20": (zoo.resnet20, 32),
+    "resnet18": (torchvision_network("resnet18"), 32),
+    "mobilenet_v2": (torchvision_network("mobilenet_v2"), 32),
+    "densenet121": (torchvision_network("densenet121"), 32),
+    "vision_transformer": (torchvision_network("VisionTransformer", **TINY_TRANSFORMER), 16),
+    "googlenet": (torchvision_network("googlenet", init_weights=False), 32),
+}
+
+
+def ready(module: nn.Module) -> nn.Module:
+    return module.eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module", params=list(NETWORKS))
+def traced_network(request: pytest.FixtureRequest) -> tuple[nn.Module, TracedModel]:
+    build, size = NETWORKS[request.param]
+    torch.manual_seed(0)
+    module = ready(build())
+    return module, trace(module, torch.randn(2, 3, size, size), find_blocks(module))
+
+
+def run_segments(traced: TracedModel, names: tuple[str, ...], x: Tensor) -> Tensor:
+    carried: Any = (x,)
+    for segment in traced.cut(names):
+        carried = segment.run(*carried)
+    result: Tensor = carried
+    return result
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@torch.inference_mode()
+def test_the_flat_network_equals_the_module_bit_for_bit(
+    traced_network: tuple[nn.Module, TracedModel], rows: int
+) -> None:
+    module, traced = traced_network
+    x = torch.randn(rows, *traced.input_shape)
+    assert torch.equal(traced.base(x.clone()), module(x.clone()))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@torch.inference_mode()
+def test_segments_in_a_row_equal_the_whole_bit_for_bit(
+    traced_network: tuple[nn.Module, TracedModel], rows: int
+) -> None:
+    _, traced = traced_network
+    x = torch.randn(rows, *traced.input_shape)
+    for names in (traced.blocks, traced.blocks[1::2], ()):
+        assert torch.equal(run_segments(traced, names, x.clone()), traced.base(x.clone()))
+
+
+@torch.inference_mode()
+def test_a_segment_hands_on_the_hidden_output_of_its_block_first(
+    traced_network: tuple[nn.Module, TracedModel],
+) -> None:
+    module, traced = traced_network
+    name = traced.blocks[1]
+    seen: list[Tensor] = []
+    handle = module.get_submodule(name).register_forward_hook(
+        lambda _module, _inputs, output: seen.append(output.clone())
+    )
+    x = torch.randn(2, *traced.input_shape)
+    module(x.clone())
+    handle.remove()
+    hidden = traced.cut([name])[0].run(x.clone())[0]
+    # nn.MultiheadAttention takes a fused path in eager mode that export does not see
+    torch.testing.assert_close(hidden, seen[0])
+    assert tuple(hidden.shape[1:]) == traced.hidden_shapes[name]
+
+
+def test_tracing_leaves_the_users_network_as_it_was() -> None:
+    module = ready(zoo.resnet20())
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    trace(module, torch.randn(2, 3, 32, 32), find_blocks(module)).base(torch.randn(1, 3, 32, 32))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert not any(child._forward_hooks for child in module.modules())
+
+
+class Skipping(nn.Module):
+    """A skip connection across two blocks: after `first`, two tensors are alive."""
+
+    def __init__(self, *, in_place: bool = False, offset: bool = False) -> None:
+        super().__init__()
+        self.stem, self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.head = nn.Linear(6, 3)
+        self.in_place = in_place
+        self.register_buffer("table", torch.arange(6.0) if offset else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        stem = self.stem(x)
+        offset = None if self.table is None else self.table * 2.0
+        hidden = self.first(stem)
+        if self.in_place:
+            hidden.relu_()
+        hidden = self.second(hidden) + stem
+        if offset is not None:
+            hidden = hidden + offset
+        result: Tensor = self.head(hidden)
+        return result
+
+
+def small(module: nn.Module, *blocks: str, width: int = 4) -> TracedModel:
+    return trace(ready(module), torch.randn(2, width), blocks)
+
+
+def test_every_tensor_that_is_alive_crosses_the_cut_the_hidden_output_first() -> None:
+    first, _ = small(Skipping(), "first").cut(["first"])
+    assert [tensor.shape for tensor in first.carried] == [(2, 6), (2, 6)]
+    assert first.carried[0].name == "linear_1"
+    assert all(tensor.batched for tensor in first.carried)
+
+
+def test_a_tensor_without_a_batch_dimension_crosses_whole() -> None:
+    first, _ = small(Skipping(offset=True), "first").cut(["first"])
+    assert [tensor.batched for tensor in first.carried] == [True, True, False]
+
+
+def test_a_hidden_output_changed_in_place_later_is_marked() -> None:
+    assert small(Skipping(in_place=True), "first").cut(["first"])[0].hidden_changes_later
+    assert not small(Skipping(), "first").cut(["first"])[0].hidden_changes_later
+
+
+class Aliasing(nn.Module):
+    """Two names of one memory cross the cut, and one of them is changed after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        view = hidden.view(-1, 3, 2)
+        hidden = torch.sigmoid(self.wait(hidden))
+        view.mul_(2.0)
+        result: Tensor = self.head(view.reshape(-1, 6) + hidden)
+        return result
+
+    def wait(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+def test_rows_cannot_be_picked_where_crossing_tensors_share_changing_memory() -> None:
+    class Later(Aliasing):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.first(x)
+            view = hidden.view(-1, 3, 2)
+            out = self.block(hidden)
+            view.mul_(2.0)
+            result: Tensor = self.head(view.reshape(-1, 6) + hidden + out)
+            return result
+
+    assert not small(Later(), "block").cut(["block"])[0].rows_selectable
+    assert small(Aliasing(), "first").cut(["first"])[0].rows_selectable
+
+
+class Folding(nn.Module):
+    """Moves a dimension into the batch and back; numbers made of the batch size are in use all along."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(4, 6), nn.Linear(3, 3), nn.Linear(6, 6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        hidden = self.first(x)
+        folded = self.inner(hidden.reshape(rows * 2, 3))
+        hidden = self.last(folded.reshape(rows, 6))
+        result: Tensor = self.head(hidden.view(rows, -1))
+        return result
+
+
+@torch.inference_mode()
+def test_numbers_made_of_the_batch_size_are_worked_out_again_after_the_cut() -> None:
+    traced = small(Folding(), "first", "last")
+    for rows in (1, 5):
+        x = torch.randn(rows, 4)
+        assert torch.equal(run_segments(traced, ("first", "last"), x), traced.base(x))
+
+
+def test_a_block_whose_output_has_no_batch_dimension_first_is_refused() -> None:
+    with pytest.raises(
+        CutError, match=r"block 'inner' has shape \[4, 3\], its first dimension is not the batch"
+    ):
+        small(Folding(), "inner")
+
+
+def test_tensors_that_mix_the_batch_with_other_dimensions_cannot_cross() -> None:
+    class Mixing(Folding):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.first(x)
+            folded = hidden.reshape(x.shape[0] * 2, 3)
+            out = self.last(hidden)
+            result: Tensor = self.head(out + self.inner(folded).reshape(x.shape[0], 6))
+            return result
+
+    with pytest.raises(CutError, match=r"after block 'last': \w+ \[4, 3\] crosses the cut"):
+        small(Mixing(), "last").cut(["last"])
+
+
+def test_blocks_must_exist_and_come_in_forward_order() -> None:
+    traced = small(Skipping(), "first", "second")
+    with pytest.raises(CutError, match="no block 'third'.*its blocks are first, second"):
+        traced.cut(["third"])
+    with pytest.raises(CutError, match="cannot cut at 'second' before 'first'"):
+        traced.cut(["second", "first"])
+    with pytest.raises(CutError, match="no module 'third'; its modules are stem, first"):
+        small(Skipping(), "third")
+
+
+def test_a_block_that_returns_no_tensor_is_refused() -> None:
+    class Named(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"x": x}
+
+    class Wrapping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.named, self.head = Named(), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.head(self.named(x)["x"])
+            return result
+
+    with pytest.raises(CutError, match="block 'named' returned no tensor"):
+        small(Wrapping(), "named")
+
+
+def test_a_network_that_mixes_the_inputs_of_a_batch_is_refused() -> None:
+    class Centering(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0, keepdim=True)
+
+    with pytest.raises(ModelError, match="depends on the other inputs of its batch"):
+        small(Centering())
+
+
+def test_control_flow_on_values_is_refused_with_one_line() -> None:
+    class Branching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(ModelError, match="cannot trace Branching with a free batch size") as caught:
+        small(Branching())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_network_that_returns_no_class_scores_is_refused() -> None:
+    with pytest.raises(
+        ModelError, match=r"shapes \[\(2, 3, 2\)\]; one of shape \[batch, classes\] is needed"
+    ):
+        small(nn.Unflatten(1, (3, 2)), width=6)
+
+
+def test_a_network_in_training_mode_is_refused() -> None:
+    module = Skipping()
+    module.first.train()
+    with pytest.raises(ModelError, match="is in training mode"):
+        trace(module, torch.randn(2, 4), ["first"])
+
+
+def test_an_example_of_one_row_is_refused() -> None:
+    with pytest.raises(DataError, match=r"shape \[1, 4\] cannot be traced"):
+        trace(ready(Skipping()), torch.randn(1, 4), ["first"])
+
+
+def test_whether_the_network_changes_its_input_is_known() -> None:
+    assert small(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 3))).changes_input
+    assert not small(nn.Sequential(nn.ReLU(), nn.Linear(4, 3))).changes_input
+
+
+def test_dropout_costs_nothing_in_the_flat_network() -> None:
+    flat = flatten(ready(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))), torch.randn(2, 4))
+    assert "dropout" not in flat.source  # type: ignore[attr-defined]
+
+
+def test_a_module_that_cannot_be_flattened_is_used_as_it_is() -> None:
+    class Branching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if bool(x.sum() > 0) else -x
+
+    module = ready(Branching())
+    assert flatten(module, torch.randn(2, 4)) is module
