@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from gati.caches.predictors import build_predictor, fold_normalisation
@@ -38,6 +39,8 @@ class LearnedCache(nn.Module):
             else predictor
         )
         self.selector = build_selector(selector, classes) if selector_module is None else selector_module
+        # Convolutions of one small input are up to a third faster on weights stored channels last.
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.eval().requires_grad_(False)
 
     @property

@@ -10,7 +10,7 @@ A variant is written as a family with whole numbers, `fc(1024)` or `conv(3,1)`. 
         values = math.prod(hidden_shape)
         return nn.Sequential(nn.Flatten(), nn.Linear(values, classes))
 
-    gati.explore(..., variants=["linear", "stride(128)"])
+    gati.explore(..., variants=["linear", "pyramid(64)"])
 
 Families take feature maps [B, C, H, W], token sequences [B, T, D] and vectors [B, D] alike: `feature_map`
 turns each into a map first. Batch normalisation is welcome: it is folded away after training.
@@ -44,7 +44,7 @@ __all__ = [
 Builder = Callable[..., nn.Module]
 
 PUBLISHED_VARIANTS = ("fc(1024)", "fc(512)", "pool(8192)", "pool(4096)", "conv(3,1)", "conv(5,2)")
-DEFAULT_VARIANTS = (*PUBLISHED_VARIANTS, "grid(256)", "stride(128)", "pyramid(64)")
+DEFAULT_VARIANTS = (*PUBLISHED_VARIANTS, "grid(256)", "pyramid(32)", "pyramid(64)")
 
 _PREDICTORS: dict[str, Builder] = {}
 _VARIANT = re.compile(r"^\s*([a-z][a-z0-9_-]*)\s*(?:\(\s*(\d+(?:\s*,\s*\d+)*)\s*\))?\s*$")
@@ -166,15 +166,13 @@ def feature_map(hidden_shape: tuple[int, ...]) -> list[nn.Module]:
 
 def convolution(shape: Geometry, out: int, kernel: int, stride: int) -> tuple[list[nn.Module], Geometry]:
     """Convolution + normalisation + ReLU, never larger than the map; returns the layers and the new map."""
-    kernels = tuple(min(kernel, size | 1) for size in (shape.height, shape.width))
-    strides = tuple(min(stride, size) for size in (shape.height, shape.width))
-    pads = tuple(size // 2 for size in kernels)
+    kernels = (min(kernel, shape.height | 1), min(kernel, shape.width | 1))
+    strides = (min(stride, shape.height), min(stride, shape.width))
+    pads = (kernels[0] // 2, kernels[1] // 2)
     layer = nn.Conv2d(shape.channels, out, kernels, strides, pads, bias=False)
-    sizes = [
-        (size + 2 * pad - width) // step + 1
-        for size, pad, width, step in zip(shape[1:], pads, kernels, strides, strict=True)
-    ]
-    return [layer, nn.BatchNorm2d(out), nn.ReLU()], Geometry(out, *sizes)
+    height = (shape.height + 2 * pads[0] - kernels[0]) // strides[0] + 1
+    width = (shape.width + 2 * pads[1] - kernels[1]) // strides[1] + 1
+    return [layer, nn.BatchNorm2d(out), nn.ReLU()], Geometry(out, height, width)
 
 
 def _pool_to(shape: Geometry, values: int) -> tuple[list[nn.Module], Geometry]:
@@ -216,7 +214,7 @@ def pooled(hidden_shape: tuple[int, ...], classes: int, values: int) -> nn.Modul
 
 @register_predictor("conv")
 def convolved(hidden_shape: tuple[int, ...], classes: int, kernel: int, stride: int) -> nn.Module:
-    """One `kernel` x `kernel` convolution of 16 channels -> at most 4,096 pooled numbers -> classes (published Conv)."""
+    """One convolution of 16 channels -> at most 4,096 pooled numbers -> classes (published Conv)."""
     if kernel % 2 == 0 or kernel < 1 or stride < 1:
         raise ValueError("the kernel must be odd and the stride at least 1")
     layers, shape = convolution(geometry(hidden_shape), 16, kernel, stride)
@@ -266,34 +264,20 @@ def grid(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Module:
     )
 
 
-@register_predictor("stride")
-def stride(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Module:
-    """One convolution to an 8 x 8 map, one to 4 x 4, average and maximum of each channel -> classes."""
-    return _narrowing(hidden_shape, classes, ((width, 8), (width, 4)))
-
-
 @register_predictor("pyramid")
 def pyramid(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Module:
-    """Two convolutions on an 8 x 8 map, two twice as wide on 4 x 4, average and maximum of each channel -> classes.
+    """Two convolutions on an 8 x 8 map, two twice as wide on 4 x 4, average and maximum -> classes.
 
     Depth buys more agreement per millisecond than width: early blocks hold edges and textures, and a
     predictor has to build on them what the skipped blocks would have built.
     """
-    steps = ((width, 8), (width, 8), (2 * width, 4), (2 * width, 4))
-    return _narrowing(hidden_shape, classes, steps)
-
-
-def _narrowing(
-    hidden_shape: tuple[int, ...], classes: int, steps: tuple[tuple[int, int], ...]
-) -> nn.Module:
-    """A convolution for each (channels, map size), striding where the map is larger than that."""
     shape = geometry(hidden_shape)
     layers = feature_map(hidden_shape)
     if max(shape.height, shape.width) > _LARGEST_MAP:
         cells = (min(_LARGEST_MAP // 2, shape.height), min(_LARGEST_MAP // 2, shape.width))
         layers.append(nn.AdaptiveAvgPool2d(cells))
         shape = Geometry(shape.channels, *cells)
-    for channels, size in steps:
+    for channels, size in ((width, 8), (width, 8), (2 * width, 4), (2 * width, 4)):
         step = max(1, math.ceil(max(shape.height, shape.width) / size))
         added, shape = convolution(shape, channels, max(3, 2 * step - 1), step)
         layers += added

@@ -48,7 +48,7 @@ def _shift(images: Tensor, generator: np.random.Generator, pixels: int) -> Tenso
 def choose_augmentation(module: nn.Module, images: Tensor) -> Augmentation:
     """Keep the transformations under which the base model mostly gives the same class.
 
-    A mirrored cat is a cat; a mirrored 3 is no digit. `images` is a sample [B, C, H, W] on the model's device.
+    A mirrored cat is a cat; a mirrored 3 is no digit. `images` is a sample [B, C, H, W] on its device.
     """
     if images.dim() != 4 or images.shape[0] < 16:
         return Augmentation()

@@ -154,7 +154,7 @@ def _settings(
 def _finish_trials(
     prepared: Prepared, library: Library, state: RunState, progress: Progress
 ) -> list[Trial]:
-    """Every row of the trials table, with lookups measured as they will run: trained weights, chosen selector."""
+    """Every row of the trials table, its lookup measured as it will run: trained, with its selector."""
     finished = state.finished()
     measured: dict[tuple[str, tuple[int, ...], str], tuple[float, float, float]] = {}
     progress.stage("measuring lookups", len(prepared.specifications))

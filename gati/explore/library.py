@@ -94,7 +94,8 @@ class Manifest:
             raise LibraryError(f"{where} is not a Gati manifest ({error}); run gati explore again") from error
         if found > FORMAT:
             raise LibraryError(
-                f"{where} has format {found}, this Gati reads up to {FORMAT}: upgrade gati to use this library"
+                f"{where} has format {found}, this Gati reads up to {FORMAT}: "
+                "upgrade gati to use this library"
             )
         try:
             raw["profile"] = _profile(raw["profile"])
@@ -131,8 +132,8 @@ class Library:
             )
         if not library.manifest.complete:
             raise LibraryError(
-                f"the cache library in {library.directory} is unfinished: run the same gati explore command again, "
-                "it goes on where it stopped"
+                f"the cache library in {library.directory} is unfinished: "
+                "run the same gati explore command again, it goes on where it stopped"
             )
         return library
 

@@ -17,7 +17,14 @@ from gati.explore.train import Inputs, Learner
 from gati.model.hooks import collect_hidden
 from gati.types import OperatingPoint, TrialId
 
-__all__ = ["Measured", "accuracy_curve", "base_answers", "held_out_probabilities", "hit_rate_at", "measure_cache"]
+__all__ = [
+    "Measured",
+    "accuracy_curve",
+    "base_answers",
+    "held_out_probabilities",
+    "hit_rate_at",
+    "measure_cache",
+]
 
 ACCURACY_LEVELS = (0.95, 0.96, 0.965, 0.97, 0.975, 0.98, 0.985, 0.99, 0.9925, 0.995, 0.9975, 1.0)
 _TARGETS = (0.97, 0.985, 0.99)

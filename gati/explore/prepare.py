@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -93,7 +92,9 @@ def resolve_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise BackendError(f"device {name!r} is not supported: choose cpu, cuda or cuda:INDEX")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise BackendError("no CUDA device is available here: use --device cpu, or install the GPU build of torch")
+        raise BackendError(
+            "no CUDA device is available here: use --device cpu, or install the GPU build of torch"
+        )
     return device
 
 

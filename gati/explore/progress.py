@@ -114,7 +114,9 @@ class LiveProgress(SilentProgress):
     def advance(self, steps: int, detail: str = "") -> None:
         """Move the bar and replace the detail."""
         if self._task is not None:
-            self._bars.update(self._task, advance=steps, **({"detail": detail} if detail else {}))
+            if detail:
+                self._bars.update(self._task, detail=detail)
+            self._bars.update(self._task, advance=steps)
 
     def note(self, text: str) -> None:
         """Print above the bars."""

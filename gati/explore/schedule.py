@@ -1,8 +1,8 @@
 """What to train, and for how long: pure decisions, so that a reader can check them.
 
 Training goes in two rounds. In the *screening* round every variant that could pay is trained shortly and
-measured on held-out inputs. The *main* round trains anew, for long, the best variant of each block that
-still has something to win. This spends the time where the composer will look (successive halving: Jamieson
+measured on held-out inputs. The *main* round trains anew, for long, the best variants at the blocks that
+still have something to win. This spends the time where the composer will look (successive halving: Jamieson
 and Talwalkar 2016).
 """
 
@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gati.types import BlockProfile, Trial, TrialId
+
+_DEEP = 4  # layers with weights
+_LEAST_POTENTIAL = 0.2  # of the best block's
 
 __all__ = ["Plan", "plan_training", "potential", "select_for_main_round", "too_slow"]
 
@@ -23,7 +26,7 @@ class Plan:
     batch_size: int
     screening_steps: int
     main_steps: int
-    main_trials: int  # at most this many
+    main_blocks: int  # at most this many
 
 
 def plan_training(training_inputs: int, *, epochs: float, batch_size: int = 128) -> Plan:
@@ -34,7 +37,7 @@ def plan_training(training_inputs: int, *, epochs: float, batch_size: int = 128)
     batch_size = max(8, min(batch_size, training_inputs // 8))
     steps_per_epoch = max(1, training_inputs // batch_size)
     main = max(round(epochs * steps_per_epoch), 400)
-    return Plan(batch_size, screening_steps=max(60, round(main / 25)), main_steps=main, main_trials=14)
+    return Plan(batch_size, screening_steps=max(60, round(main / 25)), main_steps=main, main_blocks=12)
 
 
 def too_slow(lookup_ms: float, block: BlockProfile, base_ms: float) -> str:
@@ -54,24 +57,42 @@ def potential(hit_rate: float, block_index: int, blocks: int) -> float:
 
 
 def select_for_main_round(
-    screened: Sequence[Trial], hit_rates: Mapping[TrialId, float], blocks: int, limit: int
+    screened: Sequence[Trial],
+    hit_rates: Mapping[TrialId, float],
+    weight_layers: Mapping[str, int],
+    blocks: int,
+    limit: int,
 ) -> list[TrialId]:
-    """The trials worth long training: the best of each block, then the blocks with most to save.
+    """The trials worth long training, in forward order.
 
-    Decided by hit rates and depth, never by measured times, so that a seed gives the same choice twice.
+    Of the blocks with something to save, `limit` are taken at even distances: neighbours are worth nearly the
+    same, and the composer wants a choice along the network. At each of them train the best of the shallow
+    variants and every deep one: deep predictors start slowly and end ahead, so a short screening would
+    misjudge them. Decided by hit rates and depth, never by measured times, so that a seed gives the same
+    choice twice. `weight_layers` counts layers with weights by variant.
     """
-    best: dict[int, Trial] = {}
+    best: dict[int, float] = {}
     for trial in screened:
-        champion = best.get(trial.block_index)
-        key = (hit_rates[trial.trial_id], -trial.parameters)
-        if champion is None or key > (hit_rates[champion.trial_id], -champion.parameters):
-            best[trial.block_index] = trial
-    ranked = sorted(
-        best.values(),
-        key=lambda trial: (
-            -potential(hit_rates[trial.trial_id], trial.block_index, blocks),
-            trial.block_index,
-        ),
-    )
-    kept = sorted(ranked[:limit], key=lambda trial: trial.block_index)
-    return [trial.trial_id for trial in kept]
+        value = potential(hit_rates[trial.trial_id], trial.block_index, blocks)
+        best[trial.block_index] = max(best.get(trial.block_index, 0.0), value)
+    if not best:
+        return []
+    floor = _LEAST_POTENTIAL * max(best.values())
+    eligible = sorted(index for index, value in best.items() if value >= floor)
+    kept = set(_evenly(eligible, limit))
+    chosen = []
+    for index in sorted(kept):
+        here = [trial for trial in screened if trial.block_index == index]
+        deep = [trial for trial in here if weight_layers[trial.variant] >= _DEEP]
+        shallow = [trial for trial in here if weight_layers[trial.variant] < _DEEP]
+        if shallow:
+            deep.append(max(shallow, key=lambda trial: (hit_rates[trial.trial_id], -trial.parameters)))
+        chosen += [trial.trial_id for trial in deep]
+    return chosen
+
+
+def _evenly(indices: Sequence[int], limit: int) -> list[int]:
+    if len(indices) <= limit:
+        return list(indices)
+    step = (len(indices) - 1) / (limit - 1)
+    return [indices[round(position * step)] for position in range(limit)]

@@ -57,12 +57,14 @@ class RunState:
             if wanted.get(name) != found.get(name):
                 raise LibraryError(
                     f"{self.directory.parent} holds an unfinished exploration with another {name} "
-                    f"({found.get(name)!r}, now {wanted.get(name)!r}): repeat its command, or choose another --out"
+                    f"({found.get(name)!r}, now {wanted.get(name)!r}): "
+                    "repeat its command, or choose another --out"
                 )
 
     def profile(self) -> dict[str, Any] | None:
         """What `write_profile` stored, or None."""
-        return self._json(self.directory / "profile.json")
+        found: dict[str, Any] | None = self._json(self.directory / "profile.json")
+        return found
 
     def write_profile(self, profile: dict[str, Any]) -> None:
         """Keep the latencies of this exploration."""
@@ -103,7 +105,9 @@ class RunState:
         try:
             return json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise LibraryError(f"{path} is damaged ({error}): delete {self.directory} to start again") from error
+            raise LibraryError(
+                f"{path} is damaged ({error}): delete {self.directory} to start again"
+            ) from error
 
 
 @contextmanager
@@ -121,7 +125,8 @@ def locked(directory: Path) -> Iterator[None]:
             handle.seek(0)
             owner = handle.read().strip() or "unknown"
             raise LibraryError(
-                f"another gati explore (process {owner}) is writing to {directory}: wait for it or choose another --out"
+                f"another gati explore (process {owner}) is writing to {directory}: "
+                "wait for it or choose another --out"
             ) from error
         handle.seek(0)
         handle.truncate()

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -38,8 +37,7 @@ class Inputs(Protocol):
         """Preprocessed inputs [n, ...] of those indices."""
 
 
-@dataclass(frozen=True)
-class Learner:
+class Learner(NamedTuple):
     """A predictor in training, and the block whose hidden output it reads."""
 
     trial_id: TrialId
@@ -117,7 +115,7 @@ class SharedTraining:
             with training_precision(self.device):
                 logits = learner.predictor(hidden[learner.block].float())
             loss = distillation_loss(logits.float(), base_logits)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             value = float(loss.detach())
             total += value
             self._note_loss(learner.trial_id, value)
