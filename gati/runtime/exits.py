@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from gati.types import Placement
@@ -49,6 +51,8 @@ Lookup = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 def doubtful_score(scores: Tensor, threshold: float) -> Tensor:
     """Which scores [B] are so close to the threshold that rounding may decide: bool [B]."""
+    if not math.isfinite(threshold):
+        return torch.zeros_like(scores, dtype=torch.bool)
     return (scores - threshold).abs() <= TIE_TOLERANCE * max(1.0, abs(threshold))
 
 
