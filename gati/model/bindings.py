@@ -59,7 +59,7 @@ def slice_index(dim: int = 0, start: int | None = None, end: int | None = None, 
 
 
 def copies(arguments: Any) -> Any:
-    """Nested arguments with every tensor copied, strides included, so that in-place operators can be tried."""
+    """Nested arguments with every tensor copied, strides included, for trying in-place operators."""
     return torch.utils._pytree.tree_map_only(Tensor, _copy, arguments)
 
 

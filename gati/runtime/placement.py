@@ -157,7 +157,7 @@ class StreamBeside(Beside):
         """Create the stream and its events."""
         if self._stream is not None:
             return
-        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(self._device)
         self._score = torch.empty(1, pin_memory=True)
         self._probabilities: Tensor | None = None
         self._produced, self._done = cuda_event(), cuda_event()
@@ -215,11 +215,11 @@ class StreamBeside(Beside):
 
 def cuda_event(*, timing: bool = False) -> torch.cuda.Event:
     """A CUDA event (torch leaves its constructor untyped)."""
-    return torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
+    return torch.cuda.Event(enable_timing=timing)
 
 
 def _is_complete(event: torch.cuda.Event) -> bool:
-    return bool(event.query())  # type: ignore[no-untyped-call]
+    return bool(event.query())
 
 
 def _own_cores() -> set[int]:

@@ -122,7 +122,7 @@ class Skipping(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         stem = self.stem(x)
-        offset = None if self.table is None else self.table * 2.0
+        offset = self.table * 2.0 if isinstance(self.table, Tensor) else None
         hidden = self.first(stem)
         if self.in_place:
             hidden.relu_()

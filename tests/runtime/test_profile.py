@@ -22,7 +22,7 @@ def test_the_profile_names_every_block_in_forward_order_with_growing_times() -> 
     assert {block.kind for block in profile.blocks} == {"Block"}
     assert {block.output_shape for block in profile.blocks} == {(8, 6, 6)}
     assert all(earlier.reach_ms <= later.reach_ms for earlier, later in pairwise(profile.blocks))
-    assert 0.0 < profile.blocks[0].reach_ms
+    assert profile.blocks[0].reach_ms > 0.0
     assert profile.blocks[-1].reach_ms <= profile.base_ms
     assert sum(block.latency_ms for block in profile.blocks) == pytest.approx(profile.blocks[-1].reach_ms)
     assert (profile.backend, profile.device) == ("torch", "cpu")
