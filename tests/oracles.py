@@ -82,3 +82,53 @@ def replay_one_by_one(exits, base_class, base_ms):
             wrong.append(False)
             spent += base_ms + clock
     return spent / len(base_class), hits, wrong
+
+
+def best_exact_latency(instance, budget: int) -> float:
+    """The least mean latency over every set of trials with every cut, replayed one input after the other."""
+    blocks = sorted(set(instance.block.tolist()))
+    options = [
+        [
+            None,
+            *(
+                (t, c + 1)
+                for t in np.flatnonzero(instance.block == b)
+                for c in np.flatnonzero(instance.may_cut[t])
+            ),
+        ]
+        for b in blocks
+    ]
+    best = np.inf
+    for picks in product(*options):
+        chosen = tuple((int(t), int(c)) for t, c in (pick for pick in picks if pick is not None))
+        if _exact_fits(instance, chosen):
+            latency, disagreements = _exact_outcome(instance, chosen)
+            if disagreements <= budget:
+                best = min(best, latency)
+    return best
+
+
+def _exact_fits(instance, chosen) -> bool:
+    limit = instance.memory_limit_bytes
+    if limit is not None and sum(int(instance.memory_bytes[t]) for t, _ in chosen) > limit:
+        return False
+    if instance.one_lookup_at_a_time:
+        for (t, _), (following, _) in zip(chosen, chosen[1:], strict=False):
+            if instance.lookup_ms[t] > instance.reach_ms[following] - instance.reach_ms[t] + 1e-9:
+                return False
+    return True
+
+
+def _exact_outcome(instance, chosen) -> tuple[float, int]:
+    spent, disagreements = 0.0, 0
+    for i in range(instance.inputs):
+        clock = 0.0
+        for t, cut in chosen:
+            if i in instance.order[t, :cut].tolist():
+                spent += clock + instance.reach_ms[t] + instance.lookup_ms[t]
+                disagreements += int(instance.wrong[t, i])
+                break
+            clock += instance.penalty_ms[t]
+        else:
+            spent += clock + instance.base_ms
+    return spent / instance.inputs, disagreements

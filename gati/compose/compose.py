@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
 
-from gati.compose.candidates import (
-    full_candidates,
-    has_placement,
-    reach_by_block,
-    relaxed_candidates,
-)
-from gati.compose.composition import Composition, Exit, Expected, Objective
-from gati.compose.full import solve_full
+from gati.compose.candidates import has_placement
+from gati.compose.certified import certify_published, plan_exact
+from gati.compose.composition import Composition, Objective
 from gati.compose.outcomes import SplitOutcomes
-from gati.compose.problem import Candidate, Choice, Estimate, Problem, estimate
-from gati.compose.relaxed import sweep_relaxed
-from gati.compose.replay import Replay
+from gati.compose.plans import Plan, Settings, plan_published
 from gati.compose.solvers import check_solver
 from gati.errors import BackendError, CompositionError
-from gati.explore.library import SELECT, Library
+from gati.explore.library import CERTIFY, SELECT, Library
 from gati.types import Placement, Trial
 from gati.units import format_bytes, parse_bytes
 
@@ -32,38 +24,13 @@ __all__ = ["Settings", "compose", "compose_library"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What the operator asks of a composition."""
-
-    accuracy: float = 0.99
-    confidence: float | None = 0.95
-    memory_limit_bytes: int | None = None
-    objective: Objective = "full"
-    solver: str = "auto"
-    placement: Placement | Literal["auto"] = "auto"
-    backend: str = "auto"
-    name: str = "default"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One candidate answer: what was chosen under one placement, and what to expect of it."""
-
-    placement: Placement
-    choice: Choice
-    exits: tuple[Exit, ...]
-    expected: Expected
-    replayed: bool
-
-
 def compose(
     directory: str | Path,
     *,
     accuracy: float = 0.99,
     confidence: float | None = 0.95,
     memory_bytes: int | str | None = None,
-    objective: Objective = "full",
+    objective: Objective = "exact",
     solver: str = "auto",
     placement: Placement | Literal["auto"] = "auto",
     backend: str = "auto",
@@ -72,8 +39,12 @@ def compose(
     """Choose caches from the library in `directory`, write the composition there, and return it.
 
     `accuracy` is the wanted agreement with the base model; `memory_bytes` limits the caches' weights and may
-    be written like `"256MiB"`; `placement` "auto" takes the better of those that were measured. Needs the
-    tables of the library only; where per-input outcomes are there too, expectations are replayed on them.
+    be written like `"256MiB"`; `placement` "auto" takes the better of those that were measured.
+
+    The default objective "exact" needs the library's per-input outcomes; thresholds are certified on the
+    certify split with the given `confidence`, or, when that is None, set on the select split alone. The
+    published objectives "relaxed" and "full" need the tables only; where outcomes are there too, their
+    expectations are replayed, and whether they hold at `confidence` is recorded.
 
     Raises CompositionError for impossible limits, SolverError, BackendError, LibraryError.
     """
@@ -101,11 +72,7 @@ def compose_library(
     check_settings(settings)
     check_backend(library, settings)
     check_memory(library.trials, settings.memory_limit_bytes)
-    select = SplitOutcomes(library, SELECT) if library.has_outcomes else None
-    if select is not None and len(select) == 0:
-        select = None
-    plans = [plan_placement(library, settings, each, select) for each in placements(library, settings)]
-    best = min(plans, key=lambda plan: (plan.expected.mean_latency_ms, plan.placement != "inline"))
+    best = plan(library, settings)
     return Composition(
         name=settings.name,
         objective=settings.objective,
@@ -119,12 +86,33 @@ def compose_library(
         placement=best.placement,
         exits=best.exits,
         expected=best.expected,
-        certificate=None,
+        certificate=best.certificate,
         checkpoint_sha256=library.manifest.checkpoint_sha256,
         created=clock().isoformat(timespec="seconds"),
         note=_note(library, settings, best),
         expected_from="replay" if best.replayed else "table",
     )
+
+
+def plan(library: Library, settings: Settings) -> Plan:
+    """Return the plan of least expected latency over the placements. Raises as `compose`."""
+    select, certify = _outcomes(library, SELECT), _outcomes(library, CERTIFY)
+    tried = placements(library, settings)
+    if settings.objective == "exact":
+        if select is None:
+            raise CompositionError(
+                "objective 'exact' needs the per-input outcomes, which this library does not have "
+                "(outcomes/); use --objective full, or explore again"
+            )
+        return plan_exact(library, settings, tried, select, certify)
+    plans = [plan_published(library, settings, placement, select) for placement in tried]
+    best = min(plans, key=lambda plan: (plan.expected.mean_latency_ms, plan.placement != "inline"))
+    return certify_published(library, settings, best, certify)
+
+
+def _outcomes(library: Library, split: int) -> SplitOutcomes | None:
+    outcomes = SplitOutcomes(library, split) if library.has_outcomes else None
+    return outcomes if outcomes is not None and len(outcomes) else None
 
 
 def check_settings(settings: Settings) -> None:
@@ -190,82 +178,11 @@ def placements(library: Library, settings: Settings) -> list[Placement]:
     return [settings.placement]
 
 
-def plan_placement(
-    library: Library, settings: Settings, placement: Placement, select: SplitOutcomes | None
-) -> Plan:
-    """Solve one of the published forms for one placement."""
-    make = relaxed_candidates if settings.objective == "relaxed" else full_candidates
-    candidates = make(library.trials, library.operating_points, placement, settings.accuracy)
-    limit = settings.memory_limit_bytes
-    problem = Problem(
-        reach_ms=reach_by_block(library.manifest.blocks),
-        base_ms=library.manifest.profile.base_ms,
-        candidates=tuple(c for c in candidates if limit is None or c.memory_bytes <= limit),
-        accuracy=settings.accuracy,
-        memory_limit_bytes=limit,
-        one_lookup_at_a_time=True,  # as published, for either placement
-    )
-
-    def expect(chosen: tuple[Candidate, ...]) -> Estimate | Replay:
-        return estimate(problem, chosen) if select is None else select.replay(problem, chosen)
-
-    if settings.objective == "relaxed":
-        choice = sweep_relaxed(problem, solver=settings.solver, expect=expect)
-    else:
-        choice = solve_full(problem, solver=settings.solver)
-        if expect(choice.candidates).mean_latency_ms >= problem.base_ms:
-            choice = Choice((), problem.base_ms, choice.gap, choice.solver)
-    return describe(library, problem, placement, choice, select)
-
-
-def describe(
-    library: Library, problem: Problem, placement: Placement, choice: Choice, select: SplitOutcomes | None
-) -> Plan:
-    """Return the plan for a choice: each exit and the whole, replayed where outcomes are there."""
-    table = estimate(problem, choice.candidates)
-    rates, exit_ms = table.effective_hit_rates, table.exit_ms
-    accuracies = tuple(candidate.accuracy for candidate in choice.candidates)
-    mean_ms, hit_rate, agreement = table.mean_latency_ms, table.hit_rate, table.agreement
-    if select is not None:
-        outcome = select.replay(problem, choice.candidates)
-        rates = tuple(hits / len(select) for hits in outcome.hits)
-        pairs = zip(outcome.agreeing, outcome.hits, strict=True)
-        accuracies = tuple(agreeing / hits if hits else 1.0 for agreeing, hits in pairs)
-        mean_ms, hit_rate, agreement = outcome.mean_latency_ms, outcome.hit_rate, outcome.agreement
-    trials = {trial.trial_id: trial for trial in library.trials}
-    exits = tuple(
-        _exit(candidate, trials[candidate.trial_id], placement, rate, accuracy, latency_ms)
-        for candidate, rate, accuracy, latency_ms in zip(
-            choice.candidates, rates, accuracies, exit_ms, strict=True
-        )
-    )
-    memory = sum(candidate.memory_bytes for candidate in choice.candidates)
-    expected = Expected(mean_ms, problem.base_ms, problem.base_ms / mean_ms, hit_rate, agreement, memory)
-    return Plan(placement, choice, exits, expected, replayed=select is not None)
-
-
-def _exit(
-    candidate: Candidate, trial: Trial, placement: Placement, rate: float, accuracy: float, exit_ms: float
-) -> Exit:
-    return Exit(
-        trial_id=candidate.trial_id,
-        block=trial.block,
-        block_index=candidate.block_index,
-        variant=candidate.variant,
-        selector=trial.selector,
-        threshold=candidate.threshold,
-        placement=placement,
-        expected_hit_rate=rate,
-        expected_agreement=accuracy,
-        lookup_ms=candidate.lookup_ms,
-        memory_bytes=candidate.memory_bytes,
-        exit_ms=exit_ms,
-    )
-
-
 def _note(library: Library, settings: Settings, plan: Plan) -> str:
     if not any(trial.status == "trained" for trial in library.trials):
         return "no caches: the library holds no trained variant; see the reasons in trials.csv"
+    if not plan.exits and plan.certificate is not None and not plan.certificate["certified"]:
+        return f"no caches: {plan.certificate['sentence']}"
     if not plan.exits:
         return (
             f"no caches: none both reaches agreement {settings.accuracy:g} and saves time within the limits; "

@@ -1,0 +1,214 @@
+"""Exact compositions with a certificate: a path of settings made on one split, walked on another.
+
+The path is a family of compositions, each the fastest the search finds within a rising budget of
+disagreements on the select split, preceded by stricter cuts of the strictest. It is fixed before the certify
+split is looked at, as the walk demands; the settings need not be nested for that. Letting each budget choose
+its own exits wastes less than shifting the thresholds of one composition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gati.compose.candidates import lookup_cost, reach_by_block
+from gati.compose.certificate import Certificate, certify
+from gati.compose.exact import ExactChoice, fits_program, solve_exact
+from gati.compose.instance import Chosen, Instance, make_instance
+from gati.compose.outcomes import SplitOutcomes
+from gati.compose.plans import Plan, Settings, describe, problem_of
+from gati.compose.problem import Candidate, Choice
+from gati.compose.search import Frontier, search_frontier
+from gati.explore.library import Library
+from gati.types import Placement, Trial
+
+__all__ = ["certify_published", "plan_exact"]
+
+STEPS = 24  # budgets on the path
+LOOSEST = 1.1  # of the tolerated disagreements: looser settings could pass by luck only
+STRICTER = (0.25, 0.5, 0.75)  # shares of the strictest composition's cuts, for small splits
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One placement's instance of the exact problem, and the trials it is made of."""
+
+    placement: Placement
+    trials: tuple[Trial, ...]
+    instance: Instance
+    frontier: Frontier | None  # None where programs are small enough to be solved
+
+
+def plan_exact(
+    library: Library,
+    settings: Settings,
+    placements: Sequence[Placement],
+    select: SplitOutcomes,
+    certified_on: SplitOutcomes | None,
+) -> Plan:
+    """Return the exact plan: placement and path chosen on `select`, the setting on `certified_on`.
+
+    Without a wanted confidence the composition that just keeps the target on `select` is planned. Raises
+    SolverError.
+    """
+    budget = int((1.0 - settings.accuracy) * len(select) + 1e-9)
+    contests = [_contest(library, settings, placement, select) for placement in placements]
+    targets = [
+        _solve(contest, budget, settings, thorough=settings.confidence is None) for contest in contests
+    ]
+    best = min(range(len(contests)), key=lambda i: (targets[i].outcome.mean_latency_ms, i))
+    contest, target = contests[best], targets[best]
+    if settings.confidence is None:
+        return _plan(library, settings, contest, select, target)
+    path = _path(contest, budget, settings, target)
+    counts = [_count(library, settings, contest, choice.chosen, certified_on) for choice in path]
+    certificate = certify(counts or [(0, 0)], settings.accuracy, 1.0 - settings.confidence)
+    if certificate.deployed is None or not path:
+        nothing = replace(target, chosen=(), outcome=contest.instance.outcome(()))
+        plan = _plan(library, settings, contest, select, nothing)
+        return plan if not path else _with_certificate(library, settings, plan, certificate, certified_on)
+    deployed = path[certificate.deployed]
+    allowed = max(deployed.outcome.disagreements, 0)
+    proven = _solve(contest, allowed, settings, prove=True)
+    deployed = replace(deployed, bound_ms=min(proven.bound_ms, deployed.outcome.mean_latency_ms))
+    plan = _plan(library, settings, contest, select, deployed)
+    return _with_certificate(library, settings, plan, certificate, certified_on)
+
+
+def certify_published(
+    library: Library, settings: Settings, plan: Plan, certified_on: SplitOutcomes | None
+) -> Plan:
+    """Record whether the one setting a published form planned holds at the wanted confidence."""
+    if settings.confidence is None or certified_on is None or not plan.exits:
+        return plan
+    losses = _losses(library, settings, plan, certified_on)
+    certificate = certify([(losses, len(certified_on))], settings.accuracy, 1.0 - settings.confidence)
+    return _with_certificate(library, settings, plan, certificate, certified_on)
+
+
+def _contest(library: Library, settings: Settings, placement: Placement, select: SplitOutcomes) -> Contest:
+    reach_ms = reach_by_block(library.manifest.blocks)
+    base_ms = library.manifest.profile.base_ms
+    trials, costs = [], []
+    for trial in sorted(library.trials, key=lambda trial: (trial.block_index, trial.trial_id)):
+        cost = lookup_cost(trial, placement)
+        if trial.status != "trained" or cost is None:
+            continue
+        fits = settings.memory_limit_bytes is None or trial.memory_bytes <= settings.memory_limit_bytes
+        if fits and reach_ms[trial.block_index] + cost.lookup_ms < base_ms:
+            trials.append(trial)
+            costs.append(cost)
+    outcomes = [select.trial(trial.trial_id) for trial in trials]
+    shape = (len(trials), len(select))
+    instance = make_instance(
+        block=[trial.block_index for trial in trials],
+        score=np.array([each.score for each in outcomes], dtype=np.float32).reshape(shape),
+        wrong=np.array([each.predicted != select.base_class for each in outcomes], dtype=bool).reshape(shape),
+        reach_ms=[reach_ms[trial.block_index] for trial in trials],
+        lookup_ms=[cost.lookup_ms for cost in costs],
+        penalty_ms=[cost.penalty_ms for cost in costs],
+        memory_bytes=[trial.memory_bytes for trial in trials],
+        base_ms=base_ms,
+        memory_limit_bytes=settings.memory_limit_bytes,
+        one_lookup_at_a_time=placement == "overlapped",
+    )
+    frontier = None if fits_program(instance) else search_frontier(instance)
+    return Contest(placement, tuple(trials), instance, frontier)
+
+
+def _solve(
+    contest: Contest, budget: int, settings: Settings, *, thorough: bool = False, prove: bool = False
+) -> ExactChoice:
+    return solve_exact(
+        contest.instance,
+        budget,
+        frontier=contest.frontier,
+        solver=settings.solver,
+        thorough=thorough,
+        prove=prove or thorough,
+    )
+
+
+def _path(contest: Contest, budget: int, settings: Settings, target: ExactChoice) -> list[ExactChoice]:
+    """Return the settings to walk through, strictest first, each faster than the one before."""
+    budgets = sorted({round(share * budget) for share in np.linspace(0.0, LOOSEST, STEPS)} | {budget})
+    choices = [target if each == budget else _solve(contest, each, settings) for each in budgets]
+    strictest = next((choice for choice in choices if choice.chosen), None)
+    if strictest is None:
+        return []
+    shrunk = (_shrink(contest.instance, strictest, share) for share in STRICTER)
+    path: list[ExactChoice] = []
+    for choice in (*shrunk, *choices):
+        fastest_ms = path[-1].outcome.mean_latency_ms if path else contest.instance.base_ms
+        if choice.outcome.mean_latency_ms < fastest_ms:
+            path.append(choice)
+    return path
+
+
+def _shrink(instance: Instance, choice: ExactChoice, share: float) -> ExactChoice:
+    """Return the same exits, each taking only that share of the inputs it scores highest."""
+    shrunk: list[tuple[int, int]] = []
+    for trial, cut in choice.chosen:
+        cuts = np.flatnonzero(instance.may_cut[trial, : int(share * cut)])
+        if len(cuts):
+            shrunk.append((trial, int(cuts[-1]) + 1))
+    chosen: Chosen = tuple(shrunk)
+    return replace(choice, chosen=chosen, outcome=instance.outcome(chosen))
+
+
+def _candidates(contest: Contest, chosen: Chosen) -> tuple[Candidate, ...]:
+    instance = contest.instance
+    return tuple(
+        Candidate(
+            trial_id=contest.trials[trial].trial_id,
+            block_index=contest.trials[trial].block_index,
+            variant=contest.trials[trial].variant,
+            threshold=instance.threshold(trial, cut),
+            hit_rate=cut / instance.inputs,
+            accuracy=1.0 - float(instance.wrong[trial, instance.order[trial, :cut]].mean()),
+            lookup_ms=float(instance.lookup_ms[trial]),
+            penalty_ms=float(instance.penalty_ms[trial]),
+            memory_bytes=int(instance.memory_bytes[trial]),
+        )
+        for trial, cut in chosen
+    )
+
+
+def _count(
+    library: Library, settings: Settings, contest: Contest, chosen: Chosen, split: SplitOutcomes | None
+) -> tuple[int, int]:
+    if split is None:
+        return 0, 0
+    candidates = _candidates(contest, chosen)
+    problem = problem_of(library, settings, candidates, one_lookup_at_a_time=False)
+    return int(split.replay(problem, candidates).wrong.sum()), len(split)
+
+
+def _losses(library: Library, settings: Settings, plan: Plan, split: SplitOutcomes) -> int:
+    problem = problem_of(library, settings, plan.choice.candidates, one_lookup_at_a_time=False)
+    return int(split.replay(problem, plan.choice.candidates).wrong.sum())
+
+
+def _plan(
+    library: Library, settings: Settings, contest: Contest, select: SplitOutcomes, choice: ExactChoice
+) -> Plan:
+    candidates = _candidates(contest, choice.chosen)
+    overlapped = contest.placement == "overlapped"
+    problem = problem_of(library, settings, candidates, one_lookup_at_a_time=overlapped)
+    answer = Choice(candidates, choice.outcome.mean_latency_ms, choice.gap, choice.solver)
+    return describe(library, problem, contest.placement, answer, select)
+
+
+def _with_certificate(
+    library: Library, settings: Settings, plan: Plan, certificate: Certificate, split: SplitOutcomes | None
+) -> Plan:
+    document = {**certificate.to_json(), "split_seed": library.manifest.seed}
+    if split is not None and plan.exits:
+        problem = problem_of(library, settings, plan.choice.candidates, one_lookup_at_a_time=False)
+        outcome = split.replay(problem, plan.choice.candidates)
+        document["mean_latency_ms"] = outcome.mean_latency_ms
+        document["gain"] = problem.base_ms / outcome.mean_latency_ms
+        document["hit_rate"] = outcome.hit_rate
+    return replace(plan, certificate=document)
