@@ -55,7 +55,8 @@ def explore(
     """Train and measure every variant at every block of a network, and write the cache library.
 
     An interrupted exploration goes on where it stopped when called again with the same arguments; a
-    finished one is returned as it is. The network is never changed.
+    finished one is returned as it is. The network is never changed. The same seed trains the same weights
+    again on the same machine; latencies are measured anew, and with them which variants are skipped.
 
     **Arguments:**
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from gati.types import BlockProfile, Trial, TrialId
 
+_LEAST_MAIN_STEPS = 420  # fewer teach a predictor little, however small the data
 _DEEP = 4  # layers with weights
 _LEAST_POTENTIAL = 0.2  # of the best block's
 
@@ -32,12 +33,12 @@ class Plan:
 def plan_training(training_inputs: int, *, epochs: float, batch_size: int = 128) -> Plan:
     """Turn `epochs` over the training inputs into steps of both rounds.
 
-    Small sets are walked more often: a predictor needs some 1,500 steps whatever the size of the data.
+    Small sets are walked more often: a predictor needs a few hundred steps whatever the size of the data.
     """
     batch_size = max(8, min(batch_size, training_inputs // 8))
     steps_per_epoch = max(1, training_inputs // batch_size)
-    main = max(round(epochs * steps_per_epoch), 400)
-    return Plan(batch_size, screening_steps=max(60, round(main / 25)), main_steps=main, main_blocks=12)
+    main = max(round(epochs * steps_per_epoch), _LEAST_MAIN_STEPS)
+    return Plan(batch_size, screening_steps=max(_LEAST_MAIN_STEPS // 7, round(main / 25)), main_steps=main, main_blocks=12)
 
 
 def too_slow(lookup_ms: float, block: BlockProfile, base_ms: float) -> str:

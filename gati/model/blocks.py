@@ -58,7 +58,9 @@ def find_blocks(
 
 
 def _automatic(module: nn.Module) -> list[str]:
-    return _inside(module, "") or _flat_stages(module) or _repeated_children(module)
+    return (
+        _inside(module, "") or _flat_stages(module) or _repeated_children(module) or _small_units(module)
+    )
 
 
 def _inside(module: nn.Module, prefix: str) -> list[str]:
@@ -143,6 +145,22 @@ def _repeated_children(module: nn.Module) -> list[str]:
     for name, child in units.items():
         deeper = [f"{name}.{unit}" for unit in _units_of_stage(child)]
         names.extend(deeper or [name])
+    return names
+
+
+def _small_units(module: nn.Module) -> list[str]:
+    """Return the children of stages that wrap a single layer with weights, where their class is repeated."""
+    names: list[str] = []
+    for path, stage in module.named_modules():
+        if not _is_stage(stage):
+            continue
+        wrapped = {
+            name: type(child)
+            for name, child in stage.named_children()
+            if _weight_layers(child) and any(True for _ in child.children()) and not _is_stage(child)
+        }
+        repeated = Counter(wrapped.values())
+        names += [f"{path}.{name}" if path else name for name, kind in wrapped.items() if repeated[kind] >= 2]
     return names
 
 

@@ -161,3 +161,16 @@ def test_a_network_without_blocks_lists_names() -> None:
 def test_blocks_that_never_run_are_no_blocks() -> None:
     with pytest.raises(BlockError, match="^no blocks found in Backwards"):
         find_blocks(Backwards().eval(), "layers.1", example=torch.zeros(2, 3, 8))
+
+
+def test_residual_blocks_around_a_single_convolution_are_found() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x + self.conv(x))
+
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Sequential(Block(), Block(), Block()), nn.Flatten())
+    assert find_blocks(network) == ("1.0", "1.1", "1.2")

@@ -1,0 +1,121 @@
+"""Every registered family keeps the same contract, whatever the hidden output looks like."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from gati.caches import (
+    DEFAULT_VARIANTS,
+    PUBLISHED_VARIANTS,
+    build_predictor,
+    feature_map,
+    fold_normalisation,
+    parse_variant,
+    predictor_families,
+    register_predictor,
+)
+from gati.caches import predictors as registry
+from gati.errors import VariantError
+
+SHAPES = {
+    "feature map": (16, 32, 32),
+    "odd feature map": (24, 7, 5),
+    "single pixel": (32, 1, 1),
+    "large feature map": (8, 56, 56),
+    "tokens": (17, 24),
+    "one token": (1, 24),
+    "vector": (48,),
+}
+
+
+@pytest.fixture(autouse=True)
+def _restored_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_PREDICTORS", dict(registry._PREDICTORS))
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize("variant", DEFAULT_VARIANTS)
+def test_every_variant_reads_every_kind_of_hidden_output(variant: str, shape: tuple[int, ...]) -> None:
+    predictor = build_predictor(variant, shape, classes=7)
+    hidden = torch.randn(3, *shape)
+    logits = predictor(hidden)
+    assert logits.shape == (3, 7)
+    assert torch.isfinite(logits).all()
+    logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in predictor.parameters())
+
+
+@pytest.mark.parametrize("variant", DEFAULT_VARIANTS)
+def test_folding_normalisation_changes_no_answer(variant: str) -> None:
+    torch.manual_seed(0)
+    predictor = build_predictor(variant, (16, 16, 16), classes=5)
+    for _ in range(3):
+        predictor(torch.randn(8, 16, 16, 16) * 2 + 1)  # move the running statistics away from their start
+    hidden = torch.randn(4, 16, 16, 16)
+    predictor.eval()
+    folded = fold_normalisation(predictor)
+    torch.testing.assert_close(folded(hidden), predictor(hidden), rtol=1e-4, atol=1e-4)
+    assert not any(isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) for layer in folded.modules())
+
+
+def test_the_published_variants_are_the_six_of_the_paper() -> None:
+    assert PUBLISHED_VARIANTS == ("fc(1024)", "fc(512)", "pool(8192)", "pool(4096)", "conv(3,1)", "conv(5,2)")
+    assert set(PUBLISHED_VARIANTS) < set(DEFAULT_VARIANTS)
+    assert len(DEFAULT_VARIANTS) >= len(PUBLISHED_VARIANTS) + 2
+
+
+def test_a_fully_connected_predictor_has_one_layer_of_the_given_width() -> None:
+    layers = [layer for layer in build_predictor("fc(512)", (4, 8, 8), 10) if isinstance(layer, nn.Linear)]
+    assert [(layer.in_features, layer.out_features) for layer in layers] == [(256, 512), (512, 10)]
+
+
+def test_pooling_leaves_at_most_the_given_number_of_values() -> None:
+    for values in (4096, 8192):
+        last = list(build_predictor(f"pool({values})", (16, 32, 32), 10))[-1]
+        assert isinstance(last, nn.Linear)
+        assert values / 2 <= last.in_features <= values
+
+
+def test_a_user_adds_an_architecture_in_ten_lines() -> None:
+    @register_predictor("linear")
+    def linear(hidden_shape: tuple[int, ...], classes: int) -> nn.Module:
+        values = math.prod(hidden_shape)
+        return nn.Sequential(*feature_map(hidden_shape), nn.Flatten(), nn.Linear(values, classes))
+
+    assert "linear" in predictor_families()
+    assert build_predictor("linear", (6, 9), 4)(torch.randn(2, 6, 9)).shape == (2, 4)
+
+
+def test_a_family_name_has_one_owner() -> None:
+    def other(hidden_shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Linear(hidden_shape[0], classes)
+
+    with pytest.raises(VariantError, match=r"predictor family 'fc' belongs to .*fully_connected"):
+        register_predictor("fc")(other)
+
+
+def test_variants_are_parsed_with_spaces_or_without() -> None:
+    assert parse_variant("conv(3,1)") == parse_variant(" conv( 3 , 1 ) ") == ("conv", (3, 1))
+
+
+@pytest.mark.parametrize("text", ["nothing(3)", "fc(", "fc(1.5)", "", "fc 3"])
+def test_an_unknown_variant_lists_the_known_families(text: str) -> None:
+    with pytest.raises(VariantError, match=re.escape(f"unknown variant {text!r}") + r".*conv, fc, grid, pool"):
+        parse_variant(text)
+
+
+def test_a_variant_with_wrong_numbers_says_so() -> None:
+    with pytest.raises(VariantError, match=r"variant conv\(4,1\) cannot be built .* the kernel must be odd"):
+        build_predictor("conv(4,1)", (3, 8, 8), 10)
+    with pytest.raises(VariantError, match=r"variant fc cannot be built"):
+        build_predictor("fc", (3, 8, 8), 10)
+
+
+def test_a_hidden_output_of_four_dimensions_is_refused() -> None:
+    with pytest.raises(VariantError, match=r"cannot read hidden outputs of shape \(2, 3, 4, 5\)"):
+        build_predictor("fc(8)", (2, 3, 4, 5), 10)

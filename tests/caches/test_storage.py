@@ -1,0 +1,56 @@
+"""A learned cache on disk: the same answers after loading, one line when the file is no cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from gati.caches import DEFAULT_VARIANTS, LearnedCache, load_cache, save_cache, selector_names
+from gati.errors import LibraryError
+
+
+@pytest.mark.parametrize("variant", DEFAULT_VARIANTS)
+def test_a_loaded_cache_answers_bit_for_bit_like_the_saved_one(tmp_path: Path, variant: str) -> None:
+    cache = LearnedCache(variant, (16, 8, 8), 10, "network")
+    save_cache(tmp_path / "cache.safetensors", cache)
+    loaded = load_cache(tmp_path / "cache.safetensors")
+    hidden = torch.randn(5, 16, 8, 8)
+    for before, after in zip(cache(hidden), loaded(hidden), strict=True):
+        assert torch.equal(before, after)
+    assert (loaded.variant, loaded.selector_name, loaded.hidden_shape) == (variant, "network", (16, 8, 8))
+    assert loaded.memory_bytes == cache.memory_bytes > 0
+
+
+@pytest.mark.parametrize("selector", selector_names())
+def test_a_lookup_gives_probabilities_and_a_score(selector: str) -> None:
+    probabilities, score = LearnedCache("grid(8)", (6, 4, 4), 3, selector)(torch.randn(4, 6, 4, 4))
+    torch.testing.assert_close(probabilities.sum(1), torch.ones(4))
+    assert score.shape == (4,)
+
+
+def test_a_cache_needs_no_gradients() -> None:
+    cache = LearnedCache("conv(3,1)", (6, 4, 4), 3, "network")
+    assert not cache.training
+    assert not any(parameter.requires_grad for parameter in cache.parameters())
+
+
+def test_files_that_are_no_cache_are_refused_in_one_line(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign.safetensors"
+    save_file({"weight": torch.zeros(3)}, foreign)
+    damaged = tmp_path / "damaged.safetensors"
+    damaged.write_bytes(b"\x01" * 40)
+    for path in (foreign, damaged, tmp_path / "missing.safetensors"):
+        with pytest.raises(LibraryError, match="is not a learned cache") as caught:
+            load_cache(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_cache_whose_weights_do_not_fit_its_architecture_is_refused(tmp_path: Path) -> None:
+    cache = LearnedCache("grid(8)", (6, 4, 4), 3, "margin")
+    cache.variant = "grid(16)"
+    save_cache(tmp_path / "cache.safetensors", cache)
+    with pytest.raises(LibraryError, match="is not a learned cache"):
+        load_cache(tmp_path / "cache.safetensors")

@@ -1,0 +1,81 @@
+"""A small trained-looking network and data for exploring in seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """A residual block."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + 0.3 * self.conv(x))
+
+
+class Net(nn.Module):
+    """Four blocks on 8 x 8 grey images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 8, 3, padding=1)
+        self.blocks = nn.Sequential(*(Block(8) for _ in range(4)))
+        self.head = nn.Linear(8 * 16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(torch.relu(self.stem(x)))
+        return self.head(nn.functional.avg_pool2d(x, 2).flatten(1))
+
+
+class ConstantNet(Net):
+    """Always the same class."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 0 + torch.arange(10.0)
+
+
+class NanNet(Net):
+    """Never a number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * float("nan")
+
+
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    """Images uint8 [N, 8, 8, 1] and labels."""
+    data = load_digits()
+    return (data.images * 15.9375).astype(np.uint8)[..., None], data.target
+
+
+def write_digits(folder: Path, count: int = 900) -> tuple[Path, Path]:
+    """Two npz files, held-out and training inputs."""
+    images, labels = digits()
+    held, more = folder / "val.npz", folder / "more.npz"
+    np.savez(held, images=images[:count], labels=labels[:count])
+    np.savez(more, images=images[count:], labels=labels[count:])
+    return held, more
+
+
+def trained_state() -> dict[str, Tensor]:
+    """Weights of `Net` after a few seconds of training on the first digits; the same every time."""
+    images, labels = digits()
+    x = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+    y = torch.from_numpy(labels)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Net()
+        optimiser = torch.optim.Adam(net.parameters(), lr=5e-3)
+        for step in range(60):
+            rows = slice(900 + 64 * (step % 12), 900 + 64 * (step % 12 + 1))
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+            optimiser.step()
+    return {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}

@@ -1,0 +1,203 @@
+"""The verb `explore` on a small network: what it writes, that it repeats itself, and what bad input gets."""
+
+from __future__ import annotations
+
+import filecmp
+import functools
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gati.errors import BackendError, BlockError, DataError, LibraryError, ModelError, VariantError
+from gati.explore import prepare, rounds, schedule
+from gati.explore.explore import explore
+from gati.explore.library import CERTIFY, SELECT, Library
+from gati.explore.progress import SilentProgress
+from gati.types import BlockProfile
+from tests.explore.networks import trained_state, write_digits
+
+NET = f"{Path(__file__).parent / 'networks.py'}:Net"
+VARIANTS = ("fc(16)", "grid(16)", "pyramid(4)")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick() -> Iterator[None]:
+    """Few steps, and the same variants skipped every time: on so small a network noise would decide."""
+
+    def skipped(lookup_ms: float, block: BlockProfile, base_ms: float) -> str:
+        assert lookup_ms > 0 and 0 < block.reach_ms <= base_ms
+        return "a lookup takes too long here" if block.index == 3 else ""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "too_slow", skipped)
+        patch.setattr(schedule, "_LEAST_MAIN_STEPS", 105)
+        yield
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("digits")
+    held, more = write_digits(folder)
+    save_file(trained_state(), folder / "net.safetensors")
+    return {"checkpoint": str(folder / "net.safetensors"), "data": str(held), "train_data": str(more)}
+
+
+@pytest.fixture(scope="module")
+def library(files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return explore(NET, **files, out=tmp_path_factory.mktemp("out"), variants=VARIANTS, epochs=2)
+
+
+def _weights(library: Library) -> dict[str, dict[str, torch.Tensor]]:
+    return {path.name: load_file(path) for path in sorted((library.directory / "caches").iterdir())}
+
+
+def _assert_same(first: Library, second: Library) -> None:
+    """Equal but for the latencies, which are measured anew."""
+    one, two = _weights(first), _weights(second)
+    assert one.keys() == two.keys()
+    for name in one:
+        assert all(torch.equal(one[name][key], two[name][key]) for key in one[name]), name
+    for path in (first.directory / "outcomes").iterdir():
+        assert filecmp.cmp(path, second.directory / "outcomes" / path.name, shallow=False), path.name
+    assert first.operating_points == second.operating_points
+
+
+def test_every_variant_of_every_block_is_in_the_table(library: Library) -> None:
+    rows = [(trial.block, trial.variant) for trial in library.trials]
+    assert rows == [(f"blocks.{index}", variant) for index in range(4) for variant in VARIANTS]
+    for trial in library.trials:
+        if trial.status == "trained":
+            assert trial.lookup_ms and trial.overlapped_lookup_ms and trial.memory_bytes > 0
+            assert trial.images_seen > 0 and trial.selector
+        else:
+            assert trial.reason.startswith("a lookup takes")
+
+
+def test_training_learned_something(library: Library) -> None:
+    last = [trial.agreement or 0.0 for trial in library.trials if trial.block_index == 2]
+    assert max(last) > 0.5
+
+
+def test_the_recorded_outcomes_are_what_the_stored_cache_answers(library: Library) -> None:
+    """Hidden outputs by hand, from the network itself: no part of explore is asked twice."""
+    from gati.caches import load_cache
+    from gati.model.data import load_data
+    from gati.model.load import load_model
+
+    settings = library.manifest.settings
+    loaded = load_model(NET, library.manifest.checkpoint_path)
+    images = load_data(settings["data"], loaded.preprocessing).images(np.arange(900))
+    trial = next(x for x in library.trials if x.block == "blocks.1" and x.status == "trained")
+    with torch.no_grad():
+        stem = torch.relu(loaded.module.stem(images))  # type: ignore[operator]
+        hidden = loaded.module.blocks[1](loaded.module.blocks[0](stem))  # type: ignore[index]
+        probabilities, score = load_cache(library.cache_path(trial.trial_id))(hidden)
+        base_class = loaded.module(images).argmax(1).numpy()
+    recorded, base = library.outcomes(trial.trial_id), library.base_outcomes()
+    assert np.array_equal(base.base_class, base_class)
+    assert np.array_equal(recorded.predicted, probabilities.argmax(1).numpy())
+    certify = base.split == CERTIFY
+    np.testing.assert_allclose(recorded.score[certify], score.numpy()[certify], atol=1e-5)
+
+
+def test_the_split_is_recorded_and_halves_the_held_out_inputs(library: Library) -> None:
+    split = library.base_outcomes().split
+    assert ((split == SELECT).sum(), (split == CERTIFY).sum()) == (450, 450)
+    assert library.manifest.counts == {"train": 897, "select": 450, "certify": 450}
+
+
+def test_without_train_data_a_third_of_the_data_is_trained_on(files: dict[str, str], tmp_path: Path) -> None:
+    library = explore(
+        NET, files["checkpoint"], data=files["data"], out=tmp_path, variants=["grid(8)"], epochs=0.1
+    )
+    assert library.manifest.counts == {"train": 300, "select": 300, "certify": 300}
+
+
+def test_a_seed_gives_the_same_library_twice(library: Library, files: dict[str, str], tmp_path: Path) -> None:
+    _assert_same(library, explore(NET, **files, out=tmp_path, variants=VARIANTS, epochs=2))
+
+
+class _Killed(BaseException):
+    """Not an Exception: like a signal, nothing may catch it."""
+
+
+class _KilledAfter(SilentProgress):
+    def __init__(self, advances: int) -> None:
+        self.left = advances
+
+    def advance(self, steps: int, detail: str = "") -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise _Killed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("advances", [10, 60, 130])
+def test_an_interrupted_run_goes_on_and_ends_with_the_same_library(
+    library: Library, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advances: int
+) -> None:
+    monkeypatch.setattr(rounds, "_SAVE_EVERY_S", 0.2)
+    with pytest.raises(_Killed):
+        explore(NET, **files, out=tmp_path, variants=VARIANTS, epochs=2, progress=_KilledAfter(advances))
+    with pytest.raises(LibraryError):
+        Library.open(tmp_path)
+    _assert_same(library, explore(NET, **files, out=tmp_path, variants=VARIANTS, epochs=2))
+    assert not (tmp_path / ".state").exists()
+
+
+def test_a_finished_exploration_is_returned_as_it_is(library: Library, files: dict[str, str]) -> None:
+    before = library.manifest_path.stat().st_mtime_ns
+    again = explore(NET, **files, out=library.directory, variants=VARIANTS, epochs=2)
+    assert again.manifest_path.stat().st_mtime_ns == before
+
+
+def test_a_budget_ends_training_in_time(
+    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that runs a second a reading: 60 of them are few batches, and the library is whole."""
+    ticks = iter(range(10**6))
+    module = importlib.import_module("gati.explore.explore")  # the function of that name hides it
+    clocked = functools.partial(rounds.Rounds, clock=lambda: float(next(ticks)))
+    monkeypatch.setattr(module, "Rounds", clocked)
+    library = explore(NET, **files, out=tmp_path, variants=["grid(8)"], epochs=50, budget_s=60)
+    assert next(ticks) < 200
+    assert any(trial.status == "trained" for trial in Library.open(library.directory).trials)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"variants": ["nothing(1)"]}, VariantError, "unknown variant 'nothing(1)'"),
+        ({"variants": []}, VariantError, "no variants given"),
+        ({"device": "abacus"}, BackendError, "unknown device 'abacus': choose cpu, cuda or cuda:INDEX"),
+        ({"blocks": "nowhere.*"}, BlockError, "nowhere"),
+        ({"epochs": 0}, DataError, "epochs must be above 0 (got 0)"),
+    ],
+    ids=["unknown variant", "no variants", "unknown device", "no such blocks", "no epochs"],
+)
+def test_bad_arguments_get_one_line(
+    files: dict[str, str], tmp_path: Path, changes: dict[str, object], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error) as caught:
+        explore(NET, **{**files, "out": tmp_path, **changes})  # type: ignore[arg-type]
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "manifest.json").exists()
+
+
+def test_bad_networks_and_data_get_one_line(files: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="NaN"):
+        explore(NET.replace(":Net", ":NanNet"), files["checkpoint"], data=files["data"], out=tmp_path / "a")
+    with pytest.raises(DataError, match="answers class 9 for all"):
+        explore(NET.replace(":Net", ":ConstantNet"), files["checkpoint"], data=files["data"], out=tmp_path / "b")
+    with pytest.raises(DataError, match="are the same 900 inputs: hold the validation inputs out"):
+        explore(NET, files["checkpoint"], data=files["data"], train_data=files["data"], out=tmp_path / "c")
+    few = tmp_path / "few.npz"
+    np.savez(few, images=np.zeros((30, 8, 8, 1), np.uint8))
+    with pytest.raises(DataError, match="has 30 inputs, which leaves 20 to measure on"):
+        explore(NET, files["checkpoint"], data=str(few), out=tmp_path / "d")
