@@ -174,13 +174,15 @@ def compose(
     accuracy: Annotated[
         float, typer.Option(help="Share of answers that must equal the full network's.")
     ] = 0.99,
-    confidence: Annotated[float, typer.Option(help="How sure to be of that.")] = 0.95,
+    confidence: Annotated[
+        float, typer.Option(help="How sure to be of that; 0 asks for no certificate.")
+    ] = 0.95,
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Limit of all caches together, as in 256MiB.")
     ] = None,
     objective: Annotated[
         Literal["relaxed", "full", "exact"], typer.Option(help="Which form of the problem is solved.")
-    ] = "full",
+    ] = "exact",
     solver: Annotated[Literal["auto", "gurobi", "highs"], typer.Option()] = "auto",
     placement: Annotated[
         Literal["auto", "inline", "overlapped"], typer.Option(help="Lookups inside or beside the network.")
@@ -194,7 +196,7 @@ def compose(
     composition = gati.compose(
         directory,
         accuracy=accuracy,
-        confidence=confidence,
+        confidence=confidence or None,
         memory_bytes=None if memory is None else parse_bytes(memory),
         objective=objective,
         solver=solver,

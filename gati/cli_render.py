@@ -103,6 +103,8 @@ def composition(chosen: Composition, directory: Path) -> None:
         f"caches {format_bytes(expected.memory_bytes)}"
     )
     print(f"why: {_why(chosen)}")
+    if chosen.certificate is not None:
+        print(f"certificate: {chosen.certificate['sentence']}")
     if chosen.note:
         print(f"note: {chosen.note}")
     option = "" if chosen.name == "default" else f" --composition {chosen.name}"

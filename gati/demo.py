@@ -34,7 +34,8 @@ __all__ = ["MODEL", "demo", "train_digits", "write_digits"]
 MODEL = "gati.zoo:digits_resnet"
 SHARES = {"train": 0.5, "val": 0.3, "test": 0.2}
 ACCURACY = 0.97
-EXPLORE_BUDGET_S = 100.0
+EXPLORE_BUDGET_S = 80.0
+VARIANTS = ("fc(512)", "pool(4096)", "conv(3,1)", "grid(256)")  # four of the defaults, to be quick
 
 
 def demo(
@@ -66,13 +67,15 @@ def demo(
 
     say("2. Training and measuring learned caches after every block:")
     say(f"   gati explore {MODEL} --checkpoint {checkpoint} --data {folder}/val.npz \\")
-    say(f"     --train-data {folder}/train.npz --out {library} --budget {explore_budget_s:.0f}s")
+    say(f"     --train-data {folder}/train.npz --out {library} --budget {explore_budget_s:.0f}s \\")
+    say(f"     --variants '{','.join(VARIANTS)}'")
     gati.explore(
         MODEL,
         checkpoint,
         data=str(folder / "val.npz"),
         train_data=str(folder / "train.npz"),
         out=library,
+        variants=VARIANTS,
         budget_s=explore_budget_s,
         seed=seed,
         progress=open_progress(),

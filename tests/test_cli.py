@@ -162,9 +162,9 @@ def test_an_unexpected_error_is_one_line_that_asks_for_a_report(
     monkeypatch.delenv("GATI_DEBUG", raising=False)
     monkeypatch.setattr(gati, "compose", failing(ZeroDivisionError("by zero")))
     assert run(["compose", "runs/x"]) == 1
-    assert one_line(capsys) == (
-        "error: unexpected ZeroDivisionError: by zero; please report it with the traceback that GATI_DEBUG=1 shows"
-    )
+    line = one_line(capsys)
+    assert line.startswith("error: unexpected ZeroDivisionError: by zero; please report it")
+    assert "GATI_DEBUG=1" in line
 
 
 @pytest.mark.parametrize("way", ["variable", "option"])
