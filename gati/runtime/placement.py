@@ -7,9 +7,13 @@ answer has come.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from queue import SimpleQueue
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -24,6 +28,7 @@ __all__ = ["Answer", "Beside", "StreamBeside", "WorkerBeside", "beside_for", "cu
 # How many blocks the host may queue on the device ahead of the one that is running. Without a bound a
 # fast host queues the whole network before the first lookup has ended, and a hit would save nothing.
 _BLOCKS_AHEAD = 2
+_FIRST_WAIT_S = 0.01  # for a lookup that was never timed
 
 
 class Answer(NamedTuple):
@@ -51,6 +56,11 @@ class Beside(ABC):
     def keep_pace(self) -> None:  # noqa: B027 - most kinds need nothing here
         """Called between blocks: keeps the host from running far ahead of the device."""
 
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """What the caller gave up is back for a while, to measure the base model alone."""
+        yield
+
     @abstractmethod
     def open(self) -> None:
         """Take cores or a stream."""
@@ -74,34 +84,60 @@ def beside_for(device: torch.device) -> Beside:
     return StreamBeside(device) if device.type == "cuda" else WorkerBeside()
 
 
+class _Work:
+    """One lookup, done by the worker or by whoever cannot wait for it; the first answer counts."""
+
+    __slots__ = ("done", "elapsed_s", "found", "hidden", "lookup", "wanted")
+
+    def __init__(self, lookup: Lookup, hidden: Tensor) -> None:
+        self.lookup = lookup
+        self.hidden = hidden
+        self.found: Answer | BaseException | None = None
+        self.elapsed_s = math.inf
+        self.wanted = True
+        self.done = threading.Lock()
+        self.done.acquire()
+
+    def run(self) -> None:
+        start = time.perf_counter()
+        try:
+            probabilities, score = self.lookup(self.hidden)
+            found: Answer | BaseException = Answer(probabilities, score.item())
+        except BaseException as error:  # handed to the caller of `answer`
+            found = error
+        self.elapsed_s = time.perf_counter() - start
+        self.found = self.found or found
+
+
 class WorkerBeside(Beside):
     """A worker thread pinned to the last core of the process; the calling thread keeps the others.
 
-    While open, the calling thread computes with at most as many threads as it has cores left. Affinity
-    and thread count are restored by `close`, which must be called from the thread that called `open`.
-    With a single core nothing is pinned.
+    An answer that is wanted and does not come within the time that the lookup takes at its best is worked
+    out by the calling thread, so a worker without a free core delays a request by little more than an
+    inline lookup would. While open, the calling thread computes with at most as many threads as it has
+    cores left. `close`, to be called from the thread that called `open`, restores affinity and thread
+    count. With a single core nothing is pinned.
     """
 
     def __init__(self) -> None:
-        self._inbox: SimpleQueue[tuple[Lookup, Tensor] | None] = SimpleQueue()
-        self._ready = threading.Semaphore(0)
-        self._found: Answer | BaseException | None = None
+        self._inbox: SimpleQueue[_Work | None] = SimpleQueue()
+        self._work: _Work | None = None
         self._thread: threading.Thread | None = None
+        self._started = threading.Event()
         self._cores: set[int] = set()
         self._threads = 0
+        self._best_s: dict[Lookup, float] = {}
 
     def open(self) -> None:
         """Start and pin the worker, confine the calling thread to the other cores."""
         if self._thread is not None:
             return
         self._cores, self._threads = _own_cores(), torch.get_num_threads()
-        *mine, theirs = sorted(self._cores)
-        self._thread = threading.Thread(target=self._work, args=(theirs,), name="gati-lookup", daemon=True)
+        self._started.clear()
+        self._thread = threading.Thread(target=self._serve, name="gati-lookup", daemon=True)
         self._thread.start()
-        self._ready.acquire()  # the worker has set its own thread count, which is global for new threads
-        if mine:
-            _pin(set(mine))
-        torch.set_num_threads(max(1, min(self._threads, len(mine))))
+        self._started.wait()  # the worker sets its thread count first: torch makes it every new thread's
+        self._confine()
 
     def close(self) -> None:
         """Stop the worker, give the cores back."""
@@ -110,40 +146,66 @@ class WorkerBeside(Beside):
         self._inbox.put(None)
         self._thread.join()
         self._thread = None
-        _pin(self._cores)
-        torch.set_num_threads(self._threads)
+        self._release()
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """The calling thread has all of its cores and threads, as if nothing were open."""
+        if self._thread is None:
+            yield
+            return
+        self._release()
+        try:
+            yield
+        finally:
+            self._confine()
 
     def submit(self, lookup: Lookup, hidden: Tensor) -> None:
         """Hand the lookup to the worker."""
-        self._found = None
-        self._inbox.put((lookup, hidden))
+        self._work = _Work(lookup, hidden)
+        self._inbox.put(self._work)
 
     def finished(self) -> bool:
         """Whether the worker is done."""
-        return self._found is not None
+        return self._work is not None and self._work.found is not None
 
     def answer(self) -> Answer:
-        """Wait for the worker."""
-        self._ready.acquire()
-        found = self._found
-        if not isinstance(found, Answer):
-            raise found or RuntimeError("no lookup was submitted")
-        return found
+        """Take the worker's answer, or work it out here if the worker has not begun."""
+        work = self._work
+        if work is None:
+            raise RuntimeError("no lookup was submitted")
+        if work.found is None:
+            in_time = work.done.acquire(timeout=self._best_s.get(work.lookup, _FIRST_WAIT_S))
+            if not in_time and work.found is None:
+                work.run()
+        work.wanted = False
+        self._best_s[work.lookup] = min(work.elapsed_s, self._best_s.get(work.lookup, math.inf))
+        self._work = None
+        if isinstance(work.found, Answer):
+            return work.found
+        raise work.found or RuntimeError("the lookup gave no answer")
 
-    def _work(self, core: int) -> None:
+    def _confine(self) -> None:
+        *mine, _ = sorted(self._cores)
+        if mine:
+            _pin(set(mine))
+        torch.set_num_threads(max(1, min(self._threads, len(mine))))
+
+    def _release(self) -> None:
+        _pin(self._cores)
+        torch.set_num_threads(self._threads)
+
+    def _serve(self) -> None:
         if len(self._cores) > 1:
-            _pin({core})
+            _pin({max(self._cores)})
         torch.set_num_threads(1)
-        self._ready.release()
+        self._started.set()
         with torch.inference_mode():
             while (work := self._inbox.get()) is not None:
-                try:
-                    probabilities, score = work[0](work[1])
-                    self._found = Answer(probabilities, score.item())
-                except BaseException as error:  # handed to the caller of `answer`
-                    self._found = error
-                del work
-                self._ready.release()
+                if work.wanted:
+                    work.run()
+                    work.done.release()
+                del work  # its hidden output must not stay alive until the next one comes
 
 
 class StreamBeside(Beside):

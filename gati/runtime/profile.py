@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any, NamedTuple
@@ -119,23 +119,21 @@ def measure_overlap(
     """What a lookup after `block` costs when it runs beside the rest of the base model.
 
     The penalty compares whole requests: with the lookup beside it, on the cores that are then left,
-    against the base model alone with everything it has. Pass an open `beside` to measure many lookups in
-    a row; the base model alone is then timed on the cores left, too.
+    against the base model alone with everything it has. Pass an open `beside` to measure many in a row.
     """
     request = _single(traced.example() if example is None else example)
     runner = get_backend(backend)
     path = runner.path(traced, [block])
     with quiet(), torch.inference_mode():
         lookup = runner.lookup(cache, path.segments[0].run(request.clone())[0])
-        alone_before = _alone_ms(path.segments, request, traced.device, repetitions)
-        if beside is not None:
-            timed = _beside_ms(path.segments, lookup, request, beside, traced.device, repetitions)
-        else:
-            with beside_for(traced.device) as opened:
-                timed = _beside_ms(path.segments, lookup, request, opened, traced.device, repetitions)
-        alone_after = _alone_ms(path.segments, request, traced.device, repetitions)
+        with nullcontext(beside) if beside is not None else beside_for(traced.device) as opened:
+            with opened.released():
+                alone_ms = _alone_ms(path.segments, request, traced.device, repetitions)
+            timed = _beside_ms(path.segments, lookup, request, opened, traced.device, repetitions)
+            with opened.released():
+                alone_ms += _alone_ms(path.segments, request, traced.device, repetitions)
     lookup_ms, request_ms = (median(column) for column in zip(*timed, strict=True))
-    return OverlapCost(lookup_ms, max(0.0, request_ms - median(alone_before + alone_after)))
+    return OverlapCost(lookup_ms, max(0.0, request_ms - median(alone_ms)))
 
 
 def time_call_ms(function: Callable[[Tensor], Any], argument: Tensor, device: torch.device) -> float:
