@@ -49,4 +49,3 @@ def load_cache(path: Path | str) -> LearnedCache:
         reason = str(error).splitlines()[0]
         raise LibraryError(f"{path} is not a learned cache ({reason}): run gati explore again") from error
     return cache
-

@@ -24,7 +24,6 @@ from gati.explore.rounds import Rounds
 from gati.explore.schedule import plan_training
 from gati.explore.state import FinishedTrial, RunState, locked
 from gati.model.load import LoadedModel, load_model
-from gati.runtime.placement import beside_for
 from gati.runtime.profile import measure_lookup, measure_overlap
 from gati.types import Trial, TrialId
 from gati.version import __version__
@@ -107,14 +106,10 @@ def explore(
             progress=reporter,
         )
         library.write_base_outcomes(
-            BaseOutcomes(
-                prepared.held_out.base_class, prepared.inputs.held_out.labels, prepared.inputs.split
-            )
+            BaseOutcomes(prepared.held_out.base_class, prepared.inputs.held_out.labels, prepared.inputs.split)
         )
         plan = plan_training(len(prepared.inputs.train), epochs=epochs or _DEFAULT_EPOCHS)
-        rounds = Rounds(
-            prepared, library, state, plan, seed=seed, progress=reporter, budget_s=budget_s
-        )
+        rounds = Rounds(prepared, library, state, plan, seed=seed, progress=reporter, budget_s=budget_s)
         rounds.screen()
         rounds.main()
         rows = _finish_trials(prepared, library, state, reporter)
@@ -152,46 +147,43 @@ def _settings(
     }
 
 
-def _finish_trials(
-    prepared: Prepared, library: Library, state: RunState, progress: Progress
-) -> list[Trial]:
+def _finish_trials(prepared: Prepared, library: Library, state: RunState, progress: Progress) -> list[Trial]:
     """Every row of the trials table, its lookup measured as it will run: trained, with its selector."""
     finished = state.finished()
     measured: dict[tuple[str, tuple[int, ...], str], tuple[float, float, float]] = {}
     progress.stage("measuring lookups", len(prepared.specifications))
     rows = []
-    with beside_for(prepared.device) as beside:
-        for item in prepared.specifications:
-            row = finished.get(item.trial.trial_id)
-            progress.advance(1)
-            if row is None:
-                rows.append(item.trial)
-                continue
-            key = (item.trial.variant, item.hidden_shape, row.trial.selector)
-            if key not in measured:
-                measured[key] = _lookup_costs(prepared, library, row, item.hidden_shape, beside)
-            lookup_ms, overlapped_ms, penalty_ms = measured[key]
-            rows.append(
-                replace(
-                    row.trial,
-                    lookup_ms=lookup_ms,
-                    overlapped_lookup_ms=overlapped_ms,
-                    overlapped_penalty_ms=penalty_ms,
-                )
+    for item in prepared.specifications:
+        row = finished.get(item.trial.trial_id)
+        progress.advance(1)
+        if row is None:
+            rows.append(item.trial)
+            continue
+        key = (item.trial.variant, item.hidden_shape, row.trial.selector)
+        if key not in measured:
+            measured[key] = _lookup_costs(prepared, library, row, item.hidden_shape)
+        lookup_ms, overlapped_ms, penalty_ms = measured[key]
+        rows.append(
+            replace(
+                row.trial,
+                lookup_ms=lookup_ms,
+                overlapped_lookup_ms=overlapped_ms,
+                overlapped_penalty_ms=penalty_ms,
             )
+        )
     return rows
 
 
 def _lookup_costs(
-    prepared: Prepared, library: Library, row: FinishedTrial, shape: tuple[int, ...], beside: Any
+    prepared: Prepared, library: Library, row: FinishedTrial, shape: tuple[int, ...]
 ) -> tuple[float, float, float]:
     cache = load_cache(library.cache_path(row.trial.trial_id)).to(prepared.device)
     hidden = torch.rand(1, *shape, device=prepared.device)
     request = prepared.traced.example()
     inline_ms = measure_lookup(cache, hidden, between=lambda: prepared.traced.base(request.clone()))
-    overlap = measure_overlap(
-        prepared.traced, row.trial.block, cache, repetitions=10, beside=beside
-    )
+    # Each measurement takes the worker's core away from the base model by itself, as serving will: what
+    # that costs the base model is part of the penalty.
+    overlap = measure_overlap(prepared.traced, row.trial.block, cache, repetitions=10)
     return inline_ms, overlap.lookup_ms, overlap.penalty_ms
 
 
@@ -241,5 +233,3 @@ def peak_memory_bytes() -> int:
     """The largest resident memory of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak if sys.platform == "darwin" else peak * 1024)
-
-

@@ -176,9 +176,7 @@ def _specify(
             if (variant, shape) not in measured:
                 measured[variant, shape] = _measure_untrained(traced, variant, shape, classes)
             parameters, lookup_ms = measured[variant, shape]
-            found.append(
-                Specification(_row(block, variant, parameters, lookup_ms, profile.base_ms), shape)
-            )
+            found.append(Specification(_row(block, variant, parameters, lookup_ms, profile.base_ms), shape))
     return tuple(found)
 
 

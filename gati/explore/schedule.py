@@ -38,7 +38,12 @@ def plan_training(training_inputs: int, *, epochs: float, batch_size: int = 128)
     batch_size = max(8, min(batch_size, training_inputs // 8))
     steps_per_epoch = max(1, training_inputs // batch_size)
     main = max(round(epochs * steps_per_epoch), _LEAST_MAIN_STEPS)
-    return Plan(batch_size, screening_steps=max(_LEAST_MAIN_STEPS // 7, round(main / 25)), main_steps=main, main_blocks=12)
+    return Plan(
+        batch_size,
+        screening_steps=max(_LEAST_MAIN_STEPS // 7, round(main / 25)),
+        main_steps=main,
+        main_blocks=12,
+    )
 
 
 def too_slow(lookup_ms: float, block: BlockProfile, base_ms: float) -> str:

@@ -1,10 +1,10 @@
 """What an exploration keeps on disk while it runs, so that the next one goes on where it stopped.
 
-    .state/settings.json      what this exploration is: another one must not go on with it
-    .state/profile.json       latencies as measured at the start, and the trials that cannot pay
-    .state/main.json          the trials of the main round
-    .state/rows/TRIAL.json    a trial that is trained and measured, with its round
-    .state/main.safetensors   the main round's weights and optimiser moments, at most a minute old
+.state/settings.json      what this exploration is: another one must not go on with it
+.state/profile.json       latencies as measured at the start, and the trials that cannot pay
+.state/main.json          the trials of the main round
+.state/rows/TRIAL.json    a trial that is trained and measured, with its round
+.state/main.safetensors   the main round's weights and optimiser moments, at most a minute old
 """
 
 from __future__ import annotations

@@ -56,5 +56,7 @@ def test_fitting_is_the_same_twice() -> None:
 
 
 def test_an_unknown_selector_lists_the_known_ones() -> None:
-    with pytest.raises(VariantError, match=r"unknown selector 'luck': choose one of maximum-probability, margin"):
+    with pytest.raises(
+        VariantError, match=r"unknown selector 'luck': choose one of maximum-probability, margin"
+    ):
         build_selector("luck", 10)

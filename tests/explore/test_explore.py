@@ -194,7 +194,9 @@ def test_bad_networks_and_data_get_one_line(files: dict[str, str], tmp_path: Pat
     with pytest.raises(ModelError, match="NaN"):
         explore(NET.replace(":Net", ":NanNet"), files["checkpoint"], data=files["data"], out=tmp_path / "a")
     with pytest.raises(DataError, match="answers class 9 for all"):
-        explore(NET.replace(":Net", ":ConstantNet"), files["checkpoint"], data=files["data"], out=tmp_path / "b")
+        explore(
+            NET.replace(":Net", ":ConstantNet"), files["checkpoint"], data=files["data"], out=tmp_path / "b"
+        )
     with pytest.raises(DataError, match="are the same 900 inputs: hold the validation inputs out"):
         explore(NET, files["checkpoint"], data=files["data"], train_data=files["data"], out=tmp_path / "c")
     few = tmp_path / "few.npz"

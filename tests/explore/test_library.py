@@ -17,10 +17,21 @@ from gati.types import BlockProfile, OperatingPoint, Profile, Trial, TrialId
 def _manifest(complete: bool = True) -> Manifest:
     block = BlockProfile(0, "layer1.0", "BasicBlock", (16, 32, 32), 0.5, 0.75)
     return Manifest(
-        model_source="gati.zoo:resnet20", checkpoint_path=None, checkpoint_sha256="0" * 64,
-        preprocessing={"mean": [0.0]}, class_names=("cat", "dog"), classes=2, outputs_kind="logits",
-        input_shape=(3, 32, 32), profile=Profile("torch", "cpu", 2, 1.5, (block,)), seed=0,
-        counts={"select": 2}, data={}, settings={}, versions={}, complete=complete,
+        model_source="gati.zoo:resnet20",
+        checkpoint_path=None,
+        checkpoint_sha256="0" * 64,
+        preprocessing={"mean": [0.0]},
+        class_names=("cat", "dog"),
+        classes=2,
+        outputs_kind="logits",
+        input_shape=(3, 32, 32),
+        profile=Profile("torch", "cpu", 2, 1.5, (block,)),
+        seed=0,
+        counts={"select": 2},
+        data={},
+        settings={},
+        versions={},
+        complete=complete,
     )
 
 
@@ -32,8 +43,12 @@ def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 def test_tables_and_outcomes_come_back_as_they_were_written(tmp_path: Path) -> None:
     library = Library(tmp_path)
-    trained = Trial(TrialId("a--fc-8"), 0, "a", "fc(8)", "trained", selector="margin", lookup_ms=0.25, loss=1e-7)
-    skipped = Trial(TrialId("a--fc-9"), 0, "a", "fc(9)", "skipped", reason="a lookup takes 2 ms, the rest 1 ms")
+    trained = Trial(
+        TrialId("a--fc-8"), 0, "a", "fc(8)", "trained", selector="margin", lookup_ms=0.25, loss=1e-7
+    )
+    skipped = Trial(
+        TrialId("a--fc-9"), 0, "a", "fc(9)", "skipped", reason="a lookup takes 2 ms, the rest 1 ms"
+    )
     points = [OperatingPoint(trained.trial_id, 0.1 + 0.2, 0.5, 1.0)]
     library.write_trials([trained, skipped], points)
     assert library.trials == (trained, skipped)

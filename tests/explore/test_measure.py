@@ -12,7 +12,9 @@ from gati.explore.library import CERTIFY, SELECT
 from gati.explore.measure import accuracy_curve, hit_rate_at, measure_cache
 from gati.types import TrialId
 
-records = st.lists(st.tuples(st.sampled_from([0.1, 0.2, 0.3, 0.5, 0.8, 0.9]), st.booleans()), min_size=1, max_size=40)
+records = st.lists(
+    st.tuples(st.sampled_from([0.1, 0.2, 0.3, 0.5, 0.8, 0.9]), st.booleans()), min_size=1, max_size=40
+)
 
 
 @given(records)

@@ -7,7 +7,9 @@ from gati.types import BlockProfile, Trial, TrialId
 
 
 def _trial(block: int, variant: str, parameters: int = 1000) -> Trial:
-    return Trial(TrialId(f"{block} {variant}"), block, f"block{block}", variant, "trained", parameters=parameters)
+    return Trial(
+        TrialId(f"{block} {variant}"), block, f"block{block}", variant, "trained", parameters=parameters
+    )
 
 
 LAYERS = {"fc(512)": 2, "grid(256)": 2, "pyramid(64)": 5}

@@ -34,10 +34,19 @@ def _training(net: Net, steps: int = 12) -> SharedTraining:
     for name in ("blocks.0", "blocks.2"):
         for variant in ("grid(8)", "pyramid(4)"):
             torch.manual_seed(len(learners))
-            learners.append(Learner(TrialId(f"{name} {variant}"), name, build_predictor(variant, (8, 8, 8), 10)))
+            learners.append(
+                Learner(TrialId(f"{name} {variant}"), name, build_predictor(variant, (8, 8, 8), 10))
+            )
     return SharedTraining(
-        net, RandomInputs(100), learners, total_steps=steps, batch_size=16, seed=3,
-        augmentation=Augmentation(flip=True, shift_pixels=1), outputs_kind="logits", device=CPU,
+        net,
+        RandomInputs(100),
+        learners,
+        total_steps=steps,
+        batch_size=16,
+        seed=3,
+        augmentation=Augmentation(flip=True, shift_pixels=1),
+        outputs_kind="logits",
+        device=CPU,
     )
 
 
