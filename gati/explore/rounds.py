@@ -100,6 +100,7 @@ class Rounds:
                 rates,
                 self._weight_layers(),
                 len(self.prepared.profile.blocks),
+                self.prepared.profile.base_ms,
                 self.plan.main_blocks,
             )
             self.state.write_selection(stored)

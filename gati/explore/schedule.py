@@ -8,6 +8,7 @@ and Talwalkar 2016).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from gati.types import BlockProfile, Trial, TrialId
 
 _LEAST_MAIN_STEPS = 420  # fewer teach a predictor little, however small the data
 _DEEP = 4  # layers with weights
-_LEAST_POTENTIAL = 0.2  # of the best block's
+_LEAST_POTENTIAL = 0.3  # of the best block's
 
 __all__ = ["Plan", "plan_training", "potential", "select_for_main_round", "too_slow"]
 
@@ -42,7 +43,7 @@ def plan_training(training_inputs: int, *, epochs: float, batch_size: int = 128)
         batch_size,
         screening_steps=max(_LEAST_MAIN_STEPS // 7, round(main / 25)),
         main_steps=main,
-        main_blocks=12,
+        main_blocks=10,
     )
 
 
@@ -57,9 +58,14 @@ def too_slow(lookup_ms: float, block: BlockProfile, base_ms: float) -> str:
     return f"a lookup takes {lookup_ms:.3g} ms, the rest of the network {left_ms:.3g} ms"
 
 
-def potential(hit_rate: float, block_index: int, blocks: int) -> float:
-    """Share of the network's blocks that a cache with this hit rate saves on average, alone."""
-    return hit_rate * (1 - (block_index + 1) / blocks)
+def potential(hit_rate: float, trial: Trial, blocks: int, base_ms: float) -> float:
+    """Share of a request that a cache with this hit rate saves on average, alone.
+
+    The lookup's share of the base model's time is rounded up to whole tenths: measured times differ from
+    run to run, and the same seed should choose the same trials again.
+    """
+    lookup_share = math.ceil(10 * (trial.lookup_ms or 0.0) / base_ms) / 10
+    return hit_rate * max(0.0, 1 - (trial.block_index + 1) / blocks - lookup_share)
 
 
 def select_for_main_round(
@@ -67,6 +73,7 @@ def select_for_main_round(
     hit_rates: Mapping[TrialId, float],
     weight_layers: Mapping[str, int],
     blocks: int,
+    base_ms: float,
     limit: int,
 ) -> list[TrialId]:
     """The trials worth long training, in forward order.
@@ -74,25 +81,23 @@ def select_for_main_round(
     Of the blocks with something to save, `limit` are taken at even distances: neighbours are worth nearly the
     same, and the composer wants a choice along the network. At each of them train the best of the shallow
     variants and every deep one: deep predictors start slowly and end ahead, so a short screening would
-    misjudge them. Decided by hit rates and depth, never by measured times, so that a seed gives the same
-    choice twice. `weight_layers` counts layers with weights by variant.
+    misjudge them. `weight_layers` counts layers with weights by variant.
     """
+    worth = {
+        trial.trial_id: potential(hit_rates[trial.trial_id], trial, blocks, base_ms) for trial in screened
+    }
     best: dict[int, float] = {}
     for trial in screened:
-        value = potential(hit_rates[trial.trial_id], trial.block_index, blocks)
-        best[trial.block_index] = max(best.get(trial.block_index, 0.0), value)
-    if not best:
-        return []
-    floor = _LEAST_POTENTIAL * max(best.values())
+        best[trial.block_index] = max(best.get(trial.block_index, 0.0), worth[trial.trial_id])
+    floor = _LEAST_POTENTIAL * max(best.values(), default=0.0)
     eligible = sorted(index for index, value in best.items() if value >= floor)
-    kept = set(_evenly(eligible, limit))
-    chosen = []
-    for index in sorted(kept):
+    chosen: list[TrialId] = []
+    for index in _evenly(eligible, limit):
         here = [trial for trial in screened if trial.block_index == index]
         deep = [trial for trial in here if weight_layers[trial.variant] >= _DEEP]
         shallow = [trial for trial in here if weight_layers[trial.variant] < _DEEP]
         if shallow:
-            deep.append(max(shallow, key=lambda trial: (hit_rates[trial.trial_id], -trial.parameters)))
+            deep.append(max(shallow, key=lambda trial: (worth[trial.trial_id], -trial.parameters)))
         chosen += [trial.trial_id for trial in deep]
     return chosen
 
