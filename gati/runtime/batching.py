@@ -24,7 +24,7 @@ class Stage(NamedTuple):
 
 
 def answer_rows(
-    stages: Sequence[Stage], last: Callable[..., Tensor], x: Tensor
+    stages: Sequence[Stage], last: Callable[..., Tensor], x: Tensor, tolerance: float
 ) -> list[tuple[Tensor, str] | None]:
     """Class scores or probabilities [1, K] with their exit, for each row of `x` [B, ...].
 
@@ -40,7 +40,9 @@ def answer_rows(
         carried = stage.run(*carried)
         probabilities, scores = stage.lookup(carried[0])
         hits = scores >= stage.threshold  # False for NaN
-        doubtful = doubtful_score(scores, stage.threshold) | (hits & doubtful_class(probabilities))
+        doubtful = doubtful_score(scores, stage.threshold, tolerance) | (
+            hits & doubtful_class(probabilities, tolerance)
+        )
         leaving = (hits | doubtful).tolist()
         if not any(leaving):
             continue
@@ -50,7 +52,7 @@ def answer_rows(
         waiting = [waiting[row] for row in stay]
     if waiting:
         scores = last(*carried)
-        _assign(answers, waiting, scores, (~doubtful_class(scores)).tolist(), BASE)
+        _assign(answers, waiting, scores, (~doubtful_class(scores, tolerance)).tolist(), BASE)
     return answers
 
 

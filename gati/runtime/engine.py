@@ -13,7 +13,7 @@ from gati.errors import BackendError, CutError, DataError, LibraryError
 from gati.model.segments import Segment, TracedModel
 from gati.runtime.backends import get_backend
 from gati.runtime.batching import Stage, answer_rows, rows_of
-from gati.runtime.exits import BASE, EngineExit, Prediction, doubtful_class
+from gati.runtime.exits import BASE, EngineExit, Prediction, doubtful_class, tie_tolerance
 from gati.runtime.placement import Beside, beside_for
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class Engine:
         self.class_names = None if class_names is None else tuple(class_names)
         self.preprocessing = preprocessing
         self.traced = traced
+        self._tolerance = tie_tolerance(traced.device, traced.dtype)
         self._logits = outputs_kind == "logits"
         path = get_backend(backend).path(traced, [leaving.block for leaving in self.exits])
         self._base = path.base
@@ -87,7 +88,7 @@ class Engine:
                 return [self._prediction(*self._one(x))]
             if not self._rows_selectable:
                 return [self._prediction(*self._one(row)) for row in rows_of(x)]
-            answers = answer_rows(self._stages, self._last, x)
+            answers = answer_rows(self._stages, self._last, x, self._tolerance)
             return [
                 self._prediction(*self._one(x[row : row + 1].contiguous()) if answer is None else answer)
                 for row, answer in enumerate(answers)
@@ -99,7 +100,7 @@ class Engine:
         with torch.inference_mode():
             scores = self._base(x)
             if scores.shape[0] > 1:
-                for row in doubtful_class(scores).nonzero().flatten().tolist():
+                for row in doubtful_class(scores, self._tolerance).nonzero().flatten().tolist():
                     scores[row] = self._base(x[row : row + 1].contiguous())[0]
             return [self._prediction(row, BASE) for row in rows_of(scores)]
 

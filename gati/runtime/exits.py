@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 from gati.types import Placement
 
-__all__ = ["BASE", "EngineExit", "Prediction", "TIE_TOLERANCE", "doubtful_class", "doubtful_score"]
+__all__ = ["BASE", "EngineExit", "Prediction", "doubtful_class", "doubtful_score", "tie_tolerance"]
 
 BASE = "base"  # Prediction.exit of a request that ran the whole network
 
 # Kernels for one row and for many round differently. Scores and class scores this close to deciding the
 # other way are worked out again for the single input, so the batch never changes an answer.
-TIE_TOLERANCE = 1e-4
+# Reduced precision (TF32 on CUDA, half types) rounds more coarsely.
+_TIE_TOLERANCE = 1e-4
+_COARSE_TIE_TOLERANCE = 1e-2
 
 
 class Prediction(NamedTuple):
@@ -49,14 +51,20 @@ class EngineExit:
 Lookup = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def doubtful_score(scores: Tensor, threshold: float) -> Tensor:
+def tie_tolerance(device: torch.device, dtype: torch.dtype) -> float:
+    """How close is too close to call, for a network computing there in that type."""
+    exact = device.type == "cpu" and dtype in (torch.float32, torch.float64)
+    return _TIE_TOLERANCE if exact else _COARSE_TIE_TOLERANCE
+
+
+def doubtful_score(scores: Tensor, threshold: float, tolerance: float) -> Tensor:
     """Which scores [B] are so close to the threshold that rounding may decide: bool [B]."""
     if not math.isfinite(threshold):
         return torch.zeros_like(scores, dtype=torch.bool)
-    return (scores - threshold).abs() <= TIE_TOLERANCE * max(1.0, abs(threshold))
+    return (scores - threshold).abs() <= tolerance * max(1.0, abs(threshold))
 
 
-def doubtful_class(class_scores: Tensor) -> Tensor:
+def doubtful_class(class_scores: Tensor, tolerance: float) -> Tensor:
     """Which rows [B, K] have two largest values so close that rounding may decide: bool [B]."""
     first, second = class_scores.topk(2, dim=1).values.unbind(1)
-    return first - second <= TIE_TOLERANCE * first.abs().clamp(min=1.0)
+    return first - second <= tolerance * first.abs().clamp(min=1.0)

@@ -239,26 +239,23 @@ class StreamBeside(Beside):
         with torch.cuda.stream(stream):
             stream.wait_event(self._produced)
             probabilities, score = lookup(hidden)
+            if self._probabilities is None or self._probabilities.shape != probabilities.shape:
+                self._probabilities = torch.empty(probabilities.shape, pin_memory=True)
+            self._probabilities.copy_(probabilities, non_blocking=True)
             self._score.copy_(score, non_blocking=True)
             self._done.record(stream)
         hidden.record_stream(stream)  # its memory must not be reused while the lookup reads it
-        self._probabilities = probabilities
 
     def finished(self) -> bool:
         """Whether the score has reached the host; asks the event, does not synchronise."""
         return _is_complete(self._done)
 
     def answer(self) -> Answer:
-        """Wait for the score; the current stream waits for the probabilities."""
+        """Wait for the second stream alone; what the first one still has queued is not waited for."""
         self._done.synchronize()
-        probabilities = self._probabilities
-        if probabilities is None:
+        if self._probabilities is None:
             raise RuntimeError("no lookup was submitted")
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(self._done)
-        probabilities.record_stream(current)
-        self._probabilities = None
-        return Answer(probabilities, self._score.item())
+        return Answer(self._probabilities.clone(), self._score.item())
 
     def keep_pace(self) -> None:
         """Let the host queue a few blocks at most while a lookup is under way."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from gati.errors import BackendError, DataError, LibraryError
 from gati.model.segments import trace
 from gati.runtime.engine import Engine
 from gati.runtime.exits import EngineExit
-from gati.runtime.placement import StreamBeside
+from gati.runtime.placement import StreamBeside, WorkerBeside
 from gati.types import Placement
 from tests.runtime.networks import (
     BLOCKS,
@@ -279,6 +280,22 @@ def test_what_an_overlapped_lookup_raises_reaches_the_caller_and_the_engine_stay
             engine(inputs(1))
         cache.fail = False  # type: ignore[assignment]
         assert engine(inputs(1))[0].exit == "blocks.0"
+
+
+def test_an_overlapped_lookup_that_does_not_come_is_overtaken() -> None:
+    """The worker hangs in the lookup; the calling thread works the answer out itself."""
+    caller, hanging = threading.current_thread(), threading.Event()
+
+    def lookup(hidden: Tensor) -> tuple[Tensor, Tensor]:
+        if threading.current_thread() is not caller:
+            hanging.wait()
+        return hidden, hidden.sum().reshape(1)
+
+    with WorkerBeside() as beside:
+        for value in (1.0, 2.0):
+            beside.submit(lookup, torch.full((1, 1), value))
+            assert beside.answer().score == value
+        hanging.set()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
