@@ -15,10 +15,11 @@ import numpy as np
 
 from gati.compose.candidates import lookup_cost, reach_by_block
 from gati.compose.certificate import Certificate, certify
+from gati.compose.composition import Objective
 from gati.compose.exact import ExactChoice, fits_program, solve_exact
 from gati.compose.instance import Chosen, Instance, make_instance
 from gati.compose.outcomes import SplitOutcomes
-from gati.compose.plans import Plan, Settings, describe, problem_of
+from gati.compose.plans import Plan, Settings, describe, plan_published, problem_of
 from gati.compose.problem import Candidate, Choice
 from gati.compose.search import Frontier, search_frontier
 from gati.explore.library import Library
@@ -26,6 +27,7 @@ from gati.types import Placement, Trial
 
 __all__ = ["certify_published", "plan_exact"]
 
+PUBLISHED: tuple[Objective, ...] = ("relaxed", "full")
 STEPS = 24  # budgets on the path
 LOOSEST = 1.1  # of the tolerated disagreements: looser settings could pass by luck only
 STRICTER = (0.25, 0.5, 0.75)  # shares of the strictest composition's cuts, for small splits
@@ -114,8 +116,24 @@ def _contest(library: Library, settings: Settings, placement: Placement, select:
         memory_limit_bytes=settings.memory_limit_bytes,
         one_lookup_at_a_time=placement == "overlapped",
     )
-    frontier = None if fits_program(instance) else search_frontier(instance)
+    if fits_program(instance):
+        return Contest(placement, tuple(trials), instance, None)
+    frontier = search_frontier(instance)
+    for objective in PUBLISHED:  # so that the result is never slower than theirs at the agreement they reach
+        asked = replace(settings, objective=objective, solver="auto")
+        plan = plan_published(library, asked, placement, select)
+        frontier.found.add(_cuts(instance, trials, plan.choice.candidates))
     return Contest(placement, tuple(trials), instance, frontier)
+
+
+def _cuts(instance: Instance, trials: Sequence[Trial], candidates: Sequence[Candidate]) -> Chosen:
+    position = {trial.trial_id: index for index, trial in enumerate(trials)}
+    pairs = [
+        (trial, int((instance.score[trial] >= np.float32(candidate.threshold)).sum()))
+        for candidate in candidates
+        if (trial := position.get(candidate.trial_id)) is not None
+    ]
+    return tuple(sorted((trial, cut) for trial, cut in pairs if cut))
 
 
 def _solve(
