@@ -183,6 +183,6 @@ def _next_steps(folder: Path, library: Path, seconds: float) -> str:
    {library}/operating_points.csv       hit rate and agreement at many thresholds
    {library}/compositions/default.json  what was chosen
 Next
-   gati compose {library} --accuracy 0.99 --name careful
-   gati evaluate {library} --data {folder}/test.npz --composition careful
+   gati compose {library} --accuracy 0.95 --name bold
+   gati evaluate {library} --data {folder}/test.npz --composition bold
    gati explore --help                  with a network of your own"""

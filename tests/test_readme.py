@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -68,6 +69,7 @@ def test_every_link_leads_to_a_file() -> None:
 def test_a_program_of_the_readme_runs(program: str, demo: Demo, tmp_path: Path) -> None:
     shutil.copytree(demo.folder, tmp_path / "demo")
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    there = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, cwd=tmp_path, env=there, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
