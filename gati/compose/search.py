@@ -49,7 +49,9 @@ class Searcher:
         self.must_not_cut = ~instance.may_cut
         shape = instance.order.shape
         self._flat = np.empty(shape, dtype=np.int64)
-        self._hit, self._terms, self._other, self._latency, self._wrong = (np.empty(shape) for _ in range(5))
+        self._hit, self._latency, self._wrong = (np.empty(shape) for _ in range(3))
+        # real parts latency, imaginary ones disagreements: one cumulative sum takes as long as either alone
+        self._terms, self._sums = (np.empty(shape, dtype=np.complex128) for _ in range(2))
 
     def moves(self, chosen: Chosen) -> Moves:
         """Return the outcome of every move from `chosen`; its arrays hold until the next call."""
@@ -71,22 +73,19 @@ class Searcher:
 
         np.add(instance.order, (way * instance.inputs)[:, None], out=self._flat)
         np.take(reached.astype(np.float64), self._flat, out=self._hit, mode="clip")
-        going_on_ms = without_ms[way] + instance.penalty_ms * reached.sum(axis=1)[way]
+        np.take(go_on_ms + 1j * go_on_wrong, self._flat, out=self._terms, mode="clip")
+        # each hit's going on is replaced by leaving
         hit_ms = self.exit_ms - instance.penalty_ms + paid_ms[before]
-        latency = self._sums(hit_ms[:, None], go_on_ms, going_on_ms, self._latency)
+        np.subtract(self._hit * hit_ms[:, None], self._terms.real, out=self._terms.real)
+        np.subtract(self._hit * self.wrong_in_order, self._terms.imag, out=self._terms.imag)
+        np.cumsum(self._terms, axis=1, out=self._sums)
+        going_on_ms = without_ms[way] + instance.penalty_ms * reached.sum(axis=1)[way]
+        latency, wrong = self._latency, self._wrong
+        np.add(self._sums.real, going_on_ms[:, None], out=latency)
+        np.add(self._sums.imag, without_wrong[way][:, None], out=wrong)
         latency[~self._fits(chosen)] = np.inf
         np.copyto(latency, np.inf, where=self.must_not_cut)
-        wrong = self._sums(self.wrong_in_order, go_on_wrong, without_wrong[way], self._wrong)
         return Moves(latency, wrong, without_ms[way], without_wrong[way])
-
-    def _sums(self, of_hit: Floats, of_going_on: Floats, without: Floats, out: Floats) -> Floats:
-        # per trial, in order of falling score: `without`, with each hit's going on replaced by leaving
-        np.multiply(self._hit, of_hit, out=self._terms)
-        np.take(of_going_on, self._flat, out=self._other, mode="clip")
-        np.subtract(self._terms, self._other, out=self._terms)
-        np.cumsum(self._terms, axis=1, out=out)
-        out += without[:, None]
-        return out
 
     def _before(self, chosen: Chosen) -> tuple[Bools, Floats, Floats, Floats]:
         # after k exits: who is inside, and what the leavers and the misses so far have cost
