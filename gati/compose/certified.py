@@ -16,7 +16,7 @@ import numpy as np
 from gati.compose.candidates import lookup_cost, reach_by_block
 from gati.compose.certificate import Certificate, certify
 from gati.compose.composition import Objective
-from gati.compose.exact import ExactChoice, fits_program, solve_exact
+from gati.compose.exact import ExactChoice, solve_exact
 from gati.compose.instance import Chosen, Instance, make_instance
 from gati.compose.outcomes import SplitOutcomes
 from gati.compose.plans import Plan, Settings, describe, plan_published, problem_of
@@ -40,7 +40,7 @@ class Contest:
     placement: Placement
     trials: tuple[Trial, ...]
     instance: Instance
-    frontier: Frontier | None  # None where programs are small enough to be solved
+    frontier: Frontier
 
 
 def plan_exact(
@@ -116,8 +116,6 @@ def _contest(library: Library, settings: Settings, placement: Placement, select:
         memory_limit_bytes=settings.memory_limit_bytes,
         one_lookup_at_a_time=placement == "overlapped",
     )
-    if fits_program(instance):
-        return Contest(placement, tuple(trials), instance, None)
     frontier = search_frontier(instance)
     for objective in PUBLISHED:  # so that the result is never slower than theirs at the agreement they reach
         asked = replace(settings, objective=objective, solver="auto")

@@ -58,10 +58,10 @@ def solve_exact(
 ) -> ExactChoice:
     """Return the fastest composition found with at most `budget` disagreements.
 
-    `frontier` is the result of `search_frontier`, to share among budgets; `prove` False leaves the bound
-    at 0. Raises SolverError.
+    `frontier` is the result of `search_frontier`, to share among budgets; `prove` False searches
+    even small instances and leaves the bound at 0. Raises SolverError.
     """
-    if fits_program(instance):
+    if prove and fits_program(instance):
         return solve_program(instance, budget, solver=solver)
     frontier = frontier or search_frontier(instance)
     chosen = frontier.within(budget, thorough=thorough)
