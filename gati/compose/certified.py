@@ -25,7 +25,16 @@ from gati.compose.search import Frontier, search_frontier
 from gati.explore.library import Library
 from gati.types import Placement, Trial
 
-__all__ = ["certify_published", "plan_exact"]
+__all__ = [
+    "Contest",
+    "candidates_of",
+    "certify_published",
+    "contest_of",
+    "count_losses",
+    "plan_exact",
+    "plan_of",
+    "with_certificate",
+]
 
 PUBLISHED: tuple[Objective, ...] = ("relaxed", "full")
 STEPS = 24  # budgets on the path
@@ -56,27 +65,30 @@ def plan_exact(
     SolverError.
     """
     budget = int((1.0 - settings.accuracy) * len(select) + 1e-9)
-    contests = [_contest(library, settings, placement, select) for placement in placements]
+    contests = [contest_of(library, settings, placement, select) for placement in placements]
     targets = [
         _solve(contest, budget, settings, thorough=settings.confidence is None) for contest in contests
     ]
     best = min(range(len(contests)), key=lambda i: (targets[i].outcome.mean_latency_ms, i))
     contest, target = contests[best], targets[best]
     if settings.confidence is None:
-        return _plan(library, settings, contest, select, target)
+        return plan_of(library, settings, contest, select, target)
     path = _path(contest, budget, settings, target)
-    counts = [_count(library, settings, contest, choice.chosen, certified_on) for choice in path]
+    counts = [
+        count_losses(library, settings, candidates_of(contest, choice.chosen), certified_on)
+        for choice in path
+    ]
     certificate = certify(counts or [(0, 0)], settings.accuracy, 1.0 - settings.confidence)
     if certificate.deployed is None or not path:
         nothing = replace(target, chosen=(), outcome=contest.instance.outcome(()))
-        plan = _plan(library, settings, contest, select, nothing)
-        return plan if not path else _with_certificate(library, settings, plan, certificate, certified_on)
+        plan = plan_of(library, settings, contest, select, nothing)
+        return plan if not path else with_certificate(library, settings, plan, certificate, certified_on)
     deployed = path[certificate.deployed]
     allowed = max(deployed.outcome.disagreements, 0)
     proven = _solve(contest, allowed, settings, prove=True)
     deployed = replace(deployed, bound_ms=min(proven.bound_ms, deployed.outcome.mean_latency_ms))
-    plan = _plan(library, settings, contest, select, deployed)
-    return _with_certificate(library, settings, plan, certificate, certified_on)
+    plan = plan_of(library, settings, contest, select, deployed)
+    return with_certificate(library, settings, plan, certificate, certified_on)
 
 
 def certify_published(
@@ -85,12 +97,13 @@ def certify_published(
     """Record whether the one setting a published form planned holds at the wanted confidence."""
     if settings.confidence is None or certified_on is None or not plan.exits:
         return plan
-    losses = _losses(library, settings, plan, certified_on)
-    certificate = certify([(losses, len(certified_on))], settings.accuracy, 1.0 - settings.confidence)
-    return _with_certificate(library, settings, plan, certificate, certified_on)
+    counts = count_losses(library, settings, plan.choice.candidates, certified_on)
+    certificate = certify([counts], settings.accuracy, 1.0 - settings.confidence)
+    return with_certificate(library, settings, plan, certificate, certified_on)
 
 
-def _contest(library: Library, settings: Settings, placement: Placement, select: SplitOutcomes) -> Contest:
+def contest_of(library: Library, settings: Settings, placement: Placement, select: SplitOutcomes) -> Contest:
+    """Return one placement's exact problem on the select split, with the frontier of a first search."""
     reach_ms = reach_by_block(library.manifest.blocks)
     base_ms = library.manifest.profile.base_ms
     trials, costs = [], []
@@ -174,7 +187,8 @@ def _shrink(instance: Instance, choice: ExactChoice, share: float) -> ExactChoic
     return replace(choice, chosen=chosen, outcome=instance.outcome(chosen))
 
 
-def _candidates(contest: Contest, chosen: Chosen) -> tuple[Candidate, ...]:
+def candidates_of(contest: Contest, chosen: Chosen) -> tuple[Candidate, ...]:
+    """Return what was chosen as candidates, with thresholds instead of cuts."""
     instance = contest.instance
     return tuple(
         Candidate(
@@ -192,34 +206,31 @@ def _candidates(contest: Contest, chosen: Chosen) -> tuple[Candidate, ...]:
     )
 
 
-def _count(
-    library: Library, settings: Settings, contest: Contest, chosen: Chosen, split: SplitOutcomes | None
+def count_losses(
+    library: Library, settings: Settings, candidates: tuple[Candidate, ...], split: SplitOutcomes | None
 ) -> tuple[int, int]:
+    """Return how many inputs of `split` leave `candidates` with another class, and how many inputs it has."""
     if split is None:
         return 0, 0
-    candidates = _candidates(contest, chosen)
     problem = problem_of(library, settings, candidates, one_lookup_at_a_time=False)
     return int(split.replay(problem, candidates).wrong.sum()), len(split)
 
 
-def _losses(library: Library, settings: Settings, plan: Plan, split: SplitOutcomes) -> int:
-    problem = problem_of(library, settings, plan.choice.candidates, one_lookup_at_a_time=False)
-    return int(split.replay(problem, plan.choice.candidates).wrong.sum())
-
-
-def _plan(
+def plan_of(
     library: Library, settings: Settings, contest: Contest, select: SplitOutcomes, choice: ExactChoice
 ) -> Plan:
-    candidates = _candidates(contest, choice.chosen)
+    """Return the plan that deploys `choice`, replayed on the select split."""
+    candidates = candidates_of(contest, choice.chosen)
     overlapped = contest.placement == "overlapped"
     problem = problem_of(library, settings, candidates, one_lookup_at_a_time=overlapped)
     answer = Choice(candidates, choice.outcome.mean_latency_ms, choice.gap, choice.solver)
     return describe(library, problem, contest.placement, answer, select)
 
 
-def _with_certificate(
+def with_certificate(
     library: Library, settings: Settings, plan: Plan, certificate: Certificate, split: SplitOutcomes | None
 ) -> Plan:
+    """Return the plan with its certificate, and how fast it is on the certify split."""
     document = {**certificate.to_json(), "split_seed": library.manifest.seed}
     if split is not None and plan.exits:
         problem = problem_of(library, settings, plan.choice.candidates, one_lookup_at_a_time=False)

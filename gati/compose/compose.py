@@ -72,7 +72,11 @@ def compose_library(
     check_settings(settings)
     check_backend(library, settings)
     check_memory(library.trials, settings.memory_limit_bytes)
-    best = plan(library, settings)
+    return to_composition(library, settings, plan(library, settings), clock())
+
+
+def to_composition(library: Library, settings: Settings, best: Plan, created: datetime) -> Composition:
+    """Return the composition that deploys a plan."""
     return Composition(
         name=settings.name,
         objective=settings.objective,
@@ -88,7 +92,7 @@ def compose_library(
         expected=best.expected,
         certificate=best.certificate,
         checkpoint_sha256=library.manifest.checkpoint_sha256,
-        created=clock().isoformat(timespec="seconds"),
+        created=created.isoformat(timespec="seconds"),
         note=_note(library, settings, best),
         expected_from="replay" if best.replayed else "table",
     )
