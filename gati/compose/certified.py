@@ -1,9 +1,12 @@
 """Exact compositions with a certificate: a path of settings made on one split, walked on another.
 
-The path is a family of compositions, each the fastest the search finds within a rising budget of
-disagreements on the select split, preceded by stricter cuts of the strictest. It is fixed before the certify
-split is looked at, as the walk demands; the settings need not be nested for that. Letting each budget choose
-its own exits wastes less than shifting the thresholds of one composition.
+The path is a family of compositions, each the fastest the search finds within a rising budget of risk on the
+select split. It is fixed before the certify split is looked at, as the walk demands; the settings need not be
+nested for that. Letting each budget choose its own exits wastes less than shifting the thresholds of one.
+
+Risk, not disagreements: among thousands of cuts some are right by luck on this split and wrong on the next,
+most of all where no disagreement is allowed. So half of what an input counts is whether its answer is wrong,
+half how often answers are wrong at such a score (`smoothed_loss`). Risk also grades the strict end finely.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ import numpy as np
 from gati.compose.candidates import lookup_cost, reach_by_block
 from gati.compose.certificate import Certificate, certify
 from gati.compose.composition import Objective
-from gati.compose.exact import ExactChoice, solve_exact
-from gati.compose.instance import Chosen, Instance, make_instance
+from gati.compose.exact import SEARCH, ExactChoice, solve_exact
+from gati.compose.instance import Chosen, Floats, Instance, make_instance
 from gati.compose.outcomes import SplitOutcomes
 from gati.compose.plans import Plan, Settings, describe, plan_published, problem_of
 from gati.compose.problem import Candidate, Choice
@@ -33,13 +36,15 @@ __all__ = [
     "count_losses",
     "plan_exact",
     "plan_of",
+    "smoothed_loss",
     "with_certificate",
 ]
 
 PUBLISHED: tuple[Objective, ...] = ("relaxed", "full")
-STEPS = 24  # budgets on the path
-LOOSEST = 1.1  # of the tolerated disagreements: looser settings could pass by luck only
-STRICTER = (0.25, 0.5, 0.75)  # shares of the strictest composition's cuts, for small splits
+STEPS = 36  # budgets on the path
+STRICTEST, LOOSEST = 0.05, 1.1  # of the tolerated disagreements: looser settings could pass by luck only
+PRIOR = 0.05
+NEWTON_STEPS = 30
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ def plan_exact(
     contest, target = contests[best], targets[best]
     if settings.confidence is None:
         return plan_of(library, settings, contest, select, target)
-    path = _path(contest, budget, settings, target)
+    path = _path(contest, (1.0 - settings.accuracy) * len(select))
     counts = [
         count_losses(library, settings, candidates_of(contest, choice.chosen), certified_on)
         for choice in path
@@ -84,8 +89,7 @@ def plan_exact(
         plan = plan_of(library, settings, contest, select, nothing)
         return plan if not path else with_certificate(library, settings, plan, certificate, certified_on)
     deployed = path[certificate.deployed]
-    allowed = max(deployed.outcome.disagreements, 0)
-    proven = _solve(contest, allowed, settings, prove=True)
+    proven = _solve(contest, round(deployed.outcome.disagreements), settings, prove=True)
     deployed = replace(deployed, bound_ms=min(proven.bound_ms, deployed.outcome.mean_latency_ms))
     plan = plan_of(library, settings, contest, select, deployed)
     return with_certificate(library, settings, plan, certificate, certified_on)
@@ -160,31 +164,50 @@ def _solve(
     )
 
 
-def _path(contest: Contest, budget: int, settings: Settings, target: ExactChoice) -> list[ExactChoice]:
+def _path(contest: Contest, budget: float) -> list[ExactChoice]:
     """Return the settings to walk through, strictest first, each faster than the one before."""
-    budgets = sorted({round(share * budget) for share in np.linspace(0.0, LOOSEST, STEPS)} | {budget})
-    choices = [target if each == budget else _solve(contest, each, settings) for each in budgets]
-    strictest = next((choice for choice in choices if choice.chosen), None)
-    if strictest is None:
+    instance = contest.instance
+    if not instance.trials:
         return []
-    shrunk = (_shrink(contest.instance, strictest, share) for share in STRICTER)
+    frontier = search_frontier(replace(instance, loss=smoothed_loss(instance)))
     path: list[ExactChoice] = []
-    for choice in (*shrunk, *choices):
-        fastest_ms = path[-1].outcome.mean_latency_ms if path else contest.instance.base_ms
-        if choice.outcome.mean_latency_ms < fastest_ms:
-            path.append(choice)
+    for risk in np.geomspace(STRICTEST * budget, LOOSEST * budget, STEPS) if budget > 0.0 else ():
+        chosen = frontier.within(float(risk), thorough=False)
+        outcome = instance.outcome(chosen)
+        fastest_ms = path[-1].outcome.mean_latency_ms if path else instance.base_ms
+        if outcome.mean_latency_ms < fastest_ms:
+            path.append(ExactChoice(chosen, outcome, 0.0, SEARCH))
     return path
 
 
-def _shrink(instance: Instance, choice: ExactChoice, share: float) -> ExactChoice:
-    """Return the same exits, each taking only that share of the inputs it scores highest."""
-    shrunk: list[tuple[int, int]] = []
-    for trial, cut in choice.chosen:
-        cuts = np.flatnonzero(instance.may_cut[trial, : int(share * cut)])
-        if len(cuts):
-            shrunk.append((trial, int(cuts[-1]) + 1))
-    chosen: Chosen = tuple(shrunk)
-    return replace(choice, chosen=chosen, outcome=instance.outcome(chosen))
+def smoothed_loss(instance: Instance) -> Floats:
+    """Return [m, n] the mean of whether an answer is wrong and of how often it is at its rank of score.
+
+    The rate is a logistic regression of each trial's wrong answers on the logit of the rank.
+    """
+    wrong = np.take_along_axis(instance.wrong, instance.order, axis=1).astype(np.float64)
+    rank = (np.arange(instance.inputs) + 0.5) / instance.inputs
+    logit = np.log(rank / (1.0 - rank))
+    mean = (wrong.sum(axis=1) + 0.5) / (instance.inputs + 1.0)
+    offset, slope = np.log(mean / (1.0 - mean)), np.ones(instance.trials)
+    for _ in range(NEWTON_STEPS):
+        rate = 1.0 / (1.0 + np.exp(-(offset[:, None] + slope[:, None] * logit)))
+        weight = rate * (1.0 - rate)
+        residual = wrong - rate
+        # with a weak prior on both, so that perfect separation stays finite
+        gradient = residual.sum(axis=1) - PRIOR * offset, (residual * logit).sum(axis=1) - PRIOR * slope
+        a, b, c = (
+            weight.sum(axis=1) + PRIOR,
+            (weight * logit).sum(axis=1),
+            (weight * logit**2).sum(axis=1) + PRIOR,
+        )
+        determinant = a * c - b * b
+        offset = offset + np.clip((c * gradient[0] - b * gradient[1]) / determinant, -1.0, 1.0)
+        slope = slope + np.clip((a * gradient[1] - b * gradient[0]) / determinant, -1.0, 1.0)
+    rate = 1.0 / (1.0 + np.exp(-(offset[:, None] + slope[:, None] * logit)))
+    loss: Floats = np.empty_like(rate)
+    np.put_along_axis(loss, instance.order, 0.5 * wrong + 0.5 * rate, axis=1)
+    return loss
 
 
 def candidates_of(contest: Contest, chosen: Chosen) -> tuple[Candidate, ...]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from gati.compose.bound import lower_bound_ms
 from gati.compose.instance import Chosen, Instance, Outcome
-from gati.compose.search import Frontier, search_frontier
+from gati.compose.search import ROUNDING, Frontier, search_frontier
 from gati.compose.shared import BYTES_PER_UNIT
 from gati.compose.solvers import Program, Solution, solve
 from gati.errors import SolverError
@@ -181,8 +181,8 @@ def _add_limits(program: Program, instance: Instance, serving: dict[int, dict[in
 
 
 def _check(instance: Instance, chosen: Chosen, outcome: Outcome, budget: int, solver: str) -> None:
-    if not instance.allows(chosen) or outcome.disagreements > budget:
+    if not instance.allows(chosen) or outcome.disagreements > budget + ROUNDING:
         raise SolverError(
-            f"{solver} chose caches that break a limit ({outcome.disagreements} disagreements, "
+            f"{solver} chose caches that break a limit ({outcome.disagreements:g} disagreements, "
             f"{budget} allowed); try another --solver and report this"
         )

@@ -30,6 +30,7 @@ class Instance:
     score: NDArray[np.float32]  # [m, n] falling
     may_cut: Bools  # [m, n] whether a threshold can lie after this position: the next score is lower
     wrong: Bools  # [m, n] by input: the trial's class is not the base model's
+    loss: Floats  # [m, n] by input: what leaving there counts against the budget; `wrong`, or a risk
     reach_ms: Floats  # [m] to the end of the trial's block
     lookup_ms: Floats  # [m]
     penalty_ms: Floats  # [m] of a miss
@@ -71,12 +72,12 @@ class Instance:
     def outcome(self, chosen: Chosen) -> Outcome:
         """Replay `chosen` on every input."""
         inside = np.ones(self.inputs, dtype=bool)
-        spent_ms, penalty_ms, disagreements = 0.0, 0.0, 0
+        spent_ms, penalty_ms, disagreements = 0.0, 0.0, 0.0
         for trial, cut in chosen:
             leaving = self.order[trial, :cut]
             leaving = leaving[inside[leaving]]
             spent_ms += len(leaving) * float(self.reach_ms[trial] + self.lookup_ms[trial] + penalty_ms)
-            disagreements += int(self.wrong[trial, leaving].sum())
+            disagreements += float(self.loss[trial, leaving].sum())
             inside[leaving] = False
             penalty_ms += float(self.penalty_ms[trial])
         spent_ms += int(inside.sum()) * (self.base_ms + penalty_ms)
@@ -99,7 +100,7 @@ class Outcome:
     """What a choice does to the inputs of an instance."""
 
     mean_latency_ms: float
-    disagreements: int  # inputs that leave early with another class than the base model's
+    disagreements: float  # sum of losses: inputs that leave early with another class than the base model's
 
 
 def make_instance(
@@ -126,6 +127,7 @@ def make_instance(
         score=falling,
         may_cut=may_cut & np.isfinite(falling),
         wrong=wrong,
+        loss=wrong.astype(np.float64),
         reach_ms=np.asarray(reach_ms, dtype=np.float64),
         lookup_ms=np.asarray(lookup_ms, dtype=np.float64),
         penalty_ms=np.asarray(penalty_ms, dtype=np.float64),

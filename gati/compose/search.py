@@ -24,6 +24,7 @@ __all__ = ["Frontier", "improve_priced", "improve_within", "search_frontier"]
 PRICES = 16
 TIGHTER = (1, 2, 4, 8)  # disagreements a tightened exit gives up for others to use
 EPSILON = 1e-9
+ROUNDING = 1e-6  # of sums of losses
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Searcher:
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        self.wrong_in_order = np.take_along_axis(instance.wrong, instance.order, axis=1).astype(np.float64)
+        self.loss_in_order = np.take_along_axis(instance.loss, instance.order, axis=1)
         self.exit_ms = instance.reach_ms + instance.lookup_ms
         self.must_not_cut = ~instance.may_cut
         shape = instance.order.shape
@@ -77,7 +78,7 @@ class Searcher:
         # each hit's going on is replaced by leaving
         hit_ms = self.exit_ms - instance.penalty_ms + paid_ms[before]
         np.subtract(self._hit * hit_ms[:, None], self._terms.real, out=self._terms.real)
-        np.subtract(self._hit * self.wrong_in_order, self._terms.imag, out=self._terms.imag)
+        np.subtract(self._hit * self.loss_in_order, self._terms.imag, out=self._terms.imag)
         np.cumsum(self._terms, axis=1, out=self._sums)
         going_on_ms = without_ms[way] + instance.penalty_ms * reached.sum(axis=1)[way]
         latency, wrong = self._latency, self._wrong
@@ -96,7 +97,7 @@ class Searcher:
             leaving = inside[k] & instance.hits(trial, cut)
             inside[k + 1] = inside[k] & ~leaving
             left_ms[k + 1] = left_ms[k] + leaving.sum() * (self.exit_ms[trial] + paid_ms[k])
-            left_wrong[k + 1] = left_wrong[k] + (leaving & instance.wrong[trial]).sum()
+            left_wrong[k + 1] = left_wrong[k] + instance.loss[trial, leaving].sum()
             paid_ms[k + 1] = paid_ms[k] + instance.penalty_ms[trial]
         return inside, left_ms, left_wrong, paid_ms
 
@@ -110,7 +111,7 @@ class Searcher:
             hit = instance.hits(trial, cut)
             missed_ms = onward_ms[k + 1] + instance.penalty_ms[trial]
             onward_ms[k] = np.where(hit, self.exit_ms[trial], missed_ms)
-            onward_wrong[k] = np.where(hit, instance.wrong[trial], onward_wrong[k + 1])
+            onward_wrong[k] = np.where(hit, instance.loss[trial], onward_wrong[k + 1])
         return onward_ms, onward_wrong
 
     def _fits(self, chosen: Chosen) -> Bools:
@@ -149,18 +150,18 @@ def improve_priced(searcher: Searcher, chosen: Chosen, price_ms: float) -> Chose
     return _descend(searcher, chosen, pick, value, tighten=False)
 
 
-def improve_within(searcher: Searcher, chosen: Chosen, budget: int, *, thorough: bool = True) -> Chosen:
+def improve_within(searcher: Searcher, chosen: Chosen, budget: float, *, thorough: bool = True) -> Chosen:
     """Return a composition of at most `budget` disagreements that none of the moves makes faster.
 
     `chosen` must itself keep the budget. `thorough` also tightens one exit so that others may loosen.
     """
 
     def pick(moves: Moves) -> tuple[float, int, int]:
-        allowed = moves.disagreements <= budget + 0.5
+        allowed = moves.disagreements <= budget + ROUNDING
         return _least(np.where(allowed, moves.latency_ms, np.inf), moves, 0.0, budget)
 
     def value(outcome_ms: float, disagreements: float) -> float:
-        return outcome_ms if disagreements <= budget + 0.5 else np.inf
+        return outcome_ms if disagreements <= budget + ROUNDING else np.inf
 
     return _descend(searcher, chosen, pick, value, tighten=thorough)
 
@@ -169,11 +170,13 @@ Pick = Callable[[Moves], tuple[float, int, int]]
 Value = Callable[[float, float], float]
 
 
-def _least(costs: Floats, moves: Moves, price_ms: float, budget: int | None = None) -> tuple[float, int, int]:
+def _least(
+    costs: Floats, moves: Moves, price_ms: float, budget: float | None = None
+) -> tuple[float, int, int]:
     """Return (cost, trial, cut) of the best move; cut 0 takes the exit at the trial's block away."""
     without = moves.without_ms + price_ms * moves.without_disagreements
     if budget is not None:
-        without = np.where(moves.without_disagreements <= budget + 0.5, without, np.inf)
+        without = np.where(moves.without_disagreements <= budget + ROUNDING, without, np.inf)
     at = int(costs.argmin())
     trial, position = divmod(at, costs.shape[1])
     if without.min() <= costs[trial, position]:
@@ -229,13 +232,13 @@ class Frontier:
         self.searcher = Searcher(instance)
         self.found: set[Chosen] = {()}
 
-    def within(self, budget: int, *, thorough: bool = True, starts: int = 2) -> Chosen:
+    def within(self, budget: float, *, thorough: bool = True, starts: int = 2) -> Chosen:
         """Return the fastest composition of at most `budget` disagreements that the search finds."""
         instance = self.searcher.instance
         ranked = sorted(
             (outcome.mean_latency_ms, chosen)
             for chosen in self.found
-            if (outcome := instance.outcome(chosen)).disagreements <= budget
+            if (outcome := instance.outcome(chosen)).disagreements <= budget + ROUNDING
         )
         improved = [
             improve_within(self.searcher, chosen, budget, thorough=thorough) for _, chosen in ranked[:starts]

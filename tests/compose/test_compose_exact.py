@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gati.compose.certified import smoothed_loss
 from gati.compose.compose import Settings, compose, compose_library
 from gati.compose.composition import Composition
+from gati.compose.instance import make_instance
 from gati.compose.replay import ReplayExit, replay
 from gati.errors import CompositionError
 from gati.explore.library import CERTIFY, SELECT, Library
@@ -122,3 +124,25 @@ def test_a_published_form_that_does_not_hold_is_deployed_as_published_and_says_s
     assert composition.exits
     assert composition.certificate["settings"] == 1
     assert composition.certificate["certified"] == (composition.certificate["agreement_lower_bound"] >= 0.95)
+
+
+def test_risk_is_half_what_happened_and_half_how_often_it_happens_at_such_a_score():
+    random = np.random.default_rng(0)
+    score = random.normal(size=(3, 2000)).astype(np.float32)
+    rate = np.stack([1 / (1 + np.exp(2 * score[0] + 2)), np.full(2000, 0.3), np.zeros(2000)])
+    wrong = random.random((3, 2000)) < rate
+    instance = make_instance(
+        block=[0, 1, 2],
+        score=score,
+        wrong=wrong,
+        reach_ms=[1.0, 2.0, 3.0],
+        lookup_ms=[0.1] * 3,
+        penalty_ms=[0.1] * 3,
+        memory_bytes=[10] * 3,
+        base_ms=4.0,
+    )
+    estimated = 2.0 * smoothed_loss(instance) - wrong
+    assert np.abs(estimated[:2] - rate[:2]).mean(axis=1) == pytest.approx([0.0, 0.0], abs=0.03)
+    assert estimated[2].min() >= 0.0 and estimated[2].max() < 0.1  # never certain of the highest scores
+    in_order = np.take_along_axis(estimated, instance.order, axis=1)
+    assert (np.diff(in_order[0]) >= -1e-9).all()
