@@ -24,7 +24,7 @@ from gati.compose.instance import Chosen, Floats, Instance, make_instance
 from gati.compose.outcomes import SplitOutcomes
 from gati.compose.plans import Plan, Settings, describe, plan_published, problem_of
 from gati.compose.problem import Candidate, Choice
-from gati.compose.search import Frontier, search_frontier
+from gati.compose.search import ROUNDING, Frontier, search_frontier
 from gati.explore.library import Library
 from gati.types import Placement, Trial
 
@@ -43,7 +43,8 @@ __all__ = [
 PUBLISHED: tuple[Objective, ...] = ("relaxed", "full")
 STEPS = 36  # budgets on the path
 STRICTEST, LOOSEST = 0.05, 1.1  # of the tolerated disagreements: looser settings could pass by luck only
-PRIOR = 0.05
+TRIFLE = 0.002  # of the mean latency
+PRIOR = 0.05  # on the logistic regression's coefficients
 NEWTON_STEPS = 30
 
 
@@ -169,15 +170,29 @@ def _path(contest: Contest, budget: float) -> list[ExactChoice]:
     instance = contest.instance
     if not instance.trials:
         return []
-    frontier = search_frontier(replace(instance, loss=smoothed_loss(instance)))
+    risky = replace(instance, loss=smoothed_loss(instance))
+    frontier = search_frontier(risky)
     path: list[ExactChoice] = []
     for risk in np.geomspace(STRICTEST * budget, LOOSEST * budget, STEPS) if budget > 0.0 else ():
-        chosen = frontier.within(float(risk), thorough=False)
+        chosen = _without_trifles(risky, frontier.within(float(risk), thorough=False), float(risk))
         outcome = instance.outcome(chosen)
         fastest_ms = path[-1].outcome.mean_latency_ms if path else instance.base_ms
         if outcome.mean_latency_ms < fastest_ms:
             path.append(ExactChoice(chosen, outcome, 0.0, SEARCH))
     return path
+
+
+def _without_trifles(instance: Instance, chosen: Chosen, budget: float) -> Chosen:
+    """Drop exits that save next to nothing: each is one more cut through the network, and often luck."""
+    for pair in chosen:
+        fewer = tuple(other for other in chosen if other != pair)
+        before, after = instance.outcome(chosen), instance.outcome(fewer)
+        if (
+            after.mean_latency_ms <= (1.0 + TRIFLE) * before.mean_latency_ms
+            and after.disagreements <= budget + ROUNDING
+        ):
+            chosen = fewer
+    return chosen
 
 
 def smoothed_loss(instance: Instance) -> Floats:

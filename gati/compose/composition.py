@@ -74,8 +74,7 @@ class Expected:
 class Composition:
     """The exits of a cache library that serve together, in forward order.
 
-    `exits` may be empty: then every request is answered by the base model and `note` says why. Otherwise
-    `note` is the certificate in one sentence, or what to know of a composition without one.
+    `exits` may be empty: then every request is answered by the base model and `note` says why.
     `gap` is the relative distance to the best provable objective value, None where nothing is proven.
     `expected_from` says whether `expected` was replayed input by input or estimated from the table.
     """
