@@ -105,7 +105,7 @@ def composition(chosen: Composition, directory: Path) -> None:
     print(f"why: {_why(chosen)}")
     if chosen.certificate is not None:
         print(f"certificate: {chosen.certificate['sentence']}")
-    if chosen.note:
+    if chosen.note and chosen.note != (chosen.certificate or {}).get("sentence"):
         print(f"note: {chosen.note}")
     option = "" if chosen.name == "default" else f" --composition {chosen.name}"
     print(f"next: gati evaluate {directory} --data TEST{option}")
