@@ -188,6 +188,9 @@ def compose(
         Literal["auto", "inline", "overlapped"], typer.Option(help="Lookups inside or beside the network.")
     ] = "auto",
     backend: Annotated[str, typer.Option(help="What executes the network.")] = "auto",
+    slowdown: Annotated[
+        float, typer.Option(help="Most that all lookups may add to an input that hits nowhere, as a share.")
+    ] = 0.08,
     name: Annotated[str, typer.Option(help="A library keeps several compositions.")] = "default",
 ) -> None:
     """Choose which caches to use, at which thresholds, so that the mean latency is least."""
@@ -203,6 +206,7 @@ def compose(
         placement=placement,
         backend=backend,
         name=name,
+        slowdown=slowdown,
     )
     cli_render.composition(composition, directory)
 

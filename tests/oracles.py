@@ -27,6 +27,9 @@ def _fits(problem: Problem, chosen: Chosen) -> bool:
     limit = problem.memory_limit_bytes
     if limit is not None and sum(c.memory_bytes for c in chosen) > limit:
         return False
+    slowest = problem.slowdown_limit_ms
+    if slowest is not None and sum(c.penalty_ms for c in chosen) > slowest + 1e-9:
+        return False
     if problem.one_lookup_at_a_time:
         # as published: only the next chosen block is looked at
         for at in range(len(chosen) - 1):
@@ -111,6 +114,9 @@ def best_exact_latency(instance, budget: int) -> float:
 def _exact_fits(instance, chosen) -> bool:
     limit = instance.memory_limit_bytes
     if limit is not None and sum(int(instance.memory_bytes[t]) for t, _ in chosen) > limit:
+        return False
+    slowest = instance.slowdown_limit_ms
+    if slowest is not None and sum(float(instance.penalty_ms[t]) for t, _ in chosen) > slowest + 1e-9:
         return False
     if instance.one_lookup_at_a_time:
         for (t, _), (following, _) in zip(chosen, chosen[1:], strict=False):

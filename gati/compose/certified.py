@@ -22,7 +22,7 @@ from gati.compose.composition import Objective
 from gati.compose.exact import SEARCH, ExactChoice, solve_exact
 from gati.compose.instance import Chosen, Floats, Instance, make_instance
 from gati.compose.outcomes import SplitOutcomes
-from gati.compose.plans import Plan, Settings, describe, plan_published, problem_of
+from gati.compose.plans import Plan, Settings, describe, placement_rank, plan_published, problem_of
 from gati.compose.problem import Candidate, Choice
 from gati.compose.search import ROUNDING, Frontier, search_frontier
 from gati.explore.library import Library
@@ -75,7 +75,10 @@ def plan_exact(
     targets = [
         _solve(contest, budget, settings, thorough=settings.confidence is None) for contest in contests
     ]
-    best = min(range(len(contests)), key=lambda i: (targets[i].outcome.mean_latency_ms, i))
+    best = min(
+        range(len(contests)),
+        key=lambda i: placement_rank(contests[i].placement, targets[i].outcome.mean_latency_ms),
+    )
     contest, target = contests[best], targets[best]
     if settings.confidence is None:
         return plan_of(library, settings, contest, select, target)
@@ -133,6 +136,7 @@ def contest_of(library: Library, settings: Settings, placement: Placement, selec
         base_ms=base_ms,
         memory_limit_bytes=settings.memory_limit_bytes,
         one_lookup_at_a_time=placement == "overlapped",
+        slowdown_limit_ms=settings.slowdown_limit_ms(base_ms),
     )
     frontier = search_frontier(instance)
     for objective in PUBLISHED:  # so that the result is never slower than theirs at the agreement they reach

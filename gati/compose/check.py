@@ -14,7 +14,7 @@ TOLERANCE = 1e-6  # what solvers are held to
 
 
 def check_structure(problem: Problem, chosen: Sequence[Candidate]) -> None:
-    """Check forward order, one variant a block, memory and one lookup at a time.
+    """Check forward order, one variant a block, memory, slowdown and one lookup at a time.
 
     Raises SolverError that names the violated constraint.
     """
@@ -25,6 +25,10 @@ def check_structure(problem: Problem, chosen: Sequence[Candidate]) -> None:
     memory = sum(candidate.memory_bytes for candidate in chosen)
     if limit is not None and memory > limit:
         _refuse(f"chose {memory} bytes of caches, the limit is {limit}")
+    slowest_ms = problem.slowdown_limit_ms
+    penalty_ms = sum(candidate.penalty_ms for candidate in chosen)
+    if slowest_ms is not None and penalty_ms > slowest_ms + TOLERANCE:
+        _refuse(f"chose lookups that cost a miss {penalty_ms:.4g} ms, the limit is {slowest_ms:.4g} ms")
     for earlier, later in combinations(chosen, 2):
         if problem.conflict(earlier, later):
             _refuse(

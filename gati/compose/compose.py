@@ -12,7 +12,7 @@ from gati.compose.candidates import has_placement
 from gati.compose.certified import certify_published, plan_exact
 from gati.compose.composition import Composition, Objective
 from gati.compose.outcomes import SplitOutcomes
-from gati.compose.plans import Plan, Settings, plan_published
+from gati.compose.plans import DEFAULT_SLOWDOWN, Plan, Settings, placement_rank, plan_published
 from gati.compose.solvers import check_solver
 from gati.errors import BackendError, CompositionError
 from gati.explore.library import CERTIFY, SELECT, Library
@@ -35,11 +35,14 @@ def compose(
     placement: Placement | Literal["auto"] = "auto",
     backend: str = "auto",
     name: str = "default",
+    slowdown: float | None = DEFAULT_SLOWDOWN,
 ) -> Composition:
     """Choose caches from the library in `directory`, write the composition there, and return it.
 
     `accuracy` is the wanted agreement with the base model; `memory_bytes` limits the caches' weights and may
-    be written like `"256MiB"`; `placement` "auto" takes the better of those that were measured.
+    be written like `"256MiB"`; `placement` "auto" takes the better of those that were measured. `slowdown`
+    limits what all lookups together may add to a request that hits nowhere, as a share of the base model's
+    time; None sets no limit.
 
     The default objective "exact" needs the library's per-input outcomes; thresholds are certified on the
     certify split with the given `confidence`, or, when that is None, set on the select split alone. The
@@ -57,6 +60,7 @@ def compose(
         placement=placement,
         backend=backend,
         name=name,
+        slowdown=slowdown,
     )
     check_settings(settings)
     library = Library.open(directory)
@@ -110,7 +114,7 @@ def plan(library: Library, settings: Settings) -> Plan:
             )
         return plan_exact(library, settings, tried, select, certify)
     plans = [plan_published(library, settings, placement, select) for placement in tried]
-    best = min(plans, key=lambda plan: (plan.expected.mean_latency_ms, plan.placement != "inline"))
+    best = min(plans, key=lambda plan: placement_rank(plan.placement, plan.expected.mean_latency_ms))
     return certify_published(library, settings, best, certify)
 
 
@@ -138,6 +142,11 @@ def check_settings(settings: Settings) -> None:
     if not NAME.fullmatch(settings.name):
         raise CompositionError(
             f"composition name {settings.name!r} must be letters, digits, '.', '_' or '-', for example 'fast'"
+        )
+    if settings.slowdown is not None and not settings.slowdown >= 0.0:
+        raise CompositionError(
+            f"slowdown is {settings.slowdown!r}, must be 0 or more, for example 0.08 for 8 % of the base "
+            "model's time"
         )
     check_solver(settings.solver)
 

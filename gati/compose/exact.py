@@ -173,6 +173,10 @@ def _add_limits(program: Program, instance: Instance, serving: dict[int, dict[in
         sizes = instance.memory_bytes / BYTES_PER_UNIT
         memory = {y: float(sizes[trial]) for trial, ys in enumerate(of_trial) for y in ys}
         program.row("memory", memory, upper=instance.memory_limit_bytes / BYTES_PER_UNIT)
+    if instance.slowdown_limit_ms is not None:
+        penalties = instance.penalty_ms
+        slowdown = {y: float(penalties[trial]) for trial, ys in enumerate(of_trial) for y in ys}
+        program.row("slowdown", slowdown, upper=instance.slowdown_limit_ms)
     for earlier in range(instance.trials):
         for later in range(earlier + 1, instance.trials):
             apart = instance.block[later] > instance.block[earlier]

@@ -3,14 +3,14 @@
     minimise   sum_i EH_i (reach_i + T_i) + (1 - sum_i EH_i) base + sum_i P_i (1 - H_i)
     subject to EH_i = H_i - (effective hits of the caches before i) > 0     for every chosen i
                sum_i EH_i A_i + (1 - sum_i EH_i) >= A
-               one variant a block, memory, one lookup at a time
+               one variant a block, memory, slowdown, one lookup at a time
 
 The last term of the objective is ours: what a lookup that missed costs every request that goes on (P; the
 lookup itself when inline). A cache that would catch nothing new is excluded: it could only cost.
 
 Effective hits telescope: with the chosen cache i exactly H_i of the requests left, so EH_i = H_i - H_prev
 with prev the chosen cache before i, and 1 - H_i go on. Cost and disagreement thus belong to pairs of
-consecutive caches: a composition is a path through the candidates, with two limits (disagreement, memory).
+consecutive caches: a composition is a path through the candidates, with three limits (disagreement, memory, slowdown).
 Two candidates are joined where the later one catches more and their lookups do not overlap. The
 mixed-integer program chooses the joints; those that a Lagrangian bound proves useless are left out first
 (`paths`), which makes it small enough for any licence and its relaxation tight.
@@ -51,22 +51,25 @@ def solve_full(problem: Problem, *, solver: str = "auto") -> Choice:
 
 
 def full_program(joints: Joints, used: list[tuple[int, int]]) -> Program:
-    """Return the program over the joints `used`: a path from start to end under both limits."""
+    """Return the program over the joints `used`: a path from start to end under every limit."""
     program = Program()
     leaving: dict[int, dict[int, float]] = defaultdict(dict)
     entering: dict[int, dict[int, float]] = defaultdict(dict)
     disagreement: dict[int, float] = {}
     memory: dict[int, float] = {}
+    slowdown: dict[int, float] = {}
     for earlier, later in used:
         variable = program.binary(f"from_{earlier}_to_{later}", cost=float(joints.cost_ms[earlier, later]))
         leaving[earlier][variable] = 1.0
         entering[later][variable] = -1.0
         disagreement[variable] = float(joints.disagreement[earlier, later])
         memory[variable] = float(joints.memory[earlier, later])
+        slowdown[variable] = float(joints.slowdown_ms[earlier, later])
     program.row("one_start", leaving[joints.start], lower=1.0, upper=1.0)
     for node in sorted(set(leaving) | set(entering)):
         if node not in (joints.start, joints.end):
             program.row(f"go_on_from_{node}", {**leaving[node], **entering[node]}, lower=0.0, upper=0.0)
     program.row("disagreement", disagreement, upper=1.0)
     program.row("memory", memory, upper=joints.memory_limit)
+    program.row("slowdown", slowdown, upper=joints.slowdown_limit_ms)
     return program

@@ -38,6 +38,7 @@ class Instance:
     base_ms: float
     memory_limit_bytes: int | None
     one_lookup_at_a_time: bool
+    slowdown_limit_ms: float | None = None  # on the sum of penalties
 
     @property
     def trials(self) -> int:
@@ -69,6 +70,10 @@ class Instance:
         window_ms = float(self.reach_ms[later] - self.reach_ms[earlier])
         return not self.one_lookup_at_a_time or float(self.lookup_ms[earlier]) <= window_ms + SLACK_MS
 
+    def slowdown_fits(self, penalty_ms: float) -> bool:
+        """Say whether a request that never hits may pay `penalty_ms` more than without caches."""
+        return self.slowdown_limit_ms is None or penalty_ms <= self.slowdown_limit_ms + SLACK_MS
+
     def outcome(self, chosen: Chosen) -> Outcome:
         """Replay `chosen` on every input."""
         inside = np.ones(self.inputs, dtype=bool)
@@ -84,13 +89,14 @@ class Instance:
         return Outcome(spent_ms / self.inputs, disagreements)
 
     def allows(self, chosen: Chosen) -> bool:
-        """Say whether `chosen` keeps to one trial a block, memory, and one lookup at a time."""
+        """Say whether `chosen` keeps to one trial a block, memory, slowdown, and one lookup at a time."""
         trials = [trial for trial, _ in chosen]
         blocks = [int(self.block[trial]) for trial in trials]
         limit = self.memory_limit_bytes
         return (
             blocks == sorted(set(blocks))
             and (limit is None or int(self.memory_bytes[trials].sum()) <= limit)
+            and self.slowdown_fits(float(self.penalty_ms[trials].sum()))
             and all(self.compatible(a, b) for i, a in enumerate(trials) for b in trials[i + 1 :])
         )
 
@@ -115,6 +121,7 @@ def make_instance(
     base_ms: float,
     memory_limit_bytes: int | None = None,
     one_lookup_at_a_time: bool = False,
+    slowdown_limit_ms: float | None = None,
 ) -> Instance:
     """Sort the scores [m, n] of trials given in forward order; the other sequences have length m."""
     order = np.argsort(-score, axis=1, kind="stable")
@@ -135,4 +142,5 @@ def make_instance(
         base_ms=base_ms,
         memory_limit_bytes=memory_limit_bytes,
         one_lookup_at_a_time=one_lookup_at_a_time,
+        slowdown_limit_ms=slowdown_limit_ms,
     )

@@ -34,7 +34,14 @@ class Joints:
     disagreement: Floats
     memory: Floats
     memory_limit: float
+    slowdown_ms: Floats
+    slowdown_limit_ms: float
     order: NDArray[np.int64]  # nodes in forward order, start first, end last
+
+    @property
+    def limited(self) -> tuple[Floats, Floats, Floats]:
+        """What has a limit: disagreement, memory, slowdown."""
+        return self.disagreement, self.memory, self.slowdown_ms
 
     @property
     def start(self) -> int:
@@ -58,6 +65,7 @@ def joints_of(problem: Problem) -> Joints:
     wrong = np.array([0.0, *(1.0 - c.accuracy for c in candidates), 0.0]) / (1.0 - problem.accuracy)
     missed_ms = np.array([0.0, *(c.penalty_ms * (1.0 - c.hit_rate) for c in candidates), 0.0])
     memory = np.array([0.0, *(c.memory_bytes / BYTES_PER_UNIT for c in candidates), 0.0])
+    slowdown_ms = np.array([0.0, *(c.penalty_ms for c in candidates), 0.0])
 
     new = hits[None, :] - hits[:, None]  # EH of the later one
     allowed = (block[None, :] > block[:, None]) & (new > 0.0)
@@ -67,12 +75,14 @@ def joints_of(problem: Problem) -> Joints:
     new[:, -1] = 0.0  # what goes on to the end costs base_ms, as without caches
     allowed[:-1, -1] = True
     cost = new * (exit_ms - problem.base_ms)[None, :] + missed_ms[None, :]
-    limit = problem.memory_limit_bytes
+    limit, slowest_ms = problem.memory_limit_bytes, problem.slowdown_limit_ms
     return Joints(
         cost_ms=np.where(allowed, cost, np.inf),
         disagreement=new * wrong[None, :],
         memory=np.broadcast_to(memory, (nodes, nodes)),
         memory_limit=float(memory.sum()) if limit is None else limit / BYTES_PER_UNIT,
+        slowdown_ms=np.broadcast_to(slowdown_ms, (nodes, nodes)),
+        slowdown_limit_ms=float(slowdown_ms.sum()) if slowest_ms is None else slowest_ms,
         order=np.argsort(block, kind="stable"),
     )
 
@@ -82,17 +92,20 @@ def useful_joints(joints: Joints) -> list[tuple[int, int]]:
     useful = np.isfinite(joints.cost_ms)
     best_found = 0.0  # no caches
     highest_bound = -np.inf
-    prices = np.zeros(2)
-    limits = np.array([1.0, joints.memory_limit])
+    limited = joints.limited
+    prices = np.zeros(len(limited))
+    limits = np.array([1.0, joints.memory_limit, joints.slowdown_limit_ms])
     for turn in range(ROUNDS):
-        priced = joints.cost_ms + prices[0] * joints.disagreement + prices[1] * joints.memory
+        priced = joints.cost_ms + sum(
+            price * matrix for price, matrix in zip(prices, limited, strict=True)
+        )
         there, back = _cheapest(priced, joints, forward=True), _cheapest(priced, joints, forward=False)
         bound = there.total[:, None] + priced + back.total[None, :] - prices @ limits
-        cost, disagreement, memory = (
+        cost, *used = (
             there.sums[:, kind, None] + matrix + back.sums[None, :, kind]
-            for kind, matrix in enumerate((joints.cost_ms, joints.disagreement, joints.memory))
+            for kind, matrix in enumerate((joints.cost_ms, *limited))
         )
-        fits = (disagreement <= limits[0] + 1e-12) & (memory <= limits[1] + 1e-9)
+        fits = np.all([sums <= limit + 1e-12 for sums, limit in zip(used, limits, strict=True)], axis=0)
         best_found = min(best_found, float(np.where(fits, cost, np.inf).min()))
         useful &= bound <= best_found + SAFETY * (1.0 + float(prices @ limits))
         highest_bound = max(highest_bound, float(bound.min()))
@@ -108,15 +121,15 @@ class _Tree:
     """Cheapest priced way from the start to each node (or from each node to the end)."""
 
     total: Floats  # [nodes] priced
-    sums: Floats  # [nodes, 3] cost, disagreement, memory along that way
+    sums: Floats  # [nodes, 4] cost, disagreement, memory, slowdown along that way
 
 
 def _cheapest(priced: Floats, joints: Joints, *, forward: bool) -> _Tree:
-    kinds = [joints.cost_ms, joints.disagreement, joints.memory]
+    kinds = [joints.cost_ms, *joints.limited]
     if not forward:
         priced, kinds = priced.T, [matrix.T for matrix in kinds]
     nodes = len(priced)
-    total, sums = np.full(nodes, np.inf), np.zeros((nodes, 3))
+    total, sums = np.full(nodes, np.inf), np.zeros((nodes, len(kinds)))
     first, *others = joints.order if forward else joints.order[::-1]
     total[first] = 0.0
     for node in others:

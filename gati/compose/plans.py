@@ -15,7 +15,10 @@ from gati.compose.replay import Replay
 from gati.explore.library import Library
 from gati.types import Placement, Trial
 
-__all__ = ["Plan", "Settings", "describe", "plan_published", "problem_of"]
+__all__ = ["Plan", "Settings", "describe", "plan_published", "placement_rank", "problem_of"]
+
+CLEARLY_FASTER = 0.95
+DEFAULT_SLOWDOWN = 0.08  # share of the base model's time; keeps the measured tail within 1.10
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,11 @@ class Settings:
     placement: Placement | Literal["auto"] = "auto"
     backend: str = "auto"
     name: str = "default"
+    slowdown: float | None = DEFAULT_SLOWDOWN
+
+    def slowdown_limit_ms(self, base_ms: float) -> float | None:
+        """What all lookups together may add to a request that never hits."""
+        return None if self.slowdown is None else self.slowdown * base_ms
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,16 @@ class Plan:
     expected: Expected
     replayed: bool
     certificate: dict[str, Any] | None = None
+
+
+def placement_rank(placement: Placement, mean_latency_ms: float) -> tuple[float, bool]:
+    """Return the key by which "auto" prefers a placement; the least wins.
+
+    Overlapped lookups take a core or a stream and their cost is measured with more noise, so they
+    must be expected to be clearly faster, not just a little.
+    """
+    inline = placement == "inline"
+    return (mean_latency_ms if inline else mean_latency_ms / CLEARLY_FASTER, not inline)
 
 
 def plan_published(
@@ -77,6 +95,7 @@ def problem_of(
         accuracy=settings.accuracy,
         memory_limit_bytes=limit,
         one_lookup_at_a_time=one_lookup_at_a_time,
+        slowdown_limit_ms=settings.slowdown_limit_ms(library.manifest.profile.base_ms),
     )
 
 

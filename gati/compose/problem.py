@@ -49,6 +49,7 @@ class Problem:
     accuracy: float
     memory_limit_bytes: int | None = None
     one_lookup_at_a_time: bool = True
+    slowdown_limit_ms: float | None = None  # what all penalties together may add to a request that never hits
 
     def __post_init__(self) -> None:
         if not 0.0 < self.accuracy < 1.0:

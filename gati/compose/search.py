@@ -123,6 +123,11 @@ class Searcher:
             for trial, _ in chosen:
                 used += np.where(instance.block == instance.block[trial], 0, instance.memory_bytes[trial])
             fits &= used + instance.memory_bytes <= instance.memory_limit_bytes
+        if instance.slowdown_limit_ms is not None:
+            paid = np.zeros(instance.trials)
+            for trial, _ in chosen:
+                paid += np.where(instance.block == instance.block[trial], 0.0, instance.penalty_ms[trial])
+            fits &= paid + instance.penalty_ms <= instance.slowdown_limit_ms + SLACK_MS
         if instance.one_lookup_at_a_time:
             for trial, _ in chosen:
                 after_ms = instance.reach_ms - instance.reach_ms[trial]

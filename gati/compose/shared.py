@@ -23,7 +23,7 @@ def by_block(candidates: Sequence[Candidate]) -> dict[int, list[int]]:
 
 
 def add_structure(program: Program, problem: Problem, chosen: Sequence[int]) -> None:
-    """Constrain the binaries `chosen[position]`: one variant a block, memory, one lookup at a time."""
+    """Constrain the binaries `chosen`: one variant a block, memory, slowdown, one lookup at a time."""
     groups = by_block(problem.candidates)
     for block, positions in groups.items():
         program.row(f"one_variant_at_block_{block}", {chosen[p]: 1.0 for p in positions}, upper=1.0)
@@ -32,6 +32,10 @@ def add_structure(program: Program, problem: Problem, chosen: Sequence[int]) -> 
         sizes = (candidate.memory_bytes / BYTES_PER_UNIT for candidate in problem.candidates)
         memory = dict(zip(chosen, sizes, strict=True))
         program.row("memory", memory, upper=limit / BYTES_PER_UNIT)
+    if problem.slowdown_limit_ms is not None and groups:
+        penalties = (candidate.penalty_ms for candidate in problem.candidates)
+        slowdown = dict(zip(chosen, penalties, strict=True))
+        program.row("slowdown", slowdown, upper=problem.slowdown_limit_ms)
     if problem.one_lookup_at_a_time:
         _add_one_lookup_at_a_time(program, problem, chosen, groups)
 

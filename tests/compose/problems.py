@@ -43,4 +43,5 @@ def problems(draw: st.DrawFn) -> Problem:
         accuracy=draw(st.sampled_from((0.85, 0.9, 0.95, 0.99))),
         memory_limit_bytes=draw(st.none() | st.integers(1, 12000)),
         one_lookup_at_a_time=draw(st.booleans()),
+        slowdown_limit_ms=draw(st.none() | hundredths(1, 120)),
     )

@@ -36,6 +36,7 @@ def instances(draw, *, trials: int = 4, inputs: int = 8, levels: int = 5) -> Ins
         base_ms=1.5,
         memory_limit_bytes=draw(st.none() | st.integers(1, 9000)),
         one_lookup_at_a_time=not inline,
+        slowdown_limit_ms=draw(st.none() | st.integers(1, 90).map(lambda hundredth: hundredth / 100)),
     )
 
 
