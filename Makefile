@@ -16,7 +16,7 @@ help: ## list the targets
 
 install: $(STAMP) ## make .venv and install Gati with everything for development
 
-demo: $(STAMP) ## train, explore, compose and evaluate on handwritten digits (about 4 minutes)
+demo: $(STAMP) ## train, explore, compose and evaluate on handwritten digits (about 2 minutes)
 	$(BIN)/gati demo
 
 test: check $(STAMP) ## lint, types and all tests: what continuous integration runs
@@ -50,6 +50,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	  { echo "error: Gati needs Python 3.11 or newer, found: $$($(PYTHON) --version 2>&1); try make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "error: no venv module: on Debian and Ubuntu, apt-get install python3-venv" >&2; exit 2; }
+	@echo "installing torch and the rest into $(VENV); this takes a few minutes"
 	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
