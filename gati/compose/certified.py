@@ -41,8 +41,9 @@ __all__ = [
 ]
 
 PUBLISHED: tuple[Objective, ...] = ("relaxed", "full")
-STEPS = 36  # budgets on the path
-STRICTEST, LOOSEST = 0.05, 1.1  # of the tolerated disagreements: looser settings could pass by luck only
+# Budgets on the path, as shares of the tolerated disagreements: a few strict ones, for when there is little
+# to certify on, then fine steps, so that the walk stops close to what can be certified.
+STEPS = (0.05, 0.1, 0.2, *np.linspace(0.3, 1.4, 34))
 TRIFLE = 0.002  # of the mean latency
 PRIOR = 0.05  # on the logistic regression's coefficients
 NEWTON_STEPS = 30
@@ -177,7 +178,7 @@ def _path(contest: Contest, budget: float) -> list[ExactChoice]:
     risky = replace(instance, loss=smoothed_loss(instance))
     frontier = search_frontier(risky)
     path: list[ExactChoice] = []
-    for risk in np.geomspace(STRICTEST * budget, LOOSEST * budget, STEPS) if budget > 0.0 else ():
+    for risk in (share * budget for share in STEPS) if budget > 0.0 else ():
         chosen = _without_trifles(risky, frontier.within(float(risk), thorough=False), float(risk))
         outcome = instance.outcome(chosen)
         fastest_ms = path[-1].outcome.mean_latency_ms if path else instance.base_ms

@@ -41,9 +41,9 @@ def plan_training(training_inputs: int, *, epochs: float, batch_size: int = 128)
     main = max(round(epochs * steps_per_epoch), _LEAST_MAIN_STEPS)
     return Plan(
         batch_size,
-        screening_steps=max(_LEAST_MAIN_STEPS // 7, round(main / 25)),
+        screening_steps=max(_LEAST_MAIN_STEPS // 7, round(main / 40)),
         main_steps=main,
-        main_blocks=10,
+        main_blocks=8,
     )
 
 
