@@ -11,9 +11,9 @@ __all__ = ["LiveProgress", "PlainProgress", "Progress", "SilentProgress", "open_
 
 
 class Progress(Protocol):
-    """Where `explore` reports to. `stage` begins a piece of work of `total` steps."""
+    """Where `explore` reports to. `stage` begins a piece of work of `total` steps, `done` of them earlier."""
 
-    def stage(self, name: str, total: int) -> None:
+    def stage(self, name: str, total: int, done: int = 0) -> None:
         """Begin a stage; the one before it has ended."""
 
     def advance(self, steps: int, detail: str = "") -> None:
@@ -32,7 +32,7 @@ class Progress(Protocol):
 class SilentProgress:
     """Says nothing: the default of library calls."""
 
-    def stage(self, name: str, total: int) -> None:
+    def stage(self, name: str, total: int, done: int = 0) -> None:
         """Begin a stage, silently."""
 
     def advance(self, steps: int, detail: str = "") -> None:
@@ -56,12 +56,12 @@ class PlainProgress(SilentProgress):
     def __init__(self, stream: TextIO | None = None, interval_s: float = 10.0) -> None:
         self.stream = stream or sys.stderr
         self.interval_s = interval_s
-        self._name, self._total, self._done = "", 0, 0
+        self._name, self._total, self._done, self._start = "", 0, 0, 0
         self._began = self._spoke = 0.0
 
-    def stage(self, name: str, total: int) -> None:
+    def stage(self, name: str, total: int, done: int = 0) -> None:
         """Begin a stage with a line of its own."""
-        self._name, self._total, self._done = name, total, 0
+        self._name, self._total, self._done, self._start = name, total, done, done
         self._began = self._spoke = time.monotonic()
         self.note(name)
 
@@ -69,10 +69,10 @@ class PlainProgress(SilentProgress):
         """Print share, detail and time left when the interval has passed."""
         self._done += steps
         now = time.monotonic()
-        if now - self._spoke < self.interval_s or not self._done:
+        if now - self._spoke < self.interval_s or self._done == self._start:
             return
         self._spoke = now
-        left_s = (now - self._began) / self._done * (self._total - self._done)
+        left_s = (now - self._began) / (self._done - self._start) * (self._total - self._done)
         self.note(f"{self._name}: {self._done}/{self._total}  {detail}  {left_s:.0f} s left")
 
     def note(self, text: str) -> None:
@@ -107,9 +107,9 @@ class LiveProgress(SilentProgress):
         )
         self._task: TaskID | None = None
 
-    def stage(self, name: str, total: int) -> None:
+    def stage(self, name: str, total: int, done: int = 0) -> None:
         """Begin a bar of its own; earlier bars stay, filled."""
-        self._task = self._bars.add_task(name, total=total, detail="")
+        self._task = self._bars.add_task(name, total=total, completed=done, detail="")
 
     def advance(self, steps: int, detail: str = "") -> None:
         """Move the bar and replace the detail."""

@@ -83,8 +83,7 @@ class Rounds:
         if self.state.training_path.is_file():
             training.restore(self.state.training_path)
             self.progress.note(f"going on at step {training.step} of {training.total_steps}")
-        self.progress.stage("training", self.plan.main_steps)
-        self.progress.advance(training.step)
+        self.progress.stage("training", self.plan.main_steps, training.step)
         allowed = self._allowed_s(1 - _MEASURING_SHARE) if self.budget_s else None
         self._train(training, allowed, f"{len(group)} variants", keep_state=True)
         self._measure(training, group, "main")
