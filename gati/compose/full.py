@@ -10,8 +10,8 @@ lookup itself when inline). A cache that would catch nothing new is excluded: it
 
 Effective hits telescope: with the chosen cache i exactly H_i of the requests left, so EH_i = H_i - H_prev
 with prev the chosen cache before i, and 1 - H_i go on. Cost and disagreement thus belong to pairs of
-consecutive caches: a composition is a path through the candidates, with three limits (disagreement, memory, slowdown).
-Two candidates are joined where the later one catches more and their lookups do not overlap. The
+consecutive caches: a composition is a path through the candidates, with three limits (disagreement, memory,
+slowdown). Two candidates are joined where the later one catches more and their lookups do not overlap. The
 mixed-integer program chooses the joints; those that a Lagrangian bound proves useless are left out first
 (`paths`), which makes it small enough for any licence and its relaxation tight.
 """
