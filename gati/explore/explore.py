@@ -30,7 +30,7 @@ from gati.version import __version__
 
 __all__ = ["explore"]
 
-_DEFAULT_EPOCHS = 12.0
+_DEFAULT_EPOCHS = 9.0
 
 
 def explore(
