@@ -1,0 +1,57 @@
+"""A crash or a full disk leaves the old file or the new one, and nothing else."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from gati.errors import StorageError
+from gati.files import atomic_write, atomic_write_text
+
+
+def test_a_write_replaces_the_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "manifest.json"
+    atomic_write_text(target, "old")
+    atomic_write_text(target, "new")
+    assert target.read_text() == "new"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_writer_that_dies_half_way_leaves_the_old_file(tmp_path: Path) -> None:
+    target = tmp_path / "table.csv"
+    atomic_write_text(target, "old")
+
+    def dies(temporary: Path) -> None:
+        temporary.write_text("half")
+        raise RuntimeError("died")
+
+    with pytest.raises(RuntimeError, match="died"):
+        atomic_write(target, dies)
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT], ids=["disk", "quota"])
+def test_a_full_disk_is_one_line_and_keeps_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    target = tmp_path / "table.csv"
+    atomic_write_text(target, "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match=r"disk full while writing .*table\.csv: free some space"):
+        atomic_write_text(target, "new")
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match=r"cannot write .*: .*choose a folder you may write to"):
+        atomic_write_text(tmp_path / "file" / "manifest.json", "{}")
