@@ -95,8 +95,18 @@ def load_model(
     note = ""
     if state is None and recipe.any_classes:
         note = f"no checkpoint given: the weights of {source} are random (seed {_SEED})"
-    path = None if checkpoint is None else str(checkpoint)
-    return LoadedModel(module, source, path, sha256 or state_sha256(module), preprocessing, named, note)
+    path = None if checkpoint is None else str(Path(checkpoint).resolve())
+    return LoadedModel(module, _lasting(source), path, sha256 or state_sha256(module), preprocessing, named, note)
+
+
+def _lasting(source: str) -> str:
+    """Name files by absolute paths, so that a cache library still finds its model from another folder."""
+    place, colon, name = source.rpartition(":")
+    if source.endswith(".pt2"):
+        return str(Path(source).resolve())
+    if place.endswith(".py"):
+        return f"{Path(place).resolve()}{colon}{name}"
+    return source
 
 
 def _recipe(source: str) -> _Recipe:

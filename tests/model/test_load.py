@@ -197,3 +197,12 @@ def test_public_checkpoints_classify_real_images(network: str, file: str) -> Non
         )
     assert data.labels is not None
     assert np.mean(answers.numpy() == data.labels[:1000]) > 0.91
+
+
+def test_files_are_remembered_by_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(FILE, tmp_path / "mine.py")
+    torch.save(load_model(f"{HERE}:tiny").module.state_dict(), tmp_path / "weights.pt")
+    monkeypatch.chdir(tmp_path)
+    loaded = load_model("mine.py:tiny", "weights.pt")
+    assert loaded.source == f"{tmp_path / 'mine.py'}:tiny"
+    assert loaded.checkpoint_path == str(tmp_path / "weights.pt")
