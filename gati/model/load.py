@@ -96,7 +96,8 @@ def load_model(
     if state is None and recipe.any_classes:
         note = f"no checkpoint given: the weights of {source} are random (seed {_SEED})"
     path = None if checkpoint is None else str(Path(checkpoint).resolve())
-    return LoadedModel(module, _lasting(source), path, sha256 or state_sha256(module), preprocessing, named, note)
+    weights = sha256 or state_sha256(module)
+    return LoadedModel(module, _lasting(source), path, weights, preprocessing, named, note)
 
 
 def _lasting(source: str) -> str:
