@@ -34,6 +34,9 @@ LEVELS = (
     (1.5, 1.0),
     (1.0,),
 )
+# Measured alone, a lookup beside the network often seems to cost it nothing; several in one request do cost,
+# by shared memory bandwidth, hand-overs and cuts. This share of the lookup fits what whole requests showed.
+LEAST_OVERLAPPED_PENALTY = 0.3
 MOST_CANDIDATES = 600  # the bound on pairs of candidates takes a second for these
 
 
@@ -50,6 +53,8 @@ def lookup_cost(trial: Trial, placement: Placement) -> LookupCost | None:
         lookup, penalty = trial.lookup_ms, trial.lookup_ms
     else:
         lookup, penalty = trial.overlapped_lookup_ms, trial.overlapped_penalty_ms
+        if lookup is not None and penalty is not None:
+            penalty = max(penalty, LEAST_OVERLAPPED_PENALTY * lookup)
     if lookup is None or penalty is None or not (math.isfinite(lookup) and math.isfinite(penalty)):
         return None
     return LookupCost(lookup, max(0.0, penalty))

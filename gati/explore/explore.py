@@ -65,7 +65,7 @@ def explore(
     - `train_data`: more inputs, for the predictors alone; they may be the network's own training set.
     - `out`: the cache library's directory.
     - `blocks`: a pattern over module names; all blocks are found by default.
-    - `variants`: such as `["fc(512)", "deep(64)"]`; `DEFAULT_VARIANTS` by default.
+    - `variants`: such as `["fc(512)", "pyramid(64)"]`; `DEFAULT_VARIANTS` by default.
     - `epochs`: passes of the main round over the training inputs.
     - `budget_s`: end within this many seconds, with the best so far.
 
@@ -78,13 +78,13 @@ def explore(
     directory = Path(out)
     names = tuple(dict.fromkeys(variants)) if variants is not None else DEFAULT_VARIANTS
     if not names:
-        raise VariantError("no variants given: name at least one, such as deep(64)")
-    for name in names:
-        parse_variant(name)
+        raise VariantError("no variants given: name at least one, such as pyramid(64)")
     if epochs is not None and epochs <= 0:
         raise DataError(f"epochs must be above 0 (got {epochs:g})")
     target = resolve_device(device)
     loaded = load_model(model, checkpoint, mean=mean, std=std, resize=resize)
+    for name in names:  # after the model, whose module may register predictors of its own
+        parse_variant(name)
     with locked(directory), progress or SilentProgress() as reporter:
         if loaded.note:
             reporter.note(loaded.note)
@@ -109,7 +109,9 @@ def explore(
             BaseOutcomes(prepared.held_out.base_class, prepared.inputs.held_out.labels, prepared.inputs.split)
         )
         plan = plan_training(len(prepared.inputs.train), epochs=epochs or _DEFAULT_EPOCHS)
-        rounds = Rounds(prepared, library, state, plan, seed=seed, progress=reporter, budget_s=budget_s)
+        rounds = Rounds(
+            prepared, library, state, plan, seed=seed, progress=reporter, budget_s=budget_s, began=began
+        )
         rounds.screen()
         rounds.main()
         rows = _finish_trials(prepared, library, state, reporter)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -140,9 +141,10 @@ def _choose_selector(
         candidates[name] = (selector, selector(probabilities).numpy().astype(np.float32))
     if select.sum() >= 200:
         inside = torch.from_numpy(select)
-        fitted = fit_selector_networks(
-            probabilities[inside].clone(), torch.from_numpy(agrees[select]), seed=seed
-        )
+        with _single_thread():
+            fitted = fit_selector_networks(
+                probabilities[inside].clone(), torch.from_numpy(agrees[select]), seed=seed
+            )
         score = fitted.network(probabilities).numpy().astype(np.float32)
         score[select] = fitted.held_out_scores.numpy()
         candidates["network"] = (fitted.network, score)
@@ -155,6 +157,17 @@ def _choose_selector(
     if worth(best) < worth(BASELINE) + _WORTH_A_NETWORK:
         best = BASELINE
     return best, *candidates[best]
+
+
+@contextmanager
+def _single_thread() -> Iterator[None]:
+    """Selector networks are so small that handing work between threads takes longer than the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _operating_points(

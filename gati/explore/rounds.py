@@ -19,7 +19,7 @@ from gati.explore.progress import Progress
 from gati.explore.schedule import Plan, select_for_main_round
 from gati.explore.state import FinishedTrial, RunState
 from gati.explore.train import Learner, SharedTraining
-from gati.types import TrialId
+from gati.types import Trial, TrialId
 
 __all__ = ["Clock", "Rounds"]
 
@@ -29,7 +29,7 @@ _SAVE_EVERY_S = 60.0
 _GROUP_PARAMETERS = 60_000_000  # weights, gradients and two moments of these take 1 GB
 _GROUP_TRIALS = 40
 _SCREENING_SHARE = 0.3  # of a time budget
-_MEASURING_SHARE = 0.08
+_MEASURING_SHARE = 0.15
 _SCREENING_TARGETS = (0.90, 0.95, 0.97)  # lower than what is composed for: short training reaches no more
 
 
@@ -47,10 +47,11 @@ class Rounds:
         progress: Progress,
         budget_s: float | None,
         clock: Clock = time.monotonic,
+        began: float | None = None,
     ) -> None:
         self.prepared, self.library, self.state, self.plan = prepared, library, state, plan
         self.seed, self.progress, self.budget_s, self.clock = seed, progress, budget_s, clock
-        self.began = clock()
+        self.began = clock() if began is None else began  # the budget counts from here
 
     # Screening ------------------------------------------------------------------------------------------
 
@@ -165,6 +166,7 @@ class Rounds:
         ]
         held = self.prepared.inputs.held_out
         probabilities = held_out_probabilities(self.prepared.module, held, folded, self.prepared.device)
+        before = self.state.finished()
         best = 0.0
         for item, learner in zip(group, folded, strict=True):
             if not bool(torch.isfinite(probabilities[learner.trial_id]).all()):
@@ -180,8 +182,13 @@ class Rounds:
                 self.prepared.inputs.split,
                 self.seed,
             )
-            self._keep(item, measured, training, name)
             best = max(best, measured.hit_rate_at_97)
+            screened = before.get(learner.trial_id)
+            if screened is not None and _worth(screened.trial) > _worth(measured):
+                # A main round that ran out of time may end below the screening round: the better cache stays.
+                self.state.write_finished(screened._replace(round=name))
+            else:
+                self._keep(item, measured, training, name)
         self.progress.note(
             f"{name}: {len(group)} caches measured on {len(held)} held-out inputs, "
             f"best hit rate {best:.0%} at 97 % agreement"
@@ -206,6 +213,11 @@ class Rounds:
     def _allowed_s(self, share: float) -> float:
         """Seconds until `share` of the budget is used."""
         return max(0.0, share * (self.budget_s or 0.0) - (self.clock() - self.began))
+
+
+def _worth(found: Trial | Measured) -> tuple[float, float]:
+    """What two trainings of the same trial are compared by."""
+    return (found.hit_rate_at_97 or 0.0) + (found.hit_rate_at_99 or 0.0), found.agreement or 0.0
 
 
 def _groups(items: Sequence[Specification]) -> list[list[Specification]]:

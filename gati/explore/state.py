@@ -15,9 +15,9 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gati.errors import LibraryError, StorageError
 from gati.files import atomic_write_text
@@ -26,8 +26,7 @@ from gati.types import OperatingPoint, Trial, TrialId
 __all__ = ["FinishedTrial", "RunState", "locked"]
 
 
-@dataclass(frozen=True)
-class FinishedTrial:
+class FinishedTrial(NamedTuple):
     """A row of the trials table with its operating points, and the round it comes from."""
 
     round: str  # "screening" or "main"
@@ -84,7 +83,12 @@ class RunState:
     def write_finished(self, row: FinishedTrial) -> None:
         """Record a trial whose cache and outcomes are on disk."""
         path = self.directory / "rows" / f"{row.trial.trial_id}.json"
-        atomic_write_text(path, json.dumps(asdict(row)))
+        content = {
+            "round": row.round,
+            "trial": asdict(row.trial),
+            "points": [asdict(point) for point in row.points],
+        }
+        atomic_write_text(path, json.dumps(content))
 
     def selection(self) -> list[TrialId] | None:
         """The trials of the main round, or None before they were chosen."""

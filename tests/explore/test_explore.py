@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import filecmp
-import functools
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,7 +162,10 @@ def test_a_budget_ends_training_in_time(
     """A clock that runs a second a reading: 60 of them are few batches, and the library is whole."""
     ticks = iter(range(10**6))
     module = importlib.import_module("gati.explore.explore")  # the function of that name hides it
-    clocked = functools.partial(rounds.Rounds, clock=lambda: float(next(ticks)))
+
+    def clocked(*arguments: Any, began: float, **settings: Any) -> rounds.Rounds:
+        return rounds.Rounds(*arguments, **settings, began=0.0, clock=lambda: float(next(ticks)))
+
     monkeypatch.setattr(module, "Rounds", clocked)
     library = explore(NET, **files, out=tmp_path, variants=["grid(8)"], epochs=50, budget_s=60)
     assert next(ticks) < 200
