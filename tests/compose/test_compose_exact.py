@@ -29,7 +29,8 @@ def replayed(library: Library, composition: Composition, split: int):
     for exit_ in composition.exits:
         outcomes, trial = library.outcomes(exit_.trial_id), trials[exit_.trial_id]
         inline = composition.placement == "inline"
-        penalty_ms = trial.lookup_ms if inline else trial.overlapped_penalty_ms
+        beside_ms = max(trial.overlapped_penalty_ms, 0.3 * trial.overlapped_lookup_ms)
+        penalty_ms = trial.lookup_ms if inline else beside_ms
         exits.append(
             ReplayExit(
                 outcomes.score[inputs],
