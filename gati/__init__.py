@@ -23,6 +23,9 @@ from gati.version import __version__ as __version__
 if TYPE_CHECKING:
     from gati.compose.compose import compose as compose
     from gati.compose.composition import Composition as Composition
+    from gati.compose.pareto import ParetoPoint as ParetoPoint
+    from gati.compose.pareto import compose_within_latency as compose_within_latency
+    from gati.compose.pareto import pareto as pareto
     from gati.demo import demo as demo
     from gati.explore.explore import explore as explore
     from gati.explore.library import Library as Library
@@ -42,14 +45,17 @@ __all__ = [
     "GatiError",
     "Library",
     "ModelBlocks",
+    "ParetoPoint",
     "Prediction",
     "__version__",
     "blocks",
     "compose",
+    "compose_within_latency",
     "demo",
     "evaluate",
     "explore",
     "load",
+    "pareto",
     "predict",
 ]
 
@@ -59,13 +65,16 @@ _HOMES = {
     "Evaluation": "gati.runtime.evaluate",
     "Library": "gati.explore.library",
     "ModelBlocks": "gati.runtime.inspect",
+    "ParetoPoint": "gati.compose.pareto",
     "Prediction": "gati.runtime.engine",
     "blocks": "gati.runtime.inspect",
     "compose": "gati.compose.compose",
+    "compose_within_latency": "gati.compose.pareto",
     "demo": "gati.demo",
     "evaluate": "gati.runtime.evaluate",
     "explore": "gati.explore.explore",
     "load": "gati.runtime.load",
+    "pareto": "gati.compose.pareto",
     "predict": "gati.runtime.predict",
 }
 

@@ -168,7 +168,12 @@ def explore(
     cli_render.library(library)
 
 
-@_verb("gati compose runs/mine --accuracy 0.97", "gati compose runs/mine --memory 8MiB --name small")
+@_verb(
+    "gati compose runs/mine --accuracy 0.97",
+    "gati compose runs/mine --memory 8MiB --name small",
+    "gati compose runs/mine --pareto",
+    "gati compose runs/mine --latency 2ms",
+)
 def compose(
     directory: LibraryDir,
     accuracy: Annotated[
@@ -192,15 +197,22 @@ def compose(
         float, typer.Option(help="Most that all lookups may add to an input that hits nowhere, as a share.")
     ] = 0.08,
     name: Annotated[str, typer.Option(help="A library keeps several compositions.")] = "default",
+    latency: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Ask the other way round: most agreement with this mean latency."),
+    ] = None,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="Show what can be had, from careful to fast; compose nothing.")
+    ] = False,
 ) -> None:
     """Choose which caches to use, at which thresholds, so that the mean latency is least."""
-    from gati.units import parse_bytes
+    from gati.compose.plans import Settings
+    from gati.units import parse_bytes, parse_duration
 
-    composition = gati.compose(
-        directory,
+    settings = Settings(
         accuracy=accuracy,
         confidence=confidence or None,
-        memory_bytes=None if memory is None else parse_bytes(memory),
+        memory_limit_bytes=None if memory is None else parse_bytes(memory),
         objective=objective,
         solver=solver,
         placement=placement,
@@ -208,7 +220,25 @@ def compose(
         name=name,
         slowdown=slowdown,
     )
-    cli_render.composition(composition, directory)
+    if pareto:
+        cli_render.frontier(gati.pareto(directory, settings), directory)
+        return
+    if latency is not None:
+        chosen = gati.compose_within_latency(directory, 1e3 * parse_duration(latency), settings)
+    else:
+        chosen = gati.compose(
+            directory,
+            accuracy=settings.accuracy,
+            confidence=settings.confidence,
+            memory_bytes=settings.memory_limit_bytes,
+            objective=objective,
+            solver=solver,
+            placement=placement,
+            backend=backend,
+            name=name,
+            slowdown=slowdown,
+        )
+    cli_render.composition(chosen, directory)
 
 
 @_verb("gati evaluate runs/mine --data test.npz --json evaluation.json")

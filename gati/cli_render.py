@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from gati.compose.composition import Composition
+    from gati.compose.pareto import ParetoPoint
     from gati.explore.library import Library
     from gati.runtime.engine import Prediction
     from gati.runtime.evaluate import Evaluation
     from gati.runtime.inspect import ModelBlocks
 
-__all__ = ["blocks", "composition", "counter", "error", "evaluation", "library", "predictions"]
+__all__ = ["blocks", "composition", "counter", "error", "evaluation", "frontier", "library", "predictions"]
 
 _PIPE_WIDTH = 120  # columns where there is no terminal to ask
 
@@ -109,6 +110,29 @@ def composition(chosen: Composition, directory: Path) -> None:
         print(f"note: {chosen.note}")
     option = "" if chosen.name == "default" else f" --composition {chosen.name}"
     print(f"next: gati evaluate {directory} --data TEST{option}")
+
+
+def frontier(points: Sequence[ParetoPoint], directory: Path) -> None:
+    """Print the frontier, the most careful composition first."""
+    if not points:
+        print(f"no cache in {directory} pays at any agreement: the trials table says what each costs")
+        return
+    table = _table("mean latency", "gain", "agreement", "certified", "memory", "exits", left=())
+    for point in points:
+        table.add_row(
+            _milliseconds(point.mean_latency_ms),
+            f"{point.gain:.2f}x",
+            _percent(point.agreement, digits=2),
+            _percent(point.certified_agreement, digits=2),
+            format_bytes(point.memory_bytes),
+            str(len(point.blocks)),
+        )
+    _console().print(table)
+    print(
+        f"certified: all these agreements hold together with {_percent(points[0].confidence)} confidence; "
+        f"stored in {directory}/pareto.json"
+    )
+    print(f"next: gati compose {directory} --accuracy TARGET, or --latency TIME")
 
 
 def _why(chosen: Composition) -> str:

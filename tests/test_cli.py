@@ -16,6 +16,7 @@ from gati.cli import run
 from gati.compose.composition import Composition, Exit, Expected
 from gati.errors import CompositionError, StorageError
 from gati.types import TrialId
+from tests.compose.libraries import make_library
 
 VERBS = ["blocks", "explore", "compose", "evaluate", "predict", "demo"]
 
@@ -293,3 +294,33 @@ def composition() -> Composition:
         checkpoint_sha256="0" * 64,
         created="2026-01-01T00:00:00+00:00",
     )
+
+
+def test_pareto_shows_from_careful_to_fast_and_keeps_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = str(make_library(tmp_path).directory)
+    assert run(["compose", directory, "--pareto"]) == 0
+    said = capsys.readouterr().out
+    points = json.loads((tmp_path / "pareto.json").read_text())["points"]
+    assert len(points) >= 3
+    assert [point["mean_latency_ms"] for point in points] == sorted(
+        (point["mean_latency_ms"] for point in points), reverse=True
+    )
+    assert said.count("x ") >= len(points)
+    assert "all these agreements hold together with 95.0 % confidence" in said
+    assert not (tmp_path / "compositions").exists(), "the frontier is for looking; nothing is composed"
+
+
+def test_compose_finds_the_most_agreement_within_a_latency(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library = make_library(tmp_path)
+    within_ms = 0.8 * library.manifest.profile.base_ms
+    assert run(["compose", str(tmp_path), "--latency", f"{within_ms}ms"]) == 0
+    composed = Composition.load(library.composition_path())
+    assert composed.expected.mean_latency_ms <= within_ms
+    assert "certificate: With 95 % confidence" in capsys.readouterr().out
+    status = run(["compose", str(tmp_path), "--latency", "0.1ms", "--name", "impossible"])
+    assert status == CompositionError.exit_status
+    assert "no composition has a mean latency of 0.1 ms: the fastest" in one_line(capsys)

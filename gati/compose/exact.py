@@ -42,9 +42,9 @@ class ExactChoice:
     solver: str
 
     @property
-    def gap(self) -> float:
-        """Relative distance to the bound; 0 where proven optimal."""
-        return max(0.0, 1.0 - self.bound_ms / self.outcome.mean_latency_ms)
+    def gap(self) -> float | None:
+        """Relative distance to the bound; 0 where proven optimal, None where no bound was sought."""
+        return None if self.bound_ms <= 0.0 else max(0.0, 1.0 - self.bound_ms / self.outcome.mean_latency_ms)
 
 
 def solve_exact(

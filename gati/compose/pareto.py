@@ -23,7 +23,7 @@ from gati.compose.compose import check_backend, check_memory, check_settings, pl
 from gati.compose.composition import Composition
 from gati.compose.exact import ExactChoice, solve_exact
 from gati.compose.outcomes import SplitOutcomes
-from gati.compose.plans import Settings
+from gati.compose.plans import Settings, placement_rank
 from gati.errors import CompositionError
 from gati.explore.library import CERTIFY, SELECT, Library
 from gati.files import atomic_write_text
@@ -141,11 +141,11 @@ def _best_contest(library: Library, settings: Settings, select: SplitOutcomes) -
     budget = int((1.0 - settings.accuracy) * len(select))
     contests = [contest_of(library, settings, each, select) for each in placements(library, settings)]
 
-    def latency(contest: Contest) -> float:
+    def rank(contest: Contest) -> tuple[float, bool]:
         choice = solve_exact(contest.instance, budget, frontier=contest.frontier, thorough=False, prove=False)
-        return choice.outcome.mean_latency_ms
+        return placement_rank(contest.placement, choice.outcome.mean_latency_ms)
 
-    return min(contests, key=latency)
+    return min(contests, key=rank)
 
 
 def _open(
