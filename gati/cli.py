@@ -131,8 +131,8 @@ def explore(
     ] = None,
     device: Device = "cpu",
     budget: Annotated[
-        str | None, typer.Option(metavar="TIME", help="End by then with the best so far, as in 10m.")
-    ] = None,
+        str, typer.Option(metavar="TIME", help="End by then with the best so far; 'none' trains to the end.")
+    ] = "24m",
     epochs: Annotated[
         float | None, typer.Option(metavar="N", help="Passes over the training inputs, if not the default.")
     ] = None,
@@ -158,7 +158,7 @@ def explore(
         variants=None if variants is None else _split_list(variants),
         device=device,
         epochs=epochs,
-        budget_s=None if budget is None else parse_duration(budget),
+        budget_s=None if budget == "none" else parse_duration(budget),
         seed=seed,
         mean=_numbers("--mean", mean),
         std=_numbers("--std", std),

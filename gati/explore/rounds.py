@@ -28,8 +28,8 @@ Clock = Callable[[], float]
 _SAVE_EVERY_S = 60.0
 _GROUP_PARAMETERS = 60_000_000  # weights, gradients and two moments of these take 1 GB
 _GROUP_TRIALS = 40
-_SCREENING_SHARE = 0.3  # of a time budget
-_MEASURING_SHARE = 0.15
+_SCREENING_SHARE = 0.35  # of a time budget
+_MEASURING_SHARE = 0.12
 _SCREENING_TARGETS = (0.90, 0.95, 0.97)  # lower than what is composed for: short training reaches no more
 
 
@@ -67,7 +67,7 @@ class Rounds:
         self.progress.stage("screening", self.plan.screening_steps * max(1, len(groups)))
         for number, group in enumerate(groups):
             training = self._training(group, self.plan.screening_steps)
-            allowed = self._allowed_s(_SCREENING_SHARE) / (len(groups) - number) if self.budget_s else None
+            allowed = self._allowed_group_s(len(groups) - number) if self.budget_s else None
             self._train(training, allowed, f"{len(group)} of {len(todo)} variants")
             self._measure(training, group, "screening")
 
@@ -209,6 +209,11 @@ class Rounds:
             hit_rate_at_99=measured.hit_rate_at_99,
         )
         self.state.write_finished(FinishedTrial(name, trial, tuple(measured.points)))
+
+    def _allowed_group_s(self, groups_left: int) -> float:
+        """Seconds for the next screening group: twice an even share, as early blocks take longest."""
+        left_s = self._allowed_s(_SCREENING_SHARE)
+        return min(left_s, 2 * left_s / groups_left)
 
     def _allowed_s(self, share: float) -> float:
         """Seconds until `share` of the budget is used."""
