@@ -104,6 +104,11 @@ class Engine:
                     scores[row] = self._base(x[row : row + 1].contiguous())[0]
             return [self._prediction(row, BASE) for row in rows_of(scores)]
 
+    @property
+    def overlapped(self) -> bool:
+        """Whether any lookup runs beside the network, on cores or a stream of its own."""
+        return self._beside is not None
+
     def open(self) -> None:
         """Take what overlapped lookups need; the first request does it, too."""
         if self._beside is not None and not self._opened:
