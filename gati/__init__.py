@@ -23,12 +23,16 @@ from gati.version import __version__ as __version__
 if TYPE_CHECKING:
     from gati.compose.compose import compose as compose
     from gati.compose.composition import Composition as Composition
+    from gati.compose.explain import Explanation as Explanation
+    from gati.compose.explain import explain as explain
     from gati.compose.pareto import ParetoPoint as ParetoPoint
     from gati.compose.pareto import compose_within_latency as compose_within_latency
     from gati.compose.pareto import pareto as pareto
     from gati.demo import demo as demo
     from gati.explore.explore import explore as explore
     from gati.explore.library import Library as Library
+    from gati.runtime.certify import Recertification as Recertification
+    from gati.runtime.certify import certify as certify
     from gati.runtime.engine import Engine as Engine
     from gati.runtime.engine import Prediction as Prediction
     from gati.runtime.evaluate import Evaluation as Evaluation
@@ -42,17 +46,21 @@ __all__ = [
     "Composition",
     "Engine",
     "Evaluation",
+    "Explanation",
     "GatiError",
     "Library",
     "ModelBlocks",
     "ParetoPoint",
     "Prediction",
+    "Recertification",
     "__version__",
     "blocks",
+    "certify",
     "compose",
     "compose_within_latency",
     "demo",
     "evaluate",
+    "explain",
     "explore",
     "load",
     "pareto",
@@ -63,15 +71,19 @@ _HOMES = {
     "Composition": "gati.compose.composition",
     "Engine": "gati.runtime.engine",
     "Evaluation": "gati.runtime.evaluate",
+    "Explanation": "gati.compose.explain",
     "Library": "gati.explore.library",
     "ModelBlocks": "gati.runtime.inspect",
     "ParetoPoint": "gati.compose.pareto",
     "Prediction": "gati.runtime.engine",
+    "Recertification": "gati.runtime.certify",
     "blocks": "gati.runtime.inspect",
+    "certify": "gati.runtime.certify",
     "compose": "gati.compose.compose",
     "compose_within_latency": "gati.compose.pareto",
     "demo": "gati.demo",
     "evaluate": "gati.runtime.evaluate",
+    "explain": "gati.compose.explain",
     "explore": "gati.explore.explore",
     "load": "gati.runtime.load",
     "pareto": "gati.compose.pareto",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -15,7 +14,21 @@ import typer
 
 import gati
 from gati import cli_render
-from gati.errors import DataError, GatiError, StorageError
+from gati.cli_options import (
+    Checkpoint,
+    CompositionName,
+    Device,
+    JsonFile,
+    LibraryDir,
+    Mean,
+    Model,
+    Resize,
+    Std,
+    numbers,
+    size_of,
+    split_list,
+)
+from gati.errors import GatiError, StorageError
 
 __all__ = ["app", "main", "run"]
 
@@ -31,39 +44,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="torchvision:NAME, timm:NAME, package.module:callable, file.py:callable, a torch.export file.",
-    ),
-]
-Checkpoint = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Weights: safetensors, or a torch file that needs no unpickling."),
-]
-LibraryDir = Annotated[
-    Path, typer.Argument(metavar="DIR", help="The cache library that gati explore --out wrote.")
-]
-CompositionName = Annotated[
-    str, typer.Option("--composition", metavar="NAME", help="Which composition of the library to use.")
-]
-Mean = Annotated[
-    str | None,
-    typer.Option(metavar="LIST", help="Mean per channel of images in 0..1, if the model does not tell."),
-]
-Std = Annotated[
-    str | None, typer.Option(metavar="LIST", help="Standard deviation per channel, with --mean.")
-]
-Resize = Annotated[int | None, typer.Option(metavar="PIXELS", help="Resize the shorter side to this.")]
-Pattern = Annotated[
-    str | None,
-    typer.Option(metavar="PATTERN", help="Only blocks whose module name matches, such as 'layer3.*'."),
-]
-Device = Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 and so on.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers there too.")]
-
 
 @app.callback(invoke_without_command=True)
 def _gati(
@@ -102,7 +82,7 @@ def blocks(
     ] = None,
 ) -> None:
     """Show the blocks that caches can sit after: name, output shape, share of the latency."""
-    cli_render.blocks(gati.blocks(model, checkpoint, pattern=pattern, size=_size(size)))
+    cli_render.blocks(gati.blocks(model, checkpoint, pattern=pattern, size=size_of(size)))
 
 
 @_verb(
@@ -155,13 +135,13 @@ def explore(
         train_data=train_data,
         out=out,
         blocks=pattern,
-        variants=None if variants is None else _split_list(variants),
+        variants=None if variants is None else split_list(variants),
         device=device,
         epochs=epochs,
         budget_s=None if budget == "none" else parse_duration(budget),
         seed=seed,
-        mean=_numbers("--mean", mean),
-        std=_numbers("--std", std),
+        mean=numbers("--mean", mean),
+        std=numbers("--std", std),
         resize=resize,
         progress=open_progress(),
     )
@@ -197,6 +177,9 @@ def compose(
         float, typer.Option(help="Most that all lookups may add to an input that hits nowhere, as a share.")
     ] = 0.08,
     name: Annotated[str, typer.Option(help="A library keeps several compositions.")] = "default",
+    per_class: Annotated[
+        bool, typer.Option("--per-class", help="Certify the agreement in every class, not only overall.")
+    ] = False,
     latency: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Ask the other way round: most agreement with this mean latency."),
@@ -219,6 +202,7 @@ def compose(
         backend=backend,
         name=name,
         slowdown=slowdown,
+        per_class=per_class,
     )
     if pareto:
         cli_render.frontier(gati.pareto(directory, settings), directory)
@@ -237,8 +221,48 @@ def compose(
             backend=backend,
             name=name,
             slowdown=slowdown,
+            per_class=per_class,
         )
-    cli_render.composition(chosen, directory)
+    cli_render.composition(chosen, directory, gati.explain(chosen, directory))
+
+
+@_verb("gati certify runs/mine --data more.npz", "gati certify runs/mine --data more.npz --write")
+def certify(
+    directory: LibraryDir,
+    data: Annotated[str, typer.Option(metavar="MORE", help="Inputs that explore has not seen.")],
+    composition: CompositionName = "default",
+    accuracy: Annotated[
+        float | None, typer.Option(help="Agreement to certify, if not the composition's own target.")
+    ] = None,
+    confidence: Annotated[
+        float | None, typer.Option(help="How sure to be, if not as sure as when it was composed.")
+    ] = None,
+    per_class: Annotated[bool, typer.Option("--per-class", help="Certify every class.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Put the new certificate into the composition.")
+    ] = False,
+    json_file: JsonFile = None,
+    device: Device = "cpu",
+) -> None:
+    """Certify a composition anew on data of its own, and compare with what was certified before."""
+    import json
+
+    from gati.files import atomic_write_text
+
+    found = gati.certify(
+        directory,
+        data,
+        composition=composition,
+        accuracy=accuracy,
+        confidence=confidence,
+        per_class=per_class,
+        write=write,
+        device=device,
+        progress=cli_render.counter("counted"),
+    )
+    if json_file is not None:
+        atomic_write_text(json_file, json.dumps(found.to_json(), indent=2, allow_nan=False) + "\n")
+    cli_render.recertification(found)
 
 
 @_verb("gati evaluate runs/mine --data test.npz --json evaluation.json")
@@ -251,6 +275,9 @@ def evaluate(
         int | None, typer.Option(metavar="N", help="Only the first N inputs.")
     ] = None,
     device: Device = "cpu",
+    per_class: Annotated[
+        bool, typer.Option("--per-class", help="Show agreement and hit rate of every class, too.")
+    ] = False,
 ) -> None:
     """Measure gain, agreement and latency on inputs that Gati has not seen.
 
@@ -269,6 +296,8 @@ def evaluate(
     if json_file is not None:
         atomic_write_text(json_file, evaluation.to_json())
     cli_render.evaluation(evaluation)
+    if per_class:
+        cli_render.classes(evaluation)
 
 
 @_verb("gati predict runs/mine cat.jpg dog.png")
@@ -290,37 +319,6 @@ def demo(
 ) -> None:
     """Run it all on handwritten digits: train a network, explore, compose, evaluate."""
     gati.demo(out)
-
-
-def _split_list(text: str) -> tuple[str, ...]:
-    """Split at commas, but not inside parentheses: `fc(512),conv(3,1)` has two entries."""
-    entries, depth = [""], 0
-    for character in text:
-        depth += {"(": 1, ")": -1}.get(character, 0)
-        if character == "," and depth == 0:
-            entries.append("")
-        else:
-            entries[-1] += character
-    return tuple(entry.strip() for entry in entries if entry.strip())
-
-
-def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        message = f"{option} {text!r} is not a list of numbers; write one a channel, such as 0.5,0.5,0.5"
-        raise DataError(message) from None
-
-
-def _size(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
-    if match is None:
-        raise DataError(f"--size {text!r} is not a size in pixels; write HEIGHTxWIDTH, such as 32x32")
-    return int(match[1]), int(match[2])
 
 
 def main() -> None:

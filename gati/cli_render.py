@@ -15,13 +15,27 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from gati.compose.composition import Composition
+    from gati.compose.explain import Explanation
     from gati.compose.pareto import ParetoPoint
     from gati.explore.library import Library
+    from gati.runtime.by_class import Share
+    from gati.runtime.certify import Recertification
     from gati.runtime.engine import Prediction
     from gati.runtime.evaluate import Evaluation
     from gati.runtime.inspect import ModelBlocks
 
-__all__ = ["blocks", "composition", "counter", "error", "evaluation", "frontier", "library", "predictions"]
+__all__ = [
+    "blocks",
+    "classes",
+    "composition",
+    "counter",
+    "error",
+    "evaluation",
+    "frontier",
+    "library",
+    "predictions",
+    "recertification",
+]
 
 _PIPE_WIDTH = 120  # columns where there is no terminal to ask
 
@@ -75,7 +89,7 @@ def library(explored: Library) -> None:
     print(f"next: gati compose {explored.directory}")
 
 
-def composition(chosen: Composition, directory: Path) -> None:
+def composition(chosen: Composition, directory: Path, explained: Sequence[Explanation] = ()) -> None:
     """Print the exits, what is expected of them, and why these."""
     expected = chosen.expected
     if chosen.exits:
@@ -104,8 +118,12 @@ def composition(chosen: Composition, directory: Path) -> None:
         f"caches {format_bytes(expected.memory_bytes)}"
     )
     print(f"why: {_why(chosen)}")
+    for each in explained:
+        print(f"  {each.exit.block}: {each.sentence}")
     if chosen.certificate is not None:
         print(f"certificate: {chosen.certificate['sentence']}")
+        if drop := chosen.certificate.get("accuracy_drop"):
+            print(f"accuracy: {drop['sentence']}")
     if chosen.note and chosen.note != (chosen.certificate or {}).get("sentence"):
         print(f"note: {chosen.note}")
     option = "" if chosen.name == "default" else f" --composition {chosen.name}"
@@ -177,6 +195,29 @@ def evaluation(measured: Evaluation) -> None:
     if measured.eager_latency_ms is not None:
         eager_ms = measured.eager_latency_ms.mean
         print(f"the module called plainly takes {eager_ms:.3f} ms: {eager_ms / ours.mean:.2f}x of Gati")
+
+
+def classes(measured: Evaluation) -> None:
+    """Print agreement and hit rate of every class, the least agreement first."""
+    table = _table("class", "inputs", "agreement", "95 % interval", "hit rate", "95 % interval", left=(0,))
+    for each in sorted(measured.classes, key=lambda each: each.agreement.value):
+        row = (*_share(each.agreement), *_share(each.hit_rate))
+        table.add_row(each.name, str(each.n), *row)
+    _console().print(table)
+    print("classes as the base model answers; each interval is exact (Clopper-Pearson) and holds on its own")
+
+
+def _share(share: Share) -> tuple[str, str]:
+    return _percent(share.value), f"{100 * share.low:.1f} - {100 * share.high:.1f} %"
+
+
+def recertification(found: Recertification) -> None:
+    """Print the verdict, what early answers cost, and how it compares."""
+    print(f"certificate: {found.certificate.sentence()}")
+    if found.accuracy_drop is not None:
+        print(f"accuracy: {found.accuracy_drop.sentence()}")
+    print(f"{_percent(found.hit_rate)} of requests left early")
+    print(f"before: {found.comparison}")
 
 
 def counter(what: str) -> Callable[[int, int], None]:

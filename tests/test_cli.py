@@ -18,7 +18,7 @@ from gati.errors import CompositionError, StorageError
 from gati.types import TrialId
 from tests.compose.libraries import make_library
 
-VERBS = ["blocks", "explore", "compose", "evaluate", "predict", "demo"]
+VERBS = ["blocks", "explore", "compose", "certify", "evaluate", "predict", "demo"]
 
 
 def failing(error: BaseException) -> Any:
@@ -230,6 +230,7 @@ def test_compose_reads_sizes_and_prints_what_was_chosen(
         return composition()
 
     monkeypatch.setattr(gati, "compose", compose)
+    monkeypatch.setattr(gati, "explain", lambda *arguments: ())
     status = run(["compose", "runs/x", "--memory", "256MiB", "--accuracy", "0.97", "--name", "small"])
     assert status == 0
     assert (seen["memory_bytes"], seen["accuracy"], seen["name"]) == (256 * 2**20, 0.97, "small")

@@ -17,7 +17,7 @@ CLASSES = [name for name in gati.__all__ if inspect.isclass(getattr(gati, name))
 def test_all_is_sorted_and_complete() -> None:
     assert list(gati.__all__) == sorted(gati.__all__)
     assert set(gati.__all__) <= set(dir(gati))
-    verbs = {"blocks", "compose", "demo", "evaluate", "explore", "load", "predict"}
+    verbs = {"blocks", "certify", "compose", "demo", "evaluate", "explain", "explore", "load", "predict"}
     assert verbs | {"compose_within_latency", "pareto"} == set(FUNCTIONS)
 
 
@@ -67,5 +67,5 @@ def test_a_verb_is_a_verb_whatever_was_imported_before(before: str) -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="module 'gati' has no attribute 'explain'"):
-        gati.explain  # noqa: B018
+    with pytest.raises(AttributeError, match="module 'gati' has no attribute 'divine'"):
+        gati.divine  # noqa: B018

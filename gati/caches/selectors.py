@@ -17,14 +17,22 @@ from gati.errors import VariantError
 
 __all__ = [
     "BASELINE",
+    "NETWORK",
+    "TEMPERATURE_SCALED",
     "FittedNetworks",
     "SelectorNetwork",
+    "TemperatureScaled",
     "build_selector",
     "fit_selector_networks",
+    "fit_temperature",
     "selector_names",
 ]
 
 BASELINE = "maximum-probability"
+TEMPERATURE_SCALED = "temperature-scaled"
+NETWORK = "network"
+
+_TEMPERATURES = torch.logspace(-2.0, 3.0, 61, base=2.0)  # from 1/4 to 8
 
 
 class MaximumProbability(nn.Module):
@@ -50,6 +58,21 @@ class NegativeEntropy(nn.Module):
     def forward(self, probabilities: Tensor) -> Tensor:  # (B, K) -> (B,)
         """Score in [-ln K, 0]."""
         return (probabilities * probabilities.clamp_min(1e-12).log()).sum(1)
+
+
+class TemperatureScaled(nn.Module):
+    """The largest class probability, its logits divided by a fitted temperature first (Guo et al. 2017)."""
+
+    temperature: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("temperature", torch.ones(()))
+
+    def forward(self, probabilities: Tensor) -> Tensor:  # (B, K) -> (B,)
+        """Score in [1/K, 1]."""
+        # log-probabilities are the logits but for a constant a row, which softmax does not see
+        return (probabilities.clamp_min(1e-12).log() / self.temperature).softmax(1).amax(1)
 
 
 class SelectorNetwork(nn.Module):
@@ -85,7 +108,8 @@ _SELECTORS: dict[str, Callable[[int], nn.Module]] = {
     BASELINE: lambda classes: MaximumProbability(),
     "margin": lambda classes: Margin(),
     "entropy": lambda classes: NegativeEntropy(),
-    "network": SelectorNetwork,
+    TEMPERATURE_SCALED: lambda classes: TemperatureScaled(),
+    NETWORK: SelectorNetwork,
 }
 
 
@@ -99,6 +123,20 @@ def build_selector(name: str, classes: int) -> nn.Module:
     if name not in _SELECTORS:
         raise VariantError(f"unknown selector {name!r}: choose one of {', '.join(_SELECTORS)}")
     return _SELECTORS[name](classes)
+
+
+def fit_temperature(probabilities: Tensor, base_class: Tensor) -> TemperatureScaled:
+    """Find the temperature under which the base model's classes [n] are likeliest, given [n, K].
+
+    One number fitted on all inputs: it cannot learn any of them by heart, so its scores there are honest.
+    """
+    scaled = TemperatureScaled()
+    logits = probabilities.float().clamp_min(1e-12).log()
+    losses = torch.stack(
+        [nn.functional.cross_entropy(logits / temperature, base_class) for temperature in _TEMPERATURES]
+    )
+    scaled.temperature.copy_(_TEMPERATURES[losses.argmin()])
+    return scaled.eval()
 
 
 class FittedNetworks(NamedTuple):

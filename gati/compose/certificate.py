@@ -6,20 +6,40 @@ stops at the first that does not, and the last that passed is deployed (fixed-se
 Bates, Candes, Jordan, Lei: Learn then Test, 2021). To deploy a setting whose true agreement is below A, the
 walk must have passed the first such setting of the sequence, which has probability at most delta. So no
 correction for the number of settings is needed.
+
+Class by class the same walk is taken, and a setting passes if each class passes on its own inputs (classes as
+the base model answers). That "some class is below A" is rejected only if the test of every class rejects, the
+bad one's among them, which happens with probability at most delta: an intersection-union test (Berger 1982).
+So the number of classes needs no correction either; what it needs is enough inputs of every class.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import beta, binom
 
 from gati.errors import CompositionError
 
-__all__ = ["Certificate", "Tested", "agreement_lower_bound", "certify", "p_value", "required_inputs"]
+__all__ = [
+    "Certificate",
+    "Counts",
+    "Tested",
+    "agreement_lower_bound",
+    "certify",
+    "certify_every_class",
+    "count_by_class",
+    "p_value",
+    "rate_upper_bound",
+    "required_inputs",
+]
+
+Counts = tuple[int, int]  # (losses, inputs)
 
 
 @dataclass(frozen=True)
@@ -41,6 +61,8 @@ class Certificate:
     deployed: int | None
     tested: tuple[Tested, ...]  # strictest first, up to the first that did not pass
     settings: int  # how many there were to walk through
+    by_class: tuple[Counts, ...] = ()  # where each class was tested: of the setting that `losses` is of
+    class_names: tuple[str, ...] = ()
 
     @property
     def inputs(self) -> int:
@@ -56,6 +78,8 @@ class Certificate:
         """Return the certificate as one plain sentence."""
         confidence = f"{100.0 * (1.0 - self.delta):g} %"
         target = f"{100.0 * self.accuracy:g} %"
+        if self.by_class:
+            return self._sentence_by_class(target, confidence)
         if self.deployed is not None:
             return (
                 f"With {confidence} confidence at least {target} of answers are the base model's: "
@@ -67,10 +91,40 @@ class Certificate:
                 f"Agreement of {target} cannot be certified with {confidence} confidence "
                 f"on {self.inputs} inputs: it takes at least {needed} even without any disagreement."
             )
+        if self.settings == 1:
+            bound = agreement_lower_bound(self.losses, self.inputs, self.delta)
+            return (
+                f"Agreement of {target} is not certified with {confidence} confidence: {self.losses} of "
+                f"{self.inputs} inputs were answered differently, which certifies {100.0 * bound:.2f} %."
+            )
         return (
             f"Agreement of {target} is not certified with {confidence} confidence: already the strictest "
             f"setting answered {self.losses} of {self.inputs} inputs differently."
         )
+
+    def _sentence_by_class(self, target: str, confidence: str) -> str:
+        worst = max(range(len(self.by_class)), key=lambda at: p_value(*self.by_class[at], self.accuracy))
+        losses, inputs = self.by_class[worst]
+        name = f"class '{self._class_name(worst)}'"
+        if self.deployed is not None:
+            return (
+                f"With {confidence} confidence at least {target} of answers are the base model's in each of "
+                f"{len(self.by_class)} classes: {self.losses} of {self.inputs} inputs not used for choosing "
+                f"were answered differently, of {name} {losses} of {inputs}."
+            )
+        needed = required_inputs(self.accuracy, self.delta)
+        if inputs < needed:
+            return (
+                f"Agreement of {target} cannot be certified with {confidence} confidence in every class: "
+                f"{name} has {inputs} inputs, it takes at least {needed} even without any disagreement."
+            )
+        return (
+            f"Agreement of {target} is not certified with {confidence} confidence in every class: already "
+            f"the strictest setting answered {losses} of {inputs} inputs of {name} differently."
+        )
+
+    def _class_name(self, index: int) -> str:
+        return self.class_names[index] if self.class_names else str(index)
 
     def to_json(self) -> dict[str, Any]:
         """Return the certificate as strict JSON values."""
@@ -90,28 +144,63 @@ class Certificate:
                 {"losses": test.losses, "n": test.inputs, "p_value": test.p_value, "passed": test.passed}
                 for test in self.tested
             ],
+            "by_class": [
+                {"class": self._class_name(at), "losses": losses, "n": inputs}
+                for at, (losses, inputs) in enumerate(self.by_class)
+            ]
+            or None,
             "sentence": self.sentence(),
         }
 
 
-def certify(path: Sequence[tuple[int, int]], accuracy: float, delta: float) -> Certificate:
+def certify(path: Sequence[Counts], accuracy: float, delta: float) -> Certificate:
     """Walk through `path`, (losses, inputs) of each setting, strictest first, fixed before counting.
 
     Raises CompositionError for a target or delta outside (0, 1), or counts that cannot be.
     """
+    return _walk(path, [[counts] for counts in path], accuracy, delta)
+
+
+def certify_every_class(
+    path: Sequence[Sequence[Counts]], accuracy: float, delta: float, class_names: Sequence[str] = ()
+) -> Certificate:
+    """Walk through `path`, (losses, inputs) of each class of each setting; each class must reach `accuracy`.
+
+    Raises as `certify`.
+    """
+    whole = [(sum(losses for losses, _ in classes), sum(n for _, n in classes)) for classes in path]
+    certificate = _walk(whole, path, accuracy, delta)
+    counted = tuple(path[certificate.deployed or 0]) if path else ()
+    return replace(certificate, by_class=counted, class_names=tuple(class_names))
+
+
+def _walk(
+    path: Sequence[Counts], parts: Sequence[Sequence[Counts]], accuracy: float, delta: float
+) -> Certificate:
+    # a setting passes if each of its parts does
     _check_levels(accuracy, delta)
     tested: list[Tested] = []
     deployed: int | None = None
     for position, (losses, inputs) in enumerate(path):
-        if not 0 <= losses <= inputs:
-            raise CompositionError(f"{losses} losses among {inputs} inputs: there cannot be; count again")
-        probability = p_value(losses, inputs, accuracy)
+        for lost, count in parts[position]:
+            if not 0 <= lost <= count:
+                raise CompositionError(f"{lost} losses among {count} inputs: there cannot be; count again")
+        probability = max(p_value(*part, accuracy) for part in parts[position])
         passed = probability <= delta
         tested.append(Tested(losses, inputs, probability, passed))
         if not passed:
             break
         deployed = position
     return Certificate(accuracy, delta, deployed, tuple(tested), len(path))
+
+
+def count_by_class(
+    answer: NDArray[np.int64], base_class: NDArray[np.int64], classes: int
+) -> tuple[Counts, ...]:
+    """Return (losses, inputs) of each class of the base model's, from both answers [n] to all inputs."""
+    inputs = np.bincount(base_class, minlength=classes)
+    losses = np.bincount(base_class[answer != base_class], minlength=classes)
+    return tuple((int(lost), int(count)) for lost, count in zip(losses, inputs, strict=True))
 
 
 def p_value(losses: int, inputs: int, accuracy: float) -> float:
@@ -139,6 +228,11 @@ def agreement_lower_bound(losses: int, inputs: int, delta: float) -> float:
     if losses >= inputs:
         return 0.0
     return float(beta.ppf(delta, inputs - losses, losses + 1))
+
+
+def rate_upper_bound(losses: int, inputs: int, delta: float) -> float:
+    """Return the exact one-sided upper confidence limit (Clopper, Pearson) of a rate; 1 without inputs."""
+    return 1.0 - agreement_lower_bound(losses, inputs, delta)
 
 
 def _check_levels(accuracy: float, delta: float) -> None:

@@ -16,14 +16,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gati.compose.accuracy import accuracy_drop
 from gati.compose.candidates import lookup_cost, reach_by_block
-from gati.compose.certificate import Certificate, certify
+from gati.compose.certificate import Certificate, certify, certify_every_class, count_by_class
 from gati.compose.composition import Objective
 from gati.compose.exact import SEARCH, ExactChoice, solve_exact
-from gati.compose.instance import Chosen, Floats, Instance, make_instance
+from gati.compose.instance import Chosen, Instance, make_instance
 from gati.compose.outcomes import SplitOutcomes
 from gati.compose.plans import Plan, Settings, describe, placement_rank, plan_published, problem_of
 from gati.compose.problem import Candidate, Choice
+from gati.compose.replay import Replay
+from gati.compose.risk import smoothed_loss
 from gati.compose.search import ROUNDING, Frontier, search_frontier
 from gati.explore.library import Library
 from gati.types import Placement, Trial
@@ -36,7 +39,6 @@ __all__ = [
     "count_losses",
     "plan_exact",
     "plan_of",
-    "smoothed_loss",
     "with_certificate",
 ]
 
@@ -45,8 +47,7 @@ PUBLISHED: tuple[Objective, ...] = ("relaxed", "full")
 # to certify on, then fine steps, so that the walk stops close to what can be certified.
 STEPS = (0.05, 0.1, 0.2, *np.linspace(0.3, 1.4, 34))
 TRIFLE = 0.002  # of the mean latency
-PRIOR = 0.05  # on the logistic regression's coefficients
-NEWTON_STEPS = 30
+DEFAULT_CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,9 @@ def plan_exact(
     if settings.confidence is None:
         return plan_of(library, settings, contest, select, target)
     path = _path(contest, (1.0 - settings.accuracy) * len(select))
-    counts = [
-        count_losses(library, settings, candidates_of(contest, choice.chosen), certified_on)
-        for choice in path
-    ]
-    certificate = certify(counts or [(0, 0)], settings.accuracy, 1.0 - settings.confidence)
+    certificate = _certify(
+        library, settings, [candidates_of(contest, choice.chosen) for choice in path], certified_on
+    )
     if certificate.deployed is None or not path:
         nothing = replace(target, chosen=(), outcome=contest.instance.outcome(()))
         plan = plan_of(library, settings, contest, select, nothing)
@@ -106,9 +105,28 @@ def certify_published(
     """Record whether the one setting a published form planned holds at the wanted confidence."""
     if settings.confidence is None or certified_on is None or not plan.exits:
         return plan
-    counts = count_losses(library, settings, plan.choice.candidates, certified_on)
-    certificate = certify([counts], settings.accuracy, 1.0 - settings.confidence)
+    certificate = _certify(library, settings, [plan.choice.candidates], certified_on)
     return with_certificate(library, settings, plan, certificate, certified_on)
+
+
+def _certify(
+    library: Library,
+    settings: Settings,
+    path: Sequence[tuple[Candidate, ...]],
+    certified_on: SplitOutcomes | None,
+) -> Certificate:
+    delta = 1.0 - (settings.confidence or DEFAULT_CONFIDENCE)
+    if certified_on is None or not path:
+        return certify([(0, 0)], settings.accuracy, delta)
+    if not settings.per_class:
+        counts = [count_losses(library, settings, candidates, certified_on) for candidates in path]
+        return certify(counts, settings.accuracy, delta)
+    manifest = library.manifest
+    replays = [_replay(library, settings, candidates, certified_on) for candidates in path]
+    by_class = [
+        count_by_class(replay.answer, certified_on.base_class, manifest.classes) for replay in replays
+    ]
+    return certify_every_class(by_class, settings.accuracy, delta, manifest.class_names or ())
 
 
 def contest_of(library: Library, settings: Settings, placement: Placement, select: SplitOutcomes) -> Contest:
@@ -200,36 +218,6 @@ def _without_trifles(instance: Instance, chosen: Chosen, budget: float) -> Chose
     return chosen
 
 
-def smoothed_loss(instance: Instance) -> Floats:
-    """Return [m, n] the mean of whether an answer is wrong and of how often it is at its rank of score.
-
-    The rate is a logistic regression of each trial's wrong answers on the logit of the rank.
-    """
-    wrong = np.take_along_axis(instance.wrong, instance.order, axis=1).astype(np.float64)
-    rank = (np.arange(instance.inputs) + 0.5) / instance.inputs
-    logit = np.log(rank / (1.0 - rank))
-    mean = (wrong.sum(axis=1) + 0.5) / (instance.inputs + 1.0)
-    offset, slope = np.log(mean / (1.0 - mean)), np.ones(instance.trials)
-    for _ in range(NEWTON_STEPS):
-        rate = 1.0 / (1.0 + np.exp(-(offset[:, None] + slope[:, None] * logit)))
-        weight = rate * (1.0 - rate)
-        residual = wrong - rate
-        # with a weak prior on both, so that perfect separation stays finite
-        gradient = residual.sum(axis=1) - PRIOR * offset, (residual * logit).sum(axis=1) - PRIOR * slope
-        a, b, c = (
-            weight.sum(axis=1) + PRIOR,
-            (weight * logit).sum(axis=1),
-            (weight * logit**2).sum(axis=1) + PRIOR,
-        )
-        determinant = a * c - b * b
-        offset = offset + np.clip((c * gradient[0] - b * gradient[1]) / determinant, -1.0, 1.0)
-        slope = slope + np.clip((a * gradient[1] - b * gradient[0]) / determinant, -1.0, 1.0)
-    rate = 1.0 / (1.0 + np.exp(-(offset[:, None] + slope[:, None] * logit)))
-    loss: Floats = np.empty_like(rate)
-    np.put_along_axis(loss, instance.order, 0.5 * wrong + 0.5 * rate, axis=1)
-    return loss
-
-
 def candidates_of(contest: Contest, chosen: Chosen) -> tuple[Candidate, ...]:
     """Return what was chosen as candidates, with thresholds instead of cuts."""
     instance = contest.instance
@@ -255,8 +243,15 @@ def count_losses(
     """Return how many inputs of `split` leave `candidates` with another class, and how many inputs it has."""
     if split is None:
         return 0, 0
-    problem = problem_of(library, settings, candidates, one_lookup_at_a_time=False)
-    return int(split.replay(problem, candidates).wrong.sum()), len(split)
+    return int(_replay(library, settings, candidates, split).wrong.sum()), len(split)
+
+
+def _replay(
+    library: Library, settings: Settings, candidates: tuple[Candidate, ...], split: SplitOutcomes
+) -> Replay:
+    return split.replay(
+        problem_of(library, settings, candidates, one_lookup_at_a_time=False), candidates
+    )
 
 
 def plan_of(
@@ -276,9 +271,17 @@ def with_certificate(
     """Return the plan with its certificate, and how fast it is on the certify split."""
     document = {**certificate.to_json(), "split_seed": library.manifest.seed}
     if split is not None and plan.exits:
-        problem = problem_of(library, settings, plan.choice.candidates, one_lookup_at_a_time=False)
-        outcome = split.replay(problem, plan.choice.candidates)
+        outcome = _replay(library, settings, plan.choice.candidates, split)
         document["mean_latency_ms"] = outcome.mean_latency_ms
-        document["gain"] = problem.base_ms / outcome.mean_latency_ms
+        document["gain"] = plan.expected.base_latency_ms / outcome.mean_latency_ms
         document["hit_rate"] = outcome.hit_rate
+        if split.label is not None:
+            drop = accuracy_drop(
+                outcome.answer,
+                split.base_class,
+                split.label,
+                certificate.delta,
+                settings=certificate.settings,
+            )
+            document["accuracy_drop"] = drop.to_json()
     return replace(plan, certificate=document)

@@ -36,13 +36,14 @@ def compose(
     backend: str = "auto",
     name: str = "default",
     slowdown: float | None = DEFAULT_SLOWDOWN,
+    per_class: bool = False,
 ) -> Composition:
     """Choose caches from the library in `directory`, write the composition there, and return it.
 
     `accuracy` is the wanted agreement with the base model; `memory_bytes` limits the caches' weights and may
     be written like `"256MiB"`; `placement` "auto" takes the better of those that were measured. `slowdown`
     limits what all lookups together may add to a request that hits nowhere, as a share of the base model's
-    time; None sets no limit.
+    time; None sets no limit. `per_class` asks that the agreement be certified in every class.
 
     The default objective "exact" needs the library's per-input outcomes; thresholds are certified on the
     certify split with the given `confidence`, or, when that is None, set on the select split alone. The
@@ -61,6 +62,7 @@ def compose(
         backend=backend,
         name=name,
         slowdown=slowdown,
+        per_class=per_class,
     )
     check_settings(settings)
     library = Library.open(directory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from gati.compose.candidates import lookup_cost, reach_by_block
 from gati.compose.composition import Composition, Exit
@@ -25,11 +26,13 @@ class Explanation:
     sentence: str
 
 
-def explain(composition: Composition, library: Library) -> tuple[Explanation, ...]:
+def explain(composition: Composition, library: Library | str | Path) -> tuple[Explanation, ...]:
     """Explain every exit, on the select split's outcomes where the library has them, else from its table.
 
     Raises CompositionError when an exit's trial is not in the library.
     """
+    if not isinstance(library, Library):
+        library = Library.open(library)
     candidates = tuple(_candidate(exit_, composition, library) for exit_ in composition.exits)
     problem = Problem(
         reach_ms=reach_by_block(library.manifest.blocks),

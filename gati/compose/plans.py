@@ -34,6 +34,7 @@ class Settings:
     backend: str = "auto"
     name: str = "default"
     slowdown: float | None = DEFAULT_SLOWDOWN
+    per_class: bool = False  # certify the agreement of each class on its own
 
     def slowdown_limit_ms(self, base_ms: float) -> float | None:
         """What all lookups together may add to a request that never hits."""

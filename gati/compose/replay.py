@@ -36,6 +36,7 @@ class Replay:
     agreeing: tuple[int, ...]  # per exit: those of them that got the base model's class
     exit_ms: tuple[float, ...]  # per exit: latency of an input that leaves there
     left_at: NDArray[np.int64]  # [n] exit each input left at; the number of exits for the base model
+    answer: NDArray[np.int64]  # [n] the class each input got
     wrong: NDArray[np.bool_]  # [n] left early with another class than the base model's
 
 
@@ -48,7 +49,7 @@ def replay(exits: Sequence[ReplayExit], base_class: NDArray[np.int64], base_ms: 
     if count == 0:
         raise DataError("no held-out inputs to replay; explore with more validation data")
     left_at = np.full(count, len(exits), dtype=np.int64)
-    wrong = np.zeros(count, dtype=bool)
+    answer = base_class.copy()
     hits: list[int] = []
     agreeing: list[int] = []
     exit_ms: list[float] = []
@@ -58,13 +59,14 @@ def replay(exits: Sequence[ReplayExit], base_class: NDArray[np.int64], base_ms: 
         new = (left_at == len(exits)) & (exit_.score >= np.float32(exit_.threshold))
         right = exit_.predicted == base_class
         left_at[new] = position
-        wrong |= new & ~right
+        answer[new] = exit_.predicted[new]
         hits.append(int(new.sum()))
         agreeing.append(int((new & right).sum()))
         exit_ms.append(exit_.reach_ms + penalty_ms + exit_.lookup_ms)
         penalty_ms += exit_.penalty_ms
     to_the_end_ms = base_ms + penalty_ms
     saved_ms = sum(hit * (to_the_end_ms - at_exit_ms) for hit, at_exit_ms in zip(hits, exit_ms, strict=True))
+    wrong = answer != base_class
     return Replay(
         mean_latency_ms=to_the_end_ms - saved_ms / count,
         hit_rate=sum(hits) / count,
@@ -73,5 +75,6 @@ def replay(exits: Sequence[ReplayExit], base_class: NDArray[np.int64], base_ms: 
         agreeing=tuple(agreeing),
         exit_ms=tuple(exit_ms),
         left_at=left_at,
+        answer=answer,
         wrong=wrong,
     )

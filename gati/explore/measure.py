@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gati.caches import LearnedCache, build_selector, fit_selector_networks, selector_names
-from gati.caches.selectors import BASELINE
+from gati.caches.selectors import BASELINE, NETWORK, TEMPERATURE_SCALED, fit_temperature
 from gati.explore.library import SELECT, TrialOutcomes
 from gati.explore.train import Inputs, Learner
 from gati.model.hooks import collect_hidden
@@ -113,7 +113,7 @@ def measure_cache(
     predicted = probabilities.argmax(1).numpy()
     agrees = predicted == base_class
     select = split == SELECT
-    name, module, score = _choose_selector(probabilities, agrees, select, seed)
+    name, module, score = _choose_selector(probabilities, base_class, select, seed)
     cache = LearnedCache(
         variant, hidden_shape, classes, name, predictor=predictor.cpu(), selector_module=module
     )
@@ -130,24 +130,28 @@ def measure_cache(
 
 @torch.no_grad()
 def _choose_selector(
-    probabilities: Tensor, agrees: npt.NDArray[np.bool_], select: npt.NDArray[np.bool_], seed: int
+    probabilities: Tensor, base_class: npt.NDArray[np.int64], select: npt.NDArray[np.bool_], seed: int
 ) -> tuple[str, nn.Module, npt.NDArray[np.float32]]:
     classes = probabilities.shape[1]
+    agrees = probabilities.argmax(1).numpy() == base_class
+    inside = torch.from_numpy(select)
     candidates: dict[str, tuple[nn.Module, npt.NDArray[np.float32]]] = {}
     for name in selector_names():
-        if name == "network":
+        if name == NETWORK:
             continue
-        selector = build_selector(name, classes).eval()
+        if name == TEMPERATURE_SCALED:
+            selector: nn.Module = fit_temperature(probabilities[inside], torch.from_numpy(base_class[select]))
+        else:
+            selector = build_selector(name, classes).eval()
         candidates[name] = (selector, selector(probabilities).numpy().astype(np.float32))
     if select.sum() >= 200:
-        inside = torch.from_numpy(select)
         with _single_thread():
             fitted = fit_selector_networks(
                 probabilities[inside].clone(), torch.from_numpy(agrees[select]), seed=seed
             )
         score = fitted.network(probabilities).numpy().astype(np.float32)
         score[select] = fitted.held_out_scores.numpy()
-        candidates["network"] = (fitted.network, score)
+        candidates[NETWORK] = (fitted.network, score)
 
     def worth(name: str) -> float:
         score = candidates[name][1][select]

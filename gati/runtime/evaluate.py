@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from gati.errors import DataError
 from gati.model.data import Data, load_data
 from gati.runtime.batching import rows_of
+from gati.runtime.by_class import ClassCount, count_classes
 from gati.runtime.engine import Engine, Prediction
 from gati.runtime.exits import BASE
 from gati.runtime.load import open_served
@@ -77,6 +78,7 @@ class Evaluation:
     repetitions: int = 1
     data: str = ""
     composition: str = ""
+    classes: tuple[ClassCount, ...] = ()
 
     def to_json(self) -> str:
         """The evaluation as strict JSON text."""
@@ -152,12 +154,13 @@ def evaluate_engine(
     latency, base_latency = _latency(measured.gati_ms), _latency(measured.base_ms)
     answers = np.array([prediction.class_index for prediction in measured.gati])
     base_answers = np.array([prediction.class_index for prediction in measured.base])
+    hit = np.array([prediction.exit != BASE for prediction in measured.gati])
     return Evaluation(
         n=len(data),
         agreement=float(np.mean(answers == base_answers)),
         accuracy=_accuracy(answers, data.labels),
         base_accuracy=_accuracy(base_answers, data.labels),
-        hit_rate=float(np.mean([prediction.exit != BASE for prediction in measured.gati])),
+        hit_rate=float(hit.mean()),
         latency_ms=latency,
         base_latency_ms=base_latency,
         gain=base_latency.mean / latency.mean,
@@ -171,6 +174,7 @@ def evaluate_engine(
         repetitions=repetitions,
         data=data.name,
         composition=composition,
+        classes=count_classes(answers, base_answers, hit, engine.class_names),
     )
 
 

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from gati.caches import build_selector, fit_selector_networks, selector_names
+from gati.caches import (
+    LearnedCache,
+    build_selector,
+    fit_selector_networks,
+    load_cache,
+    save_cache,
+    selector_names,
+)
+from gati.caches.selectors import fit_temperature
 from gati.errors import VariantError
 
 
@@ -53,6 +63,26 @@ def test_fitting_is_the_same_twice() -> None:
     second = fit_selector_networks(probabilities, agrees, seed=5, steps=20)
     assert torch.equal(first.held_out_scores, second.held_out_scores)
     assert torch.equal(first.network(probabilities), second.network(probabilities))
+
+
+@pytest.mark.parametrize("truth", [0.5, 1.0, 2.5])
+def test_the_fitted_temperature_is_the_one_the_answers_were_drawn_with(truth: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(20_000, 5, generator=generator)
+    answers = torch.multinomial((logits / truth).softmax(1), 1, generator=generator).squeeze(1)
+    fitted = fit_temperature(logits.softmax(1), answers)
+    assert float(fitted.temperature) == pytest.approx(truth, rel=0.06)
+    chance = (logits / truth).softmax(1).amax(1)
+    assert torch.allclose(fitted(logits.softmax(1)), chance, atol=0.02)
+
+
+def test_a_fitted_temperature_is_saved_with_its_cache(tmp_path: Path) -> None:
+    cache = LearnedCache("pool(4)", (2, 4, 4), 3, "temperature-scaled")
+    cache.selector.temperature.fill_(1.7)
+    save_cache(tmp_path / "cache.safetensors", cache)
+    loaded = load_cache(tmp_path / "cache.safetensors")
+    hidden = torch.randn(5, 2, 4, 4)
+    assert torch.equal(loaded(hidden)[1], cache(hidden)[1])
 
 
 def test_an_unknown_selector_lists_the_known_ones() -> None:

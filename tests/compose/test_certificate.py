@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gati.compose.certificate import agreement_lower_bound, certify, p_value, required_inputs
+from gati.compose.certificate import (
+    agreement_lower_bound,
+    certify,
+    certify_every_class,
+    count_by_class,
+    p_value,
+    required_inputs,
+)
 from gati.errors import CompositionError
 
 levels = st.sampled_from((0.5, 0.9, 0.97, 0.99, 0.999))
@@ -92,6 +99,46 @@ def test_impossible_values_are_refused(accuracy, delta, path, message):
         certify(path, accuracy, delta)
 
 
+# Class by class -------------------------------------------------------------------------------------------
+
+
+def test_a_setting_passes_only_if_every_class_does():
+    path = [[(0, 400), (0, 400)], [(1, 500), (9, 500)]]
+    certificate = certify_every_class(path, 0.99, 0.05, ("cat", "dog"))
+    assert certificate.deployed == 0
+    assert certificate.by_class == ((0, 400), (0, 400))
+    assert certify_every_class([[(0, 400), (0, 298)]], 0.99, 0.05).deployed is None
+    assert certify([(0, 698)], 0.99, 0.05).deployed == 0  # overall it would
+
+
+def test_a_class_with_too_few_inputs_is_named():
+    sentence = certify_every_class([[(0, 400), (0, 120)]], 0.99, 0.05, ("cat", "dog")).sentence()
+    assert sentence == (
+        "Agreement of 99 % cannot be certified with 95 % confidence in every class: "
+        "class 'dog' has 120 inputs, it takes at least 299 even without any disagreement."
+    )
+
+
+def test_the_sentence_of_every_class_names_the_worst():
+    sentence = certify_every_class([[(0, 500), (1, 500)]], 0.99, 0.05).sentence()
+    assert sentence == (
+        "With 95 % confidence at least 99 % of answers are the base model's in each of 2 classes: "
+        "1 of 1000 inputs not used for choosing were answered differently, of class '1' 1 of 500."
+    )
+
+
+def test_classes_are_those_of_the_base_model():
+    answer, base = np.array([0, 1, 1, 2]), np.array([0, 0, 1, 1])
+    assert count_by_class(answer, base, 4) == ((1, 2), (1, 2), (0, 0), (0, 0))
+
+
+def test_a_class_nobody_has_seen_is_not_certified():
+    certificate = certify_every_class([[(0, 400), (0, 0)]], 0.99, 0.05)
+    assert certificate.deployed is None
+    counted = certificate.to_json()["by_class"]
+    assert [(each["class"], each["losses"], each["n"]) for each in counted] == [("0", 0, 400), ("1", 0, 0)]
+
+
 # A world with known truth -------------------------------------------------------------------------------
 
 DRAWS, INPUTS, ACCURACY, DELTA = 3000, 600, 0.95, 0.1
@@ -144,3 +191,18 @@ def test_the_same_simulation_catches_taking_the_best_of_all_without_an_order():
         path = [(int(random.binomial(INPUTS, 0.0505)), INPUTS) for _ in range(10)]
         false += loosest_that_passes(path) is not None
     assert false / DRAWS > allowed()
+
+
+def test_a_class_below_the_target_is_certified_no_more_often_than_delta():
+    """Five classes, one of them bad at the last setting: no correction for their number is needed."""
+    random = np.random.default_rng(2)
+    rates = [[0.01] * 5, [0.01] * 4 + [0.0505]]
+    false = 0
+    for _ in range(DRAWS):
+        inputs = random.multinomial(1500, [0.2] * 5)
+        path = [
+            [(int(random.binomial(n, rate)), int(n)) for n, rate in zip(inputs, setting, strict=True)]
+            for setting in rates
+        ]
+        false += certify_every_class(path, ACCURACY, DELTA).deployed == 1
+    assert 0.0 < false / DRAWS <= allowed()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gati.compose.certified import smoothed_loss
 from gati.compose.compose import Settings, compose, compose_library
 from gati.compose.composition import Composition
 from gati.compose.instance import make_instance
 from gati.compose.replay import ReplayExit, replay
+from gati.compose.risk import smoothed_loss
 from gati.errors import CompositionError
 from gati.explore.library import CERTIFY, SELECT, Library
 from tests.compose.libraries import make_library
@@ -147,3 +147,24 @@ def test_risk_is_half_what_happened_and_half_how_often_it_happens_at_such_a_scor
     assert estimated[2].min() >= 0.0 and estimated[2].max() < 0.1  # never certain of the highest scores
     in_order = np.take_along_axis(estimated, instance.order, axis=1)
     assert (np.diff(in_order[0]) >= -1e-9).all()
+
+
+def test_per_class_certifies_every_class_and_deploys_no_more_than_overall(library):
+    overall = compose(library.directory, accuracy=0.9)
+    every = compose(library.directory, accuracy=0.9, per_class=True)
+    counted = every.certificate["by_class"]
+    assert every.certificate["certified"]
+    assert len(counted) == 10
+    assert sum(each["n"] for each in counted) == 600
+    assert sum(each["losses"] for each in counted) == every.certificate["losses"]
+    assert every.certificate["deployed"] <= overall.certificate["deployed"]
+    assert overall.certificate["by_class"] is None
+
+
+def test_the_drop_of_accuracy_counts_labels_on_the_certify_split(library):
+    composition = compose(library.directory, accuracy=0.95)
+    drop = composition.certificate["accuracy_drop"]
+    assert drop["n"] == 600
+    assert drop["became_wrong"] == composition.certificate["losses"]  # labels are base answers
+    assert drop["became_right"] == 0
+    assert drop["upper_bound"] > drop["became_wrong"] / 600

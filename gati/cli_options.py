@@ -1,0 +1,87 @@
+"""Options that several verbs share, and reading the values of those that are more than a word."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gati.errors import DataError
+
+__all__ = [
+    "Checkpoint",
+    "CompositionName",
+    "Device",
+    "JsonFile",
+    "LibraryDir",
+    "Mean",
+    "Model",
+    "Resize",
+    "Std",
+    "numbers",
+    "size_of",
+    "split_list",
+]
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="torchvision:NAME, timm:NAME, package.module:callable, file.py:callable, a torch.export file.",
+    ),
+]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Weights: safetensors, or a torch file that needs no unpickling."),
+]
+LibraryDir = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The cache library that gati explore --out wrote.")
+]
+CompositionName = Annotated[
+    str, typer.Option("--composition", metavar="NAME", help="Which composition of the library to use.")
+]
+Mean = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help="Mean per channel of images in 0..1, if the model does not tell."),
+]
+Std = Annotated[
+    str | None, typer.Option(metavar="LIST", help="Standard deviation per channel, with --mean.")
+]
+Resize = Annotated[int | None, typer.Option(metavar="PIXELS", help="Resize the shorter side to this.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 and so on.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers there too.")]
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """Split at commas, but not inside parentheses: `fc(512),conv(3,1)` has two entries."""
+    entries, depth = [""], 0
+    for character in text:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            entries.append("")
+        else:
+            entries[-1] += character
+    return tuple(entry.strip() for entry in entries if entry.strip())
+
+
+def numbers(option: str, text: str | None) -> tuple[float, ...] | None:
+    """Read `0.5,0.5,0.5`; `option` begins the error message. Raises DataError."""
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        message = f"{option} {text!r} is not a list of numbers; write one a channel, such as 0.5,0.5,0.5"
+        raise DataError(message) from None
+
+
+def size_of(text: str | None) -> tuple[int, int] | None:
+    """Read `HEIGHTxWIDTH`. Raises DataError."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    if match is None:
+        raise DataError(f"--size {text!r} is not a size in pixels; write HEIGHTxWIDTH, such as 32x32")
+    return int(match[1]), int(match[2])

@@ -1,0 +1,59 @@
+"""What early answers cost in true accuracy, where labels tell."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.compose.certificate import rate_upper_bound
+
+__all__ = ["AccuracyDrop", "accuracy_drop"]
+
+
+@dataclass(frozen=True)
+class AccuracyDrop:
+    """How many labelled inputs early answers spoil, and at most how large a share of all that is.
+
+    The bound is on the share of inputs that the base model has right and Gati wrong. Accuracy can drop by no
+    more than that, and drops by less, as some inputs are put right.
+    """
+
+    n: int
+    became_wrong: int
+    became_right: int
+    upper_bound: float
+    confidence: float
+
+    def sentence(self) -> str:
+        """Return the bound as one plain sentence."""
+        return (
+            f"With {100.0 * self.confidence:g} % confidence early answers cost at most "
+            f"{100.0 * self.upper_bound:.2f} points of accuracy: of {self.n} labelled inputs "
+            f"{self.became_wrong} became wrong and {self.became_right} right."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the bound as strict JSON values."""
+        return {**asdict(self), "sentence": self.sentence()}
+
+
+def accuracy_drop(
+    answer: NDArray[np.int64],
+    base_class: NDArray[np.int64],
+    label: NDArray[np.int64],
+    delta: float,
+    *,
+    settings: int = 1,
+) -> AccuracyDrop:
+    """Bound the drop of true accuracy, all arrays [n], with confidence 1 - `delta`.
+
+    `settings` is how many compositions were to be counted on these inputs before this one was taken: each
+    gets a share of `delta` (Bonferroni), so that the choice among them does no harm.
+    """
+    became_wrong = int(((base_class == label) & (answer != label)).sum())
+    became_right = int(((base_class != label) & (answer == label)).sum())
+    bound = rate_upper_bound(became_wrong, len(label), delta / max(1, settings))
+    return AccuracyDrop(len(label), became_wrong, became_right, bound, 1.0 - delta)

@@ -1,0 +1,194 @@
+"""Certify an existing composition anew, on inputs that nothing was chosen on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import fisher_exact
+
+from gati.compose.accuracy import AccuracyDrop, accuracy_drop
+from gati.compose.certificate import (
+    Certificate,
+    agreement_lower_bound,
+    certify_every_class,
+    count_by_class,
+)
+from gati.compose.certificate import certify as walk
+from gati.compose.composition import Composition
+from gati.errors import CompositionError, DataError
+from gati.explore.library import Library
+from gati.model.data import Data, load_data
+from gati.runtime.load import Served, open_served
+
+__all__ = ["Recertification", "certify"]
+
+_BATCH = 64
+_SURPRISING = 0.05  # two counts that differ by more than chance explains
+
+
+@dataclass(frozen=True)
+class Recertification:
+    """What new data says of a composition, beside what it was certified with before."""
+
+    certificate: Certificate
+    agreement_lower_bound: float
+    accuracy_drop: AccuracyDrop | None
+    hit_rate: float
+    data: str
+    previous: dict[str, Any] | None
+    comparison: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as strict JSON values: a certificate as `compose` writes it, with what came before."""
+        drop = self.accuracy_drop
+        return {
+            **self.certificate.to_json(),
+            "agreement_lower_bound": self.agreement_lower_bound,
+            "accuracy_drop": None if drop is None else drop.to_json(),
+            "hit_rate": self.hit_rate,
+            "data": self.data,
+            "comparison": self.comparison,
+            "previous": self.previous,
+        }
+
+
+def certify(
+    directory: str | Path,
+    data: Any,
+    *,
+    composition: str = "default",
+    accuracy: float | None = None,
+    confidence: float | None = None,
+    per_class: bool = False,
+    write: bool = False,
+    device: str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
+) -> Recertification:
+    """Count on `data` how often a composition answers as the base model, and certify it from that alone.
+
+    `accuracy` and `confidence` are the composition's own unless given. One setting is tested, so its lower
+    bound is as exact as its verdict. `write` puts the new certificate into the composition, the old one below
+    it as `previous`; the exits and thresholds stay as they are, whatever the verdict.
+
+    Raises:
+        DataError: no inputs, or the very data that the caches were chosen on.
+        LibraryError, CompositionError, BackendError: as `load` does; CompositionError without any exit.
+    """
+    served = open_served(directory, composition=composition, device=device)
+    chosen = served.composition
+    if not chosen.exits:
+        raise CompositionError(
+            f"composition '{composition}' has no caches, so there is nothing to certify; compose again"
+        )
+    if served.engine.preprocessing is None:
+        raise AssertionError("load always sets the preprocessing")
+    inputs = load_data(data, served.engine.preprocessing, what="certification data")
+    _check_new(served.library, inputs)
+    target = chosen.accuracy_target if accuracy is None else accuracy
+    wanted = confidence if confidence is not None else chosen.confidence or 0.95
+    answer, base_class, hits = _answers(served, inputs, progress)
+    delta = 1.0 - wanted
+    certificate = _verdict(served.library, answer, base_class, target, delta, per_class=per_class)
+    labels = inputs.labels
+    found = Recertification(
+        certificate=certificate,
+        agreement_lower_bound=agreement_lower_bound(certificate.losses, certificate.inputs, delta),
+        accuracy_drop=None if labels is None else accuracy_drop(answer, base_class, labels, delta),
+        hit_rate=hits / len(inputs),
+        data=f"{inputs.name} {inputs.fingerprint}",
+        previous=_without_history(chosen.certificate),
+        comparison=_comparison(chosen, certificate),
+    )
+    if write:
+        _write(served.library, chosen, found)
+    return found
+
+
+def _check_new(library: Library, inputs: Data) -> None:
+    if len(inputs) == 0:
+        raise DataError("the certification data is empty; give at least one input")
+    used = library.manifest.data.get("held_out", "")
+    if used.endswith(inputs.fingerprint):
+        raise DataError(
+            f"{inputs.name} is the data that this composition was chosen on, so it proves nothing; "
+            "give inputs that gati explore has not seen"
+        )
+
+
+def _answers(
+    served: Served, inputs: Data, progress: Callable[[int, int], None] | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Gati's class and the user's own module's [n] each, and how many left early."""
+    answers: list[int] = []
+    base: list[int] = []
+    hits = 0
+    with served.engine as engine:
+        for start in range(0, len(inputs), _BATCH):
+            rows = inputs.images(range(start, min(start + _BATCH, len(inputs))))
+            rows = rows.to(engine.traced.device)
+            predictions = engine(rows)
+            answers += [prediction.class_index for prediction in predictions]
+            hits += sum(prediction.exit != "base" for prediction in predictions)
+            with torch.inference_mode():
+                base += served.module(rows.clone()).argmax(1).tolist()
+            if progress is not None:
+                progress(len(answers), len(inputs))
+    return np.array(answers), np.array(base), hits
+
+
+def _verdict(
+    library: Library,
+    answer: NDArray[np.int64],
+    base_class: NDArray[np.int64],
+    accuracy: float,
+    delta: float,
+    *,
+    per_class: bool,
+) -> Certificate:
+    if per_class:
+        counts = count_by_class(answer, base_class, library.manifest.classes)
+        return certify_every_class([counts], accuracy, delta, library.manifest.class_names or ())
+    return walk([(int((answer != base_class).sum()), len(answer))], accuracy, delta)
+
+
+def _comparison(chosen: Composition, certificate: Certificate) -> str:
+    before = chosen.certificate
+    if before is None or not before["n"]:
+        return "The composition had no certificate to compare with."
+    old, new = (before["losses"], before["n"]), (certificate.losses, certificate.inputs)
+    table = [[losses, inputs - losses] for losses, inputs in (old, new)]
+    chance = float(fisher_exact(table).pvalue)
+    counts = (
+        f"{old[0] / old[1]:.2%} disagreement when composed ({old[0]} of {old[1]}), "
+        f"{new[0] / new[1]:.2%} now ({new[0]} of {new[1]})"
+    )
+    if chance > _SURPRISING:
+        return f"{counts}: no more apart than chance explains (p = {chance:.2g})."
+    worse = new[0] / new[1] > old[0] / old[1]
+    return (
+        f"{counts}: {'more' if worse else 'less'} than chance explains (p = {chance:.2g}); "
+        f"{'these inputs are harder, compose on inputs like them' if worse else 'these inputs are easier'}."
+    )
+
+
+def _without_history(certificate: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if certificate is None else {k: v for k, v in certificate.items() if k != "previous"}
+
+
+def _write(library: Library, chosen: Composition, found: Recertification) -> None:
+    document = {**found.to_json(), "created": datetime.now(UTC).isoformat(timespec="seconds")}
+    renewed = replace(
+        chosen,
+        accuracy_target=found.certificate.accuracy,
+        confidence=1.0 - found.certificate.delta,
+        certificate=document,
+        note="" if found.certificate.deployed is not None else document["sentence"],
+    )
+    renewed.save(library.composition_path(chosen.name))

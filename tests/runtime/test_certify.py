@@ -1,0 +1,124 @@
+"""`gati certify`: a composition counted anew, on inputs that nothing was chosen on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gati.compose.certificate import agreement_lower_bound
+from gati.compose.composition import Composition
+from gati.errors import CompositionError, DataError
+from gati.explore.library import Library
+from gati.model.data import load_data
+from gati.runtime.certify import certify
+from gati.runtime.load import load
+from tests.runtime.served import exit_at, images, rewrite
+
+
+@pytest.fixture
+def more(directory: Path, tmp_path: Path) -> tuple[Path, int]:
+    """New images, labelled as the base model answers, and how many Gati answers otherwise."""
+    pictures = images(150)
+    with load(directory) as engine:
+        assert engine.preprocessing is not None
+        x = engine.preprocessing(pictures)
+        answers = np.array([prediction.class_index for prediction in engine(x)])
+        base = np.array([prediction.class_index for prediction in engine.base(x)])
+    np.savez(tmp_path / "more.npz", images=pictures, labels=base)
+    return tmp_path / "more.npz", int((answers != base).sum())
+
+
+def composition_of(directory: Path) -> Composition:
+    return Composition.load(Library(directory).composition_path())
+
+
+def test_it_counts_what_the_engine_answers(directory: Path, more: tuple[Path, int]) -> None:
+    data, losses = more
+    assert 0 < losses < 150
+    found = certify(directory, data)
+    assert (found.certificate.losses, found.certificate.inputs) == (losses, 150)
+    assert found.agreement_lower_bound == agreement_lower_bound(losses, 150, found.certificate.delta)
+    assert found.certificate.deployed is None  # nobody trained these caches
+    assert f"{losses} of 150 inputs were answered differently" in found.certificate.sentence()
+    assert found.accuracy_drop is not None
+    assert (found.accuracy_drop.became_wrong, found.accuracy_drop.became_right) == (losses, 0)
+    assert found.hit_rate == 1.0
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_what_the_data_certifies_is_certified(directory: Path, more: tuple[Path, int]) -> None:
+    bound = certify(directory, more[0], confidence=0.9).agreement_lower_bound
+    assert certify(directory, more[0], accuracy=bound - 1e-6, confidence=0.9).certificate.deployed == 0
+    assert certify(directory, more[0], accuracy=bound + 1e-6, confidence=0.9).certificate.deployed is None
+
+
+def test_only_write_changes_the_composition_and_keeps_the_old_certificate(
+    directory: Path, more: tuple[Path, int]
+) -> None:
+    old = {"n": 1000, "losses": 3, "sentence": "as composed", "previous": {"n": 1}}
+    rewrite(directory, certificate=old)
+    before = composition_of(directory)
+    certify(directory, more[0])
+    assert composition_of(directory) == before
+    certify(directory, more[0], accuracy=0.01, write=True)
+    after = composition_of(directory)
+    assert after.exits == before.exits
+    assert after.accuracy_target == 0.01
+    assert after.note == ""
+    assert after.certificate is not None
+    assert after.certificate["certified"]
+    assert after.certificate["previous"] == {"n": 1000, "losses": 3, "sentence": "as composed"}
+    certify(directory, more[0], accuracy=0.97, write=True)
+    assert "is not certified" in composition_of(directory).note
+
+
+@pytest.mark.parametrize(
+    ("losses_before", "comparison"),
+    [(0, "more than chance explains"), (1000, "less than chance explains"), (None, "no certificate")],
+)
+def test_it_says_how_the_counts_compare(
+    directory: Path, more: tuple[Path, int], losses_before: int | None, comparison: str
+) -> None:
+    if losses_before is not None:
+        rewrite(directory, certificate={"n": 1000, "losses": losses_before})
+    assert comparison in certify(directory, more[0]).comparison
+
+
+def test_the_same_rate_is_no_surprise(directory: Path, more: tuple[Path, int]) -> None:
+    rewrite(directory, certificate={"n": 150, "losses": more[1]})
+    assert "no more apart than chance explains" in certify(directory, more[0]).comparison
+
+
+def test_every_class_is_certified_or_the_worst_is_named(directory: Path, more: tuple[Path, int]) -> None:
+    found = certify(directory, more[0], per_class=True)
+    assert len(found.certificate.by_class) == 4
+    assert sum(inputs for _, inputs in found.certificate.by_class) == 150
+    assert "in every class" in found.certificate.sentence()
+    assert any(name in found.certificate.sentence() for name in ("'north'", "'east'", "'south'", "'west'"))
+
+
+def test_bad_requests_are_refused_in_one_line(directory: Path, more: tuple[Path, int]) -> None:
+    library = Library(directory)
+    with load(directory) as engine:
+        assert engine.preprocessing is not None
+        data = load_data(more[0], engine.preprocessing)
+    used = {"held_out": f"{data.name} {data.fingerprint}"}
+    library.write_manifest(replace(library.manifest, data=used))
+    with pytest.raises(DataError, match="more.npz is the data that this composition was chosen on"):
+        certify(directory, more[0])
+    rewrite(directory, exits=())
+    with pytest.raises(CompositionError, match="'default' has no caches, so there is nothing to certify"):
+        certify(directory, more[0])
+
+
+def test_an_exit_that_never_hits_certifies_whatever_the_number_of_inputs_can(
+    directory: Path, more: tuple[Path, int]
+) -> None:
+    rewrite(directory, exits=(exit_at(0, 1e30),))
+    found = certify(directory, more[0])
+    assert (found.certificate.losses, found.hit_rate) == (0, 0.0)
+    assert found.certificate.deployed == 0  # 150 inputs without loss: 98.02 %
