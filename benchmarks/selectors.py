@@ -4,8 +4,8 @@
 
 First table: hit rate at 97 / 99 % agreement on the certify split, mean over the best variant of each block,
 when every cache had to use that kind. Second: whole compositions whose later exits also weigh which class the
-earlier caches of the path named and how surely (a logistic regression fitted on the select split, cross-fitted
-there), against the same exits without; thresholds searched anew on select for the same risk, counted on certify.
+earlier caches of the path named and how surely (a logistic regression, cross-fitted on the select split),
+against the same exits without; thresholds searched anew on select for the same risk, counted on certify.
 """
 
 from __future__ import annotations
