@@ -5,8 +5,8 @@ r"""VGG-16 with batch norm on log-mel spectrograms of spoken digits: trains it, 
         --data runs/spoken_digits/known.npz --train-data runs/spoken_digits/train.npz \
         --mean 0.5 --std 0.25 --out runs/spoken_digits/library
 
-The recordings (ten digits, six speakers, fifty takes each) are split by take, all speakers in each part: takes
-20 to 49 train the network and the caches, 8 to 19 are known to explore and compose, 0 to 7 nobody has seen.
+The recordings (ten digits, six speakers, fifty takes each) are split by take, every speaker in each part:
+takes 20 to 49 train network and caches, 8 to 19 are known to explore and compose, 0 to 7 nobody has seen.
 """
 
 from __future__ import annotations
