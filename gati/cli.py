@@ -172,7 +172,9 @@ def compose(
     placement: Annotated[
         Literal["auto", "inline", "overlapped"], typer.Option(help="Lookups inside or beside the network.")
     ] = "auto",
-    backend: Annotated[str, typer.Option(help="What executes the network.")] = "auto",
+    backend: Annotated[
+        str, typer.Option(help="What executes the network: torch, openvino; auto takes the fastest here.")
+    ] = "auto",
     slowdown: Annotated[
         float, typer.Option(help="Most that all lookups may add to an input that hits nowhere, as a share.")
     ] = 0.08,
@@ -222,6 +224,7 @@ def compose(
             name=name,
             slowdown=slowdown,
             per_class=per_class,
+            progress=cli_render.counter("lookups measured"),
         )
     cli_render.composition(chosen, directory, gati.explain(chosen, directory))
 

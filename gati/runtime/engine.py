@@ -66,15 +66,27 @@ class Engine:
         self.traced = traced
         self._tolerance = tie_tolerance(traced.device, traced.dtype)
         self._logits = outputs_kind == "logits"
+        for leaving in self.exits:
+            _check_placement(leaving, backend)
+        overlapped = any(leaving.placement == "overlapped" for leaving in self.exits)
+        self._beside: Beside | None = beside_for(traced.device) if overlapped else None
+        self._opened = False
+        self._steps: tuple[_Step, ...] = ()
+        self._stages: tuple[Stage, ...] = ()
+        self._requests = get_backend(backend).requests(
+            traced,
+            [(leaving.block, leaving.cache) for leaving in self.exits],
+            [leaving.threshold for leaving in self.exits],
+        )
+        if self._requests is not None:
+            self._base: Callable[[Tensor], Tensor] = self._requests.base
+            return
         path = get_backend(backend).path(traced, [leaving.block for leaving in self.exits])
         self._base = path.base
         self._last: Callable[..., Tensor] = path.segments[-1].run
         self._stages = self._build_stages(path.segments)
         self._rows_selectable = all(segment.rows_selectable for segment in path.segments)
-        overlapped = any(leaving.placement == "overlapped" for leaving in self.exits)
-        self._beside: Beside | None = beside_for(traced.device) if overlapped else None
         self._steps = self._build_steps() if overlapped else ()
-        self._opened = False
 
     def __call__(self, x: Tensor) -> list[Prediction]:
         """Classify preprocessed inputs [B, ...]; predictions come in their order.
@@ -86,7 +98,7 @@ class Engine:
         with torch.inference_mode():
             if x.shape[0] == 1:
                 return [self._prediction(*self._one(x))]
-            if not self._rows_selectable:
+            if self._requests is not None or not self._rows_selectable:
                 return [self._prediction(*self._one(row)) for row in rows_of(x)]
             answers = answer_rows(self._stages, self._last, x, self._tolerance)
             return [
@@ -98,6 +110,8 @@ class Engine:
         """Classify with the whole base model, executed the same way, no lookups."""
         x = self._checked(x)
         with torch.inference_mode():
+            if self._requests is not None:
+                return [self._prediction(self._base(row), BASE) for row in rows_of(x)]
             scores = self._base(x)
             if scores.shape[0] > 1:
                 for row in doubtful_class(scores, self._tolerance).nonzero().flatten().tolist():
@@ -137,7 +151,6 @@ class Engine:
         with torch.inference_mode():
             for segment, leaving in zip(segments, self.exits, strict=False):
                 carried = segment.run(*carried)
-                _check_placement(leaving)
                 lookup = backend.lookup(leaving.cache, carried[0])
                 _check_lookup(leaving, lookup, carried[0], self.traced.classes)
                 batched = tuple(tensor.batched for tensor in segment.carried)
@@ -193,6 +206,9 @@ class Engine:
 
     def _one(self, x: Tensor) -> tuple[Tensor, str]:
         """Class scores [1, K] or probabilities [1, K], and where they come from, for a single request."""
+        if self._requests is not None:
+            scores, position = self._requests.answer(x)
+            return scores, BASE if position == len(self.exits) else self.exits[position].block
         if self._beside is not None:
             return self._one_beside(x, self._beside)
         carried: tuple[Tensor, ...] = (x,)
@@ -247,7 +263,11 @@ def _listed(shape: Sequence[int]) -> str:
     return ", ".join(map(str, shape))
 
 
-def _check_placement(leaving: EngineExit) -> None:
+def _check_placement(leaving: EngineExit, backend: str) -> None:
+    if leaving.placement == "overlapped" and not get_backend(backend).overlaps:
+        raise BackendError(
+            f"backend '{backend}' looks up inside its graphs; compose with --placement inline for it"
+        )
     if leaving.placement not in ("inline", "overlapped"):
         raise BackendError(
             f"unknown placement '{leaving.placement}' at block '{leaving.block}'; choose inline or overlapped"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gati.errors import BackendError
 from gati.model.segments import Segment, TracedModel
 
-__all__ = ["BACKENDS", "Backend", "Path", "get_backend", "register_backend"]
+__all__ = ["BACKENDS", "Backend", "Path", "Requests", "get_backend", "register_backend"]
 
 Lookup = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -28,10 +28,29 @@ class Path:
     segments: tuple[Segment, ...]
 
 
+class Requests(ABC):
+    """Single requests on an engine that compiles graphs and keeps its own tensors."""
+
+    @abstractmethod
+    def base(self, x: Tensor) -> Tensor:
+        """Class scores [1, K] of the whole network for `x` [1, ...]."""
+
+    @abstractmethod
+    def answer(self, x: Tensor) -> tuple[Tensor, int]:
+        """Probabilities [1, K] of the first hit and its exit's position; else scores and how many exits."""
+
+
 class Backend(ABC):
     """Prepares networks and lookups for execution."""
 
     name: ClassVar[str]
+    exact: ClassVar[bool] = True  # answers as the network in float32 does, but for rounding
+    overlaps: ClassVar[bool] = False  # whether lookups may run beside the network
+
+    @classmethod
+    def installed(cls) -> bool:
+        """Whether what it needs is there."""
+        return True
 
     @abstractmethod
     def path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
@@ -40,6 +59,15 @@ class Backend(ABC):
     @abstractmethod
     def lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
         """`cache` as a function of hidden outputs like `hidden` [B, ...], giving [B, K] and scores [B]."""
+
+    def requests(
+        self, traced: TracedModel, exits: Sequence[tuple[str, nn.Module]], thresholds: Sequence[float]
+    ) -> Requests | None:
+        """Base model and exits (block and cache, forward order) ready for single requests.
+
+        None where a request is no more than segments and lookups called in turn.
+        """
+        return None
 
 
 BACKENDS: dict[str, type[Backend]] = {}
@@ -64,7 +92,7 @@ def get_backend(name: str, **options: Any) -> Backend:
         BackendError: no backend has that name.
     """
     if name == "auto":
-        name = next(iter(BACKENDS))
+        name = "torch"
     if name not in BACKENDS:
         raise BackendError(f"unknown backend '{name}'; choose one of auto, {', '.join(sorted(BACKENDS))}")
     return BACKENDS[name](**options)
