@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from gati.demo import demo as demo
     from gati.explore.explore import explore as explore
     from gati.explore.library import Library as Library
+    from gati.export.export import Exported as Exported
+    from gati.export.export import export as export
     from gati.runtime.engine import Engine as Engine
     from gati.runtime.engine import Prediction as Prediction
     from gati.runtime.evaluate import Evaluation as Evaluation
@@ -42,6 +44,7 @@ __all__ = [
     "Composition",
     "Engine",
     "Evaluation",
+    "Exported",
     "GatiError",
     "Library",
     "ModelBlocks",
@@ -54,6 +57,7 @@ __all__ = [
     "demo",
     "evaluate",
     "explore",
+    "export",
     "load",
     "pareto",
     "predict",
@@ -63,6 +67,7 @@ _HOMES = {
     "Composition": "gati.compose.composition",
     "Engine": "gati.runtime.engine",
     "Evaluation": "gati.runtime.evaluate",
+    "Exported": "gati.export.export",
     "Library": "gati.explore.library",
     "ModelBlocks": "gati.runtime.inspect",
     "ParetoPoint": "gati.compose.pareto",
@@ -73,6 +78,7 @@ _HOMES = {
     "demo": "gati.demo",
     "evaluate": "gati.runtime.evaluate",
     "explore": "gati.explore.explore",
+    "export": "gati.export.export",
     "load": "gati.runtime.load",
     "pareto": "gati.compose.pareto",
     "predict": "gati.runtime.predict",
@@ -80,7 +86,7 @@ _HOMES = {
 
 
 class _Package(ModuleType):
-    """The package itself. Two verbs share their names with rooms (`gati.compose`, `gati.explore`).
+    """The package itself. Some verbs have the name of a room (`gati.compose`, `gati.explore`, `gati.export`).
 
     Importing anything from a room would bind the room's module over the verb, so that `gati.explore(...)`
     worked or not depending on what was imported before. Here the verb always wins;

@@ -17,11 +17,22 @@ if TYPE_CHECKING:
     from gati.compose.composition import Composition
     from gati.compose.pareto import ParetoPoint
     from gati.explore.library import Library
+    from gati.export.export import Exported
     from gati.runtime.engine import Prediction
     from gati.runtime.evaluate import Evaluation
     from gati.runtime.inspect import ModelBlocks
 
-__all__ = ["blocks", "composition", "counter", "error", "evaluation", "frontier", "library", "predictions"]
+__all__ = [
+    "blocks",
+    "composition",
+    "counter",
+    "error",
+    "evaluation",
+    "exported",
+    "frontier",
+    "library",
+    "predictions",
+]
 
 _PIPE_WIDTH = 120  # columns where there is no terminal to ask
 
@@ -198,6 +209,16 @@ def predictions(images: Sequence[Path], answers: Sequence[Prediction]) -> None:
         probability = float(answer.probabilities[answer.class_index])
         table.add_row(str(image), name, _percent(probability), answer.exit)
     _console().print(table)
+
+
+def exported(written: Exported) -> None:
+    """Print what lies where, what it takes and gives, and where an input can leave."""
+    print(f"{written.path}: {written.format}, {format_bytes(written.size_bytes)}")
+    takes = f"{written.input_type} {_shape(written.input_shape)}"
+    print(f"takes one input, {takes}; gives probabilities, exit and score")
+    places = [f"{index} after {block}" for index, block in enumerate(written.exits)]
+    print(f"exits: {', '.join([*places, f'{len(places)} at the end'])}")
+    print(f"checked: {written.checked_inputs} random inputs are answered as the engine does")
 
 
 def _console() -> Console:

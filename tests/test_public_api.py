@@ -17,7 +17,7 @@ CLASSES = [name for name in gati.__all__ if inspect.isclass(getattr(gati, name))
 def test_all_is_sorted_and_complete() -> None:
     assert list(gati.__all__) == sorted(gati.__all__)
     assert set(gati.__all__) <= set(dir(gati))
-    verbs = {"blocks", "compose", "demo", "evaluate", "explore", "load", "predict"}
+    verbs = {"blocks", "compose", "demo", "evaluate", "explore", "export", "load", "predict"}
     assert verbs | {"compose_within_latency", "pareto"} == set(FUNCTIONS)
 
 

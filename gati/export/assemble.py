@@ -5,7 +5,8 @@
                                         else  segment 2 -> lookup 2 -> If ...
                                                                          else  the last segment's answer
 
-The inner graphs read the outer ones' values by name, so nothing is handed over and what is not needed is not run.
+The inner graphs read the outer ones' values by name, so nothing is handed over, and what is not needed is not
+run.
 """
 
 from __future__ import annotations
@@ -90,9 +91,9 @@ def _graph(stages: Stages, index: int, inputs: tuple[str, ...], score: str, name
     else_branch = _graph(stages, index + 1, tuple(carried), own_score, f"go on after {leaving.block}")
     ending = [
         _constant(f"{leaves}/threshold", np.float32(threshold)),
-        # False for NaN: such a score is a miss.
+        # False for NaN, a miss. Written the other way round, GreaterOrEqual, OpenVINO finds it true.
         helper.make_node(
-            "GreaterOrEqual", [own_score, f"{leaves}/threshold"], [f"{leaves}/hit"], name=f"{leaves}/hit"
+            "LessOrEqual", [f"{leaves}/threshold", own_score], [f"{leaves}/hit"], name=f"{leaves}/hit"
         ),
         helper.make_node(
             "If",
@@ -151,9 +152,10 @@ def _preprocess(preprocessing: Preprocessing, result: str) -> list[onnx.NodeProt
         ("Sub", np.array(preprocessing.mean, dtype=np.float32).reshape(1, -1, 1, 1)),
         ("Div", np.array(preprocessing.std, dtype=np.float32).reshape(1, -1, 1, 1)),
     )
+    planes = "preprocess/planes"
     nodes = [
-        helper.make_node("Transpose", [INPUT], ["preprocess/planes"], name="preprocess/planes", perm=[0, 3, 1, 2]),
-        helper.make_node("Cast", ["preprocess/planes"], ["preprocess/0"], name="preprocess/cast", to=TensorProto.FLOAT),
+        helper.make_node("Transpose", [INPUT], [planes], name=planes, perm=[0, 3, 1, 2]),
+        helper.make_node("Cast", [planes], ["preprocess/0"], name="preprocess/cast", to=TensorProto.FLOAT),
     ]
     for step, (operator, operand) in enumerate(steps):
         constant, before = f"preprocess/operand_{step}", f"preprocess/{step}"

@@ -19,12 +19,13 @@ _aten = torch.ops.aten
 
 def without_adaptive_pooling(program: ExportedProgram) -> ExportedProgram:
     """The same program with its adaptive pooling of maps written out."""
-    return program.run_decompositions(
+    written_out: ExportedProgram = program.run_decompositions(
         {
             _aten.adaptive_avg_pool2d.default: average_pool,
             _aten.adaptive_max_pool2d.default: maximum_pool,
         }
     )
+    return written_out
 
 
 def average_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:

@@ -31,7 +31,7 @@ class ExitStage(nn.Module):
         # Copies, because a segment may work in place on what it is given.
         handed_on = self.run(*(tensor.clone() for tensor in carried))
         probabilities, score = self.cache(handed_on[0])
-        return (*handed_on, probabilities.float(), score.float())
+        return (*handed_on, _as_float32(probabilities), _as_float32(score))
 
 
 class LastStage(nn.Module):
@@ -45,7 +45,7 @@ class LastStage(nn.Module):
     def forward(self, *carried: Tensor) -> Tensor:
         """Return the base model's probabilities."""
         scores: Tensor = self.run(*(tensor.clone() for tensor in carried))
-        return (scores.softmax(1) if self.logits else scores).float()
+        return _as_float32(scores.softmax(1) if self.logits else scores)
 
 
 class Stage(NamedTuple):
@@ -57,7 +57,7 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class Stages:
-    """The early-exit network for one input: `stages[i]` ends with the lookup of `exits[i]`, the last with none.
+    """The early-exit network for one input: stage i ends with the lookup of exit i, the last one with none.
 
     `thresholds` are the exits' as float32: a float32 score reaches one exactly where it reaches the other.
     """
@@ -68,7 +68,7 @@ class Stages:
     classes: int
 
     def trail(self, x: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-        """Probabilities [K] and score of every stage for one input [1, ...], whatever hits; the last has none."""
+        """Probabilities [K] and score of every stage for one input [1, ...]; the last one has no score."""
         trail: list[tuple[Tensor, Tensor | None]] = []
         carried: tuple[Tensor, ...] = (x,)
         with torch.inference_mode():
@@ -118,6 +118,10 @@ def float32_at_least(threshold: float) -> float:
     if nearest.double().item() < threshold:
         nearest = torch.nextafter(nearest, torch.tensor(math.inf))
     return nearest.item()
+
+
+def _as_float32(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float32 else tensor.float()
 
 
 def _plain(tensor: Tensor) -> Tensor:
