@@ -289,7 +289,7 @@ def export(
     directory: LibraryDir,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file, or the model folder for Triton.")],
     composition: CompositionName = "default",
-    format: Annotated[Literal["onnx", "pt2", "triton"], typer.Option()] = "onnx",
+    format: Annotated[Literal["onnx", "pt2", "triton"], typer.Option(help="pt2: torch.export.")] = "onnx",
     raw_input: Annotated[bool, typer.Option("--raw-input", help="Preprocess in the file: uint8 in.")] = False,
 ) -> None:
     """Write the whole early-exit network as one file that runs without Gati, one input at a time.
