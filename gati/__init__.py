@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from gati.demo import demo as demo
     from gati.explore.explore import explore as explore
     from gati.explore.library import Library as Library
+    from gati.export.export import Exported as Exported
+    from gati.export.export import export as export
     from gati.runtime.certify import Recertification as Recertification
     from gati.runtime.certify import certify as certify
     from gati.runtime.engine import Engine as Engine
@@ -47,6 +49,7 @@ __all__ = [
     "Engine",
     "Evaluation",
     "Explanation",
+    "Exported",
     "GatiError",
     "Library",
     "ModelBlocks",
@@ -62,6 +65,7 @@ __all__ = [
     "evaluate",
     "explain",
     "explore",
+    "export",
     "load",
     "pareto",
     "predict",
@@ -72,6 +76,7 @@ _HOMES = {
     "Engine": "gati.runtime.engine",
     "Evaluation": "gati.runtime.evaluate",
     "Explanation": "gati.compose.explain",
+    "Exported": "gati.export.export",
     "Library": "gati.explore.library",
     "ModelBlocks": "gati.runtime.inspect",
     "ParetoPoint": "gati.compose.pareto",
@@ -85,6 +90,7 @@ _HOMES = {
     "evaluate": "gati.runtime.evaluate",
     "explain": "gati.compose.explain",
     "explore": "gati.explore.explore",
+    "export": "gati.export.export",
     "load": "gati.runtime.load",
     "pareto": "gati.compose.pareto",
     "predict": "gati.runtime.predict",
@@ -92,7 +98,7 @@ _HOMES = {
 
 
 class _Package(ModuleType):
-    """The package itself. Two verbs share their names with rooms (`gati.compose`, `gati.explore`).
+    """The package itself. Some verbs have the name of a room (`gati.compose`, `gati.explore`, `gati.export`).
 
     Importing anything from a room would bind the room's module over the verb, so that `gati.explore(...)`
     worked or not depending on what was imported before. Here the verb always wins;

@@ -316,6 +316,23 @@ def predict(
     )
 
 
+@_verb("gati export runs/mine --out model.onnx", "gati export runs/mine --format triton --out models/mine")
+def export(
+    directory: LibraryDir,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file, or the model folder for Triton.")],
+    composition: CompositionName = "default",
+    format: Annotated[Literal["onnx", "pt2", "triton"], typer.Option(help="pt2: torch.export.")] = "onnx",
+    raw_input: Annotated[bool, typer.Option("--raw-input", help="Preprocess in the file: uint8 in.")] = False,
+) -> None:
+    """Write the whole early-exit network as one file that runs without Gati, one input at a time.
+
+    It answers as the engine does; ONNX Runtime and OpenVINO run it as it is.
+    """
+    cli_render.exported(
+        gati.export(directory, out, composition=composition, format=format, raw_input=raw_input)
+    )
+
+
 @_verb("gati demo")
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where its files go.")] = Path("demo"),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gati.compose.explain import Explanation
     from gati.compose.pareto import ParetoPoint
     from gati.explore.library import Library
+    from gati.export.export import Exported
     from gati.runtime.by_class import Share
     from gati.runtime.certify import Recertification
     from gati.runtime.engine import Prediction
@@ -31,6 +32,7 @@ __all__ = [
     "counter",
     "error",
     "evaluation",
+    "exported",
     "frontier",
     "library",
     "predictions",
@@ -239,6 +241,16 @@ def predictions(images: Sequence[Path], answers: Sequence[Prediction]) -> None:
         probability = float(answer.probabilities[answer.class_index])
         table.add_row(str(image), name, _percent(probability), answer.exit)
     _console().print(table)
+
+
+def exported(written: Exported) -> None:
+    """Print what lies where, what it takes and gives, and where an input can leave."""
+    print(f"{written.path}: {written.format}, {format_bytes(written.size_bytes)}")
+    takes = f"{written.input_type} {_shape(written.input_shape)}"
+    print(f"takes one input, {takes}; gives probabilities, exit and score")
+    places = [f"{index} after {block}" for index, block in enumerate(written.exits)]
+    print(f"exits: {', '.join([*places, f'{len(places)} at the end'])}")
+    print(f"checked: {written.checked_inputs} random inputs are answered as the engine does")
 
 
 def _console() -> Console:

@@ -18,7 +18,7 @@ from gati.errors import CompositionError, StorageError
 from gati.types import TrialId
 from tests.compose.libraries import make_library
 
-VERBS = ["blocks", "explore", "compose", "certify", "evaluate", "predict", "demo"]
+VERBS = ["blocks", "explore", "compose", "certify", "evaluate", "predict", "export", "demo"]
 
 
 def failing(error: BaseException) -> Any:
@@ -116,8 +116,10 @@ def test_wrong_usage_is_one_line_that_names_the_help(
         (["blocks", "resnet18"], "error: unknown model 'resnet18'"),
         (["evaluate", "nowhere", "--data", "x.npz"], "error: no cache library in nowhere"),
         (["predict", "nowhere", "x.png"], "error: no cache library in nowhere"),
+        (["export", "nowhere", "--out", "x.onnx"], "error: no cache library in nowhere"),
     ],
-    ids=["mean", "budget", "memory", "size", "model", "evaluate without library", "predict without library"],
+    ids=["mean", "budget", "memory", "size", "model"]
+    + [f"{verb} without library" for verb in ("evaluate", "predict", "export")],
 )
 def test_bad_values_are_one_line_and_status_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]

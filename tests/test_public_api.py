@@ -17,8 +17,8 @@ CLASSES = [name for name in gati.__all__ if inspect.isclass(getattr(gati, name))
 def test_all_is_sorted_and_complete() -> None:
     assert list(gati.__all__) == sorted(gati.__all__)
     assert set(gati.__all__) <= set(dir(gati))
-    verbs = {"blocks", "certify", "compose", "demo", "evaluate", "explain", "explore", "load", "predict"}
-    assert verbs | {"compose_within_latency", "pareto"} == set(FUNCTIONS)
+    verbs = {"blocks", "certify", "compose", "demo", "evaluate", "explain", "explore", "export", "load"}
+    assert verbs | {"compose_within_latency", "pareto", "predict"} == set(FUNCTIONS)
 
 
 def test_every_verb_of_the_command_line_is_a_function() -> None:

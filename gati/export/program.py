@@ -1,0 +1,81 @@
+"""The early-exit network as a `torch.export` program: `torch.cond` where ONNX has `If`."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, fx, nn
+
+from gati.errors import ModelError
+from gati.graph.stages import Stages
+from gati.model.source import first_line
+
+__all__ = ["EarlyExit", "save_program", "to_program"]
+
+Answer = tuple[Tensor, Tensor, Tensor]
+
+
+class EarlyExit(nn.Module):
+    """One input in; probabilities [1, K], exit int64 [1] and score [1] out, as in the ONNX file."""
+
+    def __init__(self, stages: Stages) -> None:
+        super().__init__()
+        pieces = [torch.export.export(module, example, strict=False) for module, example in stages.stages]
+        self.stages = nn.ModuleList([piece.module() for piece in pieces])
+        self.thresholds = stages.thresholds
+
+    def forward(self, x: Tensor) -> Answer:
+        """Run the stages until a lookup hits."""
+        return self._from(0, x.new_full((1,), math.nan, dtype=torch.float32), x)
+
+    def _from(self, index: int, score: Tensor, *carried: Tensor) -> Answer:
+        if index == len(self.thresholds):
+            return self.stages[index](*carried), torch.full((1,), index), score.clone()
+        *handed_on, probabilities, score = self.stages[index](*carried)
+
+        def leave(probabilities: Tensor, score: Tensor, *_: Tensor) -> Answer:
+            return probabilities.clone(), torch.full((1,), index), score.clone()
+
+        def go_on(_: Tensor, score: Tensor, *carried: Tensor) -> Answer:
+            return self._from(index + 1, score, *carried)
+
+        hit = (score >= self.thresholds[index]).squeeze(0)  # False for NaN
+        answer: Answer = torch.cond(hit, leave, go_on, (probabilities, score, *handed_on))
+        return answer
+
+
+def to_program(stages: Stages) -> torch.export.ExportedProgram:
+    """Trace the early-exit network for one input at a time.
+
+    **Raises:** `ModelError` where `torch.export` cannot.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(EarlyExit(stages), stages.stages[0].example, strict=False)
+    except Exception as error:  # torch.export raises many unrelated types
+        raise ModelError(
+            f"cannot export the network with torch {torch.__version__}: {first_line(error)}; "
+            "try --format onnx"
+        ) from error
+    _drop_traces(program.graph_module)
+    return program
+
+
+def save_program(program: torch.export.ExportedProgram, path: Path, notes: dict[str, str]) -> None:
+    """Write a program; `notes` are texts by file name, which `torch.export.load` reads back."""
+    with open(path, "wb") as handle, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that weights are shared, which is meant
+        torch.export.save(program, handle, extra_files=dict(notes))
+
+
+def _drop_traces(module: nn.Module) -> None:
+    """Forget which lines of which files each operator came from: most of a file otherwise."""
+    for graph_module in module.modules():
+        if isinstance(graph_module, fx.GraphModule):
+            for node in graph_module.graph.nodes:
+                for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node"):
+                    node.meta.pop(key, None)

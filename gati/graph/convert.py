@@ -1,0 +1,118 @@
+"""One stage of the network as a straight ONNX graph, ready to be put into a larger one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+import torch
+
+from gati.errors import ModelError
+from gati.graph.pooling import without_adaptive_pooling
+from gati.graph.stages import Stage
+
+__all__ = ["OPSET", "Piece", "to_piece"]
+
+OPSET = 18
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Nodes and weights of a stage whose names cannot meet those of another; `outputs` in their order."""
+
+    nodes: tuple[onnx.NodeProto, ...]
+    weights: tuple[onnx.TensorProto, ...]
+    shapes: tuple[onnx.ValueInfoProto, ...]
+    outputs: tuple[str, ...]
+
+
+def to_piece(stage: Stage, inputs: tuple[str, ...], prefix: str) -> Piece:
+    """Convert a stage; it reads the values `inputs` of the graph it will be put into.
+
+    **Raises:** `ModelError` for an operator that ONNX does not have.
+    """
+    model = _convert(stage, prefix)
+    graph = model.graph
+    if len(graph.input) != len(inputs) or model.functions:
+        raise AssertionError("a converted stage has other inputs than the stage, or functions of its own")
+    names = dict(zip((value.name for value in graph.input), inputs, strict=True))
+    _rename(graph, names, prefix)
+    outputs = tuple(names.get(value.name, f"{prefix}{value.name}") for value in graph.output)
+    return Piece(tuple(graph.node), tuple(graph.initializer), tuple(graph.value_info), outputs)
+
+
+def _convert(stage: Stage, name: str) -> onnx.ModelProto:
+    said = io.StringIO()
+    try:
+        with _quiet(), contextlib.redirect_stdout(said):
+            program = torch.export.export(stage.module, stage.example, strict=False)
+            converted = torch.onnx.export(
+                without_adaptive_pooling(program), dynamo=True, opset_version=OPSET, verbose=False
+            )
+    except Exception as error:  # torch raises many unrelated types for what it cannot convert
+        reason = _reason(error)
+    else:
+        if converted is None:
+            raise AssertionError("torch.onnx.export without a file name returns a program")
+        model: onnx.ModelProto = converted.model_proto
+        versions = {entry.domain: entry.version for entry in model.opset_import}
+        if set(versions) <= {"", "ai.onnx"} and max(versions.values()) == OPSET:
+            return model
+        reason = f"it needs operator sets {versions}"
+    raise ModelError(
+        f"cannot export {name.rstrip('/')} to ONNX: {reason}; give --format pt2, or replace that operator in "
+        "the network"
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """The one line of a chain of errors that names the operator, or the last one's first."""
+    cause: BaseException | None = error
+    while cause is not None:
+        error, cause = cause, cause.__cause__
+    return f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0][:200]}"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what the exporter tells its own developers."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _rename(graph: Any, names: Mapping[str, str], prefix: str) -> None:
+    """Give every value and node its name in the larger graph; drop traces of the machine it was made on."""
+
+    def renamed(name: str) -> str:
+        return names.get(name, f"{prefix}{name}") if name else name
+
+    for node in graph.node:
+        node.input[:] = [renamed(name) for name in node.input]
+        node.output[:] = [renamed(name) for name in node.output]
+        node.name = f"{prefix}{node.name.removeprefix('node_')}"
+        node.doc_string = ""
+        del node.metadata_props[:]
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                _rename(inner, names, prefix)
+                for value in (*inner.input, *inner.output):
+                    value.name = renamed(value.name)
+    for value in (*graph.initializer, *graph.value_info):
+        value.name = renamed(value.name)
+        value.doc_string = ""
+        del value.metadata_props[:]

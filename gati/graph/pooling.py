@@ -1,0 +1,59 @@
+"""Adaptive pooling in terms of operators that every exporter and engine knows.
+
+ONNX has none of its own. Where the map divides evenly, adaptive pooling is plain pooling; elsewhere its cells
+overlap, and it is done one direction after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+__all__ = ["average_pool", "maximum_pool", "without_adaptive_pooling"]
+
+_aten = torch.ops.aten
+
+
+def without_adaptive_pooling(program: ExportedProgram) -> ExportedProgram:
+    """The same program with its adaptive pooling of maps written out."""
+    written_out: ExportedProgram = program.run_decompositions(
+        {
+            _aten.adaptive_avg_pool2d.default: average_pool,
+            _aten.adaptive_max_pool2d.default: maximum_pool,
+        }
+    )
+    return written_out
+
+
+def average_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:
+    """Averages over the cells of a grid: [..., H, W] -> [..., *output_size]."""
+    height, width = x.shape[-2:]
+    rows, columns = output_size
+    if height % rows == 0 and width % columns == 0:
+        window = [height // rows, width // columns]
+        pooled: Tensor = _aten.avg_pool2d.default(x, window, window)
+        return pooled
+    x = torch.cat([x[..., cell, :].mean(-2, keepdim=True) for cell in _cells(height, rows)], dim=-2)
+    return torch.cat([x[..., cell].mean(-1, keepdim=True) for cell in _cells(width, columns)], dim=-1)
+
+
+def maximum_pool(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Maxima over the cells of a grid, and where they are; the places are right for even grids only."""
+    height, width = x.shape[-2:]
+    rows, columns = output_size
+    if height % rows == 0 and width % columns == 0:
+        window = [height // rows, width // columns]
+        pooled: tuple[Tensor, Tensor] = _aten.max_pool2d_with_indices.default(x, window, window)
+        return pooled
+    x = torch.cat([x[..., cell, :].amax(-2, keepdim=True) for cell in _cells(height, rows)], dim=-2)
+    x = torch.cat([x[..., cell].amax(-1, keepdim=True) for cell in _cells(width, columns)], dim=-1)
+    return x, torch.zeros_like(x, dtype=torch.int64)
+
+
+def _cells(size: int, count: int) -> list[slice]:
+    """PyTorch's cells: from floor(i * size / count) up to ceil((i + 1) * size / count)."""
+    return [slice(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
+
