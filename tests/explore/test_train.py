@@ -131,3 +131,20 @@ def test_mirroring_is_not_used_where_it_changes_the_class() -> None:
     images = torch.randn(64, 1, 8, 8)
     assert not choose_augmentation(LeftOrRight(), images).flip
     assert choose_augmentation(Brightness(), images).flip
+
+
+def test_time_that_suffices_changes_nothing(net: Net) -> None:
+    """Neither a clock that runs ahead of the steps for a moment, nor one that just keeps up."""
+    plain, timed = _training(net), _training(net)
+    list(plain.run())
+    jitter = iter([0.04, 0.0, 0.2, 0.29, 0.3, 0.45, 0.54, 0.6, 0.7, 0.79, 0.87, 0.95])
+    assert len(list(timed.run(lambda: next(jitter)))) == 12
+    for first, second in zip(_weights(plain), _weights(timed), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_training_that_lags_hurries_and_ends_a_little_after_its_time(net: Net) -> None:
+    training = _training(net)
+    times = iter([0.0, 0.3, 0.6, 0.9, 1.0, 1.04, 1.06])
+    assert len(list(training.run(lambda: next(times)))) == 6
+    assert training.step == 6
