@@ -95,12 +95,6 @@ def test_closing_the_run_early_removes_every_hook(net: Net) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
 
 
-def test_time_running_out_ends_training_early(net: Net) -> None:
-    training = _training(net, steps=1000)
-    share = iter([0.0, 0.4, 0.9, 1.0])
-    assert len(list(training.run(lambda: next(share)))) == 3
-
-
 def test_augmentation_is_drawn_from_its_generator_alone() -> None:
     images = torch.randn(6, 2, 8, 8)
     augment = Augmentation(flip=True, shift_pixels=2)
