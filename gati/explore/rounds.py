@@ -18,7 +18,7 @@ from gati.explore.prepare import Prepared, Specification
 from gati.explore.progress import Progress
 from gati.explore.schedule import Plan, select_for_main_round
 from gati.explore.state import FinishedTrial, RunState
-from gati.explore.train import Learner, SharedTraining
+from gati.explore.train import LATENESS, Learner, SharedTraining
 from gati.types import Trial, TrialId
 
 __all__ = ["Clock", "Rounds"]
@@ -29,7 +29,7 @@ _SAVE_EVERY_S = 60.0
 _GROUP_PARAMETERS = 60_000_000  # weights, gradients and two moments of these take 1 GB
 _GROUP_TRIALS = 40
 _SCREENING_SHARE = 0.35  # of a time budget
-_MEASURING_SHARE = 0.12
+_MEASURING_SHARE = 0.08
 _SCREENING_TARGETS = (0.90, 0.95, 0.97)  # lower than what is composed for: short training reaches no more
 
 
@@ -150,7 +150,8 @@ class Rounds:
         self, training: SharedTraining, allowed_s: float | None, what: str, *, keep_state: bool = False
     ) -> None:
         began = saved = self.clock()
-        share = None if allowed_s is None else lambda: (self.clock() - began) / max(allowed_s, 1e-3)
+        planned_s = None if allowed_s is None else max(allowed_s, 1e-3) / (1.0 + LATENESS)
+        share = None if planned_s is None else lambda: (self.clock() - began) / planned_s
         for loss in training.run(share):
             self.progress.advance(1, f"{what}, loss {loss:.3f}")
             if keep_state and self.clock() - saved >= _SAVE_EVERY_S:

@@ -23,7 +23,9 @@ from gati.files import atomic_write
 from gati.model.hooks import collect_hidden
 from gati.types import TrialId
 
-__all__ = ["Inputs", "Learner", "SharedTraining", "bfloat16_pays", "training_precision"]
+__all__ = ["LATENESS", "Inputs", "Learner", "SharedTraining", "bfloat16_pays", "training_precision"]
+
+LATENESS = 0.05  # by how much of an allowed time training may lag before it hurries
 
 _WARM_UP = 0.15  # share of training in which the learning rate rises
 
@@ -88,15 +90,16 @@ class SharedTraining:
     def run(self, share_of_time: Callable[[], float] | None = None) -> Iterator[float]:
         """Yield the mean loss of all learners after each batch, from the current step to the last.
 
-        `share_of_time` says how much of an allowed time has passed; the learning rate then falls to its end,
-        and training stops, with whichever is sooner, the steps or the time. Closing the iterator removes
-        every hook.
+        `share_of_time` says how much of an allowed time has passed. As long as the steps keep up with it, it
+        changes nothing, so that the same seed gives the same weights; once they lag by more than
+        `LATENESS`, the learning rate falls with the time, and training stops when 1 + `LATENESS` of it is
+        used. Closing the iterator removes every hook.
         """
         with collect_hidden(self.module, self._blocks) as hidden:
             while self.step < self.total_steps:
                 share = self.step / self.total_steps
                 if share_of_time is not None:
-                    share = max(share, share_of_time())
+                    share = max(share, share_of_time() - LATENESS)
                 if share >= 1:
                     return
                 yield self._advance(hidden, share)

@@ -95,12 +95,6 @@ def test_closing_the_run_early_removes_every_hook(net: Net) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
 
 
-def test_time_running_out_ends_training_early(net: Net) -> None:
-    training = _training(net, steps=1000)
-    share = iter([0.0, 0.4, 0.9, 1.0])
-    assert len(list(training.run(lambda: next(share)))) == 3
-
-
 def test_augmentation_is_drawn_from_its_generator_alone() -> None:
     images = torch.randn(6, 2, 8, 8)
     augment = Augmentation(flip=True, shift_pixels=2)
@@ -131,3 +125,20 @@ def test_mirroring_is_not_used_where_it_changes_the_class() -> None:
     images = torch.randn(64, 1, 8, 8)
     assert not choose_augmentation(LeftOrRight(), images).flip
     assert choose_augmentation(Brightness(), images).flip
+
+
+def test_time_that_suffices_changes_nothing(net: Net) -> None:
+    """Neither a clock that runs ahead of the steps for a moment, nor one that just keeps up."""
+    plain, timed = _training(net), _training(net)
+    list(plain.run())
+    jitter = iter([0.04, 0.0, 0.2, 0.29, 0.3, 0.45, 0.54, 0.6, 0.7, 0.79, 0.87, 0.95])
+    assert len(list(timed.run(lambda: next(jitter)))) == 12
+    for first, second in zip(_weights(plain), _weights(timed), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_training_that_lags_hurries_and_ends_a_little_after_its_time(net: Net) -> None:
+    training = _training(net)
+    times = iter([0.0, 0.3, 0.6, 0.9, 1.0, 1.04, 1.06])
+    assert len(list(training.run(lambda: next(times)))) == 6
+    assert training.step == 6

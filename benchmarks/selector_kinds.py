@@ -1,6 +1,6 @@
 """What each kind of selector is worth, and what seeing the earlier lookups of a request would add.
 
-    python -m benchmarks.selectors runs/benchmark/resnet56 --data runs/benchmark/known.npz
+    python -m benchmarks.selector_kinds runs/benchmark/resnet56 --data runs/benchmark/known.npz
 
 First table: hit rate at 97 / 99 % agreement on the certify split, mean over the best variant of each block,
 when every cache had to use that kind. Second: whole compositions whose later exits also weigh which class the
