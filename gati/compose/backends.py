@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gati.compose.costs import on_backend
-from gati.errors import BackendError, CheckpointError, ModelError
+from gati.errors import BackendError, ModelError
 from gati.explore.library import Library
 
 __all__ = ["choose_backend"]
@@ -14,7 +14,7 @@ __all__ = ["choose_backend"]
 def choose_backend(
     library: Library, name: str, progress: Callable[[int, int], None] | None = None
 ) -> Library:
-    """Return the library with the latencies of the backend called `name`; "auto" is the fastest exact one.
+    """Return the library with the latencies of the backend called `name`; "auto" is the fastest.
 
     The fastest runs the base model in the least time: exits shorten that on each alike. Where "auto" has not
     been measured before and the model is not at hand, the backend that `explore` measured stays. Raises
@@ -24,20 +24,17 @@ def choose_backend(
     measured = library.manifest.profile
     if name == measured.backend:
         return library
-    from gati.runtime.backends import BACKENDS, get_backend
+    from gati.runtime.backends import BACKENDS, GraphBackend
 
     if name != "auto":
-        if not get_backend(name).exact:
-            raise BackendError(
-                f"backend '{name}' answers otherwise than the network in float32 now and then, and this "
-                "library holds outcomes of float32 only, so nothing could be certified; use an exact backend"
-            )
         return on_backend(library, name, progress=progress)
     if measured.device != "cpu":
         return library
-    exact = [each for each, kind in BACKENDS.items() if kind.exact and kind.installed()]
+    others = [
+        each for each, kind in BACKENDS.items() if issubclass(kind, GraphBackend) and kind.installed()
+    ]
     try:
-        choices = [on_backend(library, each, progress=progress) for each in exact]
-    except (BackendError, ModelError, CheckpointError):
+        choices = [on_backend(library, each, progress=progress) for each in others]
+    except (BackendError, ModelError):
         return library
     return min([library, *choices], key=lambda choice: choice.manifest.profile.base_ms)

@@ -2,7 +2,7 @@
 
 Measured once on this machine, kept as `profiles/BACKEND.json` in the library. Lookups of one architecture on
 one shape of hidden output cost the same, so a few dozen measurements stand for all trials. A lookup is part
-of its stretch's graph; it adds its own graph's time less that of an empty call, plus what a cut costs.
+of the network's graph; it adds its own graph's time less that of an empty call, plus what a decision costs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gati.errors import BackendError, LibraryError
 from gati.explore.library import Library
@@ -20,18 +20,20 @@ from gati.types import BlockProfile, Profile, Trial
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BackendCosts", "on_backend", "read_costs"]
+    from gati.model.segments import TracedModel
+    from gati.runtime.backends import OutputsKind
+
+__all__ = ["BackendCosts", "as_composed", "on_backend"]
 
 FORMAT = 1
-REPETITIONS = 60
 
 
 @dataclass(frozen=True)
 class BackendCosts:
-    """Latencies of one backend; `lookup_ms` by hidden shape and variant, the call and the cut included."""
+    """Latencies of one backend; `lookup_ms` by hidden shape and variant, the decision after it included."""
 
     profile: Profile
-    cut_ms: float
+    if_ms: float
     lookup_ms: dict[str, float]
 
     def to_json(self) -> str:
@@ -50,7 +52,7 @@ class BackendCosts:
                 for block in raw["profile"]["blocks"]
             )
             profile = Profile(**{**raw["profile"], "blocks": blocks})
-            return cls(profile, float(raw["cut_ms"]), dict(raw["lookup_ms"]))
+            return cls(profile, float(raw["if_ms"]), dict(raw["lookup_ms"]))
         except (ValueError, KeyError, TypeError) as error:
             message = f"{where} is damaged ({error}): delete it, gati compose measures again"
             raise LibraryError(message) from error
@@ -74,15 +76,22 @@ class CostedLibrary(Library):
         )
 
 
-def read_costs(library: Library, backend: str) -> BackendCosts | None:
-    """Return what was measured before, with as many threads as now; None if nothing was."""
-    path = _path(library, backend)
-    if not path.is_file():
-        return None
-    import torch
+def as_composed(library: Library, backend: str) -> Library:
+    """Return the library with the latencies that a composition for `backend` was made with.
 
-    costs = BackendCosts.from_json(path.read_text(encoding="utf-8"), str(path))
-    return costs if costs.profile.threads == torch.get_num_threads() else None
+    Raises LibraryError where they are gone.
+    """
+    if backend == library.manifest.profile.backend:
+        return library
+    costs = _read(library, backend)
+    if costs is None:
+        raise LibraryError(f"{_path(library, backend)} is not there; run gati compose again")
+    return CostedLibrary(library, costs)
+
+
+def _read(library: Library, backend: str) -> BackendCosts | None:
+    path = _path(library, backend)
+    return BackendCosts.from_json(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else None
 
 
 def on_backend(
@@ -94,56 +103,64 @@ def on_backend(
     """
     if backend == library.manifest.profile.backend:
         return library
-    costs = read_costs(library, backend)
-    if costs is None:
+    import torch
+
+    costs = _read(library, backend)
+    if costs is None or costs.profile.threads != torch.get_num_threads():
         costs = measure(library, backend, progress)
         atomic_write_text(_path(library, backend), costs.to_json())
     return CostedLibrary(library, costs)
 
 
 def measure(library: Library, backend: str, progress: Callable[[int, int], None] | None) -> BackendCosts:
-    """Measure base model, blocks, a cut and every architecture of cache on `backend`."""
+    """Measure base model, blocks, a decision and every architecture of cache on `backend`."""
     import torch
 
     from gati.caches import load_cache
-    from gati.model.load import load_model
-    from gati.model.segments import trace
-    from gati.runtime.backends import get_backend
-    from gati.runtime.profile import measure_cut, measure_lookup, measure_profile
+    from gati.runtime.backends import GraphBackend, get_backend
+    from gati.runtime.graph_costs import measure_graph, measure_graph_lookup
 
-    get_backend(backend)  # refuses what is not there before a model is loaded
+    executes = get_backend(backend)  # refuses what is not there before a model is loaded
     manifest = library.manifest
-    if manifest.profile.device != "cpu":
-        raise BackendError(f"backend '{backend}' runs on the cpu, this library is of a GPU; use torch")
-    loaded = load_model(manifest.model_source, manifest.checkpoint_path)
-    if loaded.checkpoint_sha256 != manifest.checkpoint_sha256:
-        raise LibraryError(
-            f"the library in {library.directory} was made from weights {manifest.checkpoint_sha256[:12]}, "
-            f"but {manifest.checkpoint_path or manifest.model_source} now has {loaded.checkpoint_sha256[:12]}; "
-            "bring the old checkpoint back or run gati explore again"
+    if not isinstance(executes, GraphBackend):
+        raise BackendError(
+            f"this library's latencies were measured on '{manifest.profile.backend}', not on '{backend}'; "
+            "explore again for that"
         )
-    example = torch.randn(2, *manifest.input_shape, generator=torch.Generator().manual_seed(0))
-    traced = trace(loaded.module, example, [block.name for block in manifest.blocks])
-    profile = measure_profile(traced, repetitions=REPETITIONS, backend=backend)
-    cut = measure_cut(traced, backend=backend)
+    kind: OutputsKind = "probabilities" if manifest.outputs_kind == "probabilities" else "logits"
+    traced = _traced(library)
+    costs = measure_graph(traced, manifest.profile, executes, kind)
+    base = executes.early_exit(traced, (), kind)
     first = _one_of_each(library)
     lookups: dict[str, float] = {}
     for done, (key, trial) in enumerate(first.items(), start=1):
         cache = load_cache(library.cache_path(trial.trial_id))
         hidden = torch.randn(1, *cache.hidden_shape)
-        alone_ms = measure_lookup(cache, hidden, backend=backend, between=_runner(traced, backend))
-        lookups[key] = max(0.0, alone_ms - cut.call_ms) + cut.cut_ms
+        alone_ms = measure_graph_lookup(cache, hidden, executes, base, traced.example())
+        lookups[key] = max(0.0, alone_ms - costs.call_ms) + costs.if_ms
         if progress is not None:
             progress(done, len(first))
-    return BackendCosts(profile, cut.cut_ms, lookups)
+    return BackendCosts(costs.profile, costs.if_ms, lookups)
 
 
-def _runner(traced: Any, backend: str) -> Callable[[], Any]:
-    from gati.runtime.backends import get_backend
+def _traced(library: Library) -> TracedModel:
+    import torch
 
-    base = get_backend(backend).path(traced, []).base
-    example = traced.example()
-    return lambda: base(example)
+    from gati.model.load import load_model
+    from gati.model.segments import trace
+
+    manifest = library.manifest
+    if manifest.profile.device != "cpu":
+        raise BackendError("this library was measured on a GPU, other backends run on the cpu; use torch")
+    loaded = load_model(manifest.model_source, manifest.checkpoint_path)
+    if loaded.checkpoint_sha256 != manifest.checkpoint_sha256:
+        raise LibraryError(
+            f"the library in {library.directory} was made from weights {manifest.checkpoint_sha256[:12]}, "
+            f"{manifest.checkpoint_path or manifest.model_source} has {loaded.checkpoint_sha256[:12]} now; "
+            "bring the old checkpoint back or run gati explore again"
+        )
+    example = torch.randn(2, *manifest.input_shape, generator=torch.Generator().manual_seed(0))
+    return trace(loaded.module, example, [block.name for block in manifest.blocks])
 
 
 def _one_of_each(library: Library) -> dict[str, Trial]:

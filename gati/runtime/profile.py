@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from gati.errors import DataError
 from gati.model.segments import Segment, TracedModel
-from gati.runtime.backends import Backend, get_backend
+from gati.runtime.backends import SegmentBackend, segment_backend
 from gati.runtime.backends.base import Lookup
 from gati.runtime.placement import Beside, beside_for, cuda_event
 from gati.types import BlockProfile, Profile
 
-__all__ = ["CutCost", "OverlapCost", "measure_cut", "measure_lookup", "measure_overlap", "measure_profile"]
+__all__ = ["OverlapCost", "measure_lookup", "measure_overlap", "measure_profile"]
 
 _WARM_UP_ROUNDS = 5
 _LOOKUP_BUDGET_S = 0.03
@@ -37,13 +37,6 @@ class OverlapCost(NamedTuple):
 
     lookup_ms: float
     penalty_ms: float
-
-
-class CutCost(NamedTuple):
-    """On an engine that compiles graphs: what one more cut adds to a request, and an empty call."""
-
-    cut_ms: float
-    call_ms: float
 
 
 def measure_profile(
@@ -62,7 +55,7 @@ def measure_profile(
     """
     names = tuple(traced.blocks if blocks is None else blocks)
     request = _single(traced.example() if example is None else example)
-    path = get_backend(backend).path(traced, names)
+    path = segment_backend(backend).path(traced, names)
     whole, pieces = [], []
     with quiet(), torch.inference_mode():
         for _ in range(_WARM_UP_ROUNDS):
@@ -98,7 +91,7 @@ def measure_lookup(
     seems two to three times as fast as it is. It depends on shapes only, never on weights.
     """
     example = _single(hidden)
-    runner: Backend = get_backend(backend)
+    runner: SegmentBackend = segment_backend(backend)
     with quiet(), torch.inference_mode():
         lookup = runner.lookup(cache, example)
         for _ in range(3):
@@ -111,32 +104,6 @@ def measure_lookup(
                 between()
             times.append(time_call_ms(lambda hidden: _looked_up(lookup, hidden), example, example.device))
     return median(times)
-
-
-def measure_cut(traced: TracedModel, *, backend: str, repetitions: int = 60) -> CutCost:
-    """What cutting once, at a quarter, half and three quarters of the blocks, adds to the whole network."""
-    request = traced.example()
-    runner = get_backend(backend)
-    base = runner.path(traced, []).base
-    count = len(traced.blocks)
-    middles = sorted({traced.blocks[(count - 1) * quarter // 4] for quarter in (1, 2, 3)})
-    paths = [runner.path(traced, [block]).segments for block in middles]
-    with quiet(), torch.inference_mode():
-        added = []
-        for _ in range(repetitions + _WARM_UP_ROUNDS):
-            whole_ms = time_call_ms(base, request, traced.device)
-            added.append([_walk_ms(path, request, traced.device)[-1] - whole_ms for path in paths])
-        settled = added[_WARM_UP_ROUNDS:]
-    cut_ms = sum(median(column) for column in zip(*settled, strict=True)) / len(paths)
-    call_ms = measure_lookup(_Nothing(), torch.zeros(1, 2), backend=backend)
-    return CutCost(max(0.0, cut_ms), call_ms)
-
-
-class _Nothing(nn.Module):
-    """A lookup without work."""
-
-    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return hidden * 1.0, hidden[:, 0] * 1.0
 
 
 def measure_overlap(
@@ -155,7 +122,7 @@ def measure_overlap(
     against the base model alone with everything it has. Pass an open `beside` to measure many in a row.
     """
     request = _single(traced.example() if example is None else example)
-    runner = get_backend(backend)
+    runner = segment_backend(backend)
     path = runner.path(traced, [block])
     with quiet(), torch.inference_mode():
         lookup = runner.lookup(cache, path.segments[0].run(request.clone())[0])
