@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -42,6 +43,9 @@ class Engine:
     never on its batch nor on timing: an overlapped lookup that is late is waited for before the next one,
     and before the base model's answer is given. Batches larger than one look up inline.
 
+    `graphs` are files where a backend that compiles graphs keeps those of the early-exit network and of the
+    base model, so that the next engine need not convert them again.
+
     One thread at a time may call an engine; use one engine a thread. It is a context manager: `close` gives
     back the cores that overlapped lookups take at the first request (CPU: the calling thread is confined to
     the other cores until then).
@@ -57,6 +61,7 @@ class Engine:
         version: str = "",
         class_names: Sequence[str] | None = None,
         preprocessing: Preprocessing | None = None,
+        graphs: tuple[Path, Path] | None = None,
     ) -> None:
         order = {name: index for index, name in enumerate(traced.blocks)}
         self.exits = tuple(sorted(exits, key=lambda leaving: order.get(leaving.block, -1)))
@@ -78,7 +83,9 @@ class Engine:
         executes = get_backend(backend)
         self._graph: Graph | None = None
         if isinstance(executes, GraphBackend):
-            self._graph = executes.early_exit(traced, self.exits, outputs_kind)
+            self._kept_base = None if graphs is None else graphs[1]
+            kept = None if graphs is None else graphs[0]
+            self._graph = executes.early_exit(traced, self.exits, outputs_kind, kept)
             self._logits = False  # a graph ends with probabilities
             return
         path = segment_backend(backend).path(traced, [leaving.block for leaving in self.exits])
@@ -125,7 +132,7 @@ class Engine:
         executes = get_backend(self.backend)
         if not isinstance(executes, GraphBackend):
             raise AssertionError("only graph backends keep the base model as a graph")
-        return executes.early_exit(self.traced, (), self._outputs_kind)
+        return executes.early_exit(self.traced, (), self._outputs_kind, self._kept_base)
 
     @property
     def overlapped(self) -> bool:

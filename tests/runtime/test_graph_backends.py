@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -147,3 +149,28 @@ def test_without_a_package_the_message_says_what_to_install(
 def test_segments_are_asked_of_torch(backend: str) -> None:
     with pytest.raises(BackendError, match=f"backend '{backend}' runs no segments one by one; use torch"):
         segment_backend(backend)
+
+
+@graph_backend
+def test_a_converted_network_is_kept_and_read_again(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, x = (tmp_path / "exits.onnx", tmp_path / "base.onnx"), requests(5)
+    first = Engine(traced_network(), exits(0.5), backend=backend, graphs=kept)
+    answers = [*first(x), *first.base(x)]
+    assert all(path.is_file() for path in kept)
+    monkeypatch.setattr(
+        "gati.graph.stages.build_stages", lambda *arguments: pytest.fail("it was converted again")
+    )
+    again = Engine(traced_network(), exits(0.5), backend=backend, graphs=kept)
+    for before, after in zip(answers, [*again(x), *again.base(x)], strict=True):
+        assert torch.equal(before.probabilities, after.probabilities)
+        assert before.exit == after.exit
+
+
+@graph_backend
+def test_where_nothing_can_be_kept_it_is_converted_each_time(backend: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    kept = (tmp_path / "file" / "exits.onnx", tmp_path / "file" / "base.onnx")
+    engine = Engine(traced_network(), exits(-1.0), backend=backend, graphs=kept)
+    assert engine(requests(1))[0].exit == BLOCKS[0]

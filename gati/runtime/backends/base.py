@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path as FilePath
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from gati.errors import BackendError
+from gati.errors import BackendError, StorageError
+from gati.files import atomic_write
 from gati.model.segments import Segment, TracedModel
 from gati.runtime.exits import EngineExit
 
@@ -77,18 +80,34 @@ class GraphBackend(Backend):
     """Runs the whole early-exit network as one compiled graph, lookups and decisions inside."""
 
     def early_exit(
-        self, traced: TracedModel, exits: Sequence[EngineExit], outputs_kind: OutputsKind
+        self,
+        traced: TracedModel,
+        exits: Sequence[EngineExit],
+        outputs_kind: OutputsKind,
+        kept: FilePath | None = None,
     ) -> Graph:
         """Compile the network with `exits` in forward order; without any it is the base model.
 
+        Converting takes seconds, so the result is written to `kept`, or read from there if it is there.
         Raises BackendError for a network that is not on the CPU, ModelError for an operator that ONNX lacks.
         """
-        return self.early_exits(traced, [exits], outputs_kind)[0]
+        if kept is not None and kept.is_file():
+            return self.compile(kept.read_bytes())
+        (model,) = self._assembled(traced, [exits], outputs_kind)
+        if kept is not None:
+            with suppress(StorageError):  # a library that may only be read is converted each time
+                atomic_write(kept, lambda temporary: _write_bytes(temporary, model))
+        return self.compile(model)
 
     def early_exits(
         self, traced: TracedModel, settings: Sequence[Sequence[EngineExit]], outputs_kind: OutputsKind
     ) -> list[Graph]:
         """As `early_exit` for several settings that differ in thresholds alone, converted once."""
+        return [self.compile(model) for model in self._assembled(traced, settings, outputs_kind)]
+
+    def _assembled(
+        self, traced: TracedModel, settings: Sequence[Sequence[EngineExit]], outputs_kind: OutputsKind
+    ) -> Iterator[bytes]:
         from gati.graph.assemble import assemble
         from gati.graph.convert import Piece
         from gati.graph.stages import build_stages
@@ -97,12 +116,9 @@ class GraphBackend(Backend):
             device = traced.device.type
             raise BackendError(f"backend '{self.name}' runs on the cpu; use --backend torch on {device}")
         pieces: dict[int, Piece] = {}
-        return [
-            self.compile(
-                assemble(build_stages(traced, exits, outputs_kind), "gati", pieces=pieces).SerializeToString()
-            )
-            for exits in settings
-        ]
+        for exits in settings:
+            stages = build_stages(traced, exits, outputs_kind)
+            yield assemble(stages, "gati", pieces=pieces).SerializeToString()
 
     def alone(self, module: nn.Module, example: Tensor) -> Graph:
         """Compile a module [1, ...] -> [1, K] that is no network with blocks."""
@@ -117,6 +133,10 @@ class GraphBackend(Backend):
     @abstractmethod
     def compile(self, model: bytes) -> Graph:
         """Make an assembled ONNX model ready to run, with as many threads as torch has."""
+
+
+def _write_bytes(path: FilePath, content: bytes) -> None:
+    path.write_bytes(content)
 
 
 BACKENDS: dict[str, type[Backend]] = {}
