@@ -80,11 +80,11 @@ def bars(rows: Sequence[tuple[str, float, str]]) -> str:
     parts = []
     for index, (label, share, kind) in enumerate(rows):
         top = 4 + index * step
-        length = max(2.0, share / widest * (_WIDTH - 270))
+        length = max(2.0, share / widest * (_WIDTH - 300))
         parts.append(f'<text x="176" y="{top + 19}" text-anchor="end">{escape(label)}</text>')
         place = f'x="188" y="{top + 3}" width="{length:.1f}" height="24"'
         parts.append(f'<rect class="area {escape(kind)}" {place} rx="3"/>')
-        parts.append(f'<text x="{196 + length:.1f}" y="{top + 19}">{_percent(share)}</text>')
+        parts.append(f'<text x="{196 + length:.1f}" y="{top + 19}">{share:.1%}</text>')
     return _svg("Share of requests that leave at each exit", parts, height)
 
 
