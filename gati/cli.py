@@ -172,7 +172,9 @@ def compose(
     placement: Annotated[
         Literal["auto", "inline", "overlapped"], typer.Option(help="Lookups inside or beside the network.")
     ] = "auto",
-    backend: Annotated[str, typer.Option(help="What executes the network.")] = "auto",
+    backend: Annotated[
+        str, typer.Option(help="What executes the network: torch, openvino; auto takes the fastest here.")
+    ] = "auto",
     slowdown: Annotated[
         float, typer.Option(help="Most that all lookups may add to an input that hits nowhere, as a share.")
     ] = 0.08,
@@ -222,6 +224,7 @@ def compose(
             name=name,
             slowdown=slowdown,
             per_class=per_class,
+            progress=cli_render.counter("lookups measured"),
         )
     cli_render.composition(chosen, directory, gati.explain(chosen, directory))
 
@@ -300,9 +303,7 @@ def evaluate(
 
 
 _verb("gati bench runs/mine --data test.npz --limit 500 --repetitions 5")(cli_compare.bench)
-_verb("gati report runs/mine", "gati report runs/mine --composition small --out small.html")(
-    cli_compare.report
-)
+_verb("gati report runs/mine", "gati report runs/mine --out mine.html")(cli_compare.report)
 
 
 @_verb("gati predict runs/mine cat.jpg dog.png")

@@ -22,6 +22,9 @@ def bench(
     limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N inputs.")] = None,
     repetitions: Annotated[int, typer.Option(metavar="R", help="Passes over the inputs.")] = 3,
     clients: Annotated[int, typer.Option(metavar="N", help="At once, for the throughput.")] = 8,
+    seconds: Annotated[
+        float, typer.Option(help="Of throughput a repetition; 0 leaves it out, which is much sooner done.")
+    ] = 1.0,
     threads: Annotated[int | None, typer.Option(metavar="N", help="That torch computes with.")] = None,
 ) -> None:
     """Compare Gati with the network on every backend here, and with published early exits.
@@ -37,6 +40,7 @@ def bench(
         limit=limit,
         repetitions=repetitions,
         clients=clients,
+        seconds=seconds,
         threads=threads,
         progress=cli_render.counter("measured"),
     )

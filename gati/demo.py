@@ -84,8 +84,9 @@ def _demo(
         progress=open_progress(),
     )
 
-    say(f"3. Choosing caches and thresholds:\n   gati compose {library} --accuracy {ACCURACY}")
-    cli_render.composition(gati.compose(library, accuracy=ACCURACY), library)
+    options = f"--accuracy {ACCURACY} --backend torch"
+    say(f"3. Choosing caches and thresholds:\n   gati compose {library} {options}")
+    cli_render.composition(gati.compose(library, accuracy=ACCURACY, backend="torch"), library)
 
     say(f"4. Measuring on digits that nothing has seen:\n   gati evaluate {library} --data {folder}/test.npz")
     evaluation = gati.evaluate(library, str(folder / "test.npz"))

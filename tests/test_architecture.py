@@ -18,7 +18,10 @@ MODULES = sorted([*REPOSITORY.glob("gati/**/*.py"), *REPOSITORY.glob("services/*
 LAYERS = (
     ("gati.errors", "gati.types", "gati.files", "gati.units", "gati.version"),
     ("gati.model", "gati.zoo"),
-    ("gati.runtime.backends", "gati.runtime.placement", "gati.runtime.profile"),
+    (
+        *("gati.graph", "gati.runtime.exits", "gati.runtime.backends", "gati.runtime.placement"),
+        *("gati.runtime.profile", "gati.runtime.graph_costs"),
+    ),
     ("gati.caches",),
     ("gati.explore",),
     ("gati.compose",),

@@ -31,7 +31,7 @@ def test_a_torchvision_network_with_random_weights_goes_all_the_way(
         f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)
     ]
 
-    assert run(["compose", library, "--accuracy", "0.9"]) == 0
+    assert run(["compose", library, "--accuracy", "0.9", "--backend", "torch"]) == 0
     assert "gati evaluate" in capsys.readouterr().out
 
     report = tmp_path / "evaluation.json"

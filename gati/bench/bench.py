@@ -147,8 +147,10 @@ class _Field:
                 backend=backend,
             )
 
+        own = self.served.engine.backend
         try:
-            engine = build(exits)
+            # A placement was chosen for its own backend; inline is what all of them can do.
+            engine = build(exits if backend == own else inline)
         except GatiError as error:
             self.left_out.append(LeftOut(name, str(error)))
             return

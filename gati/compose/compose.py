@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
 
+from gati.compose.backends import choose_backend
 from gati.compose.candidates import has_placement
 from gati.compose.certified import certify_published, plan_exact
 from gati.compose.composition import Composition, Objective
@@ -37,13 +38,16 @@ def compose(
     name: str = "default",
     slowdown: float | None = DEFAULT_SLOWDOWN,
     per_class: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Composition:
     """Choose caches from the library in `directory`, write the composition there, and return it.
 
     `accuracy` is the wanted agreement with the base model; `memory_bytes` limits the caches' weights and may
-    be written like `"256MiB"`; `placement` "auto" takes the better of those that were measured. `slowdown`
-    limits what all lookups together may add to a request that hits nowhere, as a share of the base model's
-    time; None sets no limit. `per_class` asks that the agreement be certified in every class.
+    be written like `"256MiB"`; `backend` executes network and lookups: "auto" takes the fastest of those that
+    are installed and exact, measured the first time it is asked for (`progress(done, of)` follows it).
+    `placement` "auto" takes the better of those that were measured. `slowdown` limits what all lookups may
+    add to a request that hits nowhere, as a share of the base model's time; None sets no limit. `per_class`
+    asks that the agreement be certified in every class.
 
     The default objective "exact" needs the library's per-input outcomes; thresholds are certified on the
     certify split with the given `confidence`, or, when that is None, set on the select split alone. The
@@ -65,7 +69,7 @@ def compose(
         per_class=per_class,
     )
     check_settings(settings)
-    library = Library.open(directory)
+    library = choose_backend(Library.open(directory), backend, progress)
     composition = compose_library(library, settings)
     composition.save(library.composition_path(name))
     return composition
@@ -76,7 +80,6 @@ def compose_library(
 ) -> Composition:
     """Choose caches from an open library; nothing is written. Raises as `compose`."""
     check_settings(settings)
-    check_backend(library, settings)
     check_memory(library.trials, settings.memory_limit_bytes)
     return to_composition(library, settings, plan(library, settings), clock())
 
@@ -151,16 +154,6 @@ def check_settings(settings: Settings) -> None:
             "model's time"
         )
     check_solver(settings.solver)
-
-
-def check_backend(library: Library, settings: Settings) -> None:
-    """Refuse a backend whose latencies the library does not hold. Raises BackendError."""
-    measured = library.manifest.profile.backend
-    if settings.backend not in ("auto", measured):
-        raise BackendError(
-            f"backend {settings.backend!r}: this library's latencies were measured on {measured!r} only; "
-            f"use --backend {measured}, or auto"
-        )
 
 
 def check_memory(trials: tuple[Trial, ...], limit_bytes: int | None) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gati.compose.candidates import lookup_cost, reach_by_block
 from gati.compose.composition import Composition, Exit
+from gati.compose.costs import as_composed
 from gati.compose.outcomes import SplitOutcomes
 from gati.compose.problem import Candidate, Problem, estimate
 from gati.errors import CompositionError
@@ -33,6 +34,7 @@ def explain(composition: Composition, library: Library | str | Path) -> tuple[Ex
     """
     if not isinstance(library, Library):
         library = Library.open(library)
+    library = as_composed(library, composition.backend)
     candidates = tuple(_candidate(exit_, composition, library) for exit_ in composition.exits)
     problem = Problem(
         reach_ms=reach_by_block(library.manifest.blocks),

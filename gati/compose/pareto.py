@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gati.compose.backends import choose_backend
 from gati.compose.certificate import agreement_lower_bound, certify
 from gati.compose.certified import (
     Contest,
@@ -19,7 +20,7 @@ from gati.compose.certified import (
     plan_of,
     with_certificate,
 )
-from gati.compose.compose import check_backend, check_memory, check_settings, placements, to_composition
+from gati.compose.compose import check_memory, check_settings, placements, to_composition
 from gati.compose.composition import Composition
 from gati.compose.exact import ExactChoice, solve_exact
 from gati.compose.outcomes import SplitOutcomes
@@ -152,8 +153,7 @@ def _open(
     directory: str | Path, settings: Settings
 ) -> tuple[Library, Settings, SplitOutcomes, SplitOutcomes]:
     check_settings(settings)
-    library = Library.open(directory)
-    check_backend(library, settings)
+    library = choose_backend(Library.open(directory), settings.backend)
     check_memory(library.trials, settings.memory_limit_bytes)
     if not library.has_outcomes:
         raise CompositionError(

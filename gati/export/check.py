@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gati.errors import ModelError
-from gati.export.stages import Stages
+from gati.graph.stages import Stages
 from gati.runtime.exits import tie_tolerance
 
 __all__ = ["Run", "check_answers", "onnx_runner", "program_runner"]

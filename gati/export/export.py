@@ -15,8 +15,8 @@ from torch import Tensor
 from gati.errors import BackendError, CompositionError, DataError, ModelError
 from gati.export.check import check_answers, onnx_runner, program_runner
 from gati.export.metadata import describe, metadata_of
-from gati.export.stages import Stages, build_stages
 from gati.files import atomic_write
+from gati.graph.stages import Stages, build_stages
 from gati.model.preprocess import Preprocessing
 from gati.runtime.load import Served, open_served
 
@@ -144,8 +144,8 @@ def _write_onnx(
 ) -> None:
     import onnx
 
-    from gati.export.assemble import assemble
     from gati.export.triton import write_model_folder
+    from gati.graph.assemble import assemble
 
     library, composition = served.library, served.composition
     model = assemble(stages, f"gati {composition.name}", raw)

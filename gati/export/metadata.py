@@ -7,7 +7,7 @@ from typing import Any
 
 from gati.compose.composition import Composition
 from gati.explore.library import Manifest
-from gati.export.stages import Stages
+from gati.graph.stages import Stages
 from gati.version import __version__
 
 __all__ = ["describe", "metadata_of"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from gati.errors import ModelError
-from gati.export.stages import Stages
+from gati.graph.stages import Stages
 from gati.model.source import first_line
 
 __all__ = ["EarlyExit", "save_program", "to_program"]

@@ -18,8 +18,8 @@ import onnx
 from onnx import TensorProto
 
 from gati.errors import StorageError
-from gati.export.assemble import type_of
 from gati.files import atomic_write, atomic_write_text
+from gati.graph.assemble import type_of
 
 __all__ = ["config_of", "write_model_folder"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from gati.errors import BackendError, CutError, DataError, LibraryError
 from gati.model.segments import Segment, TracedModel
-from gati.runtime.backends import get_backend
+from gati.runtime.backends import Graph, GraphBackend, SegmentBackend, get_backend, segment_backend
 from gati.runtime.batching import Stage, answer_rows, rows_of
 from gati.runtime.exits import BASE, EngineExit, Prediction, doubtful_class, tie_tolerance
 from gati.runtime.placement import Beside, beside_for
@@ -66,15 +67,26 @@ class Engine:
         self.traced = traced
         self._tolerance = tie_tolerance(traced.device, traced.dtype)
         self._logits = outputs_kind == "logits"
-        path = get_backend(backend).path(traced, [leaving.block for leaving in self.exits])
-        self._base = path.base
+        self._outputs_kind = outputs_kind
+        for leaving in self.exits:
+            _check_placement(leaving, backend)
+        overlapped = any(leaving.placement == "overlapped" for leaving in self.exits)
+        self._beside: Beside | None = beside_for(traced.device) if overlapped else None
+        self._opened = False
+        self._steps: tuple[_Step, ...] = ()
+        self._stages: tuple[Stage, ...] = ()
+        executes = get_backend(backend)
+        self._graph: Graph | None = None
+        if isinstance(executes, GraphBackend):
+            self._graph = executes.early_exit(traced, self.exits, outputs_kind)
+            self._logits = False  # a graph ends with probabilities
+            return
+        path = segment_backend(backend).path(traced, [leaving.block for leaving in self.exits])
+        self._base: Callable[[Tensor], Tensor] = path.base
         self._last: Callable[..., Tensor] = path.segments[-1].run
         self._stages = self._build_stages(path.segments)
         self._rows_selectable = all(segment.rows_selectable for segment in path.segments)
-        overlapped = any(leaving.placement == "overlapped" for leaving in self.exits)
-        self._beside: Beside | None = beside_for(traced.device) if overlapped else None
         self._steps = self._build_steps() if overlapped else ()
-        self._opened = False
 
     def __call__(self, x: Tensor) -> list[Prediction]:
         """Classify preprocessed inputs [B, ...]; predictions come in their order.
@@ -86,7 +98,7 @@ class Engine:
         with torch.inference_mode():
             if x.shape[0] == 1:
                 return [self._prediction(*self._one(x))]
-            if not self._rows_selectable:
+            if self._graph is not None or not self._rows_selectable:
                 return [self._prediction(*self._one(row)) for row in rows_of(x)]
             answers = answer_rows(self._stages, self._last, x, self._tolerance)
             return [
@@ -98,11 +110,22 @@ class Engine:
         """Classify with the whole base model, executed the same way, no lookups."""
         x = self._checked(x)
         with torch.inference_mode():
+            if self._graph is not None:
+                base = self._base_graph
+                return [self._prediction(base.answer(row)[0], BASE) for row in rows_of(x)]
             scores = self._base(x)
             if scores.shape[0] > 1:
                 for row in doubtful_class(scores, self._tolerance).nonzero().flatten().tolist():
                     scores[row] = self._base(x[row : row + 1].contiguous())[0]
             return [self._prediction(row, BASE) for row in rows_of(scores)]
+
+    @cached_property
+    def _base_graph(self) -> Graph:
+        """Made when first asked for: serving never needs it."""
+        executes = get_backend(self.backend)
+        if not isinstance(executes, GraphBackend):
+            raise AssertionError("only graph backends keep the base model as a graph")
+        return executes.early_exit(self.traced, (), self._outputs_kind)
 
     @property
     def overlapped(self) -> bool:
@@ -132,12 +155,11 @@ class Engine:
 
     def _build_stages(self, segments: Sequence[Segment]) -> tuple[Stage, ...]:
         stages = []
-        backend = get_backend(self.backend)
+        backend = segment_backend(self.backend)
         carried: Any = (self.traced.example(),)
         with torch.inference_mode():
             for segment, leaving in zip(segments, self.exits, strict=False):
                 carried = segment.run(*carried)
-                _check_placement(leaving)
                 lookup = backend.lookup(leaving.cache, carried[0])
                 _check_lookup(leaving, lookup, carried[0], self.traced.classes)
                 batched = tuple(tensor.batched for tensor in segment.carried)
@@ -168,7 +190,7 @@ class Engine:
         return tuple(steps)
 
     def _finest_segments(self) -> tuple[Segment, ...]:
-        backend = get_backend(self.backend)
+        backend = segment_backend(self.backend)
         try:
             return backend.path(self.traced, self.traced.blocks).segments
         except CutError:  # some other block cannot be cut: look for answers at the exits only
@@ -193,6 +215,9 @@ class Engine:
 
     def _one(self, x: Tensor) -> tuple[Tensor, str]:
         """Class scores [1, K] or probabilities [1, K], and where they come from, for a single request."""
+        if self._graph is not None:
+            probabilities, position = self._graph.answer(x)
+            return probabilities, BASE if position == len(self.exits) else self.exits[position].block
         if self._beside is not None:
             return self._one_beside(x, self._beside)
         carried: tuple[Tensor, ...] = (x,)
@@ -247,7 +272,11 @@ def _listed(shape: Sequence[int]) -> str:
     return ", ".join(map(str, shape))
 
 
-def _check_placement(leaving: EngineExit) -> None:
+def _check_placement(leaving: EngineExit, backend: str) -> None:
+    if leaving.placement == "overlapped" and not isinstance(get_backend(backend), SegmentBackend):
+        raise BackendError(
+            f"backend '{backend}' looks up inside its graph; compose with --placement inline for it"
+        )
     if leaving.placement not in ("inline", "overlapped"):
         raise BackendError(
             f"unknown placement '{leaving.placement}' at block '{leaving.block}'; choose inline or overlapped"

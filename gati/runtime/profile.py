@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gati.errors import DataError
 from gati.model.segments import Segment, TracedModel
-from gati.runtime.backends import Backend, get_backend
+from gati.runtime.backends import SegmentBackend, segment_backend
 from gati.runtime.backends.base import Lookup
 from gati.runtime.placement import Beside, beside_for, cuda_event
 from gati.types import BlockProfile, Profile
@@ -55,7 +55,7 @@ def measure_profile(
     """
     names = tuple(traced.blocks if blocks is None else blocks)
     request = _single(traced.example() if example is None else example)
-    path = get_backend(backend).path(traced, names)
+    path = segment_backend(backend).path(traced, names)
     whole, pieces = [], []
     with quiet(), torch.inference_mode():
         for _ in range(_WARM_UP_ROUNDS):
@@ -91,7 +91,7 @@ def measure_lookup(
     seems two to three times as fast as it is. It depends on shapes only, never on weights.
     """
     example = _single(hidden)
-    runner: Backend = get_backend(backend)
+    runner: SegmentBackend = segment_backend(backend)
     with quiet(), torch.inference_mode():
         lookup = runner.lookup(cache, example)
         for _ in range(3):
@@ -122,7 +122,7 @@ def measure_overlap(
     against the base model alone with everything it has. Pass an open `beside` to measure many in a row.
     """
     request = _single(traced.example() if example is None else example)
-    runner = get_backend(backend)
+    runner = segment_backend(backend)
     path = runner.path(traced, [block])
     with quiet(), torch.inference_mode():
         lookup = runner.lookup(cache, path.segments[0].run(request.clone())[0])

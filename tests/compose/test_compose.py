@@ -127,7 +127,7 @@ def test_the_same_library_gives_the_same_composition_twice(library):
             BackendError,
             "'overlapped' was not measured in this library .measured: inl",
         ),
-        ({"backend": "openvino"}, BackendError, "measured on 'torch' only; use --backend torch, or auto"),
+        ({"backend": "abacus"}, BackendError, "unknown backend 'abacus'; choose one of auto"),
         ({"name": "../x"}, CompositionError, "composition name '../x' must be letters, digits"),
     ],
 )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gati.caches import LearnedCache, save_cache
 from gati.compose.composition import Composition, Exit, Expected
 from gati.explore.library import Library, Manifest
-from gati.export.stages import build_stages
+from gati.graph.stages import build_stages
 from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
 from gati.model.segments import TracedModel, trace

@@ -26,8 +26,8 @@ from gati.cli import run
 from gati.errors import BackendError, CutError, DataError, ModelError, StorageError
 from gati.explore.library import Library
 from gati.export.check import check_answers
-from gati.export.pooling import average_pool, maximum_pool
-from gati.export.stages import build_stages, float32_at_least
+from gati.graph.pooling import average_pool, maximum_pool
+from gati.graph.stages import build_stages, float32_at_least
 from gati.model.segments import trace
 from gati.runtime.exits import BASE, EngineExit, doubtful_class, tie_tolerance
 from gati.runtime.load import open_served
@@ -392,7 +392,7 @@ class Unknown(nn.Module):
 
 
 def test_an_operator_that_onnx_lacks_is_named() -> None:
-    from gati.export.assemble import assemble
+    from gati.graph.assemble import assemble
 
     traced = trace(Unknown().eval(), torch.randn(2, 8), [])
     expected = r"cannot export segment_0 to ONNX: .*bessel_j0.*--format pt2"

@@ -1,6 +1,33 @@
 """Backends by name; importing this registers those that come with Gati."""
 
-from gati.runtime.backends.base import BACKENDS, Backend, Path, get_backend, register_backend
+from gati.runtime.backends.base import (
+    BACKENDS,
+    Backend,
+    Graph,
+    GraphBackend,
+    OutputsKind,
+    Path,
+    SegmentBackend,
+    get_backend,
+    register_backend,
+    segment_backend,
+)
+from gati.runtime.backends.onnxruntime import OnnxRuntimeBackend
+from gati.runtime.backends.openvino import OpenVinoBackend
 from gati.runtime.backends.torch import TorchBackend
 
-__all__ = ["BACKENDS", "Backend", "Path", "TorchBackend", "get_backend", "register_backend"]
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "Graph",
+    "GraphBackend",
+    "OnnxRuntimeBackend",
+    "OpenVinoBackend",
+    "OutputsKind",
+    "Path",
+    "SegmentBackend",
+    "TorchBackend",
+    "get_backend",
+    "register_backend",
+    "segment_backend",
+]

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from gati.model.flatten import flatten
 from gati.model.segments import TracedModel
-from gati.runtime.backends.base import Backend, Lookup, Path, register_backend
+from gati.runtime.backends.base import Lookup, Path, SegmentBackend, register_backend
 
 __all__ = ["TorchBackend"]
 
 
 @register_backend("torch")
-class TorchBackend(Backend):
+class TorchBackend(SegmentBackend):
     """Runs the traced operators one by one, on the CPU or on CUDA."""
 
     def path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:

@@ -14,8 +14,8 @@ import onnx
 import torch
 
 from gati.errors import ModelError
-from gati.export.pooling import without_adaptive_pooling
-from gati.export.stages import Stage
+from gati.graph.pooling import without_adaptive_pooling
+from gati.graph.stages import Stage
 
 __all__ = ["OPSET", "Piece", "to_piece"]
 

@@ -19,14 +19,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from gati.export.graph import OPSET, Piece, to_piece
-from gati.export.stages import Stages
+from gati.graph.convert import OPSET, Piece, to_piece
+from gati.graph.stages import INPUT, OUTPUTS, Stages
 from gati.model.preprocess import Preprocessing
 
 __all__ = ["INPUT", "OUTPUTS", "assemble", "type_of"]
 
-INPUT = "input"
-OUTPUTS = ("probabilities", "exit", "score")
 _IR_VERSION = 8  # the oldest with this operator set, which the most engines read
 _TYPES = {
     np.dtype(np.float32): TensorProto.FLOAT,
@@ -36,10 +34,13 @@ _TYPES = {
 }
 
 
-def assemble(stages: Stages, name: str, raw: Preprocessing | None = None) -> onnx.ModelProto:
+def assemble(
+    stages: Stages, name: str, raw: Preprocessing | None = None, pieces: dict[int, Piece] | None = None
+) -> onnx.ModelProto:
     """The early-exit network as one model, for one input at a time.
 
-    With `raw` it takes the image itself, uint8 [1, H, W, C], and begins with that preprocessing.
+    With `raw` it takes the image itself, uint8 [1, H, W, C], and begins with that preprocessing. `pieces`
+    keeps converted stages, for several models that differ in thresholds alone.
 
     **Raises:** `ModelError` for an operator that ONNX does not have.
     """
@@ -52,7 +53,7 @@ def assemble(stages: Stages, name: str, raw: Preprocessing | None = None) -> onn
         before = _preprocess(raw, entry)
         shape, dtype = (shape[0], *shape[2:], shape[1]), np.dtype(np.uint8)
     takes = helper.make_tensor_value_info(INPUT, _TYPES[dtype], shape)
-    graph = _graph(stages, 0, (entry,), "", name)
+    graph = _graph(stages, 0, (entry,), "", name, {} if pieces is None else pieces)
     nodes = [*before, *graph.node]
     del graph.node[:]
     graph.node.extend(nodes)
@@ -68,10 +69,14 @@ def type_of(value: onnx.ValueInfoProto) -> tuple[int, tuple[int, ...]]:
     return tensor.elem_type, tuple(dimension.dim_value for dimension in tensor.shape.dim)
 
 
-def _graph(stages: Stages, index: int, inputs: tuple[str, ...], score: str, name: str) -> onnx.GraphProto:
+def _graph(
+    stages: Stages, index: int, inputs: tuple[str, ...], score: str, name: str, pieces: dict[int, Piece]
+) -> onnx.GraphProto:
     """Stage `index` and all after it. `score` is the value of the last lookup before it."""
     prefix = f"segment_{index}/"
-    piece = to_piece(stages.stages[index], inputs, prefix)
+    if index not in pieces:
+        pieces[index] = to_piece(stages.stages[index], inputs, prefix)
+    piece = pieces[index]
     results = OUTPUTS if index == 0 else tuple(f"from_{index}/{output}" for output in OUTPUTS)
     if index == len(stages.exits):
         ending = _answer(piece.outputs[0], index, score, results)
@@ -88,7 +93,9 @@ def _graph(stages: Stages, index: int, inputs: tuple[str, ...], score: str, name
         _result_infos(then_results, stages.classes),
         doc_string=f"The answer of the learned cache {leaving.variant} after block {leaving.block}.",
     )
-    else_branch = _graph(stages, index + 1, tuple(carried), own_score, f"go on after {leaving.block}")
+    else_branch = _graph(
+        stages, index + 1, tuple(carried), own_score, f"go on after {leaving.block}", pieces
+    )
     ending = [
         _constant(f"{leaves}/threshold", np.float32(threshold)),
         # False for NaN, a miss. Written the other way round, GreaterOrEqual, OpenVINO finds it true.

@@ -15,7 +15,19 @@ from gati.model.program import FlatFunction
 from gati.model.segments import TracedModel
 from gati.runtime.exits import EngineExit
 
-__all__ = ["ExitStage", "LastStage", "Stage", "Stages", "build_stages", "float32_at_least"]
+__all__ = [
+    "INPUT",
+    "OUTPUTS",
+    "ExitStage",
+    "LastStage",
+    "Stage",
+    "Stages",
+    "build_stages",
+    "float32_at_least",
+]
+
+INPUT = "input"
+OUTPUTS = ("probabilities", "exit", "score")
 
 
 class ExitStage(nn.Module):

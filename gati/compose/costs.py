@@ -1,0 +1,180 @@
+"""What the network and the lookups cost on a backend other than the one that `explore` measured on.
+
+Measured once on this machine, kept as `profiles/BACKEND.json` in the library. Lookups of one architecture on
+one shape of hidden output cost the same, so a few dozen measurements stand for all trials. A lookup is part
+of the network's graph; it adds its own graph's time less that of an empty call, plus what a decision costs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gati.errors import BackendError, LibraryError
+from gati.explore.library import Library
+from gati.files import atomic_write_text
+from gati.types import BlockProfile, Profile, Trial
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gati.model.segments import TracedModel
+    from gati.runtime.backends import OutputsKind
+
+__all__ = ["BackendCosts", "as_composed", "on_backend"]
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class BackendCosts:
+    """Latencies of one backend; `lookup_ms` by hidden shape and variant, the decision after it included."""
+
+    profile: Profile
+    if_ms: float
+    lookup_ms: dict[str, float]
+
+    def to_json(self) -> str:
+        """Serialise to strict JSON."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> BackendCosts:
+        """Parse what `to_json` wrote. Raises LibraryError."""
+        try:
+            raw = json.loads(text)
+            if int(raw["format"]) > FORMAT:
+                raise LibraryError(f"{where} is of a newer format; upgrade gati, or delete it")
+            blocks = tuple(
+                BlockProfile(**{**block, "output_shape": tuple(block["output_shape"])})
+                for block in raw["profile"]["blocks"]
+            )
+            profile = Profile(**{**raw["profile"], "blocks": blocks})
+            return cls(profile, float(raw["if_ms"]), dict(raw["lookup_ms"]))
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"{where} is damaged ({error}): delete it, gati compose measures again"
+            raise LibraryError(message) from error
+
+
+class CostedLibrary(Library):
+    """A library with the latencies of another backend in place of those that `explore` measured."""
+
+    def __init__(self, library: Library, costs: BackendCosts) -> None:
+        super().__init__(library.directory)
+        self.__dict__["manifest"] = replace(library.manifest, profile=costs.profile)
+        shapes = {block.index: block.output_shape for block in costs.profile.blocks}
+        self.__dict__["trials"] = tuple(
+            replace(
+                trial,
+                lookup_ms=costs.lookup_ms.get(_key(shapes[trial.block_index], trial.variant)),
+                overlapped_lookup_ms=None,
+                overlapped_penalty_ms=None,
+            )
+            for trial in library.trials
+        )
+
+
+def as_composed(library: Library, backend: str) -> Library:
+    """Return the library with the latencies that a composition for `backend` was made with.
+
+    Raises LibraryError where they are gone.
+    """
+    if backend == library.manifest.profile.backend:
+        return library
+    costs = _read(library, backend)
+    if costs is None:
+        raise LibraryError(f"{_path(library, backend)} is not there; run gati compose again")
+    return CostedLibrary(library, costs)
+
+
+def _read(library: Library, backend: str) -> BackendCosts | None:
+    path = _path(library, backend)
+    return BackendCosts.from_json(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else None
+
+
+def on_backend(
+    library: Library, backend: str, *, progress: Callable[[int, int], None] | None = None
+) -> Library:
+    """Return the library with the latencies of `backend`, measured now unless they were before.
+
+    Raises BackendError for a backend that is unknown or not installed here, and as `load_model` does.
+    """
+    if backend == library.manifest.profile.backend:
+        return library
+    import torch
+
+    costs = _read(library, backend)
+    if costs is None or costs.profile.threads != torch.get_num_threads():
+        costs = measure(library, backend, progress)
+        atomic_write_text(_path(library, backend), costs.to_json())
+    return CostedLibrary(library, costs)
+
+
+def measure(library: Library, backend: str, progress: Callable[[int, int], None] | None) -> BackendCosts:
+    """Measure base model, blocks, a decision and every architecture of cache on `backend`."""
+    import torch
+
+    from gati.caches import load_cache
+    from gati.runtime.backends import GraphBackend, get_backend
+    from gati.runtime.graph_costs import measure_graph, measure_graph_lookup
+
+    executes = get_backend(backend)  # refuses what is not there before a model is loaded
+    manifest = library.manifest
+    if not isinstance(executes, GraphBackend):
+        raise BackendError(
+            f"this library's latencies were measured on '{manifest.profile.backend}', not on '{backend}'; "
+            "explore again for that"
+        )
+    kind: OutputsKind = "probabilities" if manifest.outputs_kind == "probabilities" else "logits"
+    traced = _traced(library)
+    costs = measure_graph(traced, manifest.profile, executes, kind)
+    base = executes.early_exit(traced, (), kind)
+    first = _one_of_each(library)
+    lookups: dict[str, float] = {}
+    for done, (key, trial) in enumerate(first.items(), start=1):
+        cache = load_cache(library.cache_path(trial.trial_id))
+        hidden = torch.randn(1, *cache.hidden_shape)
+        alone_ms = measure_graph_lookup(cache, hidden, executes, base, traced.example())
+        lookups[key] = max(0.0, alone_ms - costs.call_ms) + costs.if_ms
+        if progress is not None:
+            progress(done, len(first))
+    return BackendCosts(costs.profile, costs.if_ms, lookups)
+
+
+def _traced(library: Library) -> TracedModel:
+    import torch
+
+    from gati.model.load import load_model
+    from gati.model.segments import trace
+
+    manifest = library.manifest
+    if manifest.profile.device != "cpu":
+        raise BackendError("this library was measured on a GPU, other backends run on the cpu; use torch")
+    loaded = load_model(manifest.model_source, manifest.checkpoint_path)
+    if loaded.checkpoint_sha256 != manifest.checkpoint_sha256:
+        raise LibraryError(
+            f"the library in {library.directory} was made from weights {manifest.checkpoint_sha256[:12]}, "
+            f"{manifest.checkpoint_path or manifest.model_source} has {loaded.checkpoint_sha256[:12]} now; "
+            "bring the old checkpoint back or run gati explore again"
+        )
+    example = torch.randn(2, *manifest.input_shape, generator=torch.Generator().manual_seed(0))
+    return trace(loaded.module, example, [block.name for block in manifest.blocks])
+
+
+def _one_of_each(library: Library) -> dict[str, Trial]:
+    shapes = {block.index: block.output_shape for block in library.manifest.blocks}
+    found: dict[str, Trial] = {}
+    for trial in library.trials:
+        if trial.status == "trained":
+            found.setdefault(_key(shapes[trial.block_index], trial.variant), trial)
+    return found
+
+
+def _key(hidden_shape: tuple[int, ...], variant: str) -> str:
+    return f"{'x'.join(map(str, hidden_shape))} {variant}"
+
+
+def _path(library: Library, backend: str) -> Path:
+    return library.directory / "profiles" / f"{backend}.json"

@@ -1,0 +1,1 @@
+"""The early-exit network as a graph that other engines run."""
