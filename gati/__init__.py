@@ -21,6 +21,8 @@ from gati.errors import GatiError
 from gati.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from gati.bench.bench import bench as bench
+    from gati.bench.result import Bench as Bench
     from gati.compose.compose import compose as compose
     from gati.compose.composition import Composition as Composition
     from gati.compose.explain import Explanation as Explanation
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from gati.explore.library import Library as Library
     from gati.export.export import Exported as Exported
     from gati.export.export import export as export
+    from gati.report.report import report as report
     from gati.runtime.certify import Recertification as Recertification
     from gati.runtime.certify import certify as certify
     from gati.runtime.engine import Engine as Engine
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from gati.runtime.predict import predict as predict
 
 __all__ = [
+    "Bench",
     "Composition",
     "Engine",
     "Evaluation",
@@ -57,6 +61,7 @@ __all__ = [
     "Prediction",
     "Recertification",
     "__version__",
+    "bench",
     "blocks",
     "certify",
     "compose",
@@ -69,9 +74,11 @@ __all__ = [
     "load",
     "pareto",
     "predict",
+    "report",
 ]
 
 _HOMES = {
+    "Bench": "gati.bench.result",
     "Composition": "gati.compose.composition",
     "Engine": "gati.runtime.engine",
     "Evaluation": "gati.runtime.evaluate",
@@ -82,6 +89,7 @@ _HOMES = {
     "ParetoPoint": "gati.compose.pareto",
     "Prediction": "gati.runtime.engine",
     "Recertification": "gati.runtime.certify",
+    "bench": "gati.bench.bench",
     "blocks": "gati.runtime.inspect",
     "certify": "gati.runtime.certify",
     "compose": "gati.compose.compose",
@@ -94,6 +102,7 @@ _HOMES = {
     "load": "gati.runtime.load",
     "pareto": "gati.compose.pareto",
     "predict": "gati.runtime.predict",
+    "report": "gati.report.report",
 }
 
 

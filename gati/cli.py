@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 import gati
-from gati import cli_render
+from gati import cli_compare, cli_render
 from gati.cli_options import (
     Checkpoint,
     CompositionName,
@@ -274,9 +274,7 @@ def evaluate(
     data: Annotated[str, typer.Option(metavar="TEST", help="Inputs that explore has not seen.")],
     json_file: JsonFile = None,
     composition: CompositionName = "default",
-    limit: Annotated[
-        int | None, typer.Option(metavar="N", help="Only the first N inputs.")
-    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N inputs.")] = None,
     device: Device = "cpu",
     per_class: Annotated[
         bool, typer.Option("--per-class", help="Show agreement and hit rate of every class, too.")
@@ -296,11 +294,16 @@ def evaluate(
         device=device,
         progress=cli_render.counter("evaluated"),
     )
+    atomic_write_text(directory / "evaluations" / f"{composition}.json", evaluation.to_json())
     if json_file is not None:
         atomic_write_text(json_file, evaluation.to_json())
     cli_render.evaluation(evaluation)
     if per_class:
         cli_render.classes(evaluation)
+
+
+_verb("gati bench runs/mine --data test.npz --limit 500 --repetitions 5")(cli_compare.bench)
+_verb("gati report runs/mine", "gati report runs/mine --out mine.html")(cli_compare.report)
 
 
 @_verb("gati predict runs/mine cat.jpg dog.png")

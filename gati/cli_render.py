@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from gati.bench.result import Bench, Spread
     from gati.compose.composition import Composition
     from gati.compose.explain import Explanation
     from gati.compose.pareto import ParetoPoint
@@ -211,6 +212,46 @@ def classes(measured: Evaluation) -> None:
 
 def _share(share: Share) -> tuple[str, str]:
     return _percent(share.value), f"{100 * share.low:.1f} - {100 * share.high:.1f} %"
+
+
+def bench(result: Bench) -> None:
+    """Print every way to answer, then what was left out and why."""
+    table = _table(
+        "milliseconds", "mean", "p50", "p90", "p99", "over same engine", "over fastest", left=(0,)
+    )
+    answers = _table(
+        "answers", "agreement", "accuracy", "left early", "memory", "1 client", f"{result.clients} clients",
+        left=(0,),
+    )  # fmt: skip
+    for row in result.rows:
+        times = row.latency_ms
+        rates = [row.throughput.get(str(many)) for many in (1, result.clients)]
+        table.add_row(
+            row.name,
+            *(f"{value:.3f}" for value in (times.mean, times.p50, times.p90, times.p99)),
+            _over_repetitions(row.gain_same),
+            _over_repetitions(row.gain_fastest),
+        )
+        answers.add_row(
+            row.name,
+            _percent(row.agreement, digits=2),
+            "-" if row.accuracy is None else _percent(row.accuracy, digits=2),
+            _percent(row.hit_rate),
+            format_bytes(row.memory_bytes),
+            *("-" if rate is None else f"{rate.median:.0f}/s" for rate in rates),
+        )
+    _console().print(table)
+    _console().print(answers)
+    print(
+        f"{result.n} inputs, {result.repetitions} repetitions; gains are medians "
+        f"(least-most) over repetitions, fastest static engine: {result.fastest_static}"
+    )
+    for left in result.left_out:
+        print(f"left out: {left.name}: {left.reason}")
+
+
+def _over_repetitions(gain: Spread) -> str:
+    return f"{gain.median:.2f} ({gain.min:.2f}-{gain.max:.2f})"
 
 
 def recertification(found: Recertification) -> None:

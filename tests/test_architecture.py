@@ -26,7 +26,7 @@ LAYERS = (
     ("gati.explore",),
     ("gati.compose",),
     ("gati.runtime",),
-    ("gati.export",),
+    ("gati.export", "gati.bench"),
     ("gati.plan", "gati.adapt", "gati.video", "gati.report"),
     ("gati",),  # the package itself, the command line, the demo
     ("services",),

@@ -18,7 +18,9 @@ from gati.errors import CompositionError, StorageError
 from gati.types import TrialId
 from tests.compose.libraries import make_library
 
-VERBS = ["blocks", "explore", "compose", "certify", "evaluate", "predict", "export", "demo"]
+VERBS = [
+    "blocks", "explore", "compose", "certify", "evaluate", "bench", "report", "predict", "export", "demo",
+]  # fmt: skip
 
 
 def failing(error: BaseException) -> Any:

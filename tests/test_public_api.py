@@ -18,7 +18,7 @@ def test_all_is_sorted_and_complete() -> None:
     assert list(gati.__all__) == sorted(gati.__all__)
     assert set(gati.__all__) <= set(dir(gati))
     verbs = {"blocks", "certify", "compose", "demo", "evaluate", "explain", "explore", "export", "load"}
-    assert verbs | {"compose_within_latency", "pareto", "predict"} == set(FUNCTIONS)
+    assert verbs | {"bench", "compose_within_latency", "pareto", "predict", "report"} == set(FUNCTIONS)
 
 
 def test_every_verb_of_the_command_line_is_a_function() -> None:

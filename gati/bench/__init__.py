@@ -1,0 +1,1 @@
+"""Gati side by side with every other way to run the same base model here."""

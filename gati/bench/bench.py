@@ -1,0 +1,260 @@
+"""`gati bench`: Gati, the plain network and published peers, on every backend that runs here."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gati.bench.measure import WARM_UP_REQUESTS, Contender, measure_latency, measure_throughput
+from gati.bench.peers import build_peers
+from gati.bench.result import Bench, Kind, LeftOut, Row, spread
+from gati.errors import BackendError, DataError, GatiError
+from gati.files import atomic_write_text
+from gati.model.data import Data, load_data
+from gati.runtime.backends import BACKENDS
+from gati.runtime.engine import Engine
+from gati.runtime.evaluate import Latency
+from gati.runtime.exits import EngineExit
+from gati.runtime.load import Served, open_served
+
+__all__ = ["bench"]
+
+_BATCH = 64
+_BINS = 40
+_PACKAGES = ("torch", "numpy", "onnxruntime", "openvino", "nncf")
+_METHOD = (
+    "One process, batch size 1. Every request is answered by all in turns, who is first moves on by one; "
+    "a repetition is a pass over all inputs, ratios are of means within a repetition. Throughput: each "
+    "client is a thread with an engine of its own and one request at a time, lookups inline, no batching."
+)
+
+
+def bench(
+    directory: str | Path,
+    data: Any,
+    *,
+    composition: str = "default",
+    limit: int | None = None,
+    repetitions: int = 3,
+    clients: int = 8,
+    seconds: float = 1.0,
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Bench:
+    """Measure every way to run the base model here side by side, and write `bench.json` into the library.
+
+    The base model and Gati run on each registered backend that works here, the peers (BranchyNet-style and
+    SDN-style exits) on the composition's. `data` is as `evaluate` takes it. Throughput is measured for
+    `seconds` a repetition; 0 leaves it out. What cannot be measured is in `left_out`, with the reason.
+
+    Raises:
+        DataError: no inputs, or inputs that do not fit the network.
+        LibraryError, CompositionError, BackendError: as `load` does.
+    """
+    for name, value in (("limit", limit), ("repetitions", repetitions), ("clients", clients)):
+        if value is not None and value < 1:
+            raise DataError(f"{name} is {value}; at least 1 is needed")
+    if not 0.0 <= seconds < float("inf"):
+        raise DataError(f"seconds is {seconds}; give 0 or more")
+    served = open_served(directory, composition=composition, threads=threads)
+    if served.engine.preprocessing is None:
+        raise AssertionError("load always sets the preprocessing")
+    inputs = load_data(data, served.engine.preprocessing, what="benchmark data")
+    if limit is not None and limit < len(inputs):
+        inputs = inputs.subset(range(limit))
+    if len(inputs) == 0:
+        raise DataError("the benchmark data is empty; give at least one input")
+    field = _Field(served)
+    images = torch.cat(
+        [inputs.images(range(at, min(at + _BATCH, len(inputs)))) for at in range(0, len(inputs), _BATCH)]
+    )
+
+    def request(index: int) -> Tensor:
+        return images[index : index + 1]
+
+    contenders = field.contenders
+    measure_latency(contenders, request, len(images), repetitions, progress)
+    rates = _throughput(field, request, len(images), sorted({1, clients}), repetitions, seconds)
+    reference = _f32_classes(served.module, images)
+    fastest, rows = _rows(field, rates, reference, inputs)
+    result = Bench(
+        composition=composition,
+        accuracy_target=served.composition.accuracy_target,
+        data=inputs.name,
+        n=len(inputs),
+        repetitions=repetitions,
+        clients=clients,
+        accuracy_f32=None if inputs.labels is None else float(np.mean(reference == inputs.labels)),
+        fastest_static=fastest,
+        rows=rows,
+        left_out=tuple(field.left_out),
+        machine=_machine(),
+        versions=_versions(),
+        method={"text": _METHOD, "warm_up_requests": WARM_UP_REQUESTS, "throughput_seconds": seconds},
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    atomic_write_text(served.library.directory / "bench.json", result.to_json())
+    return result
+
+
+class _Field:
+    """All contenders that can be built here, and those that cannot."""
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self.contenders: list[Contender] = []
+        self.kinds: dict[str, Kind] = {}
+        self.details: dict[str, str] = {}
+        self.left_out: list[LeftOut] = []
+        own = served.engine.backend
+        for backend in dict.fromkeys([own, *BACKENDS]):
+            self._add(f"base {backend}", "base", (), backend)
+            if served.engine.exits:
+                self._add(f"gati {backend}", "gati", served.engine.exits, backend)
+        if not any(contender.name == f"base {own}" for contender in self.contenders):
+            raise BackendError(f"the composition's backend '{own}' does not run here; compose again")
+        try:
+            peers = build_peers(served.library, served.module, served.composition.accuracy_target)
+        except GatiError as error:
+            self.left_out.append(LeftOut("BranchyNet-style and SDN-style exits", str(error)))
+            peers = ()
+        for peer in peers:
+            self._add(f"{peer.name} {own}", "peer", peer.exits, own, peer.detail)
+        self.left_out.append(LeftOut("cascade of two base models", "needs a second model; not built yet"))
+
+    def _add(
+        self, name: str, kind: Kind, exits: Sequence[EngineExit], backend: str, detail: str = ""
+    ) -> None:
+        inline = tuple(replace(leaving, placement="inline") for leaving in exits)
+
+        def build(chosen: Sequence[EngineExit]) -> Engine:
+            own = self.served.engine
+            kind_of = self.served.library.manifest.outputs_kind
+            return Engine(
+                own.traced,
+                chosen,
+                outputs_kind="probabilities" if kind_of == "probabilities" else "logits",
+                backend=backend,
+            )
+
+        own = self.served.engine.backend
+        try:
+            # A placement was chosen for its own backend; inline is what all of them can do.
+            engine = build(exits if backend == own else inline)
+        except GatiError as error:
+            self.left_out.append(LeftOut(name, str(error)))
+            return
+        self.contenders.append(Contender(name, engine, bool(exits), lambda: build(inline)))
+        self.kinds[name] = kind
+        self.details[name] = detail or self._detail(kind, engine)
+
+    def _detail(self, kind: Kind, engine: Engine) -> str:
+        if kind != "gati":
+            return ""
+        where = ", ".join(leaving.block for leaving in engine.exits)
+        other = engine.backend != self.served.composition.backend
+        return f"exits after {where}" + ("; composed for another backend" if other else "")
+
+
+def _throughput(
+    field: _Field,
+    request: Callable[[int], Tensor],
+    count: int,
+    clients: Sequence[int],
+    repetitions: int,
+    seconds: float,
+) -> dict[str, dict[str, list[float]]]:
+    rates: dict[str, dict[str, list[float]]] = {each.name: {} for each in field.contenders}
+    if seconds == 0:
+        return rates
+    for _ in range(repetitions):
+        for many in clients:
+            for contender in field.contenders:
+                rate = measure_throughput(contender, request, count, many, seconds)
+                rates[contender.name].setdefault(str(many), []).append(rate)
+    return rates
+
+
+def _rows(
+    field: _Field, rates: dict[str, dict[str, list[float]]], reference: Any, inputs: Data
+) -> tuple[str, tuple[Row, ...]]:
+    means = {each.name: [float(np.mean(times)) for times in each.times_ms] for each in field.contenders}
+    static = [each.name for each in field.contenders if field.kinds[each.name] == "base"]
+    fastest = min(static, key=lambda name: float(np.median(means[name])))
+    longest = max(float(np.percentile(np.concatenate(each.times_ms), 99.5)) for each in field.contenders)
+    edges = np.linspace(0.0, longest, _BINS + 1)
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(field.served.module))
+    rows = []
+    for each in field.contenders:
+        own, times = means[each.name], np.concatenate(each.times_ms)
+        same = means[f"base {each.engine.backend}"]
+        p50, p90, p99 = (float(value) for value in np.percentile(times, (50, 90, 99)))
+        answers = np.array(each.answers)
+        rows.append(
+            Row(
+                name=each.name,
+                kind=field.kinds[each.name],
+                backend=each.engine.backend,
+                latency_ms=Latency(float(times.mean()), p50, p90, p99),
+                gain_same=spread([base / mine for base, mine in zip(same, own, strict=True)]),
+                gain_fastest=spread([base / mine for base, mine in zip(means[fastest], own, strict=True)]),
+                agreement=float(np.mean(answers == reference)),
+                accuracy=None if inputs.labels is None else float(np.mean(answers == inputs.labels)),
+                hit_rate=each.hits / len(answers),
+                memory_bytes=weights + sum(leaving.memory_bytes for leaving in each.engine.exits),
+                throughput={many: spread(values) for many, values in rates[each.name].items()},
+                histogram={
+                    "edges_ms": [float(edge) for edge in edges],
+                    "counts": np.histogram(np.minimum(times, longest), edges)[0].astype(float).tolist(),
+                },
+                detail=field.details[each.name],
+            )
+        )
+    return fastest, tuple(rows)
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _f32_classes(module: nn.Module, images: Tensor) -> Any:
+    with torch.inference_mode():
+        return torch.cat([module(rows.clone()).argmax(1) for rows in images.split(_BATCH)]).numpy()
+
+
+def _machine() -> dict[str, Any]:
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        models = [line for line in info.read_text(encoding="utf-8").splitlines() if "model name" in line]
+        name = models[0].split(":", 1)[1].strip() if models else name
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "cpu": name,
+        "cores": usable,
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "gati": _gati_version()}
+    installed = {entry.metadata["Name"] for entry in metadata.distributions()}
+    return {**found, **{name: metadata.version(name) for name in _PACKAGES if name in installed}}
+
+
+def _gati_version() -> str:
+    from gati.version import __version__
+
+    return __version__

@@ -1,0 +1,137 @@
+"""Timing many ways to answer in turns, and how many answers a second several clients get."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gati.runtime.engine import Engine, Prediction
+from gati.runtime.exits import BASE
+from gati.runtime.profile import quiet
+
+__all__ = ["WARM_UP_REQUESTS", "Contender", "measure_latency", "measure_throughput"]
+
+WARM_UP_REQUESTS = 20
+
+
+@dataclass
+class Contender:
+    """One way to answer. `times_ms` has one list a repetition; `spare` makes another engine for a client."""
+
+    name: str
+    engine: Engine
+    early: bool  # through the exits, else the whole network
+    spare: Callable[[], Engine]
+    times_ms: list[list[float]] = field(default_factory=list)
+    answers: list[int] = field(default_factory=list)
+    hits: int = 0
+    spares: list[Engine] = field(default_factory=list)  # kept: compiling one takes seconds
+
+    def answer(self, x: Tensor) -> Prediction:
+        """The answer to one request [1, ...]."""
+        return answer_with(self.engine, x, early=self.early)
+
+
+def answer_with(engine: Engine, x: Tensor, *, early: bool) -> Prediction:
+    """One request [1, ...] through the exits of an engine, or through the whole network."""
+    return (engine(x) if early else engine.base(x))[0]
+
+
+def measure_latency(
+    contenders: Sequence[Contender],
+    inputs: Callable[[int], Tensor],
+    count: int,
+    repetitions: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Answer inputs 0..count-1 with every contender, in turns, `repetitions` times over.
+
+    `inputs(i)` is [1, ...]. Who comes first moves on by one from request to request.
+    """
+    with quiet():
+        for contender in contenders:
+            for request in range(WARM_UP_REQUESTS):
+                contender.answer(inputs(request % count).clone())
+            contender.engine.close()
+        for repetition in range(repetitions):
+            for contender in contenders:
+                contender.times_ms.append([])
+            for request in range(count):
+                x = inputs(request)
+                for turn in range(len(contenders)):
+                    contender = contenders[(request + repetition + turn) % len(contenders)]
+                    _take_turn(contender, x.clone(), keep=repetition == 0)
+                if progress is not None and (request + 1) % 50 == 0:
+                    progress(repetition * count + request + 1, repetitions * count)
+        if progress is not None:
+            progress(repetitions * count, repetitions * count)
+
+
+def _take_turn(contender: Contender, x: Tensor, *, keep: bool) -> None:
+    overlapped = contender.early and contender.engine.overlapped
+    if overlapped:
+        # It takes cores of its own; nobody else may find them taken. One untimed request wakes them.
+        contender.engine.open()
+        contender.answer(x.clone())
+    start = time.perf_counter_ns()
+    prediction = contender.answer(x)
+    contender.times_ms[-1].append((time.perf_counter_ns() - start) / 1e6)
+    if overlapped:
+        contender.engine.close()
+    if keep:
+        contender.answers.append(prediction.class_index)
+        contender.hits += prediction.exit != BASE
+
+
+def measure_throughput(
+    contender: Contender, inputs: Callable[[int], Tensor], count: int, clients: int, seconds: float
+) -> float:
+    """Answers a second of `clients` threads that each ask again as soon as they have their answer.
+
+    Each has an engine of its own, as the engine's contract asks.
+    """
+    while len(contender.spares) < clients:
+        contender.spares.append(contender.spare())
+    engines = contender.spares
+    gate = threading.Barrier(clients + 1)
+    done = [0] * clients
+    ends = [0.0] * clients
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def client(index: int) -> None:
+        try:
+            answer_with(engines[index], inputs(index % count).clone(), early=contender.early)
+        except Exception as error:
+            failures.append(error)
+        gate.wait()
+        request = index
+        while not stop.is_set() and not failures:
+            try:
+                answer_with(engines[index], inputs(request % count).clone(), early=contender.early)
+            except Exception as error:
+                failures.append(error)
+                break
+            done[index] += 1
+            request += clients
+        ends[index] = time.perf_counter()
+
+    threads = [threading.Thread(target=client, args=(index,), daemon=True) for index in range(clients)]
+    cores = torch.get_num_threads()
+    for thread in threads:
+        thread.start()
+    gate.wait()
+    start = time.perf_counter()
+    stop.wait(seconds)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    torch.set_num_threads(cores)
+    if failures:
+        raise failures[0]
+    return sum(done) / (max(ends) - start)

@@ -1,0 +1,68 @@
+"""The verbs that compare and show: `gati bench` and `gati report`; `gati.cli` registers them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import gati
+from gati import cli_render
+from gati.cli_options import CompositionName, JsonFile, LibraryDir
+
+__all__ = ["bench", "report"]
+
+
+def bench(
+    directory: LibraryDir,
+    data: Annotated[str, typer.Option(metavar="TEST", help="Inputs that explore has not seen.")],
+    json_file: JsonFile = None,
+    composition: CompositionName = "default",
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N inputs.")] = None,
+    repetitions: Annotated[int, typer.Option(metavar="R", help="Passes over the inputs.")] = 3,
+    clients: Annotated[int, typer.Option(metavar="N", help="At once, for the throughput.")] = 8,
+    seconds: Annotated[
+        float, typer.Option(help="Of throughput a repetition; 0 leaves it out, which is much sooner done.")
+    ] = 1.0,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="That torch computes with.")] = None,
+) -> None:
+    """Compare Gati with the network on every backend here, and with published early exits.
+
+    All answer every request in turn, in one process. Also stored as DIR/bench.json, for gati report.
+    """
+    from gati.files import atomic_write_text
+
+    result = gati.bench(
+        directory,
+        data,
+        composition=composition,
+        limit=limit,
+        repetitions=repetitions,
+        clients=clients,
+        seconds=seconds,
+        threads=threads,
+        progress=cli_render.counter("measured"),
+    )
+    if json_file is not None:
+        atomic_write_text(json_file, result.to_json())
+    cli_render.bench(result)
+
+
+def report(
+    directory: LibraryDir,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The page; DIR/report.html by default.")
+    ] = None,
+    json_file: JsonFile = None,
+    composition: CompositionName = "default",
+) -> None:
+    """Write one HTML page: promise, gain, exits, peers, what can be had, class by class."""
+    import json
+
+    from gati.files import atomic_write_text
+
+    facts = gati.report(directory, composition=composition, out=out)
+    if json_file is not None:
+        atomic_write_text(json_file, json.dumps(facts, indent=2, allow_nan=False) + "\n")
+    typer.echo(f"wrote {directory / 'report.html' if out is None else out}")
