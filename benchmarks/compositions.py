@@ -23,8 +23,9 @@ from benchmarks.fresh import FreshOutcomes
 from gati.compose.candidates import reach_by_block
 from gati.compose.compose import compose_library
 from gati.compose.composition import Composition
+from gati.compose.costs import on_backend
 from gati.compose.outcomes import SplitOutcomes
-from gati.compose.plans import Settings
+from gati.compose.plans import DEFAULT_SLOWDOWN, Settings
 from gati.compose.problem import Candidate, Problem
 from gati.compose.replay import Replay
 from gati.explore.library import Library
@@ -39,15 +40,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("library", type=Path)
     parser.add_argument("--unseen", type=Path, required=True)
+    parser.add_argument("--backend", default="torch")
+    parser.add_argument("--slowdown", type=float, default=DEFAULT_SLOWDOWN)
     parser.add_argument("--limit", type=int, help="evaluate only so many inputs by the clock")
     parser.add_argument("--no-clock", action="store_true", help="replay only, measure nothing")
     arguments = parser.parse_args()
-    library = Library.open(arguments.library)
+    library = on_backend(Library.open(arguments.library), arguments.backend)
     unseen = FreshOutcomes(library, arguments.unseen)
     published = {form: curve(library, form, unseen) for form in FORMS}
     rows = []
     for target in TARGETS:
-        row = target_row(library, target, unseen, published)
+        row = target_row(library, target, unseen, published, arguments.backend, arguments.slowdown)
         if not arguments.no_clock and row["exits"]:
             row["clock"] = clock(library, arguments.unseen, target, arguments.limit)
         print(json.dumps(row), file=sys.stderr)
@@ -67,12 +70,22 @@ def main() -> int:
 
 
 def target_row(
-    library: Library, target: float, unseen: SplitOutcomes, published: dict[str, list[dict[str, float]]]
+    library: Library,
+    target: float,
+    unseen: SplitOutcomes,
+    published: dict[str, list[dict[str, float]]],
+    backend: str,
+    slowdown: float,
 ) -> dict[str, Any]:
     """What one certified target comes to on unseen inputs, and what the published forms gain there."""
     began_s = time.monotonic()
     composition = gati.compose(
-        library.directory, accuracy=target, placement="inline", name=f"target-{target:g}"
+        library.directory,
+        accuracy=target,
+        placement="inline",
+        backend=backend,
+        slowdown=slowdown,
+        name=f"target-{target:g}",
     )
     compose_s = time.monotonic() - began_s
     outcome = replayed(library, composition, unseen)
@@ -97,10 +110,17 @@ def target_row(
 def clock(library: Library, unseen: Path, target: float, limit: int | None) -> dict[str, float]:
     """The same by the clock."""
     measured = gati.evaluate(library.directory, str(unseen), composition=f"target-{target:g}", limit=limit)
+    eager = measured.eager_latency_ms
     return {
         "gain": round(measured.gain, 3),
         "tail_ratio": round(measured.tail_ratio, 3),
         "agreement": round(measured.agreement, 4),
+        "hit_rate": round(measured.hit_rate, 4),
+        "accuracy": measured.accuracy or 0.0,
+        "base_latency_ms": round(measured.base_latency_ms.mean, 3),
+        "latency_ms": round(measured.latency_ms.mean, 3),
+        "eager_gain": 0.0 if eager is None else round(eager.mean / measured.latency_ms.mean, 3),
+        "memory_bytes": measured.memory_bytes,
     }
 
 

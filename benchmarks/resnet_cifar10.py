@@ -79,7 +79,7 @@ def compose_and_evaluate(library: gati.Library, unseen: Path, target: float) -> 
     """The numbers of one accuracy target, ratios first."""
     name = f"benchmark-{target:g}"
     began_s = time.monotonic()
-    composition = gati.compose(library.directory, accuracy=target, name=name)
+    composition = gati.compose(library.directory, accuracy=target, backend="torch", name=name)
     compose_s = time.monotonic() - began_s
     measured = gati.evaluate(library.directory, str(unseen), composition=name)
     eager = measured.eager_latency_ms
