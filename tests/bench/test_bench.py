@@ -11,11 +11,14 @@ import pytest
 import gati
 from gati.cli import run
 from gati.errors import DataError
+from gati.runtime.backends import BACKENDS
 from tests.runtime.served import images, make_served
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Path:
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    # Compiling for each backend, once a client, takes most of a minute.
+    monkeypatch.setattr("gati.bench.bench.BACKENDS", {"torch": BACKENDS["torch"]})
     np.savez(tmp_path / "test.npz", images=images(12), labels=np.arange(12) % 4)
     return make_served(tmp_path)
 
@@ -58,6 +61,18 @@ def test_the_command_writes_the_same_into_the_library_and_the_file(
     found = json.loads(out.read_text())
     assert found == json.loads((library / "bench.json").read_text())
     assert found["n"] == 4 and found["machine"]["cores"] and found["versions"]["torch"]
+
+
+@pytest.mark.slow
+def test_every_installed_backend_is_measured_and_answers_alike(tmp_path: Path) -> None:
+    np.savez(tmp_path / "test.npz", images=images(12))
+    result = gati.bench(make_served(tmp_path), tmp_path / "test.npz", repetitions=1, seconds=0)
+    left_out = {left.name for left in result.left_out}
+    for backend in BACKENDS:
+        names = {f"base {backend}", f"gati {backend}"}
+        assert names <= {row.name for row in result.rows} | left_out
+    early = {row.hit_rate for row in result.rows if row.kind == "gati"}
+    assert len(early) == 1
 
 
 @pytest.mark.parametrize("wrong", [{"limit": 0}, {"repetitions": 0}, {"clients": 0}, {"seconds": -1.0}])

@@ -13,13 +13,16 @@ import gati
 from gati.cli import run
 from gati.errors import LibraryError
 from gati.report.charts import Point, bars, scatter
+from gati.runtime.backends import BACKENDS
 from tests.runtime.served import images, make_served, rewrite
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Path:
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    # Compiling for each backend, once a client, takes most of a minute.
+    monkeypatch.setattr("gati.bench.bench.BACKENDS", {"torch": BACKENDS["torch"]})
     np.savez(tmp_path / "test.npz", images=images(12), labels=np.arange(12) % 4)
     return make_served(tmp_path)
 
