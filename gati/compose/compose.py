@@ -44,7 +44,8 @@ def compose(
 
     `accuracy` is the wanted agreement with the base model; `memory_bytes` limits the caches' weights and may
     be written like `"256MiB"`; `backend` executes network and lookups: "auto" takes the fastest of those that
-    are installed and exact, measured the first time it is asked for (`progress(done, of)` follows it).
+    are installed, measured the first time it is asked for (`progress(done, of)` follows it); the published
+    objectives, which need no model, stay on the one that `explore` measured.
     `placement` "auto" takes the better of those that were measured. `slowdown` limits what all lookups may
     add to a request that hits nowhere, as a share of the base model's time; None sets no limit. `per_class`
     asks that the agreement be certified in every class.
@@ -69,7 +70,7 @@ def compose(
         per_class=per_class,
     )
     check_settings(settings)
-    library = choose_backend(Library.open(directory), backend, progress)
+    library = choose_backend(Library.open(directory), settings, progress)
     composition = compose_library(library, settings)
     composition.save(library.composition_path(name))
     return composition

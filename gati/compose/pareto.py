@@ -153,7 +153,7 @@ def _open(
     directory: str | Path, settings: Settings
 ) -> tuple[Library, Settings, SplitOutcomes, SplitOutcomes]:
     check_settings(settings)
-    library = choose_backend(Library.open(directory), settings.backend)
+    library = choose_backend(Library.open(directory), settings)
     check_memory(library.trials, settings.memory_limit_bytes)
     if not library.has_outcomes:
         raise CompositionError(

@@ -12,7 +12,7 @@ hard budget.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from gati.compose.problem import SLACK_MS
 __all__ = ["Frontier", "improve_priced", "improve_within", "search_frontier"]
 
 PRICES = 16
+SHARED_LIMIT = (1, 2, 3)  # exits that the limit on slowdown should have room for
 TIGHTER = (1, 2, 4, 8)  # disagreements a tightened exit gives up for others to use
 EPSILON = 1e-9
 ROUNDING = 1e-6  # of sums of losses
@@ -237,7 +238,7 @@ class Frontier:
         self.searcher = Searcher(instance)
         self.found: set[Chosen] = {()}
 
-    def within(self, budget: float, *, thorough: bool = True, starts: int = 2) -> Chosen:
+    def within(self, budget: float, *, thorough: bool = True, starts: int = 3) -> Chosen:
         """Return the fastest composition of at most `budget` disagreements that the search finds."""
         instance = self.searcher.instance
         ranked = sorted(
@@ -253,14 +254,29 @@ class Frontier:
 
 
 def search_frontier(instance: Instance, *, prices: int = PRICES) -> Frontier:
-    """Search with falling prices of a disagreement, each from where the last one ended."""
+    """Search with falling prices of a disagreement, each from where the last one ended.
+
+    Where what lookups may add to a miss is limited, search again among the cheaper ones: a single dear lookup
+    that uses the limit up leaves no room for a second, and no one move leads from there to two cheap ones.
+    """
     frontier = Frontier(instance)
-    if instance.trials == 0:
-        return frontier
+    limit_ms = instance.slowdown_limit_ms
+    for share in (1,) if limit_ms is None else SHARED_LIMIT:
+        affordable = limit_ms is None or instance.penalty_ms <= limit_ms / share + SLACK_MS
+        may_cut = instance.may_cut & np.broadcast_to(affordable, instance.penalty_ms.shape)[:, None]
+        frontier.found |= _priced(replace(instance, may_cut=may_cut), prices)
+    return frontier
+
+
+def _priced(instance: Instance, prices: int) -> set[Chosen]:
+    if not instance.may_cut.any():
+        return set()
+    searcher = Searcher(instance)
     # from "wrong only if it frees every input" to "wrong costs half a request"
     highest, lowest = instance.base_ms * instance.inputs, instance.base_ms / 2.0
     chosen: Chosen = ()
+    found = set()
     for price_ms in np.geomspace(highest, lowest, prices):
-        chosen = improve_priced(frontier.searcher, chosen, float(price_ms))
-        frontier.found.add(chosen)
-    return frontier
+        chosen = improve_priced(searcher, chosen, float(price_ms))
+        found.add(chosen)
+    return found

@@ -13,6 +13,7 @@ from gati.compose.certificate import agreement_lower_bound
 from gati.compose.composition import Composition
 from gati.errors import CompositionError, DataError
 from gati.explore.library import Library
+from gati.explore.prepare import split_inputs
 from gati.model.data import load_data
 from gati.runtime.certify import certify
 from gati.runtime.load import load
@@ -106,10 +107,12 @@ def test_bad_requests_are_refused_in_one_line(directory: Path, more: tuple[Path,
     with load(directory) as engine:
         assert engine.preprocessing is not None
         data = load_data(more[0], engine.preprocessing)
-    used = {"held_out": f"{data.name} {data.fingerprint}"}
-    library.write_manifest(replace(library.manifest, data=used))
-    with pytest.raises(DataError, match="more.npz is the data that this composition was chosen on"):
-        certify(directory, more[0])
+    for train in (None, data.subset(range(40))):  # explore measures on two thirds of VAL, or on all of it
+        inputs = split_inputs(data, train, library.manifest.seed)
+        used = {"held_out": f"{data.name} {inputs.held_out.fingerprint}", "train": "other abc"}
+        library.write_manifest(replace(library.manifest, data=used))
+        with pytest.raises(DataError, match="more.npz is data that this composition was made from"):
+            certify(directory, more[0])
     rewrite(directory, exits=())
     with pytest.raises(CompositionError, match="'default' has no caches, so there is nothing to certify"):
         certify(directory, more[0])
