@@ -21,10 +21,9 @@ from gati.caches import LearnedCache, build_selector, load_cache
 from gati.compose.replay import ReplayExit, replay
 from gati.errors import DataError
 from gati.explore.library import SELECT, Library
-from gati.explore.prepare import split_inputs
-from gati.model.data import Data, load_data
+from gati.explore.splits import held_out
+from gati.model.data import Data
 from gati.model.hooks import collect_hidden
-from gati.model.preprocess import Preprocessing
 from gati.runtime.exits import EngineExit
 from gati.types import Trial
 
@@ -60,29 +59,13 @@ def build_peers(library: Library, module: nn.Module, accuracy: float) -> tuple[P
     Raises:
         DataError: the held-out inputs are no longer where explore found them, or nothing was trained.
     """
-    held, split = _held_out(library)
+    held, split = held_out(library)
     rows = np.flatnonzero(split == SELECT)
     best = _best_trial_a_block(library)
     if not best:
         raise DataError("the library has no trained caches; run gati explore again")
     base_class, recorded = _record(library, module, held, rows, best)
     return tuple(_peer(library, kind, recorded, base_class, accuracy) for kind in _NAMES)
-
-
-def _held_out(library: Library) -> tuple[Data, NDArray[np.uint8]]:
-    manifest = library.manifest
-    source = manifest.settings.get("data")
-    if not source:
-        raise DataError("the manifest does not say where the held-out inputs are; run gati explore again")
-    held = load_data(source, Preprocessing.from_json(manifest.preprocessing), what="held-out data")
-    # Only whether there was MORE changes the split, so one input stands in for it.
-    more = held.subset([0]) if manifest.settings.get("train_data") else None
-    inputs = split_inputs(held, more, manifest.seed)
-    if not manifest.data.get("held_out", "").endswith((held.fingerprint, inputs.held_out.fingerprint)):
-        raise DataError(f"{source} has changed since explore; the peers' thresholds cannot be set on it")
-    if not np.array_equal(inputs.split, library.base_outcomes().split):
-        raise DataError(f"{source} splits otherwise than explore did; run gati explore again")
-    return inputs.held_out, inputs.split
 
 
 def _best_trial_a_block(library: Library) -> dict[str, Trial]:

@@ -12,33 +12,22 @@ import torch
 
 from gati.caches import LearnedCache, build_predictor, parse_variant
 from gati.caches.selectors import BASELINE
-from gati.errors import BackendError, DataError
+from gati.errors import BackendError
 from gati.explore.augment import Augmentation, choose_augmentation
-from gati.explore.library import CERTIFY, SELECT
 from gati.explore.measure import base_answers
 from gati.explore.progress import Progress
 from gati.explore.schedule import too_slow
+from gati.explore.splits import Inputs, split_inputs
 from gati.explore.state import RunState
 from gati.model.blocks import find_blocks
-from gati.model.data import Data, load_data
+from gati.model.data import load_data
 from gati.model.load import LoadedModel
 from gati.model.outputs import check_base_outputs, check_more_than_one_class, outputs_kind
 from gati.model.segments import TracedModel, trace
 from gati.runtime.profile import measure_lookup, measure_profile
 from gati.types import BlockProfile, Profile, Trial, TrialId
 
-__all__ = ["HeldOut", "Inputs", "Prepared", "Specification", "prepare", "split_inputs", "trial_name"]
-
-_LEAST_HELD_OUT = 60
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Training inputs and held-out inputs with their split (SELECT or CERTIFY, uint8 [n])."""
-
-    train: Data
-    held_out: Data
-    split: npt.NDArray[np.uint8]
+__all__ = ["HeldOut", "Prepared", "Specification", "prepare", "trial_name"]
 
 
 @dataclass(frozen=True)
@@ -96,30 +85,6 @@ def resolve_device(name: str) -> torch.device:
             "no CUDA device is available here: use --device cpu, or install the GPU build of torch"
         )
     return device
-
-
-def split_inputs(held: Data, more: Data | None, seed: int) -> Inputs:
-    """Split VAL into select and certify, and into a third part for training when there is no MORE.
-
-    **Raises:** `DataError` when there is too little data, or when MORE is VAL again.
-    """
-    if more is not None and more.fingerprint == held.fingerprint:
-        raise DataError(
-            f"--train-data and --data are the same {len(held)} inputs: hold the validation inputs out, "
-            "or leave --train-data away"
-        )
-    order = np.random.default_rng((seed, 0)).permutation(len(held))
-    cut = len(held) // 3 if more is None else 0
-    rest = np.sort(order[cut:])
-    if len(rest) < _LEAST_HELD_OUT:
-        raise DataError(
-            f"{held.name} has {len(held)} inputs, which leaves {len(rest)} to measure on: "
-            f"give enough for at least {_LEAST_HELD_OUT} (several thousand for a certificate)"
-        )
-    in_select = set(order[cut : cut + len(rest) // 2].tolist())
-    split = np.array([SELECT if index in in_select else CERTIFY for index in rest], dtype=np.uint8)
-    train = more if more is not None else held.subset(np.sort(order[:cut]))
-    return Inputs(train, held.subset(rest), split)
 
 
 def prepare(

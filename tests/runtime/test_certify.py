@@ -13,7 +13,7 @@ from gati.compose.certificate import agreement_lower_bound
 from gati.compose.composition import Composition
 from gati.errors import CompositionError, DataError
 from gati.explore.library import Library
-from gati.explore.prepare import split_inputs
+from gati.explore.splits import split_inputs
 from gati.model.data import load_data
 from gati.runtime.certify import certify
 from gati.runtime.load import load
