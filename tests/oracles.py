@@ -78,9 +78,9 @@ def replay_one_by_one(exits, base_class, base_ms):
             if np.float32(exit_.score[i]) >= np.float32(exit_.threshold):
                 hits[position] += 1
                 wrong.append(bool(exit_.predicted[i] != base))
-                spent += exit_.reach_ms + clock + exit_.lookup_ms
+                spent += exit_.cost.reach_ms + clock + exit_.cost.lookup_ms
                 break
-            clock += exit_.penalty_ms
+            clock += exit_.cost.penalty_ms
         else:
             wrong.append(False)
             spent += base_ms + clock

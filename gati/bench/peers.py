@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gati.caches import LearnedCache, build_selector, load_cache
-from gati.compose.replay import ReplayExit, replay
+from gati.compose.replay import ExitCost, ReplayExit, replay
 from gati.errors import DataError
 from gati.explore.library import SELECT, Library
 from gati.explore.splits import held_out
@@ -171,9 +171,9 @@ def _threshold(
                     score,
                     answer,
                     float(threshold),
-                    reach[each.trial.block],
-                    each.trial.lookup_ms or 0.0,
-                    each.trial.lookup_ms or 0.0,
+                    ExitCost(
+                        reach[each.trial.block], each.trial.lookup_ms or 0.0, each.trial.lookup_ms or 0.0
+                    ),
                 )
                 for each, score, answer in zip(chosen, scores, predicted, strict=True)
             ],

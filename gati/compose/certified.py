@@ -28,6 +28,7 @@ from gati.compose.problem import Candidate, Choice
 from gati.compose.replay import Replay
 from gati.compose.risk import smoothed_loss
 from gati.compose.search import ROUNDING, Frontier, search_frontier
+from gati.errors import CompositionError
 from gati.explore.library import Library
 from gati.types import Placement, Trial
 
@@ -46,6 +47,7 @@ PUBLISHED: tuple[Objective, ...] = ("relaxed", "full")
 # Budgets on the path, as shares of the tolerated disagreements: a few strict ones, for when there is little
 # to certify on, then fine steps, so that the walk stops close to what can be certified.
 STEPS = (0.05, 0.1, 0.2, *np.linspace(0.3, 1.4, 34))
+FEW_STEPS = (0.1, 0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95, 1.05, 1.2, 1.4)  # where each is run by the engine
 TRIFLE = 0.002  # of the mean latency
 DEFAULT_CONFIDENCE = 0.95
 
@@ -72,10 +74,13 @@ def plan_exact(
     Without a wanted confidence the composition that just keeps the target on `select` is planned. Raises
     SolverError.
     """
-    budget = int((1.0 - settings.accuracy) * len(select) + 1e-9)
+    budget = (1.0 - settings.accuracy) * len(select) - select.lost_without_exits
+    if settings.confidence is None and budget < 0.0:
+        raise _too_coarse(library, settings, select.lost_without_exits, len(select))
     contests = [contest_of(library, settings, placement, select) for placement in placements]
+    allowed = max(0, int(budget + 1e-9))
     targets = [
-        _solve(contest, budget, settings, thorough=settings.confidence is None) for contest in contests
+        _solve(contest, allowed, settings, thorough=settings.confidence is None) for contest in contests
     ]
     best = min(
         range(len(contests)),
@@ -84,12 +89,16 @@ def plan_exact(
     contest, target = contests[best], targets[best]
     if settings.confidence is None:
         return plan_of(library, settings, contest, select, target)
-    path = _path(contest, (1.0 - settings.accuracy) * len(select))
-    certificate = _certify(
-        library, settings, [candidates_of(contest, choice.chosen) for choice in path], certified_on
-    )
+    nothing = replace(target, chosen=(), outcome=contest.instance.outcome(()))
+    path = _path(contest, budget, FEW_STEPS if select.coarse else STEPS)
+    if select.coarse:
+        path.insert(0, nothing)
+    candidates = [candidates_of(contest, choice.chosen) for choice in path]
+    select.expect(candidates)
+    certificate = _certify(library, settings, candidates, certified_on)
+    if certificate.deployed is None and select.coarse:
+        raise _too_coarse(library, settings, certificate.losses, certificate.inputs)
     if certificate.deployed is None or not path:
-        nothing = replace(target, chosen=(), outcome=contest.instance.outcome(()))
         plan = plan_of(library, settings, contest, select, nothing)
         return plan if not path else with_certificate(library, settings, plan, certificate, certified_on)
     deployed = path[certificate.deployed]
@@ -97,6 +106,15 @@ def plan_exact(
     deployed = replace(deployed, bound_ms=min(proven.bound_ms, deployed.outcome.mean_latency_ms))
     plan = plan_of(library, settings, contest, select, deployed)
     return with_certificate(library, settings, plan, certificate, certified_on)
+
+
+def _too_coarse(library: Library, settings: Settings, losses: int, inputs: int) -> CompositionError:
+    backend = library.manifest.profile.backend
+    return CompositionError(
+        f"on backend '{backend}' the whole network, without any cache, answers {losses} of {inputs} inputs "
+        f"otherwise than in float32: {settings.accuracy:g} cannot be promised there; ask for less, or take "
+        "another backend"
+    )
 
 
 def certify_published(
@@ -143,11 +161,12 @@ def contest_of(library: Library, settings: Settings, placement: Placement, selec
             trials.append(trial)
             costs.append(cost)
     outcomes = [select.trial(trial.trial_id) for trial in trials]
+    lost = [select.costs_agreement(each.predicted) for each in outcomes]
     shape = (len(trials), len(select))
     instance = make_instance(
         block=[trial.block_index for trial in trials],
         score=np.array([each.score for each in outcomes], dtype=np.float32).reshape(shape),
-        wrong=np.array([each.predicted != select.base_class for each in outcomes], dtype=bool).reshape(shape),
+        wrong=np.array(lost, dtype=bool).reshape(shape),
         reach_ms=[reach_ms[trial.block_index] for trial in trials],
         lookup_ms=[cost.lookup_ms for cost in costs],
         penalty_ms=[cost.penalty_ms for cost in costs],
@@ -160,7 +179,7 @@ def contest_of(library: Library, settings: Settings, placement: Placement, selec
     frontier = search_frontier(instance)
     for objective in PUBLISHED:  # so that the result is never slower than theirs at the agreement they reach
         asked = replace(settings, objective=objective, solver="auto")
-        plan = plan_published(library, asked, placement, select)
+        plan = plan_published(library, asked, placement, select.tabled())
         frontier.found.add(_cuts(instance, trials, plan.choice.candidates))
     return Contest(placement, tuple(trials), instance, frontier)
 
@@ -188,7 +207,7 @@ def _solve(
     )
 
 
-def _path(contest: Contest, budget: float) -> list[ExactChoice]:
+def _path(contest: Contest, budget: float, steps: Sequence[float]) -> list[ExactChoice]:
     """Return the settings to walk through, strictest first, each faster than the one before."""
     instance = contest.instance
     if not instance.trials:
@@ -196,7 +215,7 @@ def _path(contest: Contest, budget: float) -> list[ExactChoice]:
     risky = replace(instance, loss=smoothed_loss(instance))
     frontier = search_frontier(risky)
     path: list[ExactChoice] = []
-    for risk in (share * budget for share in STEPS) if budget > 0.0 else ():
+    for risk in (share * budget for share in steps) if budget > 0.0 else ():
         chosen = _without_trifles(risky, frontier.within(float(risk), thorough=False), float(risk))
         outcome = instance.outcome(chosen)
         fastest_ms = path[-1].outcome.mean_latency_ms if path else instance.base_ms

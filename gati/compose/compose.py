@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
 
-from gati.compose.backends import choose_backend
+from gati.compose.backends import choose_backend, reduced_precisions
 from gati.compose.candidates import has_placement
 from gati.compose.certified import certify_published, plan_exact
 from gati.compose.composition import Composition, Objective
-from gati.compose.outcomes import SplitOutcomes
+from gati.compose.costs import CostedLibrary
+from gati.compose.outcomes import SplitOutcomes, outcomes_of
 from gati.compose.plans import DEFAULT_SLOWDOWN, Plan, Settings, placement_rank, plan_published
 from gati.compose.solvers import check_solver
 from gati.errors import BackendError, CompositionError
@@ -45,7 +46,9 @@ def compose(
     `accuracy` is the wanted agreement with the base model; `memory_bytes` limits the caches' weights and may
     be written like `"256MiB"`; `backend` executes network and lookups: "auto" takes the fastest of those that
     are installed, measured the first time it is asked for (`progress(done, of)` follows it); the published
-    objectives, which need no model, stay on the one that `explore` measured.
+    objectives, which need no model, stay on the one that `explore` measured. In reduced precision the network
+    itself sometimes answers otherwise than the user's. That counts against `accuracy`, too: the certificate
+    is on what the engine answers to the held-out inputs, which must still be where `explore` found them.
     `placement` "auto" takes the better of those that were measured. `slowdown` limits what all lookups may
     add to a request that hits nowhere, as a share of the base model's time; None sets no limit. `per_class`
     asks that the agreement be certified in every class.
@@ -72,6 +75,15 @@ def compose(
     check_settings(settings)
     library = choose_backend(Library.open(directory), settings, progress)
     composition = compose_library(library, settings)
+    for other in reduced_precisions(library, settings, library.manifest.profile.base_ms, progress):
+        try:
+            coarser = compose_library(other, settings)
+        except CompositionError:  # that precision cannot promise the accuracy
+            continue
+        if coarser.expected.mean_latency_ms < composition.expected.mean_latency_ms:
+            library, composition = other, coarser
+    if isinstance(library, CostedLibrary) and library.answers is not None:
+        library.answers.keep([(leaving.trial_id, leaving.threshold) for leaving in composition.exits])
     composition.save(library.composition_path(name))
     return composition
 
@@ -125,7 +137,7 @@ def plan(library: Library, settings: Settings) -> Plan:
 
 
 def _outcomes(library: Library, split: int) -> SplitOutcomes | None:
-    outcomes = SplitOutcomes(library, split) if library.has_outcomes else None
+    outcomes = outcomes_of(library, split) if library.has_outcomes else None
     return outcomes if outcomes is not None and len(outcomes) else None
 
 

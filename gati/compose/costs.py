@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gati.errors import BackendError, LibraryError
+from gati.errors import LibraryError
 from gati.explore.library import Library
 from gati.files import atomic_write_text
 from gati.types import BlockProfile, Profile, Trial
@@ -20,10 +21,9 @@ from gati.types import BlockProfile, Profile, Trial
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gati.model.segments import TracedModel
-    from gati.runtime.backends import OutputsKind
+    from gati.compose.engines import EngineAnswers
 
-__all__ = ["BackendCosts", "as_composed", "on_backend"]
+__all__ = ["BackendCosts", "CostedLibrary", "as_composed", "on_backend"]
 
 FORMAT = 1
 
@@ -75,6 +75,18 @@ class CostedLibrary(Library):
             for trial in library.trials
         )
 
+    @cached_property
+    def answers(self) -> EngineAnswers | None:
+        """The engine itself, to be asked, where its precision makes it answer otherwise than the tables say.
+
+        Raises as `EngineAnswers`.
+        """
+        from gati.compose.engines import EngineAnswers
+        from gati.runtime.backends import get_backend
+
+        name = self.manifest.profile.backend
+        return None if get_backend(name).precision == "f32" else EngineAnswers(self, name)
+
 
 def as_composed(library: Library, backend: str) -> Library:
     """Return the library with the latencies that a composition for `backend` was made with.
@@ -117,19 +129,13 @@ def measure(library: Library, backend: str, progress: Callable[[int, int], None]
     import torch
 
     from gati.caches import load_cache
-    from gati.runtime.backends import GraphBackend, get_backend
+    from gati.compose.engines import graph_backend, outputs_kind, traced_network
     from gati.runtime.graph_costs import measure_graph, measure_graph_lookup
 
-    executes = get_backend(backend)  # refuses what is not there before a model is loaded
-    manifest = library.manifest
-    if not isinstance(executes, GraphBackend):
-        raise BackendError(
-            f"this library's latencies were measured on '{manifest.profile.backend}', not on '{backend}'; "
-            "explore again for that"
-        )
-    kind: OutputsKind = "probabilities" if manifest.outputs_kind == "probabilities" else "logits"
-    traced = _traced(library)
-    costs = measure_graph(traced, manifest.profile, executes, kind)
+    executes = graph_backend(library, backend)  # refuses what is not there before a model is loaded
+    kind = outputs_kind(library)
+    traced = traced_network(library)
+    costs = measure_graph(traced, library.manifest.profile, executes, kind)
     base = executes.early_exit(traced, (), kind)
     first = _one_of_each(library)
     lookups: dict[str, float] = {}
@@ -141,26 +147,6 @@ def measure(library: Library, backend: str, progress: Callable[[int, int], None]
         if progress is not None:
             progress(done, len(first))
     return BackendCosts(costs.profile, costs.if_ms, lookups)
-
-
-def _traced(library: Library) -> TracedModel:
-    import torch
-
-    from gati.model.load import load_model
-    from gati.model.segments import trace
-
-    manifest = library.manifest
-    if manifest.profile.device != "cpu":
-        raise BackendError("this library was measured on a GPU, other backends run on the cpu; use torch")
-    loaded = load_model(manifest.model_source, manifest.checkpoint_path)
-    if loaded.checkpoint_sha256 != manifest.checkpoint_sha256:
-        raise LibraryError(
-            f"the library in {library.directory} was made from weights {manifest.checkpoint_sha256[:12]}, "
-            f"{manifest.checkpoint_path or manifest.model_source} has {loaded.checkpoint_sha256[:12]} now; "
-            "bring the old checkpoint back or run gati explore again"
-        )
-    example = torch.randn(2, *manifest.input_shape, generator=torch.Generator().manual_seed(0))
-    return trace(loaded.module, example, [block.name for block in manifest.blocks])
 
 
 def _one_of_each(library: Library) -> dict[str, Trial]:

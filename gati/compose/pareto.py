@@ -23,7 +23,7 @@ from gati.compose.certified import (
 from gati.compose.compose import check_memory, check_settings, placements, to_composition
 from gati.compose.composition import Composition
 from gati.compose.exact import ExactChoice, solve_exact
-from gati.compose.outcomes import SplitOutcomes
+from gati.compose.outcomes import SplitOutcomes, outcomes_of
 from gati.compose.plans import Settings, placement_rank
 from gati.errors import CompositionError
 from gati.explore.library import CERTIFY, SELECT, Library
@@ -159,4 +159,4 @@ def _open(
         raise CompositionError(
             "the frontier needs the per-input outcomes, which this library lacks (outcomes/); explore again"
         )
-    return library, settings, SplitOutcomes(library, SELECT), SplitOutcomes(library, CERTIFY)
+    return library, settings, outcomes_of(library, SELECT), outcomes_of(library, CERTIFY)

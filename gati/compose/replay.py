@@ -10,7 +10,16 @@ from numpy.typing import NDArray
 
 from gati.errors import DataError
 
-__all__ = ["Replay", "ReplayExit", "replay"]
+__all__ = ["ExitCost", "Replay", "ReplayExit", "replay", "summarise"]
+
+
+@dataclass(frozen=True)
+class ExitCost:
+    """What an exit costs: to get to its block, to look up there, and a request that goes on after a miss."""
+
+    reach_ms: float
+    lookup_ms: float
+    penalty_ms: float
 
 
 @dataclass(frozen=True)
@@ -20,9 +29,7 @@ class ReplayExit:
     score: NDArray[np.float32]  # [n]
     predicted: NDArray[np.int64]  # [n]
     threshold: float
-    reach_ms: float
-    lookup_ms: float
-    penalty_ms: float
+    cost: ExitCost
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class Replay:
     exit_ms: tuple[float, ...]  # per exit: latency of an input that leaves there
     left_at: NDArray[np.int64]  # [n] exit each input left at; the number of exits for the base model
     answer: NDArray[np.int64]  # [n] the class each input got
-    wrong: NDArray[np.bool_]  # [n] left early with another class than the base model's
+    wrong: NDArray[np.bool_]  # [n] answered otherwise than the base model answers
 
 
 def replay(exits: Sequence[ReplayExit], base_class: NDArray[np.int64], base_ms: float) -> Replay:
@@ -46,27 +53,43 @@ def replay(exits: Sequence[ReplayExit], base_class: NDArray[np.int64], base_ms: 
     `base_class` [n] is what the base model answers. Raises DataError without inputs.
     """
     count = len(base_class)
-    if count == 0:
-        raise DataError("no held-out inputs to replay; explore with more validation data")
     left_at = np.full(count, len(exits), dtype=np.int64)
     answer = base_class.copy()
+    for position, exit_ in enumerate(exits):
+        # float32 against float32, as the engine compares
+        new = (left_at == len(exits)) & (exit_.score >= np.float32(exit_.threshold))
+        left_at[new] = position
+        answer[new] = exit_.predicted[new]
+    return summarise([exit_.cost for exit_ in exits], left_at, answer, base_class, base_ms)
+
+
+def summarise(
+    costs: Sequence[ExitCost],
+    left_at: NDArray[np.int64],
+    answer: NDArray[np.int64],
+    base_class: NDArray[np.int64],
+    base_ms: float,
+) -> Replay:
+    """Return the outcome of inputs that left at `left_at` [n] with the class `answer` [n].
+
+    `left_at` is the number of exits for an input that ran the whole network. Raises DataError without inputs.
+    """
+    count = len(base_class)
+    if count == 0:
+        raise DataError("no held-out inputs to replay; explore with more validation data")
+    wrong = answer != base_class
     hits: list[int] = []
     agreeing: list[int] = []
     exit_ms: list[float] = []
     penalty_ms = 0.0
-    for position, exit_ in enumerate(exits):
-        # float32 against float32, as the engine compares
-        new = (left_at == len(exits)) & (exit_.score >= np.float32(exit_.threshold))
-        right = exit_.predicted == base_class
-        left_at[new] = position
-        answer[new] = exit_.predicted[new]
-        hits.append(int(new.sum()))
-        agreeing.append(int((new & right).sum()))
-        exit_ms.append(exit_.reach_ms + penalty_ms + exit_.lookup_ms)
-        penalty_ms += exit_.penalty_ms
+    for position, cost in enumerate(costs):
+        here = left_at == position
+        hits.append(int(here.sum()))
+        agreeing.append(int((here & ~wrong).sum()))
+        exit_ms.append(cost.reach_ms + penalty_ms + cost.lookup_ms)
+        penalty_ms += cost.penalty_ms
     to_the_end_ms = base_ms + penalty_ms
     saved_ms = sum(hit * (to_the_end_ms - at_exit_ms) for hit, at_exit_ms in zip(hits, exit_ms, strict=True))
-    wrong = answer != base_class
     return Replay(
         mean_latency_ms=to_the_end_ms - saved_ms / count,
         hit_rate=sum(hits) / count,

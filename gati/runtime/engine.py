@@ -120,11 +120,29 @@ class Engine:
             if self._graph is not None:
                 base = self._base_graph
                 return [self._prediction(base.answer(row)[0], BASE) for row in rows_of(x)]
-            scores = self._base(x)
-            if scores.shape[0] > 1:
-                for row in doubtful_class(scores, self._tolerance).nonzero().flatten().tolist():
-                    scores[row] = self._base(x[row : row + 1].contiguous())[0]
-            return [self._prediction(row, BASE) for row in rows_of(scores)]
+            return [self._prediction(row, BASE) for row in rows_of(self._whole(self._base, x))]
+
+    def reference(self, x: Tensor) -> Tensor:
+        """Classes [B] of the base model as the user gave it, which agreement is about.
+
+        Those of `base`, but for rounding, unless the backend computes in reduced precision.
+        """
+        x = self._checked(x)
+        with torch.inference_mode():
+            return self._whole(self.traced.base, x).argmax(1)
+
+    def _whole(self, base: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Class scores [B, K]; a row too close to call is worked out alone."""
+        scores = base(x)
+        if scores.shape[0] > 1:
+            for row in doubtful_class(scores, self._tolerance).nonzero().flatten().tolist():
+                scores[row] = base(x[row : row + 1].contiguous())[0]
+        return scores
+
+    @property
+    def precision(self) -> Literal["f32", "bf16", "int8"]:
+        """What the backend computes in."""
+        return get_backend(self.backend).precision
 
     @cached_property
     def _base_graph(self) -> Graph:

@@ -57,7 +57,8 @@ class Evaluation:
     """What Gati gains and costs on a data set; the accuracies are None without labels.
 
     `gain` is base mean / Gati mean, `tail_ratio` Gati p99 / base p99. Base and Gati run on the same backend
-    in the same way; `eager_latency_ms` is the user's module as it came, called plainly, on a sample.
+    in the same way; agreement is with the base model as it came, whatever the backend's precision;
+    `eager_latency_ms` is the user's module as it came, called plainly, on a sample.
     """
 
     n: int
@@ -93,7 +94,7 @@ class _Measured:
     base_ms: list[float]
     eager_ms: list[float]
     gati: list[Prediction]
-    base: list[Prediction]
+    reference: list[int]  # what the base model answers in the precision it came in
 
 
 def evaluate(
@@ -153,7 +154,7 @@ def evaluate_engine(
         threads = torch.get_num_threads()
     latency, base_latency = _latency(measured.gati_ms), _latency(measured.base_ms)
     answers = np.array([prediction.class_index for prediction in measured.gati])
-    base_answers = np.array([prediction.class_index for prediction in measured.base])
+    base_answers = np.array(measured.reference)
     hit = np.array([prediction.exit != BASE for prediction in measured.gati])
     return Evaluation(
         n=len(data),
@@ -204,6 +205,8 @@ def _measure(
                     )
                 if eager is not None and (start + offset) % every == 0:
                     _timed(eager, x.clone(), measured.eager_ms)
+            if engine.precision != "f32":
+                measured.reference[start:] = engine.reference(rows).tolist()
             if progress is not None:
                 progress(start + len(rows), len(data))
     return measured
@@ -218,7 +221,7 @@ def _take_turns(engine: Engine, x: Tensor, measured: _Measured, *, gati_first: b
         gati = _gati_turn(engine, x, measured)
     if keep:
         measured.gati += gati
-        measured.base += base
+        measured.reference += [prediction.class_index for prediction in base]
 
 
 def _base_turn(engine: Engine, x: Tensor, measured: _Measured) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from torch import nn
 
 from gati.caches import load_cache
 from gati.compose.composition import Composition, Exit
+from gati.compose.engines import graph_files
 from gati.errors import BackendError, CompositionError, LibraryError
 from gati.explore.library import Library
 from gati.model.load import LoadedModel, load_model
@@ -18,7 +18,6 @@ from gati.model.preprocess import Preprocessing
 from gati.model.segments import TracedModel, trace
 from gati.runtime.engine import Engine
 from gati.runtime.exits import EngineExit
-from gati.version import __version__
 
 __all__ = ["Served", "load", "open_served"]
 
@@ -85,7 +84,9 @@ def open_served(
         version=f"{chosen.name}@{manifest.checkpoint_sha256[:12]}",
         class_names=manifest.class_names,
         preprocessing=Preprocessing.from_json(manifest.preprocessing),
-        graphs=_graph_files(library, chosen),
+        graphs=graph_files(
+            library, [(leaving.trial_id, leaving.threshold) for leaving in chosen.exits], chosen.backend
+        ),
     )
     return Served(engine, module, library, chosen)
 
@@ -122,18 +123,6 @@ def _load_base(library: Library) -> LoadedModel:
             f"{model.checkpoint_sha256[:12]}; bring the old checkpoint back or run gati explore again"
         )
     return model
-
-
-def _graph_files(library: Library, chosen: Composition) -> tuple[Path, Path]:
-    """Where converted networks are kept: named by all that they are made of."""
-    base = hashlib.sha256(f"{__version__} {torch.__version__} {chosen.checkpoint_sha256}".encode())
-    early_exit = base.copy()
-    for leaving in chosen.exits:
-        early_exit.update(f"{leaving.block} {leaving.threshold!r}".encode())
-        cache = library.cache_path(leaving.trial_id)
-        early_exit.update(cache.read_bytes() if cache.is_file() else b"")
-    folder = library.directory / "graphs"
-    return folder / f"{early_exit.hexdigest()[:16]}.onnx", folder / f"{base.hexdigest()[:16]}.onnx"
 
 
 def _example(input_shape: tuple[int, ...], device: torch.device) -> torch.Tensor:

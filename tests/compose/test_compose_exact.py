@@ -8,7 +8,7 @@ import pytest
 from gati.compose.compose import Settings, compose, compose_library
 from gati.compose.composition import Composition
 from gati.compose.instance import make_instance
-from gati.compose.replay import ReplayExit, replay
+from gati.compose.replay import ExitCost, ReplayExit, replay
 from gati.compose.risk import smoothed_loss
 from gati.errors import CompositionError
 from gati.explore.library import CERTIFY, SELECT, Library
@@ -36,9 +36,9 @@ def replayed(library: Library, composition: Composition, split: int):
                 outcomes.score[inputs],
                 outcomes.predicted[inputs],
                 exit_.threshold,
-                library.manifest.blocks[exit_.block_index].reach_ms,
-                exit_.lookup_ms,
-                penalty_ms,
+                ExitCost(
+                    library.manifest.blocks[exit_.block_index].reach_ms, exit_.lookup_ms, penalty_ms
+                ),
             )
         )
     return replay(exits, base.base_class[inputs], library.manifest.profile.base_ms)

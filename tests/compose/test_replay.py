@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from gati.compose.replay import ReplayExit, replay
+from gati.compose.replay import ExitCost, ReplayExit, replay
 from gati.errors import DataError
 from tests.oracles import replay_one_by_one
 
@@ -23,9 +23,11 @@ def replays(draw):
             score=draw(scores),
             predicted=draw(classes),
             threshold=draw(st.sampled_from((-2.0, 0.1, 0.5, 0.7, 5.0))),
-            reach_ms=float(position + 1),
-            lookup_ms=draw(st.sampled_from((0.0, 0.25))),
-            penalty_ms=draw(st.sampled_from((0.0, 0.25, 1.0))),
+            cost=ExitCost(
+                reach_ms=float(position + 1),
+                lookup_ms=draw(st.sampled_from((0.0, 0.25))),
+                penalty_ms=draw(st.sampled_from((0.0, 0.25, 1.0))),
+            ),
         )
         for position in range(draw(st.integers(0, 4)))
     ]
@@ -51,7 +53,8 @@ def test_replay_equals_sending_one_input_after_the_other(case):
 
 def test_a_score_equal_to_the_threshold_is_a_hit_in_single_precision():
     score = np.array([0.1], dtype=np.float32)
-    exit_ = ReplayExit(score, np.array([1]), 0.1, 1.0, 0.0, 0.0)  # 0.1 in double is below 0.1 in single
+    # 0.1 in double is below 0.1 in single
+    exit_ = ReplayExit(score, np.array([1]), 0.1, ExitCost(1.0, 0.0, 0.0))
     assert replay([exit_], np.array([1]), 2.0).hits == (1,)
 
 

@@ -13,7 +13,7 @@ from gati.runtime.backends.base import (
     segment_backend,
 )
 from gati.runtime.backends.onnxruntime import OnnxRuntimeBackend
-from gati.runtime.backends.openvino import OpenVinoBackend
+from gati.runtime.backends.openvino import OpenVinoBackend, OpenVinoBf16Backend, OpenVinoInt8Backend
 from gati.runtime.backends.torch import TorchBackend
 
 __all__ = [
@@ -23,6 +23,8 @@ __all__ = [
     "GraphBackend",
     "OnnxRuntimeBackend",
     "OpenVinoBackend",
+    "OpenVinoBf16Backend",
+    "OpenVinoInt8Backend",
     "OutputsKind",
     "Path",
     "SegmentBackend",

@@ -35,9 +35,13 @@ OutputsKind = Literal["logits", "probabilities"]
 
 
 class Backend(ABC):
-    """A way to execute a network with its exits."""
+    """A way to execute a network with its exits.
+
+    With a `precision` other than "f32" the network itself may answer otherwise than the user's does.
+    """
 
     name: ClassVar[str]
+    precision: ClassVar[Literal["f32", "bf16", "int8"]] = "f32"
 
     @classmethod
     def installed(cls) -> bool:
@@ -77,7 +81,13 @@ class Graph(ABC):
 
 
 class GraphBackend(Backend):
-    """Runs the whole early-exit network as one compiled graph, lookups and decisions inside."""
+    """Runs the whole early-exit network as one compiled graph, lookups and decisions inside.
+
+    A backend that is `calibrated` takes a look at typical inputs, [n, ...], before it makes a graph.
+    """
+
+    stored_as: ClassVar[str] = "onnx"  # what a kept graph is; those of one kind can be shared
+    calibrated: ClassVar[bool] = False
 
     def early_exit(
         self,
@@ -93,7 +103,7 @@ class GraphBackend(Backend):
         """
         if kept is not None and kept.is_file():
             return self.compile(kept.read_bytes())
-        (model,) = self._assembled(traced, [exits], outputs_kind)
+        (model,) = self.assembled(traced, [exits], outputs_kind)
         if kept is not None:
             with suppress(StorageError):  # a library that may only be read is converted each time
                 atomic_write(kept, lambda temporary: _write_bytes(temporary, model))
@@ -103,11 +113,12 @@ class GraphBackend(Backend):
         self, traced: TracedModel, settings: Sequence[Sequence[EngineExit]], outputs_kind: OutputsKind
     ) -> list[Graph]:
         """As `early_exit` for several settings that differ in thresholds alone, converted once."""
-        return [self.compile(model) for model in self._assembled(traced, settings, outputs_kind)]
+        return [self.compile(model) for model in self.assembled(traced, settings, outputs_kind)]
 
-    def _assembled(
+    def assembled(
         self, traced: TracedModel, settings: Sequence[Sequence[EngineExit]], outputs_kind: OutputsKind
     ) -> Iterator[bytes]:
+        """The models of several settings that differ in thresholds alone, as `compile` takes them."""
         from gati.graph.assemble import assemble
         from gati.graph.convert import Piece
         from gati.graph.stages import build_stages
@@ -128,11 +139,15 @@ class GraphBackend(Backend):
         with torch.no_grad():
             classes = module(example).shape[1]
         stages = Stages((Stage(module, (example,)),), (), (), classes)
-        return self.compile(assemble(stages, "gati").SerializeToString())
+        return self.compile(self.prepared(assemble(stages, "gati").SerializeToString(), example))
+
+    def prepared(self, model: bytes, inputs: Tensor) -> bytes:
+        """What `compile` takes of an assembled ONNX model, given typical `inputs` [n, ...]."""
+        return model
 
     @abstractmethod
     def compile(self, model: bytes) -> Graph:
-        """Make an assembled ONNX model ready to run, with as many threads as torch has."""
+        """Make a model ready to run, with as many threads as torch has."""
 
 
 def _write_bytes(path: FilePath, content: bytes) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gati.errors import BackendError
-from gati.runtime.backends.base import Graph, GraphBackend, register_backend
+from gati.model.segments import TracedModel
+from gati.runtime.backends.base import Graph, GraphBackend, OutputsKind, register_backend
+from gati.runtime.exits import EngineExit
 
-__all__ = ["OpenVinoBackend"]
-
-_NEEDED = ("openvino", "onnx", "onnxscript")
+__all__ = ["OpenVinoBackend", "OpenVinoBf16Backend", "OpenVinoInt8Backend"]
 
 
 class _OpenVinoGraph(Graph):
@@ -38,36 +39,106 @@ class _OpenVinoGraph(Graph):
 class OpenVinoBackend(GraphBackend):
     """OpenVINO on the CPU in float32."""
 
-    precision: ClassVar[str] = "f32"
+    needed: ClassVar[tuple[str, ...]] = ("openvino", "onnx", "onnxscript")
+    extra: ClassVar[str] = "openvino"
 
     def __init__(self) -> None:
-        missing = [name for name in _NEEDED if find_spec(name) is None]
+        missing = [name for name in self.needed if find_spec(name) is None]
         if missing:
             raise BackendError(
                 f"backend '{self.name}' needs {', '.join(missing)}, not installed here: "
-                "pip install 'gati[openvino]'"
+                f"pip install 'gati[{self.extra}]'"
             )
 
     @classmethod
     def installed(cls) -> bool:
         """Whether the packages are there."""
-        return all(find_spec(name) is not None for name in _NEEDED)
+        return all(find_spec(name) is not None for name in cls.needed)
 
     def compile(self, model: bytes) -> Graph:
         """As `GraphBackend.compile`."""
-        core = _core()
+        return self._compiled(core().read_model(model=model))
+
+    def _compiled(self, model: Any) -> Graph:
         settings = {
             "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": self.precision,
+            "INFERENCE_PRECISION_HINT": "bf16" if self.precision == "bf16" else "f32",
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         }
-        return _OpenVinoGraph(core.compile_model(core.read_model(model=model), "CPU", settings))
+        return _OpenVinoGraph(core().compile_model(model, "CPU", settings))
+
+
+@register_backend("openvino-bf16")
+class OpenVinoBf16Backend(OpenVinoBackend):
+    """OpenVINO on the CPU with weights and hidden outputs in bfloat16."""
+
+    precision: ClassVar[Literal["f32", "bf16", "int8"]] = "bf16"
+
+    def __init__(self) -> None:
+        super().__init__()
+        if not _computes_in("BF16"):
+            raise BackendError(f"backend '{self.name}' needs a processor that computes in bfloat16")
+
+    @classmethod
+    def installed(cls) -> bool:
+        """Whether the packages are there and the processor has the instructions."""
+        return super().installed() and _computes_in("BF16")
+
+
+@register_backend("openvino-int8")
+class OpenVinoInt8Backend(OpenVinoBackend):
+    """OpenVINO on the CPU in 8-bit integers, quantised after training by NNCF on `calibration` [n, ...].
+
+    Without calibration inputs it only runs graphs that were kept.
+    """
+
+    precision: ClassVar[Literal["f32", "bf16", "int8"]] = "int8"
+    stored_as: ClassVar[str] = "openvino-int8"
+    calibrated: ClassVar[bool] = True
+    needed: ClassVar[tuple[str, ...]] = (*OpenVinoBackend.needed, "nncf")
+    extra: ClassVar[str] = "openvino,int8"
+
+    def __init__(self, calibration: Tensor | None = None) -> None:
+        super().__init__()
+        self._calibration = calibration
+
+    def assembled(
+        self, traced: TracedModel, settings: Sequence[Sequence[EngineExit]], outputs_kind: OutputsKind
+    ) -> Iterator[bytes]:
+        """As `GraphBackend.assembled`, quantised once: while it calibrates, no input leaves early."""
+        from gati.graph.quantise import quantised, without_exits
+
+        if self._calibration is None:
+            raise BackendError(
+                f"backend '{self.name}' has no quantised network here (graphs/ in the library); "
+                "run gati compose again"
+            )
+        (model,) = super().assembled(traced, [without_exits(settings[0])], outputs_kind)
+        whole = quantised(model, self._calibration)
+        for exits in settings:
+            yield whole.with_thresholds([leaving.threshold for leaving in exits])
+
+    def prepared(self, model: bytes, inputs: Tensor) -> bytes:
+        """As `GraphBackend.prepared`: quantised on `inputs`."""
+        from gati.graph.quantise import quantised
+
+        return quantised(model, inputs).with_thresholds(())
+
+    def compile(self, model: bytes) -> Graph:
+        """As `GraphBackend.compile`, for what `assembled` or `prepared` gave."""
+        from gati.graph.quantise import read_quantised
+
+        return self._compiled(read_quantised(model))
+
+
+def _computes_in(kind: str) -> bool:
+    return kind in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 _CORES: list[Any] = []
 
 
-def _core() -> Any:
+def core() -> Any:
     """One runtime a process: it owns the thread pools."""
     if not _CORES:
         import openvino

@@ -1,0 +1,171 @@
+"""A library's network on the engine that will serve it: made ready, asked, and kept as a file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gati.caches import load_cache
+from gati.compose.problem import Candidate
+from gati.errors import BackendError, LibraryError
+from gati.explore.library import SELECT, Library
+from gati.explore.splits import held_out
+from gati.files import atomic_write
+from gati.model.load import load_model
+from gati.model.segments import TracedModel, trace
+from gati.runtime.backends import BACKENDS, GraphBackend, OutputsKind, get_backend
+from gati.runtime.exits import EngineExit
+from gati.types import TrialId
+from gati.version import __version__
+
+__all__ = ["EngineAnswers", "graph_backend", "graph_files", "outputs_kind", "traced_network"]
+
+Setting = tuple[tuple[TrialId, float], ...]  # exits in forward order, with thresholds
+Answers = tuple[NDArray[np.int64], NDArray[np.int64]]  # where each input left, and its class
+
+_CALIBRATION_INPUTS = 300
+_CHUNK = 64
+
+
+class EngineAnswers:
+    """What the engine answers to the held-out inputs, for one setting of exits after the other.
+
+    An engine of reduced precision answers otherwise than the tables of outcomes say, even where nothing hits;
+    so it is asked itself. Raises DataError where the inputs are gone, else as `traced_network`.
+    """
+
+    def __init__(self, library: Library, backend: str) -> None:
+        self._library = library
+        self._backend = graph_backend(library, backend)
+        self._inputs, _ = held_out(library)
+        self._traced = traced_network(library)
+        self._blocks = {trial.trial_id: trial.block for trial in library.trials}
+        self._answers: dict[Setting, Answers] = {}
+        self._models: dict[Setting, bytes] = {}
+
+    def __call__(self, candidates: Sequence[Candidate]) -> Answers:
+        """Return where each held-out input leaves (the number of exits: nowhere) and its class, [n] both."""
+        self.ask([candidates])
+        return self._answers[_setting(candidates)]
+
+    def ask(self, path: Iterable[Sequence[Candidate]]) -> None:
+        """Run many settings at once: those that differ in thresholds alone are converted once."""
+        self._ask(_setting(candidates) for candidates in path)
+
+    def _ask(self, path: Iterable[Setting]) -> None:
+        wanted = sorted(setting for setting in set(path) if setting not in self._answers)
+        for _, group in groupby(wanted, key=lambda setting: [exit_[0] for exit_ in setting]):
+            settings = list(group)
+            exits = [self._exits(setting) for setting in settings]
+            models = self._backend.assembled(self._traced, exits, outputs_kind(self._library))
+            for setting, model in zip(settings, models, strict=True):
+                self._models[setting] = model
+                self._answers[setting] = self._run(model)
+
+    def keep(self, exits: Sequence[tuple[TrialId, float]]) -> None:
+        """Write the networks that `graph_files` names: with these exits, and without any."""
+        settings: tuple[Setting, Setting] = (tuple(exits), ())
+        self._ask(settings)
+        for path, setting in zip(
+            graph_files(self._library, exits, self._backend.name), settings, strict=True
+        ):
+            atomic_write(path, partial(_write_bytes, content=self._models[setting]))
+
+    def _run(self, model: bytes) -> Answers:
+        graph = self._backend.compile(model)
+        left_at: list[int] = []
+        answer: list[int] = []
+        for start in range(0, len(self._inputs), _CHUNK):
+            images = self._inputs.images(range(start, min(start + _CHUNK, len(self._inputs))))
+            for row in images.split(1):
+                probabilities, position = graph.answer(row)
+                left_at.append(position)
+                answer.append(int(probabilities.argmax()))
+        return np.array(left_at, dtype=np.int64), np.array(answer, dtype=np.int64)
+
+    def _exits(self, setting: Setting) -> list[EngineExit]:
+        return [
+            EngineExit(self._blocks[trial_id], load_cache(self._library.cache_path(trial_id)), threshold)
+            for trial_id, threshold in setting
+        ]
+
+
+def graph_backend(library: Library, name: str) -> GraphBackend:
+    """Return a backend that compiles graphs, calibrated on select inputs where it asks for that.
+
+    Raises BackendError for one that is unknown, not installed here or of another kind, DataError where it
+    must be calibrated and the held-out inputs are gone.
+    """
+    kind = BACKENDS.get(name)
+    if kind is not None and not issubclass(kind, GraphBackend):
+        measured = library.manifest.profile.backend
+        raise BackendError(
+            f"this library's latencies were measured on '{measured}', not on '{name}'; explore again for that"
+        )
+    executes = get_backend(name)
+    if isinstance(executes, GraphBackend) and executes.calibrated:
+        inputs, split = held_out(library)
+        rows = np.flatnonzero(split == SELECT)[:_CALIBRATION_INPUTS]
+        executes = get_backend(name, calibration=inputs.images(rows))
+    if not isinstance(executes, GraphBackend):
+        raise AssertionError("only graph backends get here")
+    return executes
+
+
+def outputs_kind(library: Library) -> OutputsKind:
+    """Return what the network gives."""
+    return "probabilities" if library.manifest.outputs_kind == "probabilities" else "logits"
+
+
+def traced_network(library: Library) -> TracedModel:
+    """Load the base model and make it ready to be cut.
+
+    Raises LibraryError for other weights than the library was made from, BackendError for a library measured
+    on a GPU, and as `load_model` does.
+    """
+    manifest = library.manifest
+    if manifest.profile.device != "cpu":
+        raise BackendError("this library was measured on a GPU, other backends run on the cpu; use torch")
+    loaded = load_model(manifest.model_source, manifest.checkpoint_path)
+    if loaded.checkpoint_sha256 != manifest.checkpoint_sha256:
+        raise LibraryError(
+            f"the library in {library.directory} was made from weights {manifest.checkpoint_sha256[:12]}, "
+            f"{manifest.checkpoint_path or manifest.model_source} has {loaded.checkpoint_sha256[:12]} now; "
+            "bring the old checkpoint back or run gati explore again"
+        )
+    example = torch.randn(2, *manifest.input_shape, generator=torch.Generator().manual_seed(0))
+    return trace(loaded.module, example, [block.name for block in manifest.blocks])
+
+
+def graph_files(
+    library: Library, setting: Sequence[tuple[TrialId, float]], backend: str
+) -> tuple[Path, Path]:
+    """Return where converted networks are kept, with these exits and without, named by what is in them."""
+    kind = BACKENDS.get(backend)
+    stored_as = kind.stored_as if kind is not None and issubclass(kind, GraphBackend) else "onnx"
+    origin = f"{__version__} {torch.__version__} {library.manifest.checkpoint_sha256} {stored_as}"
+    base = hashlib.sha256(origin.encode())
+    early_exit = base.copy()
+    for trial_id, threshold in setting:
+        early_exit.update(f"{trial_id} {threshold!r}".encode())
+        cache = library.cache_path(trial_id)
+        early_exit.update(cache.read_bytes() if cache.is_file() else b"")
+    suffix = "onnx" if stored_as == "onnx" else "zip"
+    names = (f"{each.hexdigest()[:16]}.{suffix}" for each in (early_exit, base))
+    first, second = (library.directory / "graphs" / name for name in names)
+    return first, second
+
+
+def _setting(candidates: Sequence[Candidate]) -> Setting:
+    return tuple((candidate.trial_id, candidate.threshold) for candidate in candidates)
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
