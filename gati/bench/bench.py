@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from torch import Tensor, nn
 from gati.bench.measure import WARM_UP_REQUESTS, Contender, measure_latency, measure_throughput
 from gati.bench.peers import build_peers
 from gati.bench.result import Bench, Kind, LeftOut, Row, spread
+from gati.compose.engines import graph_backend, outputs_kind
 from gati.errors import BackendError, DataError, GatiError
 from gati.files import atomic_write_text
 from gati.model.data import Data, load_data
-from gati.runtime.backends import BACKENDS
+from gati.runtime.backends import BACKENDS, GraphBackend
 from gati.runtime.engine import Engine
 from gati.runtime.evaluate import Latency
 from gati.runtime.exits import EngineExit
@@ -35,7 +37,9 @@ _PACKAGES = ("torch", "numpy", "onnxruntime", "openvino", "nncf")
 _METHOD = (
     "One process, batch size 1. Every request is answered by all in turns, who is first moves on by one; "
     "a repetition is a pass over all inputs, ratios are of means within a repetition. Throughput: each "
-    "client is a thread with an engine of its own and one request at a time, lookups inline, no batching."
+    "client is a thread with one request at a time. Backends that run segments join waiting inputs to "
+    "batches at the ends of segments (the plain network: at its beginning); those that compile one graph have "
+    "a graph a core, each on one thread. Lookups are inline."
 )
 
 
@@ -84,7 +88,10 @@ def bench(
 
     contenders = field.contenders
     measure_latency(contenders, request, len(images), repetitions, progress)
-    rates = _throughput(field, request, len(images), sorted({1, clients}), repetitions, seconds)
+    try:
+        rates = _throughput(field, request, len(images), sorted({1, clients}), repetitions, seconds)
+    finally:
+        field.close()
     reference = _f32_classes(served.module, images)
     fastest, rows = _rows(field, rates, reference, inputs)
     result = Bench(
@@ -116,6 +123,7 @@ class _Field:
         self.kinds: dict[str, Kind] = {}
         self.details: dict[str, str] = {}
         self.left_out: list[LeftOut] = []
+        self._folder = TemporaryDirectory()
         own = served.engine.backend
         for backend in dict.fromkeys([own, *BACKENDS]):
             self._add(f"base {backend}", "base", (), backend)
@@ -137,26 +145,44 @@ class _Field:
     ) -> None:
         inline = tuple(replace(leaving, placement="inline") for leaving in exits)
 
-        def build(chosen: Sequence[EngineExit]) -> Engine:
-            own = self.served.engine
-            kind_of = self.served.library.manifest.outputs_kind
-            return Engine(
-                own.traced,
-                chosen,
-                outputs_kind="probabilities" if kind_of == "probabilities" else "logits",
-                backend=backend,
-            )
-
-        own = self.served.engine.backend
+        own = self.served.engine
         try:
-            # A placement was chosen for its own backend; inline is what all of them can do.
-            engine = build(exits if backend == own else inline)
+            engine = Engine(
+                own.traced,
+                # A placement was chosen for its own backend; inline is what all of them can do.
+                exits if backend == own.backend else inline,
+                outputs_kind=outputs_kind(self.served.library),
+                backend=backend,
+                graphs=self._quantised(backend, inline),
+            )
         except GatiError as error:
             self.left_out.append(LeftOut(name, str(error)))
             return
-        self.contenders.append(Contender(name, engine, bool(exits), lambda: build(inline)))
+        self.contenders.append(Contender(name, engine, bool(exits)))
         self.kinds[name] = kind
         self.details[name] = detail or self._detail(kind, engine)
+
+    def _quantised(self, backend: str, exits: Sequence[EngineExit]) -> tuple[Path, Path] | None:
+        """Networks that a calibrated backend can run; by itself it only runs what was kept."""
+        kind = BACKENDS.get(backend)
+        if kind is None or not issubclass(kind, GraphBackend) or not kind.calibrated:
+            return None
+        executes = graph_backend(self.served.library, backend)
+        paths = []
+        for chosen in (exits, ()):
+            path = Path(self._folder.name) / f"{len(list(Path(self._folder.name).iterdir()))}.zip"
+            (model,) = executes.assembled(
+                self.served.engine.traced, [chosen], outputs_kind(self.served.library)
+            )
+            path.write_bytes(model)
+            paths.append(path)
+        return paths[0], paths[1]
+
+    def close(self) -> None:
+        """Stop what the contenders started, and delete what was written for them."""
+        for contender in self.contenders:
+            contender.close()
+        self._folder.cleanup()
 
     def _detail(self, kind: Kind, engine: Engine) -> str:
         if kind != "gati":

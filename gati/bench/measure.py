@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
+from gati.runtime.concurrent import ConcurrentEngine
 from gati.runtime.engine import Engine, Prediction
 from gati.runtime.exits import BASE
 from gati.runtime.profile import quiet
@@ -21,25 +21,30 @@ WARM_UP_REQUESTS = 20
 
 @dataclass
 class Contender:
-    """One way to answer. `times_ms` has one list a repetition; `spare` makes another engine for a client."""
+    """One way to answer; `times_ms` has one list a repetition."""
 
     name: str
     engine: Engine
     early: bool  # through the exits, else the whole network
-    spare: Callable[[], Engine]
     times_ms: list[list[float]] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)
     hits: int = 0
-    spares: list[Engine] = field(default_factory=list)  # kept: compiling one takes seconds
+    _shared: ConcurrentEngine | None = None  # kept: compiling takes seconds
 
     def answer(self, x: Tensor) -> Prediction:
         """The answer to one request [1, ...]."""
-        return answer_with(self.engine, x, early=self.early)
+        return (self.engine(x) if self.early else self.engine.base(x))[0]
 
+    def shared(self) -> ConcurrentEngine:
+        """The same for many clients."""
+        if self._shared is None:
+            self._shared = ConcurrentEngine(self.engine, early=self.early)
+        return self._shared
 
-def answer_with(engine: Engine, x: Tensor, *, early: bool) -> Prediction:
-    """One request [1, ...] through the exits of an engine, or through the whole network."""
-    return (engine(x) if early else engine.base(x))[0]
+    def close(self) -> None:
+        """Stop what `shared` started."""
+        if self._shared is not None:
+            self._shared.close()
 
 
 def measure_latency(
@@ -93,11 +98,9 @@ def measure_throughput(
 ) -> float:
     """Answers a second of `clients` threads that each ask again as soon as they have their answer.
 
-    Each has an engine of its own, as the engine's contract asks.
+    A single client asks the engine itself, several ask it through a `ConcurrentEngine`.
     """
-    while len(contender.spares) < clients:
-        contender.spares.append(contender.spare())
-    engines = contender.spares
+    ask: Callable[[Tensor], Prediction] = contender.answer if clients == 1 else contender.shared()
     gate = threading.Barrier(clients + 1)
     done = [0] * clients
     ends = [0.0] * clients
@@ -106,14 +109,14 @@ def measure_throughput(
 
     def client(index: int) -> None:
         try:
-            answer_with(engines[index], inputs(index % count).clone(), early=contender.early)
+            ask(inputs(index % count).clone())
         except Exception as error:
             failures.append(error)
         gate.wait()
         request = index
         while not stop.is_set() and not failures:
             try:
-                answer_with(engines[index], inputs(request % count).clone(), early=contender.early)
+                ask(inputs(request % count).clone())
             except Exception as error:
                 failures.append(error)
                 break
@@ -122,7 +125,6 @@ def measure_throughput(
         ends[index] = time.perf_counter()
 
     threads = [threading.Thread(target=client, args=(index,), daemon=True) for index in range(clients)]
-    cores = torch.get_num_threads()
     for thread in threads:
         thread.start()
     gate.wait()
@@ -131,7 +133,7 @@ def measure_throughput(
     stop.set()
     for thread in threads:
         thread.join()
-    torch.set_num_threads(cores)
+    contender.engine.close()
     if failures:
         raise failures[0]
     return sum(done) / (max(ends) - start)

@@ -1,8 +1,7 @@
 """What the network and the lookups cost on a backend other than the one that `explore` measured on.
 
 Measured once on this machine, kept as `profiles/BACKEND.json` in the library. Lookups of one architecture on
-one shape of hidden output cost the same, so a few dozen measurements stand for all trials. A lookup is part
-of the network's graph; it adds its own graph's time less that of an empty call, plus what a decision costs.
+one shape of hidden output cost the same, so a few dozen measurements stand for all trials.
 """
 
 from __future__ import annotations
@@ -21,11 +20,12 @@ from gati.types import BlockProfile, Profile, Trial
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gati.caches import LearnedCache
     from gati.compose.engines import EngineAnswers
 
 __all__ = ["BackendCosts", "CostedLibrary", "as_composed", "on_backend"]
 
-FORMAT = 1
+FORMAT = 2  # in 1, lookups were timed outside the network
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,14 @@ class BackendCosts:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str, where: str) -> BackendCosts:
-        """Parse what `to_json` wrote. Raises LibraryError."""
+    def from_json(cls, text: str, where: str) -> BackendCosts | None:
+        """Parse what `to_json` wrote, None for what an older Gati measured otherwise. Raises LibraryError."""
         try:
             raw = json.loads(text)
             if int(raw["format"]) > FORMAT:
                 raise LibraryError(f"{where} is of a newer format; upgrade gati, or delete it")
+            if int(raw["format"]) < FORMAT:
+                return None
             blocks = tuple(
                 BlockProfile(**{**block, "output_shape": tuple(block["output_shape"])})
                 for block in raw["profile"]["blocks"]
@@ -126,36 +128,30 @@ def on_backend(
 
 def measure(library: Library, backend: str, progress: Callable[[int, int], None] | None) -> BackendCosts:
     """Measure base model, blocks, a decision and every architecture of cache on `backend`."""
-    import torch
-
-    from gati.caches import load_cache
     from gati.compose.engines import graph_backend, outputs_kind, traced_network
-    from gati.runtime.graph_costs import measure_graph, measure_graph_lookup
+    from gati.runtime.graph_costs import measure_graph
 
-    executes = graph_backend(library, backend)  # refuses what is not there before a model is loaded
-    kind = outputs_kind(library)
+    # refuses what is not there before a model is loaded; how long a graph takes hangs little on its ranges
+    executes = graph_backend(library, backend, calibrate_on=8)
+    profile, kind = library.manifest.profile, outputs_kind(library)
     traced = traced_network(library)
-    costs = measure_graph(traced, library.manifest.profile, executes, kind)
-    base = executes.early_exit(traced, (), kind)
-    first = _one_of_each(library)
-    lookups: dict[str, float] = {}
-    for done, (key, trial) in enumerate(first.items(), start=1):
-        cache = load_cache(library.cache_path(trial.trial_id))
-        hidden = torch.randn(1, *cache.hidden_shape)
-        alone_ms = measure_graph_lookup(cache, hidden, executes, base, traced.example())
-        lookups[key] = max(0.0, alone_ms - costs.call_ms) + costs.if_ms
-        if progress is not None:
-            progress(done, len(first))
-    return BackendCosts(costs.profile, costs.if_ms, lookups)
+    costs = measure_graph(traced, profile, executes, kind, _one_of_each(library), progress)
+    return BackendCosts(costs.profile, costs.if_ms, costs.lookup_ms)
 
 
-def _one_of_each(library: Library) -> dict[str, Trial]:
+def _one_of_each(library: Library) -> dict[str, tuple[str, LearnedCache]]:
+    """A cache of each architecture and shape of hidden output, with its block: of several the middle one."""
+    from gati.caches import load_cache
+
     shapes = {block.index: block.output_shape for block in library.manifest.blocks}
-    found: dict[str, Trial] = {}
+    alike: dict[str, list[Trial]] = {}
     for trial in library.trials:
         if trial.status == "trained":
-            found.setdefault(_key(shapes[trial.block_index], trial.variant), trial)
-    return found
+            alike.setdefault(_key(shapes[trial.block_index], trial.variant), []).append(trial)
+    middle = {key: trials[len(trials) // 2] for key, trials in alike.items()}
+    return {
+        key: (trial.block, load_cache(library.cache_path(trial.trial_id))) for key, trial in middle.items()
+    }
 
 
 def _key(hidden_shape: tuple[int, ...], variant: str) -> str:

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gati.caches import load_cache
+from gati.caches import LearnedCache, load_cache
 from gati.compose.problem import Candidate
 from gati.errors import BackendError, LibraryError
 from gati.explore.library import SELECT, Library
 from gati.explore.splits import held_out
 from gati.files import atomic_write
+from gati.graph.convert import Converter
 from gati.model.load import load_model
 from gati.model.segments import TracedModel, trace
 from gati.runtime.backends import BACKENDS, GraphBackend, OutputsKind, get_backend
@@ -49,6 +50,9 @@ class EngineAnswers:
         self._blocks = {trial.trial_id: trial.block for trial in library.trials}
         self._answers: dict[Setting, Answers] = {}
         self._models: dict[Setting, bytes] = {}
+        self._caches: dict[TrialId, LearnedCache] = {}
+        self._convert = Converter()
+        self._cuts: set[str] = set()
 
     def __call__(self, candidates: Sequence[Candidate]) -> Answers:
         """Return where each held-out input leaves (the number of exits: nowhere) and its class, [n] both."""
@@ -61,10 +65,17 @@ class EngineAnswers:
 
     def _ask(self, path: Iterable[Setting]) -> None:
         wanted = sorted(setting for setting in set(path) if setting not in self._answers)
+        cuts = {self._blocks[trial_id] for setting in wanted for trial_id, _ in setting}
+        if not cuts <= self._cuts:  # pieces are between cuts
+            self._cuts |= cuts
+            self._convert = Converter()
         for _, group in groupby(wanted, key=lambda setting: [exit_[0] for exit_ in setting]):
             settings = list(group)
             exits = [self._exits(setting) for setting in settings]
-            models = self._backend.assembled(self._traced, exits, outputs_kind(self._library))
+            kind = outputs_kind(self._library)
+            models = self._backend.assembled(
+                self._traced, exits, kind, convert=self._convert, cuts=self._cuts
+            )
             for setting, model in zip(settings, models, strict=True):
                 self._models[setting] = model
                 self._answers[setting] = self._run(model)
@@ -91,14 +102,17 @@ class EngineAnswers:
         return np.array(left_at, dtype=np.int64), np.array(answer, dtype=np.int64)
 
     def _exits(self, setting: Setting) -> list[EngineExit]:
+        for trial_id, _ in setting:
+            if trial_id not in self._caches:
+                self._caches[trial_id] = load_cache(self._library.cache_path(trial_id))
         return [
-            EngineExit(self._blocks[trial_id], load_cache(self._library.cache_path(trial_id)), threshold)
+            EngineExit(self._blocks[trial_id], self._caches[trial_id], threshold)
             for trial_id, threshold in setting
         ]
 
 
-def graph_backend(library: Library, name: str) -> GraphBackend:
-    """Return a backend that compiles graphs, calibrated on select inputs where it asks for that.
+def graph_backend(library: Library, name: str, *, calibrate_on: int = _CALIBRATION_INPUTS) -> GraphBackend:
+    """Return a backend that compiles graphs, calibrated on so many select inputs where it asks for that.
 
     Raises BackendError for one that is unknown, not installed here or of another kind, DataError where it
     must be calibrated and the held-out inputs are gone.
@@ -112,7 +126,7 @@ def graph_backend(library: Library, name: str) -> GraphBackend:
     executes = get_backend(name)
     if isinstance(executes, GraphBackend) and executes.calibrated:
         inputs, split = held_out(library)
-        rows = np.flatnonzero(split == SELECT)[:_CALIBRATION_INPUTS]
+        rows = np.flatnonzero(split == SELECT)[:calibrate_on]
         executes = get_backend(name, calibration=inputs.images(rows))
     if not isinstance(executes, GraphBackend):
         raise AssertionError("only graph backends get here")

@@ -83,7 +83,7 @@ def export(
         _write_program(served, stages, target)
     else:
         _write_onnx(served, stages, target, raw, folder=format == "triton")
-    shape = tuple(stages.stages[0].example[0].shape)
+    shape = tuple(stages.example.shape)
     return Exported(
         path=target,
         format=format,
@@ -197,7 +197,7 @@ def _write_program(served: Served, stages: Stages, target: Path) -> None:
 def _inputs(stages: Stages, raw: Preprocessing | None) -> Iterator[tuple[Tensor, Tensor]]:
     """Random inputs of very different size, so that more than one exit is asked; as fed, and preprocessed."""
     generator = torch.Generator().manual_seed(0)
-    shape = stages.stages[0].example[0].shape
+    shape = stages.example.shape
     for number in range(_CHECKED_INPUTS):
         if raw is None:
             x = torch.randn(shape, generator=generator) * 4.0 * (number + 1) / _CHECKED_INPUTS

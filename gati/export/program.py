@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from gati.errors import ModelError
-from gati.graph.stages import Stages
+from gati.graph.stages import Stage, Stages
 from gati.model.source import first_line
 
 __all__ = ["EarlyExit", "save_program", "to_program"]
@@ -23,18 +23,19 @@ class EarlyExit(nn.Module):
 
     def __init__(self, stages: Stages) -> None:
         super().__init__()
-        pieces = [torch.export.export(module, example, strict=False) for module, example in stages.stages]
-        self.stages = nn.ModuleList([piece.module() for piece in pieces])
+        self.segments = nn.ModuleList([_exported(each) for each in stages.segments])
+        self.lookups = nn.ModuleList([_exported(each) for each in stages.lookups if each is not None])
         self.thresholds = stages.thresholds
 
     def forward(self, x: Tensor) -> Answer:
-        """Run the stages until a lookup hits."""
+        """Run segments and lookups until one hits."""
         return self._from(0, x.new_full((1,), math.nan, dtype=torch.float32), x)
 
     def _from(self, index: int, score: Tensor, *carried: Tensor) -> Answer:
         if index == len(self.thresholds):
-            return self.stages[index](*carried), torch.full((1,), index), score.clone()
-        *handed_on, probabilities, score = self.stages[index](*carried)
+            return self.segments[index](*carried), torch.full((1,), index), score.clone()
+        handed_on = self.segments[index](*carried)
+        probabilities, score = self.lookups[index](handed_on[0])
 
         def leave(probabilities: Tensor, score: Tensor, *_: Tensor) -> Answer:
             return probabilities.clone(), torch.full((1,), index), score.clone()
@@ -47,6 +48,11 @@ class EarlyExit(nn.Module):
         return answer
 
 
+def _exported(stage: Stage) -> nn.Module:
+    module: nn.Module = torch.export.export(stage.module, stage.example, strict=False).module()
+    return module
+
+
 def to_program(stages: Stages) -> torch.export.ExportedProgram:
     """Trace the early-exit network for one input at a time.
 
@@ -55,7 +61,7 @@ def to_program(stages: Stages) -> torch.export.ExportedProgram:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = torch.export.export(EarlyExit(stages), stages.stages[0].example, strict=False)
+            program = torch.export.export(EarlyExit(stages), stages.segments[0].example, strict=False)
     except Exception as error:  # torch.export raises many unrelated types
         raise ModelError(
             f"cannot export the network with torch {torch.__version__}: {first_line(error)}; "

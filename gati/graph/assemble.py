@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from gati.graph.convert import OPSET, Piece, to_piece
+from gati.graph.convert import OPSET, Converter, Piece, to_piece
 from gati.graph.stages import INPUT, OUTPUTS, Stages
 from gati.model.preprocess import Preprocessing
 
@@ -35,17 +35,16 @@ _TYPES = {
 
 
 def assemble(
-    stages: Stages, name: str, raw: Preprocessing | None = None, pieces: dict[int, Piece] | None = None
+    stages: Stages, name: str, raw: Preprocessing | None = None, convert: Converter | None = None
 ) -> onnx.ModelProto:
     """The early-exit network as one model, for one input at a time.
 
-    With `raw` it takes the image itself, uint8 [1, H, W, C], and begins with that preprocessing. `pieces`
-    keeps converted stages, for several models that differ in thresholds alone.
+    With `raw` it takes the image itself, uint8 [1, H, W, C], and begins with that preprocessing. `convert`
+    can be shared among models of one network: it remembers pieces.
 
     **Raises:** `ModelError` for an operator that ONNX does not have.
     """
-    example = stages.stages[0].example[0]
-    shape, dtype = tuple(example.shape), example.numpy().dtype
+    shape, dtype = tuple(stages.example.shape), stages.example.numpy().dtype
     before: list[onnx.NodeProto] = []
     entry = INPUT
     if raw is not None:
@@ -53,7 +52,7 @@ def assemble(
         before = _preprocess(raw, entry)
         shape, dtype = (shape[0], *shape[2:], shape[1]), np.dtype(np.uint8)
     takes = helper.make_tensor_value_info(INPUT, _TYPES[dtype], shape)
-    graph = _graph(stages, 0, (entry,), "", name, {} if pieces is None else pieces)
+    graph = _Assembly(stages, convert or Converter()).graph(0, 0, (entry,), "", name)
     nodes = [*before, *graph.node]
     del graph.node[:]
     graph.node.extend(nodes)
@@ -69,51 +68,63 @@ def type_of(value: onnx.ValueInfoProto) -> tuple[int, tuple[int, ...]]:
     return tensor.elem_type, tuple(dimension.dim_value for dimension in tensor.shape.dim)
 
 
-def _graph(
-    stages: Stages, index: int, inputs: tuple[str, ...], score: str, name: str, pieces: dict[int, Piece]
-) -> onnx.GraphProto:
-    """Stage `index` and all after it. `score` is the value of the last lookup before it."""
-    prefix = f"segment_{index}/"
-    if index not in pieces:
-        pieces[index] = to_piece(stages.stages[index], inputs, prefix)
-    piece = pieces[index]
-    results = OUTPUTS if index == 0 else tuple(f"from_{index}/{output}" for output in OUTPUTS)
-    if index == len(stages.exits):
-        ending = _answer(piece.outputs[0], index, score, results)
-        doc = "The rest of the network: nothing was known before."
-        return _make(piece, ending, results, stages.classes, name, doc)
-    *carried, probabilities, own_score = piece.outputs
-    leaving, threshold = stages.exits[index], stages.thresholds[index]
-    leaves = f"leave_{index}"
-    then_results = tuple(f"{leaves}/{output}" for output in OUTPUTS)
-    then_branch = helper.make_graph(
-        _answer(probabilities, index, own_score, then_results),
-        f"leave after {leaving.block}",
-        [],
-        _result_infos(then_results, stages.classes),
-        doc_string=f"The answer of the learned cache {leaving.variant} after block {leaving.block}.",
-    )
-    else_branch = _graph(
-        stages, index + 1, tuple(carried), own_score, f"go on after {leaving.block}", pieces
-    )
-    ending = [
-        _constant(f"{leaves}/threshold", np.float32(threshold)),
-        # False for NaN, a miss. Written the other way round, GreaterOrEqual, OpenVINO finds it true.
-        helper.make_node(
-            "LessOrEqual", [f"{leaves}/threshold", own_score], [f"{leaves}/hit"], name=f"{leaves}/hit"
-        ),
-        helper.make_node(
-            "If",
-            [f"{leaves}/hit"],
-            list(results),
-            name=f"{leaves}/if",
-            doc_string=f"Leave after block {leaving.block} where the score is at least {threshold:.9g}.",
-            then_branch=then_branch,
-            else_branch=else_branch,
-        ),
-    ]
-    doc = f"The network up to block {leaving.block}, and the learned cache {leaving.variant} there."
-    return _make(piece, ending, results, stages.classes, name, doc)
+class _Assembly:
+    """Puts segments and lookups together, from the innermost graph out."""
+
+    def __init__(self, stages: Stages, convert: Converter) -> None:
+        self._stages = stages
+        self._convert = convert
+
+    def graph(
+        self, segment: int, exits: int, inputs: tuple[str, ...], score: str, name: str
+    ) -> onnx.GraphProto:
+        """Segment number `segment` and all after it, `exits` of them passed; `score` is the last lookup's."""
+        stages = self._stages
+        pieces: list[Piece] = []
+        results = OUTPUTS if exits == 0 else tuple(f"after_{exits}/{output}" for output in OUTPUTS)
+        while True:
+            prefix = f"segment_{segment}/"
+            pieces.append(to_piece(stages.segments[segment], inputs, prefix, self._convert))
+            inputs = pieces[-1].outputs
+            lookup = stages.lookups[segment]
+            segment += 1
+            if segment == len(stages.segments):
+                ending = _answer(inputs[0], exits, score, results)
+                doc = "The rest of the network: nothing was known before."
+                return _make(pieces, ending, results, stages.classes, name, doc)
+            if lookup is not None:
+                pieces.append(to_piece(lookup, inputs[:1], f"lookup_{exits}/", self._convert))
+                break
+        probabilities, own_score = pieces[-1].outputs
+        leaving, threshold = stages.exits[exits], stages.thresholds[exits]
+        leaves = f"leave_{exits}"
+        then_results = tuple(f"{leaves}/{output}" for output in OUTPUTS)
+        then_branch = helper.make_graph(
+            _answer(probabilities, exits, own_score, then_results),
+            f"leave after {leaving.block}",
+            [],
+            _result_infos(then_results, stages.classes),
+            doc_string=f"The answer of the learned cache {leaving.variant} after block {leaving.block}.",
+        )
+        else_branch = self.graph(segment, exits + 1, inputs, own_score, f"go on after {leaving.block}")
+        ending = [
+            _constant(f"{leaves}/threshold", np.float32(threshold)),
+            # False for NaN, a miss. Written the other way round, GreaterOrEqual, OpenVINO finds it true.
+            helper.make_node(
+                "LessOrEqual", [f"{leaves}/threshold", own_score], [f"{leaves}/hit"], name=f"{leaves}/hit"
+            ),
+            helper.make_node(
+                "If",
+                [f"{leaves}/hit"],
+                list(results),
+                name=f"{leaves}/if",
+                doc_string=f"Leave after block {leaving.block} where the score is at least {threshold:.9g}.",
+                then_branch=then_branch,
+                else_branch=else_branch,
+            ),
+        ]
+        doc = f"The network up to block {leaving.block}, and the learned cache {leaving.variant} there."
+        return _make(pieces, ending, results, stages.classes, name, doc)
 
 
 def _answer(probabilities: str, index: int, score: str, results: Sequence[str]) -> list[onnx.NodeProto]:
@@ -130,15 +141,20 @@ def _answer(probabilities: str, index: int, score: str, results: Sequence[str]) 
 
 
 def _make(
-    piece: Piece, ending: list[onnx.NodeProto], results: Sequence[str], classes: int, name: str, doc: str
+    pieces: Sequence[Piece],
+    ending: list[onnx.NodeProto],
+    results: Sequence[str],
+    classes: int,
+    name: str,
+    doc: str,
 ) -> onnx.GraphProto:
     return helper.make_graph(
-        [*piece.nodes, *ending],
+        [*(node for piece in pieces for node in piece.nodes), *ending],
         name,
         [],
         _result_infos(results, classes),
-        initializer=list(piece.weights),
-        value_info=list(piece.shapes),
+        initializer=[weight for piece in pieces for weight in piece.weights],
+        value_info=[shape for piece in pieces for shape in piece.shapes],
         doc_string=doc,
     )
 

@@ -6,7 +6,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from gati.errors import ModelError
 from gati.graph.pooling import without_adaptive_pooling
 from gati.graph.stages import Stage
 
-__all__ = ["OPSET", "Piece", "to_piece"]
+__all__ = ["OPSET", "Converter", "Piece", "to_piece"]
 
 OPSET = 18
 
@@ -32,12 +32,29 @@ class Piece:
     outputs: tuple[str, ...]
 
 
-def to_piece(stage: Stage, inputs: tuple[str, ...], prefix: str) -> Piece:
+class Converter:
+    """Converts stages of one network, each only once."""
+
+    def __init__(self) -> None:
+        self._converted: dict[Hashable, onnx.ModelProto] = {}
+
+    def __call__(self, stage: Stage, name: str) -> onnx.ModelProto:
+        """The stage as a model of its own, a copy. Raises `ModelError` as `to_piece`; `name` is for that."""
+        if stage.key is None:
+            return _convert(stage, name)
+        if stage.key not in self._converted:
+            self._converted[stage.key] = _convert(stage, name)
+        copy = onnx.ModelProto()
+        copy.CopyFrom(self._converted[stage.key])
+        return copy
+
+
+def to_piece(stage: Stage, inputs: tuple[str, ...], prefix: str, convert: Converter) -> Piece:
     """Convert a stage; it reads the values `inputs` of the graph it will be put into.
 
     **Raises:** `ModelError` for an operator that ONNX does not have.
     """
-    model = _convert(stage, prefix)
+    model = convert(stage, prefix)
     graph = model.graph
     if len(graph.input) != len(inputs) or model.functions:
         raise AssertionError("a converted stage has other inputs than the stage, or functions of its own")

@@ -1,9 +1,9 @@
-"""The pieces of an early-exit network as modules of one input: each segment with the lookup at its end."""
+"""The pieces of an early-exit network as modules for one input: segments, and the lookups at their ends."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -18,8 +18,6 @@ from gati.runtime.exits import EngineExit
 __all__ = [
     "INPUT",
     "OUTPUTS",
-    "ExitStage",
-    "LastStage",
     "Stage",
     "Stages",
     "build_stages",
@@ -30,25 +28,21 @@ INPUT = "input"
 OUTPUTS = ("probabilities", "exit", "score")
 
 
-class ExitStage(nn.Module):
-    """A segment and its lookup: carried tensors in; carried tensors, probabilities and score out."""
+class _Segment(nn.Module):
+    """A segment: carried tensors in and out; the last one gives class probabilities [1, K]."""
 
-    def __init__(self, run: FlatFunction, cache: nn.Module) -> None:
+    def __init__(self, run: FlatFunction) -> None:
         super().__init__()
         self.run = run
-        self.cache = cache
 
     def forward(self, *carried: Tensor) -> tuple[Tensor, ...]:
-        """Return what the rest of the network needs, then probabilities [1, K] and score [1]."""
+        """Return what the rest of the network needs, the hidden output first."""
         # Copies, because a segment may work in place on what it is given.
-        handed_on = self.run(*(tensor.clone() for tensor in carried))
-        probabilities, score = self.cache(handed_on[0])
-        return (*handed_on, _as_float32(probabilities), _as_float32(score))
+        handed_on: tuple[Tensor, ...] = self.run(*(tensor.clone() for tensor in carried))
+        return handed_on
 
 
-class LastStage(nn.Module):
-    """The last segment: carried tensors in, class probabilities [1, K] out."""
-
+class _LastSegment(nn.Module):
     def __init__(self, run: FlatFunction, *, logits: bool) -> None:
         super().__init__()
         self.run = run
@@ -60,68 +54,109 @@ class LastStage(nn.Module):
         return _as_float32(scores.softmax(1) if self.logits else scores)
 
 
+class _Lookup(nn.Module):
+    """A lookup: hidden output in, probabilities [1, K] and score [1] out."""
+
+    def __init__(self, cache: nn.Module) -> None:
+        super().__init__()
+        self.cache = cache
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Look up."""
+        probabilities, score = self.cache(hidden)
+        return _as_float32(probabilities), _as_float32(score)
+
+
 class Stage(NamedTuple):
-    """A piece of the network with an example of what it takes, for batch size 1."""
+    """A piece of the network with an example of what it takes, for batch size 1.
+
+    Pieces of one network with equal `key` are the same, so that none need be converted twice.
+    """
 
     module: nn.Module
     example: tuple[Tensor, ...]
+    key: Hashable = None
 
 
 @dataclass(frozen=True)
 class Stages:
-    """The early-exit network for one input: stage i ends with the lookup of exit i, the last one with none.
+    """The early-exit network for one input: segments, and after each but the last a lookup, if any.
 
     `thresholds` are the exits' as float32: a float32 score reaches one exactly where it reaches the other.
     """
 
-    stages: tuple[Stage, ...]
+    segments: tuple[Stage, ...]
+    lookups: tuple[Stage | None, ...]  # one a segment
     exits: tuple[EngineExit, ...]
     thresholds: tuple[float, ...]
     classes: int
 
+    @property
+    def example(self) -> Tensor:
+        """What the network takes, [1, ...]."""
+        return self.segments[0].example[0]
+
     def trail(self, x: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-        """Probabilities [K] and score of every stage for one input [1, ...]; the last one has no score."""
+        """Probabilities [K] and score of every exit for one input [1, ...]; none for its own."""
         trail: list[tuple[Tensor, Tensor | None]] = []
         carried: tuple[Tensor, ...] = (x,)
         with torch.inference_mode():
-            for stage in self.stages[:-1]:
-                *handed_on, probabilities, score = stage.module(*carried)
-                carried = tuple(handed_on)
-                trail.append((probabilities[0], score[0]))
-            trail.append((self.stages[-1].module(*carried)[0], None))
+            for segment, lookup in zip(self.segments[:-1], self.lookups, strict=False):
+                carried = segment.module(*carried)
+                if lookup is not None:
+                    probabilities, score = lookup.module(carried[0])
+                    trail.append((probabilities[0], score[0]))
+            trail.append((self.segments[-1].module(*carried)[0], None))
         return trail
 
 
 def build_stages(
-    traced: TracedModel, exits: Sequence[EngineExit], outputs_kind: Literal["logits", "probabilities"]
+    traced: TracedModel,
+    exits: Sequence[EngineExit],
+    outputs_kind: Literal["logits", "probabilities"],
+    cuts: Collection[str] = (),
 ) -> Stages:
-    """Cut the network at its exits and put the lookups in.
+    """Cut the network at its exits, and after the blocks `cuts`, and put the lookups in.
 
     **Raises:** `CutError` where two tensors that cross a cut share memory that is changed later: a file has
     no such thing as shared memory.
     """
-    segments = traced.cut([leaving.block for leaving in exits])
+    at = {leaving.block: leaving for leaving in exits}
+    segments = traced.cut([block for block in traced.blocks if block in at or block in cuts])
     for segment in segments:
         if not segment.rows_selectable:
             raise CutError(
                 f"cannot export the cut after block '{segment.block}': tensors that cross it share memory "
                 "which the network changes later; compose without this block"
             )
-    stages = []
+    pieces: list[Stage] = []
+    lookups: list[Stage | None] = []
     carried: tuple[Tensor, ...] = (traced.example(),)
+    before: str | None = None
     with torch.inference_mode():
-        for segment, leaving in zip(segments, exits, strict=False):
-            stage = ExitStage(segment.run, leaving.cache).eval()
-            stages.append(Stage(stage, carried))
-            carried = tuple(stage(*carried)[:-2])
-    last = LastStage(segments[-1].run, logits=outputs_kind == "logits").eval()
-    stages.append(Stage(last, carried))
+        for segment in segments[:-1]:
+            module = _Segment(segment.run).eval()
+            pieces.append(_stage(module, carried, (before, segment.block)))
+            carried = module(*carried)
+            before = segment.block
+            leaving = at.get(segment.block or "")
+            lookups.append(
+                None
+                if leaving is None
+                else _stage(_Lookup(leaving.cache).eval(), carried[:1], (segment.block, leaving.cache))
+            )
+    last = _LastSegment(segments[-1].run, logits=outputs_kind == "logits").eval()
     return Stages(
-        stages=tuple(Stage(module, tuple(map(_plain, example))) for module, example in stages),
+        segments=(*pieces, _stage(last, carried, (before, None))),
+        lookups=(*lookups, None),
         exits=tuple(exits),
         thresholds=tuple(float32_at_least(leaving.threshold) for leaving in exits),
         classes=traced.classes,
     )
+
+
+def _stage(module: nn.Module, example: Sequence[Tensor], key: Hashable) -> Stage:
+    return Stage(module, tuple(map(_plain, example)), key)
 
 
 def float32_at_least(threshold: float) -> float:

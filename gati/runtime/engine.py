@@ -14,7 +14,7 @@ from torch import Tensor
 from gati.errors import BackendError, CutError, DataError, LibraryError
 from gati.model.segments import Segment, TracedModel
 from gati.runtime.backends import Graph, GraphBackend, SegmentBackend, get_backend, segment_backend
-from gati.runtime.batching import Stage, answer_rows, rows_of
+from gati.runtime.batching import BatchedSegment, Outcome, Stage, answer_rows, rows_of, segments_of
 from gati.runtime.exits import BASE, EngineExit, Prediction, doubtful_class, tie_tolerance
 from gati.runtime.placement import Beside, beside_for
 
@@ -73,6 +73,7 @@ class Engine:
         self._tolerance = tie_tolerance(traced.device, traced.dtype)
         self._logits = outputs_kind == "logits"
         self._outputs_kind = outputs_kind
+        self._graphs = graphs
         for leaving in self.exits:
             _check_placement(leaving, backend)
         overlapped = any(leaving.placement == "overlapped" for leaving in self.exits)
@@ -83,7 +84,6 @@ class Engine:
         executes = get_backend(backend)
         self._graph: Graph | None = None
         if isinstance(executes, GraphBackend):
-            self._kept_base = None if graphs is None else graphs[1]
             kept = None if graphs is None else graphs[0]
             self._graph = executes.early_exit(traced, self.exits, outputs_kind, kept)
             self._logits = False  # a graph ends with probabilities
@@ -94,6 +94,7 @@ class Engine:
         self._stages = self._build_stages(path.segments)
         self._rows_selectable = all(segment.rows_selectable for segment in path.segments)
         self._steps = self._build_steps() if overlapped else ()
+        self._segments = segments_of(self._stages, self._last, self._tolerance)
 
     def __call__(self, x: Tensor) -> list[Prediction]:
         """Classify preprocessed inputs [B, ...]; predictions come in their order.
@@ -101,33 +102,33 @@ class Engine:
         Raises:
             DataError: inputs of another shape or dtype than the network's.
         """
-        x = self._checked(x)
+        x = self.checked(x)
         with torch.inference_mode():
             if x.shape[0] == 1:
-                return [self._prediction(*self._one(x))]
+                return [self.prediction(*self._one(x))]
             if self._graph is not None or not self._rows_selectable:
-                return [self._prediction(*self._one(row)) for row in rows_of(x)]
-            answers = answer_rows(self._stages, self._last, x, self._tolerance)
+                return [self.prediction(*self._one(row)) for row in rows_of(x)]
+            answers = answer_rows(self._segments, x)
             return [
-                self._prediction(*self._one(x[row : row + 1].contiguous()) if answer is None else answer)
+                self.prediction(*self._one(x[row : row + 1].contiguous()) if answer is None else answer)
                 for row, answer in enumerate(answers)
             ]
 
     def base(self, x: Tensor) -> list[Prediction]:
         """Classify with the whole base model, executed the same way, no lookups."""
-        x = self._checked(x)
+        x = self.checked(x)
         with torch.inference_mode():
             if self._graph is not None:
                 base = self._base_graph
-                return [self._prediction(base.answer(row)[0], BASE) for row in rows_of(x)]
-            return [self._prediction(row, BASE) for row in rows_of(self._whole(self._base, x))]
+                return [self.prediction(base.answer(row)[0], BASE) for row in rows_of(x)]
+            return [self.prediction(row, BASE) for row in rows_of(self._whole(self._base, x))]
 
     def reference(self, x: Tensor) -> Tensor:
         """Classes [B] of the base model as the user gave it, which agreement is about.
 
         Those of `base`, but for rounding, unless the backend computes in reduced precision.
         """
-        x = self._checked(x)
+        x = self.checked(x)
         with torch.inference_mode():
             return self._whole(self.traced.base, x).argmax(1)
 
@@ -150,7 +151,36 @@ class Engine:
         executes = get_backend(self.backend)
         if not isinstance(executes, GraphBackend):
             raise AssertionError("only graph backends keep the base model as a graph")
-        return executes.early_exit(self.traced, (), self._outputs_kind, self._kept_base)
+        kept = None if self._graphs is None else self._graphs[1]
+        return executes.early_exit(self.traced, (), self._outputs_kind, kept)
+
+    def segments(self, *, early: bool = True) -> tuple[BatchedSegment, ...]:
+        """The path of a batch in pieces, to be run one by one; whole where the backend or network has none.
+
+        Rows come out as class scores or probabilities: `prediction` makes an answer of them. With `early`
+        False it is the base model. Call them in inference mode, from one thread at a time.
+        """
+        if self._graph is not None or (early and not self._rows_selectable):
+            return (BatchedSegment(_each_alone, (True,)),)
+        return self._segments if early else segments_of((), self._base, self._tolerance)
+
+    def twin(self) -> Engine:
+        """Another engine like this one, for another thread, with as many threads as torch has now."""
+        return Engine(
+            self.traced,
+            self.exits,
+            outputs_kind=self._outputs_kind,
+            backend=self.backend,
+            version=self.version,
+            class_names=self.class_names,
+            preprocessing=self.preprocessing,
+            graphs=self._graphs,
+        )
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the backend runs the network as one graph, a request at a time."""
+        return self._graph is not None
 
     @property
     def overlapped(self) -> bool:
@@ -221,7 +251,8 @@ class Engine:
         except CutError:  # some other block cannot be cut: look for answers at the exits only
             return backend.path(self.traced, [leaving.block for leaving in self.exits]).segments
 
-    def _checked(self, x: Tensor) -> Tensor:
+    def checked(self, x: Tensor) -> Tensor:
+        """`x` [B, ...] where the network is. Raises `DataError` for another shape or dtype than it takes."""
         traced = self.traced
         if not isinstance(x, Tensor) or x.shape[1:] != traced.input_shape or x.ndim == 0:
             found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -283,7 +314,7 @@ class Engine:
             raise
         return carried, BASE
 
-    def _prediction(self, scores: Tensor, exit: str) -> Prediction:
+    def prediction(self, scores: Tensor, exit: str) -> Prediction:
         """`scores` [1, K]: class scores of the base model, or probabilities of a lookup."""
         if exit == BASE and self._logits:
             scores = scores.softmax(1)
@@ -291,6 +322,10 @@ class Engine:
         index = int(probabilities.argmax())
         name = None if self.class_names is None else self.class_names[index]
         return Prediction(index, probabilities, exit, self.version, name)
+
+
+def _each_alone(carried: tuple[Tensor, ...]) -> Outcome:
+    return Outcome({}, frozenset(range(carried[0].shape[0])))
 
 
 def _listed(shape: Sequence[int]) -> str:

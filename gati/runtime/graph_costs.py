@@ -1,41 +1,47 @@
 """What network and lookups cost inside one compiled graph, at batch size 1, on the machine that will serve.
 
-The network is made into a graph that may leave after a few blocks along the way. The same graph, with
-thresholds that nothing or everything reaches, tells how long it takes to get to each, and what an `If` costs
-that leaves nowhere. All are measured in turns, so that a slow moment hits all alike; medians are kept.
+Each is measured where it will be, as a graph with one exit, in turns with the plain network, as a share of
+its time, so that a slow moment hits both alike. An exit that nothing takes shows what its lookup and its
+decision add to a request that goes on; one that everything takes, how long it is to its block. A lookup timed
+alone would be charged for waking threads that a running network has awake.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gati.graph.convert import Converter
 from gati.model.segments import TracedModel
 from gati.runtime.backends import Graph, GraphBackend, OutputsKind
 from gati.runtime.exits import EngineExit
 from gati.runtime.profile import quiet
 from gati.types import BlockProfile, Profile
 
-__all__ = ["GraphCosts", "measure_graph", "measure_graph_lookup"]
+__all__ = ["GraphCosts", "measure_graph"]
 
 _ANCHORS = 6  # blocks measured; those between lie where the library's own profile puts them
-_ROUNDS, _WARM_UP_ROUNDS = 80, 10
+_ROUNDS, _LEAST_ROUNDS, _WARM_UP_ROUNDS = 150, 20, 10
+_ENOUGH_S = 1.0  # then fewer rounds will do: large networks are steadier
 _NEVER = 1e30
 
 
 @dataclass(frozen=True)
 class GraphCosts:
-    """`if_ms` is what a decision adds to a request that goes on; `call_ms` what a call without work takes."""
+    """Latencies of the network; `if_ms` is what a decision without lookup adds to a request that goes on.
+
+    `lookup_ms` is what each lookup adds, the decision after it included.
+    """
 
     profile: Profile
     if_ms: float
-    call_ms: float
+    lookup_ms: dict[str, float]
 
 
 class _Glance(nn.Module):
@@ -51,79 +57,77 @@ class _Glance(nn.Module):
         return repeated, values[:, 0] * 1.0
 
 
-class _Alone(nn.Module):
-    """A cache as a network of its own, of which nothing can be left out."""
-
-    def __init__(self, cache: nn.Module) -> None:
-        super().__init__()
-        self.cache = cache
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        probabilities, score = self.cache(hidden)
-        return torch.as_tensor(probabilities + score.unsqueeze(1))
-
-
 def measure_graph(
-    traced: TracedModel, known: Profile, backend: GraphBackend, outputs_kind: OutputsKind
+    traced: TracedModel,
+    known: Profile,
+    backend: GraphBackend,
+    outputs_kind: OutputsKind,
+    caches: Mapping[str, tuple[str, nn.Module]],
+    progress: Callable[[int, int], None] | None = None,
 ) -> GraphCosts:
-    """Time the base model and how long it takes to get to each block, for one request on `backend`.
+    """Time the base model, how long it takes to get to each block, and lookups, for one request on `backend`.
 
-    `known` is a profile of the same network elsewhere, for the proportions between measured blocks.
+    `known` is a profile of the same network elsewhere, for the proportions between measured blocks. `caches`
+    are the lookups to measure, each with the block to put it at. `progress(done, of)` counts graphs.
     """
     names = [block.name for block in known.blocks]
     at = sorted({round(position) for position in np.linspace(0, len(names) - 1, _ANCHORS + 1)[:-1]})
-    exits = [EngineExit(names[index], _Glance(traced.classes).eval(), _NEVER) for index in at]
-    graphs = [backend.early_exit(traced, (), outputs_kind)]
-    graphs += backend.early_exits(traced, [exits, *_each_open(exits)], outputs_kind)
-    base_ms, through_ms, *there_ms = _medians(graphs, [traced.example()] * len(graphs))
-    if_ms = max(0.0, (through_ms - base_ms) / len(exits))
-    call_ms = measure_graph_lookup(_Glance(traced.classes).eval(), torch.zeros(1, 4, 4), backend)
-    reach = [max(0.0, value - (passed + 1) * if_ms) for passed, value in enumerate(there_ms)]
-    reach = np.minimum(np.maximum.accumulate(reach), base_ms).tolist()
+    glance = _Glance(traced.classes).eval()
+    settings: list[list[list[EngineExit]]] = [[[]]]
+    settings += [[[EngineExit(names[i], glance, limit)] for limit in (_NEVER, -_NEVER)] for i in at]
+    settings += [[[EngineExit(block, cache.eval(), _NEVER)]] for block, cache in caches.values()]
+    cuts = {*(names[index] for index in at), *(block for block, _ in caches.values())}
+    convert = Converter()
+    shares: list[float] = []
+    base: Graph | None = None
+    base_ms: list[float] = []
+    for done, alike in enumerate(settings, start=1):
+        for model in backend.assembled(traced, alike, outputs_kind, convert=convert, cuts=cuts):
+            graph = backend.compile(model)
+            base = graph if base is None else base
+            beside_ms, own_ms = _medians(base, graph, traced.example())
+            base_ms.append(beside_ms)
+            shares.append(own_ms / beside_ms)
+        if progress is not None:
+            progress(done, len(settings))
+    typical_ms = median(base_ms)
+    _, *times_ms = (share * typical_ms for share in shares)
+    anchors, lookups = times_ms[: 2 * len(at)], times_ms[2 * len(at) :]
+    decisions_ms = [max(0.0, passed - typical_ms) for passed in anchors[0::2]]
+    reached = [max(0.0, there - if_ms) for there, if_ms in zip(anchors[1::2], decisions_ms, strict=True)]
+    profile = _profile(known, backend.name, at, reached, typical_ms)
+    lookup_ms = {name: max(0.0, passed - typical_ms) for name, passed in zip(caches, lookups, strict=True)}
+    return GraphCosts(profile, median(decisions_ms), lookup_ms)
+
+
+def _profile(
+    known: Profile, backend: str, at: Sequence[int], reached_ms: Sequence[float], base_ms: float
+) -> Profile:
+    rising = np.minimum(np.maximum.accumulate(reached_ms), base_ms).tolist()
     elsewhere = [0.0, *(known.blocks[index].reach_ms for index in at), known.base_ms]
-    here = [0.0, *reach, base_ms]
-    reach_ms = np.interp([block.reach_ms for block in known.blocks], elsewhere, here)
+    reach_ms = np.interp([block.reach_ms for block in known.blocks], elsewhere, [0.0, *rising, base_ms])
     own_ms = np.diff(reach_ms, prepend=0.0)
     blocks = tuple(
         BlockProfile(block.index, block.name, block.kind, block.output_shape, float(own), float(reached))
         for block, own, reached in zip(known.blocks, own_ms, reach_ms, strict=True)
     )
-    profile = Profile(backend.name, "cpu", torch.get_num_threads(), base_ms, blocks)
-    return GraphCosts(profile, if_ms, call_ms)
+    return Profile(backend, "cpu", torch.get_num_threads(), base_ms, blocks)
 
 
-def measure_graph_lookup(
-    cache: nn.Module,
-    hidden: Tensor,
-    backend: GraphBackend,
-    before: Graph | None = None,
-    request: Tensor | None = None,
-) -> float:
-    """Median milliseconds of a lookup as a graph of its own, the call included.
+def _medians(base: Graph, graph: Graph, request: Tensor) -> tuple[float, float]:
+    """Milliseconds of the plain network and of `graph`, in turns.
 
-    `before`, run on `request` ahead of each repetition, leaves the processor's caches as in use.
+    No more than these two: with many, each would find the processor's caches full of the others' weights.
     """
-    graph = backend.alone(_Alone(cache).eval(), hidden)
-    if before is None or request is None:
-        return _medians([graph], [hidden])[0]
-    return _medians([graph, before], [hidden, request])[0]
-
-
-def _each_open(exits: Sequence[EngineExit]) -> list[list[EngineExit]]:
-    """For each exit, all of them with that one taking everything."""
-    return [
-        [replace(leaving, threshold=-_NEVER if leaving is taken else _NEVER) for leaving in exits]
-        for taken in exits
-    ]
-
-
-def _medians(graphs: Sequence[Graph], requests: Sequence[Tensor]) -> list[float]:
-    times: list[list[float]] = [[] for _ in graphs]
+    times: tuple[list[float], list[float]] = ([], [])
+    began = time.perf_counter()
     with quiet(), torch.inference_mode():
         for number in range(_ROUNDS + _WARM_UP_ROUNDS):
-            for graph, request, taken in zip(graphs, requests, times, strict=True):
+            if number > _LEAST_ROUNDS + _WARM_UP_ROUNDS and time.perf_counter() - began > _ENOUGH_S:
+                break
+            for each, taken in zip((base, graph), times, strict=True):
                 start = time.perf_counter_ns()
-                graph.answer(request)
+                each.answer(request)
                 if number >= _WARM_UP_ROUNDS:
                     taken.append((time.perf_counter_ns() - start) / 1e6)
-    return [median(taken) for taken in times]
+    return median(times[0]), median(times[1])

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path as FilePath
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from gati.errors import BackendError, StorageError
 from gati.files import atomic_write
 from gati.model.segments import Segment, TracedModel
 from gati.runtime.exits import EngineExit
+
+if TYPE_CHECKING:
+    from gati.graph.convert import Converter
 
 __all__ = [
     "BACKENDS",
@@ -109,41 +111,31 @@ class GraphBackend(Backend):
                 atomic_write(kept, lambda temporary: _write_bytes(temporary, model))
         return self.compile(model)
 
-    def early_exits(
-        self, traced: TracedModel, settings: Sequence[Sequence[EngineExit]], outputs_kind: OutputsKind
-    ) -> list[Graph]:
-        """As `early_exit` for several settings that differ in thresholds alone, converted once."""
-        return [self.compile(model) for model in self.assembled(traced, settings, outputs_kind)]
-
     def assembled(
-        self, traced: TracedModel, settings: Sequence[Sequence[EngineExit]], outputs_kind: OutputsKind
+        self,
+        traced: TracedModel,
+        settings: Sequence[Sequence[EngineExit]],
+        outputs_kind: OutputsKind,
+        *,
+        convert: Converter | None = None,
+        cuts: Collection[str] = (),
     ) -> Iterator[bytes]:
-        """The models of several settings that differ in thresholds alone, as `compile` takes them."""
+        """The models of several settings that differ in thresholds alone, as `compile` takes them.
+
+        `convert` remembers pieces of the network from one call to the next, if all also cut it after the same
+        blocks `cuts`.
+        """
         from gati.graph.assemble import assemble
-        from gati.graph.convert import Piece
+        from gati.graph.convert import Converter
         from gati.graph.stages import build_stages
 
         if traced.device.type != "cpu":
             device = traced.device.type
             raise BackendError(f"backend '{self.name}' runs on the cpu; use --backend torch on {device}")
-        pieces: dict[int, Piece] = {}
+        convert = convert or Converter()
         for exits in settings:
-            stages = build_stages(traced, exits, outputs_kind)
-            yield assemble(stages, "gati", pieces=pieces).SerializeToString()
-
-    def alone(self, module: nn.Module, example: Tensor) -> Graph:
-        """Compile a module [1, ...] -> [1, K] that is no network with blocks."""
-        from gati.graph.assemble import assemble
-        from gati.graph.stages import Stage, Stages
-
-        with torch.no_grad():
-            classes = module(example).shape[1]
-        stages = Stages((Stage(module, (example,)),), (), (), classes)
-        return self.compile(self.prepared(assemble(stages, "gati").SerializeToString(), example))
-
-    def prepared(self, model: bytes, inputs: Tensor) -> bytes:
-        """What `compile` takes of an assembled ONNX model, given typical `inputs` [n, ...]."""
-        return model
+            stages = build_stages(traced, exits, outputs_kind, cuts)
+            yield assemble(stages, "gati", convert=convert).SerializeToString()
 
     @abstractmethod
     def compile(self, model: bytes) -> Graph:

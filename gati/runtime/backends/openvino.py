@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from gati.errors import BackendError
 from gati.model.segments import TracedModel
 from gati.runtime.backends.base import Graph, GraphBackend, OutputsKind, register_backend
 from gati.runtime.exits import EngineExit
+
+if TYPE_CHECKING:
+    from gati.graph.convert import Converter
 
 __all__ = ["OpenVinoBackend", "OpenVinoBf16Backend", "OpenVinoInt8Backend"]
 
@@ -64,6 +67,8 @@ class OpenVinoBackend(GraphBackend):
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": "bf16" if self.precision == "bf16" else "f32",
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            # Pinned, the networks of several workers would all take the first core.
+            "ENABLE_CPU_PINNING": torch.get_num_threads() > 1,
         }
         return _OpenVinoGraph(core().compile_model(model, "CPU", settings))
 
@@ -103,7 +108,13 @@ class OpenVinoInt8Backend(OpenVinoBackend):
         self._calibration = calibration
 
     def assembled(
-        self, traced: TracedModel, settings: Sequence[Sequence[EngineExit]], outputs_kind: OutputsKind
+        self,
+        traced: TracedModel,
+        settings: Sequence[Sequence[EngineExit]],
+        outputs_kind: OutputsKind,
+        *,
+        convert: Converter | None = None,
+        cuts: Collection[str] = (),
     ) -> Iterator[bytes]:
         """As `GraphBackend.assembled`, quantised once: while it calibrates, no input leaves early."""
         from gati.graph.quantise import quantised, without_exits
@@ -113,19 +124,14 @@ class OpenVinoInt8Backend(OpenVinoBackend):
                 f"backend '{self.name}' has no quantised network here (graphs/ in the library); "
                 "run gati compose again"
             )
-        (model,) = super().assembled(traced, [without_exits(settings[0])], outputs_kind)
+        never = [without_exits(settings[0])]
+        (model,) = super().assembled(traced, never, outputs_kind, convert=convert, cuts=cuts)
         whole = quantised(model, self._calibration)
         for exits in settings:
             yield whole.with_thresholds([leaving.threshold for leaving in exits])
 
-    def prepared(self, model: bytes, inputs: Tensor) -> bytes:
-        """As `GraphBackend.prepared`: quantised on `inputs`."""
-        from gati.graph.quantise import quantised
-
-        return quantised(model, inputs).with_thresholds(())
-
     def compile(self, model: bytes) -> Graph:
-        """As `GraphBackend.compile`, for what `assembled` or `prepared` gave."""
+        """As `GraphBackend.compile`, for what `assembled` gave."""
         from gati.graph.quantise import read_quantised
 
         return self._compiled(read_quantised(model))
