@@ -25,7 +25,7 @@ from gati.compose.compose import compose_library
 from gati.compose.composition import Composition
 from gati.compose.costs import on_backend
 from gati.compose.outcomes import SplitOutcomes
-from gati.compose.plans import DEFAULT_SLOWDOWN, Settings
+from gati.compose.plans import SLOWDOWN, Settings
 from gati.compose.problem import Candidate, Problem
 from gati.compose.replay import Replay
 from gati.explore.library import Library
@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("library", type=Path)
     parser.add_argument("--unseen", type=Path, required=True)
     parser.add_argument("--backend", default="torch")
-    parser.add_argument("--slowdown", type=float, default=DEFAULT_SLOWDOWN)
+    parser.add_argument("--slowdown", type=float, default=SLOWDOWN)
     parser.add_argument("--limit", type=int, help="evaluate only so many inputs by the clock")
     parser.add_argument("--no-clock", action="store_true", help="replay only, measure nothing")
     arguments = parser.parse_args()

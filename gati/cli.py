@@ -23,6 +23,7 @@ from gati.cli_options import (
     Mean,
     Model,
     Resize,
+    Slowdown,
     Std,
     numbers,
     size_of,
@@ -173,11 +174,9 @@ def compose(
         Literal["auto", "inline", "overlapped"], typer.Option(help="Lookups inside or beside the network.")
     ] = "auto",
     backend: Annotated[
-        str, typer.Option(help="What executes the network: torch, openvino; auto takes the fastest here.")
+        str, typer.Option(help="What executes the network, as openvino-bf16; auto tries all that are here.")
     ] = "auto",
-    slowdown: Annotated[
-        float, typer.Option(help="Most that all lookups may add to an input that hits nowhere, as a share.")
-    ] = 0.08,
+    slowdown: Slowdown = None,
     name: Annotated[str, typer.Option(help="A library keeps several compositions.")] = "default",
     per_class: Annotated[
         bool, typer.Option("--per-class", help="Certify the agreement in every class, not only overall.")
@@ -203,7 +202,7 @@ def compose(
         placement=placement,
         backend=backend,
         name=name,
-        slowdown=slowdown,
+        slowdown="auto" if slowdown is None else slowdown,
         per_class=per_class,
     )
     if pareto:
@@ -222,7 +221,7 @@ def compose(
             placement=placement,
             backend=backend,
             name=name,
-            slowdown=slowdown,
+            slowdown=settings.slowdown,
             per_class=per_class,
             progress=cli_render.counter("lookups measured"),
         )

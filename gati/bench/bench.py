@@ -38,8 +38,8 @@ _METHOD = (
     "One process, batch size 1. Every request is answered by all in turns, who is first moves on by one; "
     "a repetition is a pass over all inputs, ratios are of means within a repetition. Throughput: each "
     "client is a thread with one request at a time. Backends that run segments join waiting inputs to "
-    "batches at the ends of segments (the plain network: at its beginning); those that compile one graph have "
-    "a graph a core, each on one thread. Lookups are inline."
+    "batches at the ends of segments (the plain network: at its beginning), those that compile one graph "
+    "have one a core, on one thread each. Lookups are inline."
 )
 
 

@@ -174,7 +174,7 @@ def contest_of(library: Library, settings: Settings, placement: Placement, selec
         base_ms=base_ms,
         memory_limit_bytes=settings.memory_limit_bytes,
         one_lookup_at_a_time=placement == "overlapped",
-        slowdown_limit_ms=settings.slowdown_limit_ms(base_ms),
+        slowdown_limit_ms=settings.slowdown_limit_ms(library.manifest.profile),
     )
     frontier = search_frontier(instance)
     for objective in PUBLISHED:  # so that the result is never slower than theirs at the agreement they reach

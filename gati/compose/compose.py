@@ -14,7 +14,7 @@ from gati.compose.certified import certify_published, plan_exact
 from gati.compose.composition import Composition, Objective
 from gati.compose.costs import CostedLibrary
 from gati.compose.outcomes import SplitOutcomes, outcomes_of
-from gati.compose.plans import DEFAULT_SLOWDOWN, Plan, Settings, placement_rank, plan_published
+from gati.compose.plans import Plan, Settings, placement_rank, plan_published
 from gati.compose.solvers import check_solver
 from gati.errors import BackendError, CompositionError
 from gati.explore.library import CERTIFY, SELECT, Library
@@ -37,7 +37,7 @@ def compose(
     placement: Placement | Literal["auto"] = "auto",
     backend: str = "auto",
     name: str = "default",
-    slowdown: float | None = DEFAULT_SLOWDOWN,
+    slowdown: float | Literal["auto"] | None = "auto",
     per_class: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Composition:
@@ -50,8 +50,8 @@ def compose(
     itself sometimes answers otherwise than the user's. That counts against `accuracy`, too: the certificate
     is on what the engine answers to the held-out inputs, which must still be where `explore` found them.
     `placement` "auto" takes the better of those that were measured. `slowdown` limits what all lookups may
-    add to a request that hits nowhere, as a share of the base model's time; None sets no limit. `per_class`
-    asks that the agreement be certified in every class.
+    add to a request that hits nowhere, as a share of the base model's time: "auto" is 0.08, more on
+    compiled engines, None no limit. `per_class` asks that the agreement be certified in every class.
 
     The default objective "exact" needs the library's per-input outcomes; thresholds are certified on the
     certify split with the given `confidence`, or, when that is None, set on the select split alone. The
@@ -161,7 +161,7 @@ def check_settings(settings: Settings) -> None:
         raise CompositionError(
             f"composition name {settings.name!r} must be letters, digits, '.', '_' or '-', for example 'fast'"
         )
-    if settings.slowdown is not None and not settings.slowdown >= 0.0:
+    if settings.slowdown is not None and settings.slowdown != "auto" and not settings.slowdown >= 0.0:
         raise CompositionError(
             f"slowdown is {settings.slowdown!r}, must be 0 or more, for example 0.08 for 8 % of the base "
             "model's time"

@@ -13,12 +13,14 @@ from gati.compose.problem import Candidate, Choice, Estimate, Problem, estimate
 from gati.compose.relaxed import sweep_relaxed
 from gati.compose.replay import Replay
 from gati.explore.library import Library
-from gati.types import Placement, Trial
+from gati.types import Placement, Profile, Trial
 
 __all__ = ["Plan", "Settings", "describe", "plan_published", "placement_rank", "problem_of"]
 
 CLEARLY_FASTER = 0.85
-DEFAULT_SLOWDOWN = 0.08  # share of the base model's time; keeps the measured tail within 1.10
+# What lookups may add to an input that hits nowhere, as a share of the network's time. Compiled networks are
+# so short, most of all in reduced precision, that a decision alone costs several per cent.
+SLOWDOWN, SLOWDOWN_COMPILED, SLOWDOWN_REDUCED = 0.08, 0.15, 0.3
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,13 @@ class Settings:
     placement: Placement | Literal["auto"] = "auto"
     backend: str = "auto"
     name: str = "default"
-    slowdown: float | None = DEFAULT_SLOWDOWN
+    slowdown: float | Literal["auto"] | None = "auto"
     per_class: bool = False  # certify the agreement of each class on its own
 
-    def slowdown_limit_ms(self, base_ms: float) -> float | None:
+    def slowdown_limit_ms(self, profile: Profile) -> float | None:
         """What all lookups together may add to a request that never hits."""
-        return None if self.slowdown is None else self.slowdown * base_ms
+        share = default_slowdown(profile.backend) if self.slowdown == "auto" else self.slowdown
+        return None if share is None else share * profile.base_ms
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,13 @@ class Plan:
     expected: Expected
     replayed: bool
     certificate: dict[str, Any] | None = None
+
+
+def default_slowdown(backend: str) -> float:
+    """Return the share that "auto" stands for on a backend."""
+    if backend.endswith(("-bf16", "-int8")):
+        return SLOWDOWN_REDUCED
+    return SLOWDOWN_COMPILED if backend in ("onnxruntime", "openvino") else SLOWDOWN
 
 
 def placement_rank(placement: Placement, mean_latency_ms: float) -> tuple[float, bool]:
@@ -96,7 +106,7 @@ def problem_of(
         accuracy=settings.accuracy,
         memory_limit_bytes=limit,
         one_lookup_at_a_time=one_lookup_at_a_time,
-        slowdown_limit_ms=settings.slowdown_limit_ms(library.manifest.profile.base_ms),
+        slowdown_limit_ms=settings.slowdown_limit_ms(library.manifest.profile),
     )
 
 

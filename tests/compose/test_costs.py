@@ -58,13 +58,17 @@ def test_costs_survive_their_file(library: Library) -> None:
     [
         ("{", "here is damaged .* delete it, gati compose measures again"),
         ('{"format": 99}', "here is of a newer format; upgrade gati, or delete it"),
-        ('{"format": 1, "profile": {}}', "here is damaged"),
+        ('{"format": 2, "profile": {}}', "here is damaged"),
     ],
 )
 def test_a_damaged_file_is_one_line(text: str, message: str) -> None:
     with pytest.raises(LibraryError, match=message) as caught:
         BackendCosts.from_json(text, "here")
     assert "\n" not in str(caught.value)
+
+
+def test_what_an_older_gati_measured_otherwise_is_measured_anew() -> None:
+    assert BackendCosts.from_json('{"format": 1}', "here") is None
 
 
 def test_a_composition_is_made_with_the_latencies_of_its_backend(library: Library) -> None:

@@ -101,7 +101,7 @@ class OpenVinoInt8Backend(OpenVinoBackend):
     stored_as: ClassVar[str] = "openvino-int8"
     calibrated: ClassVar[bool] = True
     needed: ClassVar[tuple[str, ...]] = (*OpenVinoBackend.needed, "nncf")
-    extra: ClassVar[str] = "openvino,int8"
+    extra: ClassVar[str] = "int8"
 
     def __init__(self, calibration: Tensor | None = None) -> None:
         super().__init__()

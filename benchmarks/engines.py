@@ -1,0 +1,114 @@
+"""Gati on every engine beside the plain network on every engine, in turns in one process.
+
+    python -m benchmarks.engines LIBRARY --data TEST.npz --composition NAME [NAME ...]
+
+Compose one composition an engine first (`gati compose LIBRARY --backend openvino --name openvino-0.97`). Each
+request is answered by all in turns. `gain` is over the plain network on the same engine, `gain_fastest` over
+whichever plain network is the fastest, of any precision. Agreement is with the float32 network. `oracle` is
+the gain if every input left at its earliest right lookup and lookups cost nothing. Prints JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gati.bench.measure import Contender, measure_latency
+from gati.compose.costs import as_composed
+from gati.explore.library import CERTIFY, Library
+from gati.model.data import load_data
+from gati.runtime.load import Served, open_served
+
+
+def main() -> int:
+    """Print one object a contender."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("library", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--composition", nargs="+", required=True)
+    parser.add_argument("--repetitions", type=int, default=2)
+    parser.add_argument("--threads", type=int)
+    arguments = parser.parse_args()
+    served = [open_served(arguments.library, composition=name) for name in arguments.composition]
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    contenders: dict[str, Contender] = {}
+    for name, each in zip(arguments.composition, served, strict=True):
+        contenders.setdefault(each.engine.backend, Contender(each.engine.backend, each.engine, early=False))
+        contenders[name] = Contender(name, each.engine, early=True)
+    preprocessing = served[0].engine.preprocessing
+    if preprocessing is None:
+        raise AssertionError("load always sets the preprocessing")
+    data = load_data(str(arguments.data), preprocessing, what="requests")
+    images = data.images(range(len(data)))
+    measure_latency(
+        list(contenders.values()), lambda index: images[index : index + 1], len(images), arguments.repetitions
+    )
+    with torch.inference_mode():
+        reference = torch.cat([served[0].module(rows.clone()).argmax(1) for rows in images.split(64)]).numpy()
+    json.dump(table(contenders, served, reference), sys.stdout, indent=1)
+    print()
+    return 0
+
+
+def table(contenders: dict[str, Contender], served: list[Served], reference: Any) -> list[dict[str, Any]]:
+    """Rows of the plain networks and of the compositions."""
+    means = {name: np.array([np.mean(times) for times in each.times_ms]) for name, each in contenders.items()}
+    static = [name for name, each in contenders.items() if not each.early]
+    fastest = min(static, key=lambda name: float(means[name].mean()))
+    tails = {name: tail_ms(each) for name, each in contenders.items()}
+    rows = []
+    for name, each in contenders.items():
+        backend = each.engine.backend
+        composition = next((one.composition for one in served if one.engine is each.engine), None)
+        rows.append(
+            {
+                "name": name,
+                "early": each.early,
+                "mean_ms": round(float(means[name].mean()), 4),
+                "gain": spread(means[backend] / means[name]),
+                "gain_fastest": spread(means[fastest] / means[name]),
+                "fastest": fastest,
+                "tail_ratio": round(tails[name] / tails[backend], 3),
+                "agreement": round(float(np.mean(np.array(each.answers) == reference)), 4),
+                "hit_rate": round(each.hits / len(each.answers), 4),
+                "accuracy_target": None if composition is None else composition.accuracy_target,
+                "oracle": oracle(served[0].library, backend) if each.early else None,
+            }
+        )
+    return rows
+
+
+def tail_ms(contender: Contender) -> float:
+    """The 99th percentile of all repetitions."""
+    return float(np.percentile(np.concatenate([np.array(times) for times in contender.times_ms]), 99))
+
+
+def spread(values: Any) -> str:
+    """Mean, and the least and the largest of the repetitions."""
+    return f"{values.mean():.2f} ({values.min():.2f}-{values.max():.2f})"
+
+
+def oracle(library: Library, backend: str) -> float:
+    """The gain with each input leaving where a lookup is first right, at no cost of looking."""
+    costed = as_composed(library, backend)
+    base = library.base_outcomes()
+    rows = base.split == CERTIFY
+    profile = costed.manifest.profile
+    reach = {block.index: block.reach_ms for block in profile.blocks}
+    spent = np.full(int(rows.sum()), profile.base_ms)
+    for trial in costed.trials:
+        if trial.status == "trained":
+            right = library.outcomes(trial.trial_id).predicted[rows] == base.base_class[rows]
+            spent = np.where(right, np.minimum(spent, reach[trial.block_index]), spent)
+    return round(float(profile.base_ms / spent.mean()), 2)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
