@@ -115,8 +115,8 @@ def in_onnxruntime(path: Path, threads: int | None) -> Runner:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or 0
-    # Several sessions here share the cores; spinning threads of one would starve the others.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0" if threads != 1 else "1")
+    # Several sessions here share the cores; threads of one left spinning would starve the others.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def run(x: npt.NDArray[np.float32]) -> Answer:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gati.report.report import report as report
     from gati.runtime.certify import Recertification as Recertification
     from gati.runtime.certify import certify as certify
+    from gati.runtime.concurrent import ConcurrentEngine as ConcurrentEngine
     from gati.runtime.engine import Engine as Engine
     from gati.runtime.engine import Prediction as Prediction
     from gati.runtime.evaluate import Evaluation as Evaluation
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Bench",
     "Composition",
+    "ConcurrentEngine",
     "Engine",
     "Evaluation",
     "Explanation",
@@ -80,6 +82,7 @@ __all__ = [
 _HOMES = {
     "Bench": "gati.bench.result",
     "Composition": "gati.compose.composition",
+    "ConcurrentEngine": "gati.runtime.concurrent",
     "Engine": "gati.runtime.engine",
     "Evaluation": "gati.runtime.evaluate",
     "Explanation": "gati.compose.explain",

@@ -292,6 +292,8 @@ def exported(written: Exported) -> None:
     places = [f"{index} after {block}" for index, block in enumerate(written.exits)]
     print(f"exits: {', '.join([*places, f'{len(places)} at the end'])}")
     print(f"checked: {written.checked_inputs} random inputs are answered as the engine does")
+    if written.note:
+        print(f"note: {written.note}")
 
 
 def _console() -> Console:

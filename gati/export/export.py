@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gati.errors import BackendError, CompositionError, DataError, ModelError
 from gati.export.check import check_answers, onnx_runner, program_runner
-from gati.export.metadata import describe, metadata_of
+from gati.export.metadata import describe, in_float32, metadata_of
 from gati.files import atomic_write
 from gati.graph.stages import Stages, build_stages
 from gati.model.preprocess import Preprocessing
@@ -43,6 +43,7 @@ class Exported:
     input_type: str
     size_bytes: int
     checked_inputs: int
+    note: str = ""
 
 
 def export(
@@ -92,6 +93,17 @@ def export(
         input_type="float32" if raw is None else "uint8",
         size_bytes=sum(file.stat().st_size for file in (target, *target.rglob("*")) if file.is_file()),
         checked_inputs=_CHECKED_INPUTS,
+        note=_note(served),
+    )
+
+
+def _note(served: Served) -> str:
+    composition = served.composition
+    if composition.certificate is None or in_float32(composition):
+        return ""
+    return (
+        f"the certificate is of {composition.backend} and not in the file, which computes in float32; "
+        "compose with --backend openvino or onnxruntime for a file with a certificate"
     )
 
 

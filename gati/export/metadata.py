@@ -8,16 +8,18 @@ from typing import Any
 from gati.compose.composition import Composition
 from gati.explore.library import Manifest
 from gati.graph.stages import Stages
+from gati.runtime.backends import get_backend
 from gati.version import __version__
 
-__all__ = ["describe", "metadata_of"]
+__all__ = ["describe", "in_float32", "metadata_of"]
 
 
 def metadata_of(manifest: Manifest, composition: Composition, stages: Stages, *, raw: bool) -> dict[str, str]:
     """The file's metadata.
 
     `exits` lists the exits in the order of the output `exit`; its value `len(exits)` means the whole network
-    answered. `input` is `preprocessed` or `image` (uint8, the preprocessing is in the file).
+    answered. `input` is `preprocessed` or `image` (uint8, the preprocessing is in the file). A certificate of
+    an engine of reduced precision is left out: the file computes in float32, and answers otherwise.
     """
     exits = [
         {
@@ -30,7 +32,7 @@ def metadata_of(manifest: Manifest, composition: Composition, stages: Stages, *,
     ]
     structured: dict[str, Any] = {
         "exits": exits,
-        "certificate": composition.certificate,
+        "certificate": composition.certificate if in_float32(composition) else None,
         "class_names": manifest.class_names,
         "preprocessing": manifest.preprocessing,
         "composed_for": {"backend": composition.backend, "placement": composition.placement},
@@ -46,6 +48,11 @@ def metadata_of(manifest: Manifest, composition: Composition, stages: Stages, *,
     return {**plain, **{key: json.dumps(value, allow_nan=False) for key, value in structured.items()}}
 
 
+def in_float32(composition: Composition) -> bool:
+    """Whether the composition was made for an engine that computes as the exported file does."""
+    return get_backend(composition.backend).precision == "f32"
+
+
 def describe(composition: Composition, stages: Stages, *, raw: bool) -> str:
     """A few sentences for whoever opens the file in a viewer."""
     blocks = ", ".join(leaving.block for leaving in stages.exits) or "no block, it has no exits"
@@ -55,6 +62,6 @@ def describe(composition: Composition, stages: Stages, *, raw: bool) -> str:
         "probabilities [1, K]: of the classes. exit [1]: which exit answered (metadata 'exits'), or their "
         "number where the whole network did. score [1]: of the last lookup that was made, NaN without one.",
     ]
-    if composition.certificate is not None:
+    if composition.certificate is not None and in_float32(composition):
         lines.append(str(composition.certificate["sentence"]))
     return "\n".join(lines)

@@ -416,3 +416,13 @@ def test_the_command_says_what_it_wrote(
     said = capsys.readouterr().out
     assert "takes one input, uint8 1x32x32x3; gives probabilities, exit and score" in said
     assert "exits: 0 after layer1.0, 1 after layer2.0, 2 after layer3.0, 3 at the end" in said
+
+
+def test_a_certificate_of_reduced_precision_is_not_in_the_file(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gati.runtime.backends.torch.TorchBackend.precision", "bf16")
+    written = gati.export(library, tmp_path / "model.onnx")
+    assert "compose with --backend openvino or onnxruntime" in written.note
+    metadata = {entry.key: entry.value for entry in onnx.load(tmp_path / "model.onnx").metadata_props}
+    assert json.loads(metadata["certificate"]) is None
