@@ -15,12 +15,14 @@ A message is one line: what was wrong, the value met, what was allowed, what to 
     ├── CompositionError      no composition under the given limits, or none by that name
     ├── SolverError           a solver is missing, unlicensed or gave up
     ├── BackendError          unknown or unavailable backend, placement or device
+    ├── AdaptError            a guard or an adaptation that was asked for what makes no sense
     └── StorageError          disk full, not writable
 """
 
 from __future__ import annotations
 
 __all__ = [
+    "AdaptError",
     "BackendError",
     "BlockError",
     "CheckpointError",
@@ -93,6 +95,10 @@ class SolverError(GatiError):
 
 class BackendError(GatiError):
     """An unknown or unavailable backend, placement or device."""
+
+
+class AdaptError(GatiError):
+    """A guard or an adaptation that was asked for what makes no sense."""
 
 
 class StorageError(GatiError):

@@ -1,0 +1,1 @@
+"""Keeping learned caches right while the world changes: audits, the guard, and what follows an alarm."""

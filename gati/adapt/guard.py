@@ -1,0 +1,113 @@
+"""The guard: audits of early answers, and an alarm when they stop agreeing as often as was promised.
+
+Some requests are audited: the base model answers those that hit, too, off the critical path. Each audit is a
+loss (the classes differ) or none. The guard bets against the promise that losses are no more
+than the tolerated share `alpha` on average, whatever happened before:
+
+    M_t = (1 + M_{t-1}) * (1 + lambda_t * (loss_t - alpha)),   M_0 = 0,   lambda_t in [0, 1/alpha)
+
+with lambda_t chosen from what was seen before audit t. While the promise holds, M_t - t has no upward drift
+(a Shiryaev-Roberts e-detector; Shin, Ramdas, Rinaldo 2024), so the expected number of audits until M_t first
+reaches R is at least R, and the chance that it does within t audits is at most t / R. No independence is
+assumed: that holds for video, where one frame is like the next. It does ask that which requests are audited
+does not hang on how they were answered.
+
+A bet against the disagreement q grows the fastest with lambda = (q - alpha) / (alpha * (1 - alpha)) if q is
+what comes; the alarm then takes about ln(R) / KL(q || alpha) audits. As q is not known, the guard splits its
+stake over several, and M is the mean of theirs, which is a detector of the same kind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.errors import AdaptError
+
+__all__ = ["Guard", "expected_delay", "growth_optimal_bet"]
+
+_ALTERNATIVES = (1.5, 2.5, 5.0, 10.0, 20.0)  # disagreements bet against, in multiples of the tolerated one
+_LARGEST_ALTERNATIVE = 0.9
+_LARGEST_FLOAT = 1e300  # beyond it nothing is left to be said
+
+
+def growth_optimal_bet(disagreement: float, alpha: float) -> float:
+    """The lambda under which log M grows the fastest if losses come with probability `disagreement`."""
+    return max(0.0, (disagreement - alpha) / (alpha * (1.0 - alpha)))
+
+
+def expected_delay(disagreement: float, alpha: float, audits_to_false_alarm: float) -> float:
+    """Audits until the alarm when losses come with probability `disagreement`: ln R / KL(q || alpha).
+
+    Infinite where they are no more than tolerated.
+    """
+    q = disagreement
+    if q <= alpha:
+        return math.inf
+    divergence = q * math.log(q / alpha)
+    if q < 1.0:
+        divergence += (1.0 - q) * math.log((1.0 - q) / (1.0 - alpha))
+    return math.log(audits_to_false_alarm) / divergence
+
+
+@dataclass
+class Guard:
+    """Watches the agreement of early answers with the base model; alarms when it falls below `agreement`.
+
+    `audits_to_false_alarm` is R: while the promise is kept, the expected number of audits to an alarm is at
+    least that. Raises AdaptError for values that make no promise.
+    """
+
+    agreement: float
+    audits_to_false_alarm: float = 10_000.0
+    alternatives: Sequence[float] | None = None  # disagreements to bet against; None takes a spread
+    audits: int = field(default=0, init=False)
+    losses: int = field(default=0, init=False)
+    alarmed: bool = field(default=False, init=False)
+    _bets: NDArray[np.float64] = field(init=False, repr=False)
+    _evidence: NDArray[np.float64] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.agreement < 1.0:
+            raise AdaptError(f"agreement is {self.agreement!r}, must lie strictly between 0 and 1, as 0.97")
+        if not self.audits_to_false_alarm > 1.0:
+            raise AdaptError(
+                f"audits_to_false_alarm is {self.audits_to_false_alarm!r}, must be above 1, as 10000"
+            )
+        alpha = self.alpha
+        against = self.alternatives or sorted(
+            {min(multiple * alpha, (_LARGEST_ALTERNATIVE + alpha) / 2.0) for multiple in _ALTERNATIVES}
+        )
+        if not all(alpha < each < 1.0 for each in against):
+            raise AdaptError(f"alternatives must lie between {alpha:g} and 1, got {list(against)}")
+        self._bets = np.array([growth_optimal_bet(each, alpha) for each in against])
+        self._evidence = np.zeros(len(self._bets))
+
+    @property
+    def alpha(self) -> float:
+        """The tolerated share of disagreement."""
+        return 1.0 - self.agreement
+
+    @property
+    def evidence(self) -> float:
+        """M: how much speaks against the promise; the alarm is at `audits_to_false_alarm`."""
+        return float(self._evidence.mean())
+
+    def audit(self, *, agreed: bool) -> bool:
+        """Take in one audit and say whether the guard is in alarm, which stays until `reset`."""
+        self.audits += 1
+        self.losses += not agreed
+        payoff = 1.0 + self._bets * ((0.0 if agreed else 1.0) - self.alpha)
+        self._evidence = np.minimum((1.0 + self._evidence) * payoff, _LARGEST_FLOAT)
+        self.alarmed |= self.evidence >= self.audits_to_false_alarm
+        return self.alarmed
+
+    def reset(self) -> None:
+        """Begin anew, for caches that were certified again."""
+        self.audits = self.losses = 0
+        self.alarmed = False
+        self._evidence[:] = 0.0
