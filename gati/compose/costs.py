@@ -129,13 +129,19 @@ def on_backend(
 def measure(library: Library, backend: str, progress: Callable[[int, int], None] | None) -> BackendCosts:
     """Measure base model, blocks, a decision and every architecture of cache on `backend`."""
     from gati.compose.engines import graph_backend, outputs_kind, traced_network
+    from gati.runtime.backends import SegmentBackend, get_backend
     from gati.runtime.graph_costs import measure_graph
+    from gati.runtime.segment_costs import measure_segments
 
-    # refuses what is not there before a model is loaded; how long a graph takes hangs little on its ranges
-    executes = graph_backend(library, backend, calibrate_on=8)
     profile, kind = library.manifest.profile, outputs_kind(library)
-    traced = traced_network(library)
-    costs = measure_graph(traced, profile, executes, kind, _one_of_each(library), progress)
+    if isinstance(get_backend(backend), SegmentBackend):  # refused before a model is loaded, if at all
+        costs = measure_segments(
+            traced_network(library), profile, backend, _one_of_each(library), progress
+        )
+    else:  # how long a graph takes hangs little on its ranges, so a few inputs will do to calibrate it
+        executes = graph_backend(library, backend, calibrate_on=8)
+        traced = traced_network(library)
+        costs = measure_graph(traced, profile, executes, kind, _one_of_each(library), progress)
     return BackendCosts(costs.profile, costs.if_ms, costs.lookup_ms)
 
 

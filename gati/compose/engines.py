@@ -114,22 +114,16 @@ class EngineAnswers:
 def graph_backend(library: Library, name: str, *, calibrate_on: int = _CALIBRATION_INPUTS) -> GraphBackend:
     """Return a backend that compiles graphs, calibrated on so many select inputs where it asks for that.
 
-    Raises BackendError for one that is unknown, not installed here or of another kind, DataError where it
-    must be calibrated and the held-out inputs are gone.
+    Raises BackendError for one that is unknown, not installed here or of another kind, DataError where it is
+    to be calibrated and the held-out inputs are gone.
     """
-    kind = BACKENDS.get(name)
-    if kind is not None and not issubclass(kind, GraphBackend):
-        measured = library.manifest.profile.backend
-        raise BackendError(
-            f"this library's latencies were measured on '{measured}', not on '{name}'; explore again for that"
-        )
     executes = get_backend(name)
     if isinstance(executes, GraphBackend) and executes.calibrated:
         inputs, split = held_out(library)
         rows = np.flatnonzero(split == SELECT)[:calibrate_on]
         executes = get_backend(name, calibration=inputs.images(rows))
     if not isinstance(executes, GraphBackend):
-        raise AssertionError("only graph backends get here")
+        raise BackendError(f"backend '{name}' compiles no graphs; choose openvino or onnxruntime")
     return executes
 
 

@@ -8,7 +8,7 @@ at the cut. Run one after the other they do exactly what the whole network does.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +48,7 @@ class Segment:
 
     index: int
     block: str | None
-    run: FlatFunction
+    run: Callable[..., Any]
     carried: tuple[Carried, ...]
     hidden_changes_later: bool = False
     rows_selectable: bool = True

@@ -24,7 +24,7 @@ from gati.runtime.exits import EngineExit
 from gati.runtime.profile import quiet
 from gati.types import BlockProfile, Profile
 
-__all__ = ["GraphCosts", "measure_graph"]
+__all__ = ["GraphCosts", "anchors", "measure_graph", "profile_between"]
 
 _ANCHORS = 6  # blocks measured; those between lie where the library's own profile puts them
 _ROUNDS, _LEAST_ROUNDS, _WARM_UP_ROUNDS = 150, 20, 10
@@ -71,7 +71,7 @@ def measure_graph(
     are the lookups to measure, each with the block to put it at. `progress(done, of)` counts graphs.
     """
     names = [block.name for block in known.blocks]
-    at = sorted({round(position) for position in np.linspace(0, len(names) - 1, _ANCHORS + 1)[:-1]})
+    at = anchors(known)
     glance = _Glance(traced.classes).eval()
     settings: list[list[list[EngineExit]]] = [[[]]]
     settings += [[[EngineExit(names[i], glance, limit)] for limit in (_NEVER, -_NEVER)] for i in at]
@@ -92,17 +92,28 @@ def measure_graph(
             progress(done, len(settings))
     typical_ms = median(base_ms)
     _, *times_ms = (share * typical_ms for share in shares)
-    anchors, lookups = times_ms[: 2 * len(at)], times_ms[2 * len(at) :]
-    decisions_ms = [max(0.0, passed - typical_ms) for passed in anchors[0::2]]
-    reached = [max(0.0, there - if_ms) for there, if_ms in zip(anchors[1::2], decisions_ms, strict=True)]
-    profile = _profile(known, backend.name, at, reached, typical_ms)
+    at_anchors_ms, lookups = times_ms[: 2 * len(at)], times_ms[2 * len(at) :]
+    decisions_ms = [max(0.0, passed - typical_ms) for passed in at_anchors_ms[0::2]]
+    through = zip(at_anchors_ms[1::2], decisions_ms, strict=True)
+    reached = [max(0.0, there - if_ms) for there, if_ms in through]
+    profile = profile_between(known, backend.name, at, reached, typical_ms)
     lookup_ms = {name: max(0.0, passed - typical_ms) for name, passed in zip(caches, lookups, strict=True)}
     return GraphCosts(profile, median(decisions_ms), lookup_ms)
 
 
-def _profile(
+def anchors(known: Profile) -> list[int]:
+    """Return the blocks to measure, by index: a few at even distances, the first among them."""
+    last = len(known.blocks) - 1
+    return sorted({round(position) for position in np.linspace(0, last, _ANCHORS + 1)[:-1]})
+
+
+def profile_between(
     known: Profile, backend: str, at: Sequence[int], reached_ms: Sequence[float], base_ms: float
 ) -> Profile:
+    """Return the profile of a backend on which the blocks `at` are reached after `reached_ms`.
+
+    The blocks between them lie where they do in `known`, a profile of the same network elsewhere.
+    """
     rising = np.minimum(np.maximum.accumulate(reached_ms), base_ms).tolist()
     elsewhere = [0.0, *(known.blocks[index].reach_ms for index in at), known.base_ms]
     reach_ms = np.interp([block.reach_ms for block in known.blocks], elsewhere, [0.0, *rising, base_ms])

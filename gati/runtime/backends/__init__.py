@@ -15,6 +15,7 @@ from gati.runtime.backends.base import (
 from gati.runtime.backends.onnxruntime import OnnxRuntimeBackend
 from gati.runtime.backends.openvino import OpenVinoBackend, OpenVinoBf16Backend, OpenVinoInt8Backend
 from gati.runtime.backends.torch import TorchBackend
+from gati.runtime.backends.torch_compile import TorchCompileBackend
 
 __all__ = [
     "BACKENDS",
@@ -29,6 +30,7 @@ __all__ = [
     "Path",
     "SegmentBackend",
     "TorchBackend",
+    "TorchCompileBackend",
     "get_backend",
     "register_backend",
     "segment_backend",

@@ -1,0 +1,46 @@
+"""What network and lookups cost on a backend that runs segments one by one, at batch size 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from gati.model.segments import TracedModel
+from gati.runtime.backends import segment_backend
+from gati.runtime.graph_costs import GraphCosts, anchors, profile_between
+from gati.runtime.profile import measure_lookup, measure_profile
+from gati.types import Profile
+
+__all__ = ["measure_segments"]
+
+
+def measure_segments(
+    traced: TracedModel,
+    known: Profile,
+    backend: str,
+    caches: Mapping[str, tuple[str, nn.Module]],
+    progress: Callable[[int, int], None] | None = None,
+) -> GraphCosts:
+    """Time the base model, a few blocks along the way, and lookups; arguments as for `measure_graph`.
+
+    A lookup's decision is a comparison in Python, so `if_ms` is 0.
+    """
+    at = anchors(known)
+    names = [known.blocks[index].name for index in at]
+    found = measure_profile(traced, names, backend=backend)
+    profile = profile_between(
+        known, backend, at, [block.reach_ms for block in found.blocks], found.base_ms
+    )
+    request = traced.example()
+    base = segment_backend(backend).path(traced, names[:1]).base
+    lookup_ms: dict[str, float] = {}
+    for done, (key, (block, cache)) in enumerate(caches.items(), start=1):
+        hidden = torch.randn(1, *traced.hidden_shapes[block])
+        lookup_ms[key] = measure_lookup(
+            cache, hidden, backend=backend, between=lambda: base(request.clone())
+        )
+        if progress is not None:
+            progress(done, len(caches))
+    return GraphCosts(profile, 0.0, lookup_ms)
