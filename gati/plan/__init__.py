@@ -1,0 +1,48 @@
+"""Pipelines of models under a latency SLO: which option of which stage runs, decided while a query is on its way.
+
+    pipeline = load_pipeline("pipeline.toml")            # stages, options, conditions; measured
+    planner = Planner(pipeline, policy="dynamic")        # once; may be shared between threads
+    run = planner.begin(latency_slo_ms=20.0)             # one query
+    while not run.done:
+        step = run.start(run.ready[0], elapsed_ms())     # the option is chosen now, from the time left
+        probabilities = ask(step.stage, step.option)
+        label, _ = pipeline.stages[step.stage].options[step.option].label(probabilities)
+        run.finish(step.stage, label, elapsed_ms())      # decides what runs next, and what is skipped
+    print(run.answer)
+
+Stages that are `ready` together may run in parallel. Nothing in this room reads a clock or starts a thread.
+"""
+
+from __future__ import annotations
+
+from gati.errors import PipelineError
+from gati.plan.distribution import Distribution
+from gati.plan.labels import Labelled, LabelMap
+from gati.plan.pipeline import CacheLibrary, Edge, Option, Pipeline, PlainModel, Stage
+from gati.plan.planner import DEFAULT_ATTAINMENT, Planner, Run, Step
+from gati.plan.policies import Choice, Plan, Policy, policies, register_policy
+from gati.plan.read import load_pipeline, parse_pipeline
+
+__all__ = [
+    "DEFAULT_ATTAINMENT",
+    "CacheLibrary",
+    "Choice",
+    "Distribution",
+    "Edge",
+    "LabelMap",
+    "Labelled",
+    "Option",
+    "Pipeline",
+    "PipelineError",
+    "PlainModel",
+    "Plan",
+    "Planner",
+    "Policy",
+    "Run",
+    "Stage",
+    "Step",
+    "load_pipeline",
+    "parse_pipeline",
+    "policies",
+    "register_policy",
+]
