@@ -1,4 +1,4 @@
-"""Pipelines of models under a latency SLO: which option of which stage runs, decided while a query is on its way.
+"""Pipelines of models under a latency SLO: which option of which stage runs, decided on the way.
 
     pipeline = load_pipeline("pipeline.toml")            # stages, options, conditions; measured
     planner = Planner(pipeline, policy="dynamic")        # once; may be shared between threads
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from gati.errors import PipelineError
 from gati.plan.distribution import Distribution
+from gati.plan.dynamic import DynamicPolicy, Forecast
 from gati.plan.labels import Labelled, LabelMap
 from gati.plan.pipeline import CacheLibrary, Edge, Option, Pipeline, PlainModel, Stage
 from gati.plan.planner import DEFAULT_ATTAINMENT, Planner, Run, Step
@@ -28,7 +29,9 @@ __all__ = [
     "CacheLibrary",
     "Choice",
     "Distribution",
+    "DynamicPolicy",
     "Edge",
+    "Forecast",
     "LabelMap",
     "Labelled",
     "Option",

@@ -119,7 +119,7 @@ def _check_runs(
             )
         if not labels:
             raise PipelineError(
-                f"{where}: two outputs, {_listed(answering[:2])}: nothing follows them; join them in one stage"
+                f"{where}: two outputs, {_listed(answering[:2])}; join them in one stage"
             )
         raise PipelineError(
             f"{where}: two outputs{said}, {_listed(answering[:2])}; join them in one stage, "

@@ -1,4 +1,4 @@
-"""What a pipeline is: stages with options, edges with conditions. Plain data, checked by `gati.plan.check`."""
+"""What a pipeline is: stages with options, edges with conditions. Plain data; `gati.plan.check` checks."""
 
 from __future__ import annotations
 
@@ -125,7 +125,8 @@ class Pipeline:
 def describe_source(source: CacheLibrary | PlainModel, folder: Path) -> str:
     """What serves an option, in one line; paths relative to `folder`, so that a copy means the same."""
     if isinstance(source, PlainModel):
-        return source.model if source.checkpoint is None else f"{source.model} {_near(source.checkpoint, folder)}"
+        checkpoint = "" if source.checkpoint is None else f" {_near(source.checkpoint, folder)}"
+        return f"{source.model}{checkpoint}"
     return f"{_near(source.directory, folder)} {source.composition or '(no caches)'}"
 
 

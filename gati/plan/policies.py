@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from gati.errors import PipelineError
 from gati.plan.pipeline import Option, Pipeline, Stage
 
-__all__ = ["Choice", "Plan", "Policy", "build_policy", "policies", "register_policy"]
+__all__ = ["Choice", "Plan", "Policy", "build_policy", "longest", "policies", "register_policy"]
 
 
 class Choice(NamedTuple):
@@ -107,7 +107,7 @@ def _largest_ms(stage: Stage, attainment: float) -> float:
     return max(option.measured_latency.quantile_ms(attainment) for option in stage.options.values())
 
 
-def _longest(pipeline: Pipeline, weights: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+def longest(pipeline: Pipeline, weights: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
     """The largest sum of weights from the input to each stage, and from it to an output, itself included."""
     until: dict[str, float] = {}
     for name in pipeline.stages:
@@ -128,7 +128,7 @@ class SplitPolicy:
     """
 
     def __init__(self, pipeline: Pipeline, attainment: float, weights: dict[str, float]) -> None:
-        _, onward = _longest(pipeline, weights)
+        _, onward = longest(pipeline, weights)
         self._split = _Split(pipeline, attainment)
         self._part = {name: weights[name] / onward[name] for name in pipeline.stages}
 
@@ -156,11 +156,11 @@ def proportional(pipeline: Pipeline, attainment: float) -> Policy:
 
 @register_policy("static")
 class StaticPolicy:
-    """The baseline: budgets in proportion to largest latencies and options, both fixed when a query begins."""
+    """The baseline: proportional budgets, and options that are fixed when a query begins."""
 
     def __init__(self, pipeline: Pipeline, attainment: float) -> None:
         weights = _proportions(pipeline, attainment)
-        until, onward = _longest(pipeline, weights)
+        until, onward = longest(pipeline, weights)
         self._split = _Split(pipeline, attainment)
         self._part = {name: w / (until[name] + onward[name] - w) for name, w in weights.items()}
 
