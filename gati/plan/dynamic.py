@@ -69,7 +69,7 @@ class _OptionModel:
         self.mean_ms = latency.mean_ms
         self.quantile_ms = latency.quantile_ms(attainment)
         steps = np.ceil(np.asarray(latency.values_ms) / cell_ms - 1e-9).astype(np.int64).clip(1, cells + 1)
-        self.pmf = np.bincount(steps, weights=latency.probabilities)
+        self.pmf: _Array = np.bincount(steps, weights=latency.probabilities).astype(np.float64)
 
     def apply(self, value: _Array) -> _Array:
         """The value of running this option, when `value` is that of what follows."""
@@ -279,16 +279,15 @@ class DynamicPolicy:
 
     def _look_up_tables(self, tables: list[_Table]) -> dict[int, dict[str, list[_Entry]]]:
         """Of the tables that some SLO takes: option and part of the remaining time, by stage and column."""
-        fastest = {
-            name: min(option.quantile_ms for option in options) for name, options in self._model.options.items()
-        }
+        by_stage = self._model.options.items()
+        fastest = {name: min(option.quantile_ms for option in options) for name, options in by_stage}
         onward = longest(self._model.pipeline, fastest)[1]
         entries = {
             name: [
                 _Entry(o.name, o.quantile_ms / (o.quantile_ms + onward[name] - fastest[name]))
                 for o in options
             ]
-            for name, options in self._model.options.items()
+            for name, options in by_stage
         }
         return {
             int(taken): {
@@ -328,5 +327,5 @@ def _take(values: _Array, attainment: float) -> npt.NDArray[np.intp]:
     enough = in_time >= attainment - 1e-12
     feasible = np.where(enough, worth - _LATENCY_PRICE * busy, -np.inf)
     careful = in_time + 1e-9 * worth - 1e-12 * busy
-    taken: npt.NDArray[np.intp] = np.where(enough.any(axis=0), feasible.argmax(axis=0), careful.argmax(axis=0))
-    return taken
+    best, safest = feasible.argmax(axis=0), careful.argmax(axis=0)
+    return np.where(enough.any(axis=0), best, safest).astype(np.intp)

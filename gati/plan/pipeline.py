@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from gati.errors import PipelineError
 from gati.plan.distribution import Distribution
@@ -58,22 +61,24 @@ class Option:
             raise PipelineError(f"option '{self.name}' has no latency; run gati pipeline measure")
         return self.latency
 
-    def label(self, probabilities: object) -> Labelled:
+    def label(self, probabilities: Sequence[float] | npt.NDArray[np.floating]) -> Labelled:
         """The stage's label for one answer of this option, class probabilities [classes]."""
-        return self.label_map(probabilities)  # type: ignore[arg-type]
+        return self.label_map(probabilities)
 
 
 @dataclass(frozen=True)
 class Stage:
     """A step of a pipeline. Every stage gets the query's input; exactly one of its options answers.
 
-    `shares` says how often each label is right among the inputs of this stage, in the order of `labels`.
+    `truth` says which label is right for an input of each of the pipeline's classes; inputs of classes with
+    no label are not this stage's. `shares` says how often each label is right among the stage's own inputs.
     """
 
     name: str
     labels: tuple[str, ...]
     options: Mapping[str, Option]  # in the order of the file
-    shares: tuple[float, ...] = ()
+    truth: LabelMap
+    shares: tuple[float, ...]
 
 
 @dataclass(frozen=True)

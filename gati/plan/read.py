@@ -78,18 +78,21 @@ def _stage(
     measured: bool,
 ) -> Stage:
     fields = Table(values, where)
-    own_classes = _class_names(fields, classes)
-    groups = _groups(fields, own_classes)
+    groups = _groups(fields, classes)
     labels = tuple(groups)
+    try:
+        truth = LabelMap.from_groups(groups, classes)
+    except PipelineError as error:
+        raise PipelineError(f"{where}: {error}") from None
     given_shares = fields.take("shares")
     options = {}
     for key, value in table(fields.take("options"), fields.at("options")).items():
         here = f"{where}, option '{_valid_name(key, 'option', where)}'"
         known = None if kept is None else kept.options.get(key)
-        options[key] = _option(key, table(value, here), groups, own_classes, known, folder, here, measured)
+        options[key] = _option(key, table(value, here), groups, classes, known, folder, here, measured)
     fields.finish()
     shares = given_shares if given_shares is not None or kept is None else kept.shares or None
-    return Stage(name, labels, options, _shares(shares, labels, fields.at("shares")))
+    return Stage(name, labels, options, truth, _shares(shares, labels, fields.at("shares")))
 
 
 def _option(
