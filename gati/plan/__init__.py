@@ -21,7 +21,7 @@ from gati.plan.dynamic import DynamicPolicy, Forecast
 from gati.plan.labels import Labelled, LabelMap
 from gati.plan.pipeline import CacheLibrary, Edge, Option, Pipeline, PlainModel, Stage
 from gati.plan.planner import DEFAULT_ATTAINMENT, Planner, Run, Step
-from gati.plan.policies import Choice, Plan, Policy, policies, register_policy
+from gati.plan.policies import Choice, Plan, Policy, policy_names, register_policy
 from gati.plan.read import load_pipeline, parse_pipeline
 
 __all__ = [
@@ -46,6 +46,6 @@ __all__ = [
     "Step",
     "load_pipeline",
     "parse_pipeline",
-    "policies",
+    "policy_names",
     "register_policy",
 ]

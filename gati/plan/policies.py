@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from gati.errors import PipelineError
 from gati.plan.pipeline import Option, Pipeline, Stage
 
-__all__ = ["Choice", "Plan", "Policy", "build_policy", "longest", "policies", "register_policy"]
+__all__ = ["Choice", "Plan", "Policy", "build_policy", "longest", "policy_names", "register_policy"]
 
 
 class Choice(NamedTuple):
@@ -59,7 +59,7 @@ def register_policy(name: str) -> Callable[[_Factory], _Factory]:
     return register
 
 
-def policies() -> tuple[str, ...]:
+def policy_names() -> tuple[str, ...]:
     """Names of all policies."""
     return tuple(sorted(_REGISTRY))
 
@@ -67,7 +67,7 @@ def policies() -> tuple[str, ...]:
 def build_policy(name: str, pipeline: Pipeline, attainment: float) -> Policy:
     """The policy of that name for a measured pipeline. Raises `PipelineError` for an unknown name."""
     if name not in _REGISTRY:
-        raise PipelineError(f"no policy '{name}'; choose one of {', '.join(policies())}")
+        raise PipelineError(f"no policy '{name}'; choose one of {', '.join(policy_names())}")
     return _REGISTRY[name](pipeline, attainment)
 
 
