@@ -4,10 +4,11 @@
     python -m benchmarks.pipelines table FOLDER
     python -m benchmarks.pipelines live FOLDER LIBRARIES --unseen UNSEEN.npz --slo 5.0
 
-LIBRARIES has the cache libraries resnet20, resnet32 and resnet56, each with `--composition NAME`. `collect`
-measures the options on KNOWN (which is all that the policies see), then lets every engine answer every image of
-UNSEEN twice, in turns. `table` replays each policy request by request on those answers and latencies, the first
-for the root and the second for its followers. `live` executes the policies for real, request by request in turns.
+LIBRARIES has the cache libraries resnet20, resnet32 and resnet56, each with `--composition NAME`. `collect` lets
+every engine answer every image of KNOWN and UNSEEN in turns, in mixed order, twice. Options are measured on KNOWN
+alone, which is all that the policies see. `table` replays each policy request by request on the answers and
+latencies of UNSEEN, those of the first time for the root and of the second for its followers. `live` executes the
+policies for real, request by request in turns.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gati.plan import Pipeline, Planner, load_pipeline, register_policy
+from gati.plan import Labelled, Pipeline, Planner, load_pipeline, register_policy
 from gati.plan.engines import open_engine
-from gati.plan.measure import measure_outcomes, summarize
+from gati.plan.measure import Outcomes, measure_outcomes, summarize
 from gati.plan.measurements import beside
 from gati.plan.policies import Choice, StaticPlan
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "pipeline" / "pipeline.toml"
 KINDS = ("plain", "caches")
 POLICIES = ("static", "best-static", "equal", "proportional", "dynamic")
-TIGHTNESS = (0.05, 0.2, 0.4, 0.6, 1.0)  # from every stage's fastest option to its slowest, plain, 95th percentile
+TIGHTNESS = (0.0, 0.2, 0.4, 0.7, 1.0)  # from all stages' fastest plain options to their slowest
 
-Ask = Callable[[str, str, int], tuple[str, float]]  # stage, option, input -> label, latency_ms
+Ask = Callable[[str, str, int], tuple[Labelled, float]]  # stage, option, input -> answer, latency_ms
 
 
 @register_policy("best-static")
@@ -61,7 +62,8 @@ class BestStatic:
                 second = pipeline.stages[edge.target].options[plan[edge.target]]
                 accuracy += share * first.measured_accuracy * second.measured_accuracy
                 pairs = np.add.outer(first.measured_latency.values_ms, second.measured_latency.values_ms)
-                weights = np.outer(first.measured_latency.probabilities, second.measured_latency.probabilities)
+                chances = [option.measured_latency.probabilities for option in (first, second)]
+                weights = np.outer(*chances)
                 order = np.argsort(pairs.ravel())
                 sums.append((share, pairs.ravel()[order], np.cumsum(weights.ravel()[order])))
             self.accuracies.append(accuracy)
@@ -72,7 +74,8 @@ class BestStatic:
         in_time = [sum(self._part(path, latency_slo_ms) for path in sums) for sums in self.latencies_ms]
         enough = [index for index, share in enumerate(in_time) if share >= self.attainment]
         best = max(enough, key=self.accuracies.__getitem__) if enough else int(np.argmax(in_time))
-        return StaticPlan({stage: Choice(option, latency_slo_ms) for stage, option in self.plans[best].items()})
+        plan = self.plans[best]
+        return StaticPlan({stage: Choice(option, latency_slo_ms) for stage, option in plan.items()})
 
     @staticmethod
     def _part(path: tuple[float, Any, Any], latency_slo_ms: float) -> float:
@@ -128,20 +131,38 @@ def collect(libraries: Path, known: Path, unseen: Path, out: Path, composition: 
         source = "caches = false" if kind == "plain" else f'composition = "{composition}"'
         written = text.replace('composition = "pipeline"', source)
         for network in ("resnet20", "resnet32", "resnet56"):
-            written = written.replace(f'library = "{network}"', f'library = "{libraries.resolve() / network}"')
+            place = libraries.resolve() / network
+            written = written.replace(f'library = "{network}"', f'library = "{place}"')
         (out / f"{kind}.toml").write_text(written, encoding="utf-8")
     pipelines = {kind: load_pipeline(out / f"{kind}.toml", measured=False) for kind in KINDS}
     both = together(pipelines)
-    outcomes, data = measure_outcomes(both, known)
-    for pipeline in pipelines.values():
-        summarize(pipeline, outcomes, data).save(beside(pipeline.path or out))
-    arrays: dict[str, Any] = {"labels": np.load(unseen)["labels"]}
+    arrays, images = [dict(np.load(path)) for path in (known, unseen)], out / "images.npz"
+    counts = [len(array["labels"]) for array in arrays]
+    order = np.random.default_rng(0).permutation(sum(counts))  # what is slow for a while is slow for both
+    joined = {key: np.concatenate([array[key] for array in arrays])[order] for key in ("images", "labels")}
+    np.savez(images, **joined)
+    from_known = np.flatnonzero(order < counts[0])
+    from_unseen = np.argsort(order)[counts[0] :]
+    found: dict[str, Any] = {"labels": arrays[1]["labels"]}
     for turn in range(2):
-        outcomes, _ = measure_outcomes(both, unseen)
-        for source, found in outcomes.items():
-            arrays[f"{key_of(source)}/{turn}/latency_ms"] = found.latency_ms
-            arrays[f"{key_of(source)}/{turn}/probabilities"] = found.probabilities
-    np.savez(out / "outcomes.npz", **arrays)
+        outcomes, data = measure_outcomes(both, images)
+        if turn == 0:
+            options = {source: pick(one, from_known) for source, one in outcomes.items()}
+            for pipeline in pipelines.values():
+                summarize(pipeline, options, data.subset(from_known)).save(beside(pipeline.path or out))
+        for source, one in outcomes.items():
+            found[f"{key_of(source)}/{turn}/latency_ms"] = one.latency_ms[from_unseen]
+            found[f"{key_of(source)}/{turn}/probabilities"] = one.probabilities[from_unseen]
+    images.unlink()
+    np.savez(out / "outcomes.npz", **found)
+
+
+def pick(outcomes: Outcomes, indices: Any) -> Outcomes:
+    """The outcomes of some inputs."""
+    exits = tuple(outcomes.exits[index] for index in indices)
+    return Outcomes(
+        outcomes.latency_ms[indices], outcomes.probabilities[indices], exits, outcomes.backend
+    )
 
 
 def together(pipelines: dict[str, Pipeline]) -> Pipeline:
@@ -196,10 +217,10 @@ def slos(plain: Pipeline) -> list[float]:
 def replayed(pipeline: Pipeline, arrays: dict[str, Any]) -> Ask:
     """Answers and latencies as they were collected."""
 
-    def ask(stage: str, option: str, index: int) -> tuple[str, float]:
+    def ask(stage: str, option: str, index: int) -> tuple[Labelled, float]:
         chosen = pipeline.stages[stage].options[option]
         key = f"{key_of(chosen.source)}/{int(stage != pipeline.input)}"
-        label = chosen.label(arrays[f"{key}/probabilities"][index]).label
+        label = chosen.label(arrays[f"{key}/probabilities"][index])
         return label, float(arrays[f"{key}/latency_ms"][index])
 
     return ask
@@ -214,7 +235,8 @@ def live(folder: Path, unseen: Path, slo_ms: float, limit: int) -> list[Row]:
         pipeline = load_pipeline(folder / f"{kind}.toml")
         sources = {option.source for stage in pipeline.stages.values() for option in stage.options.values()}
         engines = {source: open_engine(source) for source in sources}
-        contenders += [(kind, Planner(pipeline, policy), executed(pipeline, engines, images)) for policy in POLICIES]
+        ask = executed(pipeline, engines, images)
+        contenders += [(kind, Planner(pipeline, policy), ask) for policy in POLICIES]
     answers: list[list[Answer]] = [[] for _ in contenders]
     for index in range(-20, len(images)):  # the first ones warm up
         for place in range(len(contenders)):
@@ -231,12 +253,12 @@ def live(folder: Path, unseen: Path, slo_ms: float, limit: int) -> list[Row]:
 def executed(pipeline: Pipeline, engines: dict[Any, Any], images: Any) -> Ask:
     """Answers as the engines give them now."""
 
-    def ask(stage: str, option: str, index: int) -> tuple[str, float]:
+    def ask(stage: str, option: str, index: int) -> tuple[Labelled, float]:
         chosen = pipeline.stages[stage].options[option]
         engine = engines[chosen.source]
         x = engine.preprocessing(images[index : index + 1])
         start = time.perf_counter_ns()
-        label = chosen.label(engine(x)[0].probabilities.numpy()).label
+        label = chosen.label(engine(x)[0].probabilities.numpy())
         return label, (time.perf_counter_ns() - start) / 1e6
 
     return ask
@@ -255,9 +277,9 @@ def query(planner: Planner, slo_ms: float, ask: Ask, index: int) -> Answer:
     elapsed_ms = 0.0
     while not run.done:
         step = run.start(run.ready[0], elapsed_ms)
-        label, latency_ms = ask(step.stage, step.option, index)
+        found, latency_ms = ask(step.stage, step.option, index)
         elapsed_ms += latency_ms
-        run.finish(step.stage, label, elapsed_ms)
+        run.finish(step.stage, found.label, elapsed_ms, found.confidence)
     return Answer(run.answer or "", elapsed_ms)
 
 
@@ -281,7 +303,8 @@ def row(planner: Planner, slo_ms: float, kind: str, answers: list[Answer], label
 
 def show(rows: list[Row]) -> None:
     """Print a table for people on stderr and JSON on stdout."""
-    print(f"{'SLO ms':>7} {'options':8} {'policy':13} {'right':>7} {'in time':>8} {'mean ms':>8} {'met':>7}", file=sys.stderr)
+    head = f"{'SLO ms':>7} {'options':8} {'policy':13} {'right':>7} {'in time':>8} {'mean ms':>8} {'met':>7}"
+    print(head, file=sys.stderr)
     for r in rows:
         print(
             f"{r.slo_ms:7.2f} {r.options:8} {r.policy:13} {r.accuracy:7.2%} {r.right_in_time:8.2%} "

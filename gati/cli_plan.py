@@ -24,8 +24,9 @@ PipelineFile = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline
 def check(file: PipelineFile) -> None:
     """Say whether FILE is a pipeline, and show its stages with their options."""
     from gati.plan import load_pipeline
+    from gati.plan.measurements import beside
 
-    _show(load_pipeline(file, measured=False))
+    _show(load_pipeline(file, measured=beside(file).is_file()))
 
 
 @pipeline.command()
@@ -45,7 +46,7 @@ def measure(
 
     counter = cli_render.counter("measured")
     measure_pipeline(file, data, limit=limit, device=device, threads=threads, progress=counter)
-    _show(load_pipeline(file, measured=False))
+    _show(load_pipeline(file))
     typer.echo(f"wrote {beside(file)}")
 
 

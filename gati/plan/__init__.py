@@ -6,8 +6,8 @@
     while not run.done:
         step = run.start(run.ready[0], elapsed_ms())     # the option is chosen now, from the time left
         probabilities = ask(step.stage, step.option)
-        label, _ = pipeline.stages[step.stage].options[step.option].label(probabilities)
-        run.finish(step.stage, label, elapsed_ms())      # decides what runs next, and what is skipped
+        found = pipeline.stages[step.stage].options[step.option].label(probabilities)
+        run.finish(step.stage, found.label, elapsed_ms(), found.confidence)  # decides what runs next
     print(run.answer)
 
 Stages that are `ready` together may run in parallel. Nothing in this room reads a clock or starts a thread.
@@ -19,18 +19,20 @@ from gati.errors import PipelineError
 from gati.plan.distribution import Distribution
 from gati.plan.dynamic import DynamicPolicy, Forecast
 from gati.plan.labels import Labelled, LabelMap
-from gati.plan.pipeline import CacheLibrary, Edge, Option, Pipeline, PlainModel, Stage
+from gati.plan.pipeline import Behaviour, CacheLibrary, Edge, Finding, Option, Pipeline, PlainModel, Stage
 from gati.plan.planner import DEFAULT_ATTAINMENT, Planner, Run, Step
 from gati.plan.policies import Choice, Plan, Policy, policy_names, register_policy
 from gati.plan.read import load_pipeline, parse_pipeline
 
 __all__ = [
     "DEFAULT_ATTAINMENT",
+    "Behaviour",
     "CacheLibrary",
     "Choice",
     "Distribution",
     "DynamicPolicy",
     "Edge",
+    "Finding",
     "Forecast",
     "LabelMap",
     "Labelled",

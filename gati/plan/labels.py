@@ -21,10 +21,15 @@ __all__ = ["LabelMap", "Labelled"]
 
 
 class Labelled(NamedTuple):
-    """A stage's answer: a label, and its probability among the stage's labels."""
+    """A stage's answer: a label, its probability among the stage's labels, and how easy the input was.
+
+    `confidence` is the largest probability of any class of the network: a group of classes can be certain
+    while the class is not.
+    """
 
     label: str
     probability: float
+    confidence: float
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,12 @@ class LabelMap:
             owner[list(columns)] = index
         return owner
 
+    def rows(self, probabilities: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """Index of the label of every answer, probabilities [n, classes]; as calling it for each."""
+        sums = np.stack([probabilities[:, list(columns)].sum(axis=1) for columns in self.columns], axis=1)
+        best: npt.NDArray[np.int64] = sums.argmax(axis=1)
+        return best
+
     def __call__(self, probabilities: Sequence[float] | npt.NDArray[np.floating]) -> Labelled:
         """The label of one answer, probabilities [classes]. Raises `DataError` for another number of classes.
 
@@ -80,4 +91,5 @@ class LabelMap:
         sums = [float(values[list(columns)].sum()) for columns in self.columns]
         best = int(np.argmax(sums))
         total = sum(sums)
-        return Labelled(self.labels[best], sums[best] / total if total > 0.0 else 1.0 / len(sums))
+        share = sums[best] / total if total > 0.0 else 1.0 / len(sums)
+        return Labelled(self.labels[best], share, float(values.max()))

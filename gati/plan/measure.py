@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gati.errors import DataError, PipelineError
+from gati.plan.behaviours import Answers, behaviours, confidence_levels, spread
 from gati.plan.engines import open_engine
 from gati.plan.measurements import KEPT_SAMPLES, Measurements, OptionMeasurement, StageMeasurement, beside
 from gati.plan.pipeline import CacheLibrary, Option, Pipeline, PlainModel, Stage, describe_source
@@ -55,8 +56,9 @@ def measure_pipeline(
 
     All options answer every input in turn, one request at a time, so that a slow moment of the machine hits
     all. `data` is an `.npz`, a folder, a dataset callable or a `Data` (see `gati.model.data.load_data`), its
-    labels numbers of the pipeline's `class_names`. An option is measured on the inputs of its own stage: those
-    whose true class is one of the stage's. Without labels only latencies are measured.
+    labels numbers of the pipeline's `class_names`. An option is measured on the inputs of its own stage, those
+    whose true class is one of the stage's, and apart for inputs that were easy or hard one stage before
+    (`gati.plan.behaviours`). Without labels only latencies are measured.
 
     **Raises:** `PipelineError` for the file, `DataError` for the data, and what loading an option raises.
     """
@@ -84,9 +86,8 @@ def measure_outcomes(
 
     if limit is not None and limit < 2:
         raise DataError(f"limit is {limit}; at least 2 inputs are needed")
-    sources = list(
-        dict.fromkeys(option.source for stage in pipeline.stages.values() for option in stage.options.values())
-    )
+    stages = pipeline.stages.values()
+    sources = list(dict.fromkeys(option.source for stage in stages for option in stage.options.values()))
     images = _first_images(data) if any(isinstance(source, PlainModel) for source in sources) else None
     turns = []
     for source in sources:
@@ -130,54 +131,85 @@ def summarize(
         device,
         torch.get_num_threads(),
         datetime.now(UTC).isoformat(timespec="seconds"),
-        {name: _summarize_stage(stage, outcomes, labels, folder) for name, stage in pipeline.stages.items()},
+        {
+            name: _summarize_stage(pipeline, stage, outcomes, labels, folder)
+            for name, stage in pipeline.stages.items()
+        },
     )
 
 
 def _summarize_stage(
-    stage: Stage, outcomes: dict[Source, Outcomes], labels: npt.NDArray[np.int64] | None, folder: Path
+    pipeline: Pipeline,
+    stage: Stage,
+    outcomes: dict[Source, Outcomes],
+    labels: npt.NDArray[np.int64] | None,
+    folder: Path,
 ) -> StageMeasurement:
     count = len(next(iter(outcomes.values())).latency_ms)
     truth = None if labels is None else stage.truth.by_class[labels]
-    own = np.arange(count) if truth is None else np.flatnonzero(truth >= 0)
-    if own.size == 0:
+    among = np.ones(count, dtype=np.bool_) if truth is None else truth >= 0
+    if not among.any():
         raise DataError(f"no input of the data belongs to stage '{stage.name}'; measure on more data")
     shares = {}
     if truth is not None:
-        shares = {label: float(np.mean(truth[own] == index)) for index, label in enumerate(stage.labels)}
+        shares = {label: float(np.mean(truth[among] == index)) for index, label in enumerate(stage.labels)}
+    before: dict[str, Answers] = {}
+    edges = pipeline.edges_to[stage.name]
+    if labels is not None and len(edges) == 1:
+        earlier = pipeline.stages[edges[0].source]
+        before = {
+            name: _answers(earlier, option, outcomes[option.source], labels)[0]
+            for name, option in earlier.options.items()
+        }
     options = {
-        name: _summarize_option(stage, option, outcomes[option.source], own, truth, folder)
+        name: _summarize_option(stage, option, outcomes[option.source], among, labels, before, folder)
         for name, option in stage.options.items()
     }
-    return StageMeasurement(int(own.size), shares, options)
+    return StageMeasurement(int(among.sum()), shares, options)
 
 
 def _summarize_option(
     stage: Stage,
     option: Option,
     outcomes: Outcomes,
-    own: npt.NDArray[np.int64],
-    truth: npt.NDArray[np.int64] | None,
+    among: npt.NDArray[np.bool_],
+    labels: npt.NDArray[np.int64] | None,
+    before: dict[str, Answers],
     folder: Path,
 ) -> OptionMeasurement:
-    accuracy = None
-    if truth is not None:
-        try:
-            said = [option.label(outcomes.probabilities[index]).label for index in own]
-        except DataError as error:
-            raise PipelineError(f"stage '{stage.name}', option '{option.name}': {error}") from None
-        right = [stage.labels[index] for index in truth[own]]
-        accuracy = float(np.mean(np.array(said) == np.array(right)))
-    latency = np.sort(outcomes.latency_ms[own])
-    kept = np.unique(np.linspace(0, latency.size - 1, min(latency.size, KEPT_SAMPLES)).round().astype(int))
-    left = Counter(outcomes.exits[index] for index in own)
-    return OptionMeasurement(
+    left = Counter(name for name, own in zip(outcomes.exits, among, strict=True) if own)
+    measured = OptionMeasurement(
         describe_source(option.source, folder),
-        accuracy,
-        tuple(latency[kept].round(4).tolist()),
-        {name: times / own.size for name, times in left.items()},
+        None,
+        spread(outcomes.latency_ms[among], KEPT_SAMPLES),
+        {name: times / int(among.sum()) for name, times in left.items()},
         outcomes.backend,
     )
+    if labels is None:
+        return measured
+    answers, levels = _answers(stage, option, outcomes, labels)
+    return replace(
+        measured,
+        accuracy=float(answers.right[among].mean()),
+        levels=levels,
+        behaviours=tuple(behaviours(answers, among, before)),
+    )
+
+
+def _answers(
+    stage: Stage, option: Option, outcomes: Outcomes, labels: npt.NDArray[np.int64]
+) -> tuple[Answers, tuple[float, ...]]:
+    """What an option did with all inputs, and the levels of its confidence on those of its stage."""
+    if outcomes.probabilities.shape[1] != option.label_map.classes:
+        raise PipelineError(
+            f"stage '{stage.name}', option '{option.name}': {outcomes.probabilities.shape[1]} classes where "
+            f"the pipeline names {option.label_map.classes}; correct class_names"
+        )
+    truth = stage.truth.by_class[labels]
+    confidence = outcomes.probabilities.max(axis=1)
+    levels = confidence_levels(confidence[truth >= 0])
+    level = (confidence[:, None] < np.array(levels)).sum(axis=1)
+    return Answers(option.label_map.rows(outcomes.probabilities) == truth, level, outcomes.latency_ms), levels
 
 
 class _Turn:
@@ -222,7 +254,7 @@ class _Turn:
 def _first_images(data: Any) -> npt.NDArray[np.uint8]:
     """Two images as they are stored, for a network that does not say what size it takes."""
     if not isinstance(data, str | Path) or Path(data).suffix != ".npz":
-        raise DataError("pipelines with plain models are measured on an .npz; give one with images and labels")
+        raise DataError("pipelines with plain models are measured on an .npz with images; give one")
     try:
         with np.load(data, allow_pickle=False) as archive:
             images: npt.NDArray[np.uint8] = archive["images"][:2]

@@ -15,10 +15,32 @@ from gati.errors import PipelineError
 from gati.files import atomic_write_text
 from gati.plan.fields import number, table, text
 
-__all__ = ["FORMAT", "KEPT_SAMPLES", "Measurements", "OptionMeasurement", "StageMeasurement", "beside"]
+__all__ = [
+    "FORMAT",
+    "KEPT_SAMPLES",
+    "BehaviourMeasurement",
+    "Measurements",
+    "OptionMeasurement",
+    "StageMeasurement",
+    "beside",
+]
 
 FORMAT = 1
 KEPT_SAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class BehaviourMeasurement:
+    """What an option did on inputs on which the stage before it, with option `after`, was as sure as `level`.
+
+    `after` None means all inputs. One entry a level of the option's own confidence.
+    """
+
+    after: str | None
+    level: int | None
+    shares: tuple[float, ...]
+    accuracies: tuple[float, ...]
+    latencies_ms: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -34,6 +56,8 @@ class OptionMeasurement:
     latency_ms: tuple[float, ...]
     exits: dict[str, float] = field(default_factory=dict)
     backend: str = ""
+    levels: tuple[float, ...] = ()
+    behaviours: tuple[BehaviourMeasurement, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,4 +145,15 @@ def _option(raw: dict[str, Any], where: str) -> OptionMeasurement:
         tuple(number(value, f"{where}: latency_ms", 0.0, float("inf")) for value in raw["latency_ms"]),
         dict(raw["exits"]),
         str(raw["backend"]),
+        tuple(number(level, f"{where}: levels", 0.0, 1.0) for level in raw["levels"]),
+        tuple(
+            BehaviourMeasurement(
+                entry["after"],
+                entry["level"],
+                tuple(number(share, f"{where}: shares", 0.0, 1.0) for share in entry["shares"]),
+                tuple(number(value, f"{where}: accuracies", 0.0, 1.0) for value in entry["accuracies"]),
+                tuple(tuple(float(value) for value in values) for values in entry["latencies_ms"]),
+            )
+            for entry in raw["behaviours"]
+        ),
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,17 @@ from gati.errors import PipelineError
 from gati.plan.distribution import Distribution
 from gati.plan.labels import Labelled, LabelMap
 
-__all__ = ["CacheLibrary", "Edge", "Option", "Pipeline", "PlainModel", "Stage", "describe_source"]
+__all__ = [
+    "Behaviour",
+    "CacheLibrary",
+    "Edge",
+    "Finding",
+    "Option",
+    "Pipeline",
+    "PlainModel",
+    "Stage",
+    "describe_source",
+]
 
 
 @dataclass(frozen=True)
@@ -33,12 +44,34 @@ class PlainModel:
     checkpoint: Path | None = None
 
 
+class Finding(NamedTuple):
+    """What a finished stage tells of an input: the option that answered, and the level of its confidence."""
+
+    option: str
+    level: int
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What an option does with some kind of input, one entry for each level of its own confidence.
+
+    `shares` of the inputs get an answer of that level, with that accuracy and that latency.
+    """
+
+    shares: tuple[float, ...]
+    accuracies: tuple[float, ...]
+    latencies: tuple[Distribution, ...]
+
+
 @dataclass(frozen=True)
 class Option:
     """One way to run a stage: what serves it, what its outputs mean, how right and how fast it is.
 
     `accuracy` is the share of the stage's own inputs that get the right label, `latency` how long one takes,
     exits and all; both None until measured. What answers requests to it is not the pipeline's business.
+
+    `levels` are falling confidences that tell easy inputs from hard ones, and `behaviours` what the option
+    does with inputs on which the stage before it found something: an input that was hard there is hard here.
     """
 
     name: str
@@ -46,6 +79,17 @@ class Option:
     label_map: LabelMap
     accuracy: float | None = None
     latency: Distribution | None = None
+    levels: tuple[float, ...] = ()
+    behaviours: Mapping[Finding | None, Behaviour] = field(default_factory=dict)
+
+    def behaviour(self, finding: Finding | None = None) -> Behaviour:
+        """What is known of inputs after `finding`, or of all inputs where that was not measured."""
+        known = self.behaviours.get(finding) or self.behaviours.get(None)
+        return known or Behaviour((1.0,), (self.measured_accuracy,), (self.measured_latency,))
+
+    def level(self, confidence: float) -> int:
+        """The level of an answer: 0 for the surest."""
+        return sum(confidence < bound for bound in self.levels)
 
     @property
     def measured_accuracy(self) -> float:

@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 from gati.errors import PipelineError
-from gati.plan.pipeline import Pipeline
+from gati.plan.pipeline import Finding, Pipeline
 from gati.plan.policies import Plan, build_policy
 
 __all__ = ["DEFAULT_ATTAINMENT", "Planner", "Run", "Step"]
@@ -61,8 +61,8 @@ class Run:
         run = planner.begin(latency_slo_ms=20.0)
         while not run.done:
             step = run.start(run.ready[0], elapsed_ms())
-            label = ask(step.stage, step.option, within_ms=step.remaining_ms)
-            run.finish(step.stage, label, elapsed_ms())
+            found = ask(step.stage, step.option, within_ms=step.remaining_ms)  # a Labelled
+            run.finish(step.stage, found.label, elapsed_ms(), found.confidence)
         run.answer
 
     The option of a stage is chosen in `start` and not before, from the time that is then left.
@@ -78,6 +78,7 @@ class Run:
         self._ready = [pipeline.input]
         self._undecided = {name: len(edges) for name, edges in pipeline.edges_to.items()}
         self._wanted: set[str] = set()  # stages with an edge that holds
+        self._findings: dict[str, Finding] = {}
 
     @property
     def ready(self) -> tuple[str, ...]:
@@ -105,14 +106,16 @@ class Run:
             ready = ", ".join(self._ready) or "none"
             raise PipelineError(f"stage '{stage}' cannot start now; ready: {ready}")
         remaining_ms = self.latency_slo_ms - elapsed_ms
-        choice = self._plan.choose(stage, remaining_ms)
+        choice = self._plan.choose(stage, remaining_ms, self._finding_for(stage))
         self._ready.remove(stage)
         step = Step(stage, choice.option, choice.budget_ms, remaining_ms)
         self.steps[stage] = step
         return step
 
-    def finish(self, stage: str, label: str, elapsed_ms: float) -> None:
+    def finish(self, stage: str, label: str, elapsed_ms: float, confidence: float | None = None) -> None:
         """Report the label of a started stage. Decides what runs next, and what is skipped.
+
+        `confidence` is that of `Labelled`: with it, what follows is chosen by how hard this input is.
 
         **Raises:** `PipelineError` when the stage is not running, or has no such label.
         """
@@ -122,8 +125,15 @@ class Run:
         if label not in labels:
             raise PipelineError(f"stage '{stage}' has no label '{label}'; its labels are {', '.join(labels)}")
         self.labels[stage] = label
+        if confidence is not None:
+            option = self._pipeline.stages[stage].options[self.steps[stage].option]
+            self._findings[stage] = Finding(option.name, option.level(confidence))
         for edge in self._pipeline.edges_from[stage]:
             self._settle(edge.target, edge.holds(label))
+
+    def _finding_for(self, stage: str) -> Finding | None:
+        before = self._pipeline.edges_to[stage]
+        return self._findings.get(before[0].source) if len(before) == 1 else None
 
     def _settle(self, stage: str, holds: bool) -> None:
         """One more edge into `stage` is decided; when all are, it is ready or skipped."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
 from gati.errors import PipelineError
-from gati.plan.pipeline import Option, Pipeline, Stage
+from gati.plan.pipeline import Finding, Option, Pipeline, Stage
 
 __all__ = ["Choice", "Plan", "Policy", "build_policy", "longest", "policy_names", "register_policy"]
 
@@ -26,8 +26,11 @@ class Choice(NamedTuple):
 class Plan(Protocol):
     """A policy at work on one query."""
 
-    def choose(self, stage: str, remaining_ms: float) -> Choice:
-        """Choose for a stage that starts now, `remaining_ms` (perhaps below zero) before the deadline."""
+    def choose(self, stage: str, remaining_ms: float, finding: Finding | None) -> Choice:
+        """Choose for a stage that starts now, `remaining_ms` (perhaps below zero) before the deadline.
+
+        `finding` is what the stage before it found; None at the input, at a join, and where nobody told.
+        """
         ...
 
 
@@ -136,7 +139,7 @@ class SplitPolicy:
         """The same plan for every query: only the time that is left matters."""
         return self
 
-    def choose(self, stage: str, remaining_ms: float) -> Choice:
+    def choose(self, stage: str, remaining_ms: float, finding: Finding | None = None) -> Choice:
         """The most accurate option that fits the stage's part of the time left."""
         budget_ms = max(remaining_ms, 0.0) * self._part[stage]
         return Choice(self._split.fitting(stage, budget_ms), budget_ms)
@@ -169,21 +172,13 @@ class StaticPolicy:
         budgets = {stage: latency_slo_ms * part for stage, part in self._part.items()}
         return StaticPlan({stage: Choice(self._split.fitting(stage, b), b) for stage, b in budgets.items()})
 
-    def changes_ms(self) -> list[float]:
-        """The SLOs at which a plan changes, rising: each is the least that lets some option fit."""
-        return sorted(
-            need.latency_ms / self._part[stage]
-            for stage, needs in self._split.needs.items()
-            for need in needs
-        )
-
 
 class StaticPlan(NamedTuple):
     """Choices that were made before the query began."""
 
     choices: dict[str, Choice]
 
-    def choose(self, stage: str, remaining_ms: float) -> Choice:
+    def choose(self, stage: str, remaining_ms: float, finding: Finding | None = None) -> Choice:
         """What was chosen, whatever is left."""
         return self.choices[stage]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,17 @@ from gati.plan.distribution import Distribution
 from gati.plan.fields import Table, number, table, text, texts
 from gati.plan.labels import LabelMap
 from gati.plan.measurements import Measurements, OptionMeasurement, StageMeasurement, beside
-from gati.plan.pipeline import CacheLibrary, Edge, Option, Pipeline, PlainModel, Stage, describe_source
+from gati.plan.pipeline import (
+    Behaviour,
+    CacheLibrary,
+    Edge,
+    Finding,
+    Option,
+    Pipeline,
+    PlainModel,
+    Stage,
+    describe_source,
+)
 
 __all__ = ["load_pipeline", "parse_pipeline"]
 
@@ -25,7 +36,7 @@ def load_pipeline(path: str | Path, *, measured: bool = True) -> Pipeline:
     """Read a pipeline from a TOML file, with the measurements that `gati pipeline measure` left beside it.
 
     Folders and checkpoints are relative to the file. What they hold is not looked at: the scheduler need not
-    have them. `measured=False` accepts options without measurements; such a pipeline cannot be planned.
+    have them. `measured=False` reads the file alone; its options may then lack what planning needs.
 
     **Raises:** `PipelineError`, one line that says what is wrong, in which stage, and what to do.
     """
@@ -36,7 +47,7 @@ def load_pipeline(path: str | Path, *, measured: bool = True) -> Pipeline:
         raise PipelineError(f"no pipeline file {file}; check the path") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise PipelineError(f"{file}: not readable as TOML ({error}); correct it") from error
-    found = Measurements.load(beside(file)) if beside(file).is_file() else None
+    found = Measurements.load(beside(file)) if measured and beside(file).is_file() else None
     return parse_pipeline(document, file, found, measured=measured)
 
 
@@ -147,7 +158,17 @@ def _with_measurements(
         return option
     latency = option.latency or _latency(list(kept.latency_ms), f"{where}: latency_ms")
     accuracy = kept.accuracy if option.accuracy is None else option.accuracy
-    return Option(option.name, option.source, option.label_map, accuracy, latency)
+    if accuracy != kept.accuracy or option.latency is not None:
+        return replace(option, accuracy=accuracy, latency=latency)
+    behaviours = {
+        None if known.after is None or known.level is None else Finding(known.after, known.level): Behaviour(
+            known.shares,
+            known.accuracies,
+            tuple(_latency(list(values), f"{where}: latencies_ms") for values in known.latencies_ms),
+        )
+        for known in kept.behaviours
+    }
+    return replace(option, accuracy=accuracy, latency=latency, levels=kept.levels, behaviours=behaviours)
 
 
 def _source(fields: Table, folder: Path) -> CacheLibrary | PlainModel:
