@@ -4,11 +4,11 @@
     python -m benchmarks.pipelines table FOLDER
     python -m benchmarks.pipelines live FOLDER LIBRARIES --unseen UNSEEN.npz --slo 5.0
 
-LIBRARIES has the cache libraries resnet20, resnet32 and resnet56, each with `--composition NAME`. `collect` lets
-every engine answer every image of KNOWN and UNSEEN in turns, in mixed order, twice. Options are measured on KNOWN
-alone, which is all that the policies see. `table` replays each policy request by request on the answers and
-latencies of UNSEEN, those of the first time for the root and of the second for its followers. `live` executes the
-policies for real, request by request in turns.
+LIBRARIES has the cache libraries resnet20, resnet32 and resnet56, each with `--composition NAME`.
+`collect` lets every engine answer every image of KNOWN and UNSEEN in turns, in mixed order, twice. Options
+are measured on KNOWN alone, which is all that policies see. `table` replays each policy request by request on
+the answers and latencies of UNSEEN, those of the first time for the root and of the second for its
+followers. `live` executes the policies for real, request by request in turns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +31,7 @@ from gati.plan.measurements import beside
 from gati.plan.policies import Choice, StaticPlan
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "pipeline" / "pipeline.toml"
-KINDS = ("plain", "caches")
+KINDS = ("plain", "caches", "both")
 POLICIES = ("static", "best-static", "equal", "proportional", "dynamic")
 TIGHTNESS = (0.0, 0.2, 0.4, 0.7, 1.0)  # from all stages' fastest plain options to their slowest
 
@@ -127,15 +126,17 @@ def collect(libraries: Path, known: Path, unseen: Path, out: Path, composition: 
     """Write both pipelines with their measurements, and what every engine did on the unseen inputs."""
     out.mkdir(parents=True, exist_ok=True)
     text = EXAMPLE.read_text(encoding="utf-8")
-    for kind in KINDS:
-        source = "caches = false" if kind == "plain" else f'composition = "{composition}"'
-        written = text.replace('composition = "pipeline"', source)
+    lines = text.replace('"pipeline"', f'"{composition}"').splitlines()
+    plain = [line.replace(f'composition = "{composition}"', "caches = false") for line in lines]
+    pairs = zip(lines, plain, strict=True)
+    both = [line if line == without else f"{line}\nplain-{without}" for line, without in pairs]
+    for kind, several in zip(KINDS, (plain, lines, both), strict=True):
+        written = "\n".join(several)
         for network in ("resnet20", "resnet32", "resnet56"):
             place = libraries.resolve() / network
             written = written.replace(f'library = "{network}"', f'library = "{place}"')
         (out / f"{kind}.toml").write_text(written, encoding="utf-8")
     pipelines = {kind: load_pipeline(out / f"{kind}.toml", measured=False) for kind in KINDS}
-    both = together(pipelines)
     arrays, images = [dict(np.load(path)) for path in (known, unseen)], out / "images.npz"
     counts = [len(array["labels"]) for array in arrays]
     order = np.random.default_rng(0).permutation(sum(counts))  # what is slow for a while is slow for both
@@ -145,7 +146,7 @@ def collect(libraries: Path, known: Path, unseen: Path, out: Path, composition: 
     from_unseen = np.argsort(order)[counts[0] :]
     found: dict[str, Any] = {"labels": arrays[1]["labels"]}
     for turn in range(2):
-        outcomes, data = measure_outcomes(both, images)
+        outcomes, data = measure_outcomes(pipelines["both"], images)
         if turn == 0:
             options = {source: pick(one, from_known) for source, one in outcomes.items()}
             for pipeline in pipelines.values():
@@ -163,23 +164,6 @@ def pick(outcomes: Outcomes, indices: Any) -> Outcomes:
     return Outcomes(
         outcomes.latency_ms[indices], outcomes.probabilities[indices], exits, outcomes.backend
     )
-
-
-def together(pipelines: dict[str, Pipeline]) -> Pipeline:
-    """One pipeline with the options of all, so that their engines answer in turns."""
-    first = next(iter(pipelines.values()))
-    stages = {
-        name: replace(
-            stage,
-            options={
-                f"{kind}-{key}": option
-                for kind, pipeline in pipelines.items()
-                for key, option in pipeline.stages[name].options.items()
-            },
-        )
-        for name, stage in first.stages.items()
-    }
-    return Pipeline(first.name, stages, first.edges, first.input, first.outputs, first.path)
 
 
 def key_of(source: Any) -> str:

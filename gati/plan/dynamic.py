@@ -1,9 +1,10 @@
 """Policy `dynamic`: dynamic programming over the rest of the graph, with measured distributions.
 
 **The problem.** For every stage, remaining time and finding of the stage before, choose an option so that
-the probability of a right answer in time is greatest, among all ways to choose under which a query meets its
-SLO with probability `attainment` or more. (A late answer is worth `late_worth` of one in time: by default
-nothing, as services drop it.) Up to `tolerance` of that probability is given up where it saves time.
+the expected worth of the answer is greatest, among all ways to choose under which a query meets its SLO with
+probability `attainment` or more. A right answer in time is worth 1, a late one `late_worth`, by default a half:
+with 1 nothing but the constraint keeps queries in time, with 0 a rare slow request decides too much. Up to
+`tolerance` of the worth is given up where it saves time.
 
 **The solution.** With a price q on meeting the SLO and c on a millisecond, the value of starting stage s
 with remaining time t after finding f is
@@ -16,19 +17,20 @@ table for each pair of prices; when a query begins, the best of those with P >= 
 one with the largest P where none has that. A decision is then one look-up.
 
 **Findings.** Inputs that a network answers with confidence are easy for the next one, too: they leave early
-and even a small network is right. So what was measured apart for each level of confidence of the stage before
-is planned apart, and the large networks run where they help.
+and even a small network is right. What `gati pipeline measure` measured apart for each level of confidence of
+the stage before is planned apart, and the large networks run where they help.
 
 **Never worse than static.** The plans of policy `static`, fixed for the whole query, are evaluated the same
 way and stand for choice beside the tables, as do the choices of `equal` and `proportional`. Where the static
-plan reaches `attainment`, what is taken has at least its probability of a right answer, in time and at any
-time; where nothing reaches it, at least its P.
+plan reaches `attainment`, what is taken has at least its worth and its probability of a right answer; where
+nothing reaches it, at least its P.
 
-**Exact** on the grid of remaining times where no two stages run in parallel: chains, trees and diamonds of
-conditions, if latencies and mistakes of two stages depend on each other through findings only. Rounding never
-overstates P. **Approximate** where branches run in parallel: each decides by the time left as if it alone
-delayed the join, and findings are not used inside. What W, P and B then are is still computed with the maximum
-over the branches, so the attainment holds there, too.
+**Exact** on the grid of remaining times, at each pair of prices, where no two stages run in parallel: chains,
+trees and diamonds of conditions, if latencies and mistakes of two stages depend on each other through findings
+only. Rounding never overstates P. **Approximate** where branches run in parallel: each decides by the time left
+as if it alone delayed the join, and findings are not used inside. What W, P and B then are is still computed
+with the maximum over the branches, so the attainment holds there, too. Approximate, too, is the step from prices
+to the constraint: a table between two neighbouring prices may be missed.
 """
 
 from __future__ import annotations
@@ -52,9 +54,10 @@ from gati.plan.policies import (
 )
 from gati.plan.tables import BUSY, IN_TIME, RIGHT, WORTH, Array, Choices, Grid, Key, Table, column_of
 
-__all__ = ["DEFAULT_TOLERANCE", "DynamicPolicy", "Forecast"]
+__all__ = ["DEFAULT_LATE_WORTH", "DEFAULT_TOLERANCE", "DynamicPolicy", "Forecast"]
 
 DEFAULT_TOLERANCE = 0.001
+DEFAULT_LATE_WORTH = 0.5
 _COLUMNS = 1024
 _PARALLEL_COLUMNS = 256  # where branches need matrices over it
 _PRICES = (0.0, *np.geomspace(0.02, 20.0, 10).tolist(), 1e6)
@@ -65,7 +68,7 @@ _SURE = 1e-9  # rounding errors of probabilities
 class Forecast(NamedTuple):
     """What is expected of a query with some SLO, before it begins.
 
-    `worth` is the probability of a right answer in time, `accuracy` that of a right answer at any time,
+    `worth` is the probability of a right answer, late ones counted less, `accuracy` that of any right answer,
     `attainment` that of any answer in time, `busy_ms` the time of all stages together.
     """
 
@@ -93,7 +96,7 @@ class DynamicPolicy:
         pipeline: Pipeline,
         attainment: float,
         *,
-        late_worth: float = 0.0,
+        late_worth: float = DEFAULT_LATE_WORTH,
         tolerance: float = DEFAULT_TOLERANCE,
         columns: int | None = None,
     ) -> None:

@@ -56,9 +56,9 @@ def measure_pipeline(
 
     All options answer every input in turn, one request at a time, so that a slow moment of the machine hits
     all. `data` is an `.npz`, a folder, a dataset callable or a `Data` (see `gati.model.data.load_data`), its
-    labels numbers of the pipeline's `class_names`. An option is measured on the inputs of its own stage, those
-    whose true class is one of the stage's, and apart for inputs that were easy or hard one stage before
-    (`gati.plan.behaviours`). Without labels only latencies are measured.
+    labels numbers of the pipeline's `class_names`. An option is measured on the inputs of its own stage,
+    those whose true class is one of the stage's, and apart for inputs that were easy or hard one stage
+    before (`gati.plan.behaviours`). Without labels only latencies are measured.
 
     **Raises:** `PipelineError` for the file, `DataError` for the data, and what loading an option raises.
     """

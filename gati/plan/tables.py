@@ -1,8 +1,9 @@
 """Values and choices of every stage at every remaining time, on a grid: what policy `dynamic` looks up.
 
-A value is an array [4, columns]: the probability of a right answer in time, of a right answer at any time, of
-any answer in time, and the expected busy time in milliseconds. Column 0 means that the deadline has passed,
-column j that j - 1 cells are left. Latencies are rounded up to cells and remaining time down.
+A value is an array [4, columns]: the worth of the answer (1 if right and in time, less if right and late), the
+probabilities of a right answer and of any answer in time, and the expected busy time in milliseconds. Column 0
+means that the deadline has passed, where the fastest option runs; column j that j - 1 cells are left. Latencies
+are rounded up to cells and remaining time down.
 """
 
 from __future__ import annotations
@@ -144,6 +145,7 @@ class Table:
                 best = self._given[stage]
             else:
                 best = np.einsum("c,ocj->oj", self._prices, options).argmax(axis=0)
+                best[0] = options[:, BUSY, 0].argmin()  # too late: let others have the machine
             self.choices[key] = best
             self.values[key] = np.take_along_axis(options, best[None, None, :], axis=0)[0]
 

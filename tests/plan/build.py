@@ -57,9 +57,7 @@ def pipelines(draw: st.DrawFn, shapes: list[str] | None = None) -> Pipeline:
     return pipeline(stages, *edges)
 
 
-def every_policy(
-    found: Pipeline, name: str, left_ms: float, late_worth: float = 0.0
-) -> Iterator[tuple[float, float]]:
+def every_policy(found: Pipeline, name: str, left_ms: float) -> Iterator[tuple[float, float]]:
     """(probability of right in time, of in time) of each deterministic policy from `name` on.
 
     A policy may choose by everything that has happened, so there is one for each choice after each history.
@@ -71,9 +69,9 @@ def every_policy(
             for follow in follows(found)[name]:
                 left = left_ms - taken_ms
                 in_time = float(left >= 0.0)
-                after = [(in_time or late_worth, in_time)]
+                after = [(in_time, in_time)]
                 if follow.targets:
-                    after = list(dict.fromkeys(every_policy(found, follow.targets[0], left, late_worth)))
+                    after = list(dict.fromkeys(every_policy(found, follow.targets[0], left)))
                 branches.append((probability * follow.share, after))
         for combination in product(*(after for _, after in branches)):
             both = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gati.errors import PipelineError
-from gati.plan import Pipeline, Planner
+from gati.plan import Behaviour, Distribution, Finding, Pipeline, Planner
 from gati.plan.dynamic import DynamicPolicy
 from gati.plan.forks import follows
 from gati.plan.planner import Run
@@ -27,21 +28,19 @@ some = settings(max_examples=25, deadline=None)
 prices = st.sampled_from([0.0, 0.05, 0.5, 2.0, 1e6])
 
 
-@given(pipelines(SEQUENTIAL), half_ms, prices, st.sampled_from([0.0, 1.0]))
+@given(pipelines(SEQUENTIAL), half_ms, prices)
 @some
-def test_a_table_is_the_best_of_all_ways_to_choose(
-    found: Pipeline, slo_ms: float, price: float, late_worth: float
-) -> None:
-    grid = Grid(found, follows(found), 0.05, 1024, late_worth)
+def test_a_table_is_the_best_of_all_ways_to_choose(found: Pipeline, slo_ms: float, price: float) -> None:
+    grid = Grid(found, follows(found), 0.05, 1024, 0.0)
     worth, _, in_time, _ = Table(grid, price).values[found.input, None][:, column_of(slo_ms, 0.05, 1024)]
-    best = max(w + price * p for w, p in every_policy(found, found.input, slo_ms, late_worth))
+    best = max(w + price * p for w, p in every_policy(found, found.input, slo_ms))
     assert worth + price * in_time == pytest.approx(best, abs=1e-4)  # a millisecond costs 1e-6
 
 
 @given(pipelines(SEQUENTIAL), half_ms, st.sampled_from([0.3, 0.5, 0.75, 0.95]))
 @some
 def test_the_constraint_holds_wherever_it_can(found: Pipeline, slo_ms: float, attainment: float) -> None:
-    forecast = DynamicPolicy(found, attainment).forecast(slo_ms)
+    forecast = DynamicPolicy(found, attainment, late_worth=0.0).forecast(slo_ms)
     feasible = [w for w, p in every_policy(found, found.input, slo_ms) if p >= attainment - 1e-9]
     if feasible:
         assert forecast.attainment >= attainment - 1e-9
@@ -51,7 +50,7 @@ def test_the_constraint_holds_wherever_it_can(found: Pipeline, slo_ms: float, at
 @given(pipelines(), half_ms, st.sampled_from([0.5, 0.75, 0.95]))
 @settings(max_examples=8, deadline=None)
 def test_never_worse_than_the_static_plan(found: Pipeline, slo_ms: float, attainment: float) -> None:
-    policy = DynamicPolicy(found, attainment, columns=256)
+    policy = DynamicPolicy(found, attainment, late_worth=0.0, columns=256)
     choices = StaticPolicy(found, attainment).begin(slo_ms).choices
     worth, in_time = _brute_force(found, {name: choice.option for name, choice in choices.items()}, slo_ms)
     forecast = policy.forecast(slo_ms)
@@ -72,7 +71,7 @@ def test_a_forecast_of_fixed_options_is_exact_for_every_shape(shape: str) -> Non
         for name in names
     }
     found = pipeline(stages, *edges)
-    policy = DynamicPolicy(found, 0.9, columns=512)
+    policy = DynamicPolicy(found, 0.9, late_worth=0.0, columns=512)
     for slo_ms in (4.5, 9.5, 14.5, 19.5, 29.5):
         expected = _brute_force(found, dict.fromkeys(names, "o0"), slo_ms)
         forecast = policy.forecast(slo_ms)
@@ -118,6 +117,34 @@ def test_a_query_that_is_late_is_ended_soonest() -> None:
     assert (step.option, step.budget_ms, step.remaining_ms) == ("o0", 0.0, -4.0)
 
 
+def test_hard_inputs_get_the_large_network() -> None:
+    """After a sure answer both options are right and the small one is sooner; after an unsure one it is not."""
+    found = pipeline({"a": stage(option(0.9, 1)), "b": stage(option(0.8, 1), option(0.85, 3))}, ("a", "b"))
+    first, second = found.stages["a"], found.stages["b"]
+    unit = Distribution.constant(1.0)
+    split = {None: Behaviour((0.5, 0.5), (1.0, 0.8), (unit, unit))}
+    root = replace(first.options["o0"], levels=(0.9,), behaviours=split)
+    known = {
+        name: replace(
+            option,
+            behaviours={
+                Finding("o0", level): Behaviour((1.0,), (accuracy,), (option.measured_latency,))
+                for level, accuracy in enumerate(accuracies)
+            },
+        )
+        for (name, option), accuracies in zip(second.options.items(), [(0.99, 0.6), (0.99, 0.7)], strict=True)
+    }
+    stages = {"a": replace(first, options={"o0": root}), "b": replace(second, options=known)}
+    planner = Planner(replace(found, stages=stages))
+    chosen = {}
+    for confidence in (0.95, 0.5, None):
+        run = planner.begin(20.0)
+        run.start("a", 0.0)
+        run.finish("a", "x", 1.0, confidence)
+        chosen[confidence] = run.start("b", 1.0).option
+    assert chosen == {0.95: "o0", 0.5: "o1", None: "o1"}
+
+
 def test_an_slo_beyond_all_latencies_takes_the_most_accurate() -> None:
     found = pipeline({"a": stage(option(0.9, 9), option(0.8, 1)), "b": stage(option(0.7, 2))}, ("a", "b"))
     assert Planner(found).begin(1e9).start("a", 0.0).option == "o0"
@@ -161,9 +188,8 @@ def _brute_force(found: Pipeline, options: dict[str, str], slo_ms: float) -> tup
             ends = _ends(found, taken, {name: time[0] for name, time in zip(names, times, strict=True)})
             if max(ends.values()) <= slo_ms:
                 in_time += weight
-                right += weight * float(
-                    np.prod([one.measured_accuracy for name, one in zip(names, chosen, strict=True) if name in ends])
-                )
+                ran = [one.measured_accuracy for name, one in zip(names, chosen, strict=True) if name in ends]
+                right += weight * float(np.prod(ran))
     return right, in_time
 
 
