@@ -30,7 +30,8 @@ def main() -> int:
             start = time.perf_counter()
             planner = Planner(pipeline, policy)
             building_s = time.perf_counter() - start
-            found.append({"shape": shape, "policy": policy, "building_s": round(building_s, 3), **decide(planner)})
+            head = {"shape": shape, "policy": policy, "building_s": round(building_s, 3)}
+            found.append({**head, **decide(planner)})
     print(json.dumps(found, indent=1))
     return 0
 
@@ -74,8 +75,8 @@ def decide(planner: Planner) -> dict[str, Any]:
             run.finish(stage, "x", elapsed_ms)
             times["finish"].append(time.perf_counter_ns() - begun)
     return {
-        f"{name}_us": {"p50": round(np.percentile(t, 50) / 1e3, 1), "p99": round(np.percentile(t, 99) / 1e3, 1)}
-        for name, t in times.items()
+        f"{name}_us": {f"p{q}": round(float(np.percentile(taken, q)) / 1e3, 1) for q in (50, 99)}
+        for name, taken in times.items()
     }
 
 

@@ -1,10 +1,10 @@
 """Policy `dynamic`: dynamic programming over the rest of the graph, with measured distributions.
 
 **The problem.** For every stage, remaining time and finding of the stage before, choose an option so that
-the expected worth of the answer is greatest, among all ways to choose under which a query meets its SLO with
-probability `attainment` or more. A right answer in time is worth 1, a late one `late_worth`, by default a half:
-with 1 nothing but the constraint keeps queries in time, with 0 a rare slow request decides too much. Up to
-`tolerance` of the worth is given up where it saves time.
+the expected worth of the answer is greatest, among all ways to choose under which a query meets its SLO
+with probability `attainment` or more. A right answer in time is worth 1, a late one `late_worth`, by default
+a half: with 1 nothing but the constraint keeps queries in time, with 0 a rare slow request decides too much.
+Up to `tolerance` of the worth is given up where it saves time.
 
 **The solution.** With a price q on meeting the SLO and c on a millisecond, the value of starting stage s
 with remaining time t after finding f is
@@ -25,12 +25,12 @@ way and stand for choice beside the tables, as do the choices of `equal` and `pr
 plan reaches `attainment`, what is taken has at least its worth and its probability of a right answer; where
 nothing reaches it, at least its P.
 
-**Exact** on the grid of remaining times, at each pair of prices, where no two stages run in parallel: chains,
-trees and diamonds of conditions, if latencies and mistakes of two stages depend on each other through findings
-only. Rounding never overstates P. **Approximate** where branches run in parallel: each decides by the time left
-as if it alone delayed the join, and findings are not used inside. What W, P and B then are is still computed
-with the maximum over the branches, so the attainment holds there, too. Approximate, too, is the step from prices
-to the constraint: a table between two neighbouring prices may be missed.
+**Exact** on the grid of remaining times, at each pair of prices, where no two stages run in parallel:
+chains, trees and diamonds of conditions, if latencies and mistakes of two stages depend on each other through
+findings only. Rounding never overstates P. **Approximate** where branches run in parallel: each decides by
+the time left as if it alone delayed the join, and findings are not used inside. What W, P and B then are is
+still computed with the maximum over the branches, so the attainment holds there, too. Approximate, too, is
+the step from prices to the constraint: what lies between two neighbouring prices may be missed.
 """
 
 from __future__ import annotations

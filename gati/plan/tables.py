@@ -1,9 +1,9 @@
 """Values and choices of every stage at every remaining time, on a grid: what policy `dynamic` looks up.
 
-A value is an array [4, columns]: the worth of the answer (1 if right and in time, less if right and late), the
-probabilities of a right answer and of any answer in time, and the expected busy time in milliseconds. Column 0
-means that the deadline has passed, where the fastest option runs; column j that j - 1 cells are left. Latencies
-are rounded up to cells and remaining time down.
+A value is an array [4, columns]: the worth of the answer (1 if right and in time, less if right and late),
+the probabilities of a right answer and of any answer in time, and the expected busy time in milliseconds.
+Column 0 means that the deadline has passed, where the fastest option runs; column j that j - 1 cells are
+left. Latencies are rounded up to cells and remaining time down.
 """
 
 from __future__ import annotations

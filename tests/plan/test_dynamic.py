@@ -109,8 +109,8 @@ def test_time_saved_upstream_buys_accuracy_downstream() -> None:
 
 
 def test_a_query_that_is_late_is_ended_soonest() -> None:
-    found = pipeline({"a": stage(option(0.9, 9)), "b": stage(option(0.7, 2), option(0.95, 3))}, ("a", "b"))
-    run = Planner(found).begin(5.0)
+    followers = stage(option(0.7, 2), option(0.95, 3))
+    run = Planner(pipeline({"a": stage(option(0.9, 9)), "b": followers}, ("a", "b"))).begin(5.0)
     run.start("a", 0.0)
     run.finish("a", "x", 9.0)
     step = run.start("b", 9.0)
@@ -118,7 +118,7 @@ def test_a_query_that_is_late_is_ended_soonest() -> None:
 
 
 def test_hard_inputs_get_the_large_network() -> None:
-    """After a sure answer both options are right and the small one is sooner; after an unsure one it is not."""
+    """After a sure answer both options are right, and the small one is sooner; after an unsure one not."""
     found = pipeline({"a": stage(option(0.9, 1)), "b": stage(option(0.8, 1), option(0.85, 3))}, ("a", "b"))
     first, second = found.stages["a"], found.stages["b"]
     unit = Distribution.constant(1.0)

@@ -140,7 +140,8 @@ def _walk(run: Run, found: Pipeline, data: st.DataObject, part: st.SearchStrateg
 
 
 def test_labels_from_probabilities() -> None:
-    groups = LabelMap.from_groups({"vehicle": ["car", "ship"], "animal": ["cat"]}, ["car", "cat", "ship", "dog"])
+    classes = ["car", "cat", "ship", "dog"]
+    groups = LabelMap.from_groups({"vehicle": ["car", "ship"], "animal": ["cat"]}, classes)
     found = groups([0.2, 0.35, 0.2, 0.25])
     assert found == ("vehicle", pytest.approx(0.4 / 0.75), 0.35)  # a dog is neither, the rest is renormalised
     assert groups.by_class.tolist() == [0, 1, 0, -1]

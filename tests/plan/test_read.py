@@ -133,12 +133,14 @@ IN_SMALL = "p.toml: stage 'root', option 'small'"
         ),
         pytest.param(
             [remove(*SMALL, "latency_ms")],
-            f"{IN_SMALL} has no measurements (latency_ms); run gati pipeline measure, or write it into the file",
+            f"{IN_SMALL} has no measurements (latency_ms); run gati pipeline measure, "
+            "or write it into the file",
             id="option without latency",
         ),
         pytest.param(
             [remove(*SMALL, "accuracy")],
-            f"{IN_SMALL} has no measurements (accuracy); run gati pipeline measure, or write it into the file",
+            f"{IN_SMALL} has no measurements (accuracy); run gati pipeline measure, "
+            "or write it into the file",
             id="option without accuracy",
         ),
         pytest.param(
@@ -203,7 +205,8 @@ IN_SMALL = "p.toml: stage 'root', option 'small'"
         ),
         pytest.param(
             [put([], *SMALL, "latency_ms")],
-            f"{IN_SMALL}: latency_ms: a latency distribution needs at least one measured latency; measure again",
+            f"{IN_SMALL}: latency_ms: a latency distribution needs at least one measured latency; "
+            "measure again",
             id="no latencies",
         ),
         pytest.param(
@@ -231,7 +234,11 @@ IN_SMALL = "p.toml: stage 'root', option 'small'"
             "p.toml: stage 'root': options is {}; give a table with at least one entry",
             id="no options",
         ),
-        pytest.param([remove("stages")], "p.toml: stages is None; give a table with at least one entry", id="none"),
+        pytest.param(
+            [remove("stages")],
+            "p.toml: stages is None; give a table with at least one entry",
+            id="no stages",
+        ),
         pytest.param(
             [put("../x", "name")],
             "p.toml: name '../x' is no name; use letters, digits, dot, dash and underscore",
