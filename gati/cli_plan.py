@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["pipeline"]
 
-pipeline = typer.Typer(name="pipeline", help="Check and measure pipelines of models.", no_args_is_help=True)
+pipeline = typer.Typer(
+    name="pipeline",
+    help="Check and measure pipelines of models.",
+    no_args_is_help=True,
+    epilog="Examples:\n\n  gati pipeline check FILE\n\n  gati pipeline measure FILE --data known.npz",
+)
 
 PipelineFile = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline, in TOML.")]
 

@@ -10,7 +10,20 @@
         run.finish(step.stage, found.label, elapsed_ms(), found.confidence)  # decides what runs next
     print(run.answer)
 
-Stages that are `ready` together may run in parallel. Nothing in this room reads a clock or starts a thread.
+Stages that are `ready` together may run in parallel. Nothing in this room reads a clock or starts a
+thread.
+
+A pipeline is a TOML file of stages, options, edges and conditions (`gati.plan.read`; `examples/pipeline`
+explains one), checked so that every query reaches exactly one output whatever the labels are
+(`gati.plan.check`). `gati pipeline measure` leaves what planning needs beside it (`gati.plan.measure`).
+A stage's label is computed from the class probabilities of whichever network answers, summed over groups
+of classes, so that one network can serve several stages (`gati.plan.labels`).
+
+Policies choose a stage's option when it starts (`gati.plan.policies`, where `register_policy` adds
+more): `static` is the baseline that has chosen when the query began; `equal` and `proportional` are the
+published splits of what is left of the SLO, replanned at every stage; `dynamic`, the default, is dynamic
+programming over the rest of the graph with the distributions of latencies and what the stage before
+found of this input (`gati.plan.dynamic`).
 """
 
 from __future__ import annotations

@@ -209,6 +209,9 @@ def _taken(
     for column, baseline in enumerate(static.tolist()):
         worth, right, in_time, busy = values[:, [WORTH, RIGHT, IN_TIME, BUSY], column].T
         enough = in_time >= attainment - _SURE
+        if in_time.max() < _SURE:  # late whatever is done: be done soon
+            yield int(busy.argmin())
+            continue
         if not enough.any():
             yield int(np.lexsort((busy, -worth.round(9), -in_time.round(9)))[0])
             continue
