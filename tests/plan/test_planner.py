@@ -131,7 +131,7 @@ def _walk(run: Run, found: Pipeline, data: st.DataObject, part: st.SearchStrateg
     while not run.done:
         for name in run.ready:
             step = run.start(name, now_ms)
-            assert 0.0 <= step.budget_ms
+            assert step.budget_ms >= 0.0
             running.append((now_ms + step.budget_ms * data.draw(part), name))
         now_ms, name = min(running)
         running.remove((now_ms, name))
