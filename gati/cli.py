@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 import gati
-from gati import cli_compare, cli_render
+from gati import cli_compare, cli_plan, cli_render
 from gati.cli_options import (
     Checkpoint,
     CompositionName,
@@ -303,6 +303,7 @@ def evaluate(
 
 _verb("gati bench runs/mine --data test.npz --limit 500 --repetitions 5")(cli_compare.bench)
 _verb("gati report runs/mine", "gati report runs/mine --out mine.html")(cli_compare.report)
+app.add_typer(cli_plan.pipeline)
 
 
 @_verb("gati predict runs/mine cat.jpg dog.png")

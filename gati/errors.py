@@ -14,6 +14,7 @@ A message is one line: what was wrong, the value met, what was allowed, what to 
     ├── LibraryError          a cache library that is missing, foreign, newer or busy
     ├── CompositionError      no composition under the given limits, or none by that name
     ├── SolverError           a solver is missing, unlicensed or gave up
+    ├── PipelineError         a pipeline that is none, lacks measurements, or is used out of order
     ├── BackendError          unknown or unavailable backend, placement or device
     ├── AdaptError            a guard or an adaptation that was asked for what makes no sense
     └── StorageError          disk full, not writable
@@ -32,6 +33,7 @@ __all__ = [
     "GatiError",
     "LibraryError",
     "ModelError",
+    "PipelineError",
     "SolverError",
     "StorageError",
     "VariantError",
@@ -99,6 +101,10 @@ class BackendError(GatiError):
 
 class AdaptError(GatiError):
     """A guard or an adaptation that was asked for what makes no sense."""
+
+
+class PipelineError(GatiError):
+    """A pipeline file that is wrong or lacks measurements, or a query planned out of order."""
 
 
 class StorageError(GatiError):

@@ -83,6 +83,7 @@ def test_no_module_is_two_rooms(path: Path) -> None:
         pytest.param("gati.cli", id="the command line"),
         pytest.param("gati.explore.library", id="reading a cache library"),
         pytest.param("gati.compose.compose", id="composing"),
+        pytest.param("gati.plan", id="planning"),
         pytest.param("services", id="the services package"),
     ],
 )

@@ -20,6 +20,7 @@ from tests.compose.libraries import make_library
 
 VERBS = [
     "blocks", "explore", "compose", "certify", "evaluate", "bench", "report", "predict", "export", "demo",
+    "pipeline",
 ]  # fmt: skip
 
 

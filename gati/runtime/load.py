@@ -19,7 +19,7 @@ from gati.model.segments import TracedModel, trace
 from gati.runtime.engine import Engine
 from gati.runtime.exits import EngineExit
 
-__all__ = ["Served", "load", "open_served"]
+__all__ = ["Served", "load", "load_base", "open_served"]
 
 _EXAMPLE_SEED = 0
 
@@ -52,6 +52,25 @@ def load(
         BackendError: unknown or unavailable device or backend.
     """
     return open_served(directory, composition=composition, device=device, threads=threads).engine
+
+
+def load_base(directory: str | Path, *, device: str = "cpu", threads: int | None = None) -> Engine:
+    """Load the base model of a cache library as an engine without caches, on backend `torch`.
+
+    **Raises:** `LibraryError` and `BackendError` as `load` does.
+    """
+    target = parse_device(device)
+    _set_threads(threads)
+    library = Library.open(directory)
+    manifest = library.manifest
+    module = _load_base(library).module.to(target)
+    return Engine(
+        trace(module, _example(manifest.input_shape, target), []),
+        outputs_kind="probabilities" if manifest.outputs_kind == "probabilities" else "logits",
+        version=f"base@{manifest.checkpoint_sha256[:12]}",
+        class_names=manifest.class_names,
+        preprocessing=Preprocessing.from_json(manifest.preprocessing),
+    )
 
 
 def open_served(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,9 +28,18 @@ class _Compiled:
         self._run = run
         # Freezing folds weights and normalisation into the code, which is most of what there is to gain.
         self._single = torch.compile(run, dynamic=False, options={"freezing": True})
+        self._ready = False
 
     def __call__(self, *tensors: Tensor) -> Any:
-        return self._single(*tensors) if tensors[0].shape[0] == 1 else self._run(*tensors)
+        if tensors[0].shape[0] != 1:
+            return self._run(*tensors)
+        if self._ready:
+            return self._single(*tensors)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what the compiler tells its own developers
+            result = self._single(*tensors)
+        self._ready = True
+        return result
 
 
 @register_backend("torch-compile")

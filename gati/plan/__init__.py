@@ -1,0 +1,66 @@
+"""Pipelines of models under a latency SLO: which option of which stage runs, decided on the way.
+
+    pipeline = load_pipeline("pipeline.toml")            # stages, options, conditions; measured
+    planner = Planner(pipeline, policy="dynamic")        # once; may be shared between threads
+    run = planner.begin(latency_slo_ms=20.0)             # one query
+    while not run.done:
+        step = run.start(run.ready[0], elapsed_ms())     # the option is chosen now, from the time left
+        probabilities = ask(step.stage, step.option)
+        found = pipeline.stages[step.stage].options[step.option].label(probabilities)
+        run.finish(step.stage, found.label, elapsed_ms(), found.confidence)  # decides what runs next
+    print(run.answer)
+
+Stages that are `ready` together may run in parallel. Nothing in this room reads a clock or starts a
+thread.
+
+A pipeline is a TOML file of stages, options, edges and conditions (`gati.plan.read`; `examples/pipeline`
+explains one), checked so that every query reaches exactly one output whatever the labels are
+(`gati.plan.check`). `gati pipeline measure` leaves what planning needs beside it (`gati.plan.measure`).
+A stage's label is computed from the class probabilities of whichever network answers, summed over groups
+of classes, so that one network can serve several stages (`gati.plan.labels`).
+
+Policies choose a stage's option when it starts (`gati.plan.policies`, where `register_policy` adds
+more): `static` is the baseline that has chosen when the query began; `equal` and `proportional` are the
+published splits of what is left of the SLO, replanned at every stage; `dynamic`, the default, is dynamic
+programming over the rest of the graph with the distributions of latencies and what the stage before
+found of this input (`gati.plan.dynamic`).
+"""
+
+from __future__ import annotations
+
+from gati.errors import PipelineError
+from gati.plan.distribution import Distribution
+from gati.plan.dynamic import DynamicPolicy, Forecast
+from gati.plan.labels import Labelled, LabelMap
+from gati.plan.pipeline import Behaviour, CacheLibrary, Edge, Finding, Option, Pipeline, PlainModel, Stage
+from gati.plan.planner import DEFAULT_ATTAINMENT, Planner, Run, Step
+from gati.plan.policies import Choice, Plan, Policy, policy_names, register_policy
+from gati.plan.read import load_pipeline, parse_pipeline
+
+__all__ = [
+    "DEFAULT_ATTAINMENT",
+    "Behaviour",
+    "CacheLibrary",
+    "Choice",
+    "Distribution",
+    "DynamicPolicy",
+    "Edge",
+    "Finding",
+    "Forecast",
+    "LabelMap",
+    "Labelled",
+    "Option",
+    "Pipeline",
+    "PipelineError",
+    "PlainModel",
+    "Plan",
+    "Planner",
+    "Policy",
+    "Run",
+    "Stage",
+    "Step",
+    "load_pipeline",
+    "parse_pipeline",
+    "policy_names",
+    "register_policy",
+]

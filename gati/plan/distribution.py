@@ -1,0 +1,61 @@
+"""A latency as it was measured: not one number, because requests leave a network at different exits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from gati.errors import PipelineError
+
+__all__ = ["Distribution"]
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """The latency of a request as atoms: `values_ms[i]` happens with probability `probabilities[i]`.
+
+    Values rise and are above zero, probabilities sum to 1. Make one with `from_samples` or `constant`.
+    """
+
+    values_ms: tuple[float, ...]
+    probabilities: tuple[float, ...]
+
+    @classmethod
+    def from_samples(cls, samples_ms: Sequence[float] | npt.NDArray[np.float64]) -> Distribution:
+        """The empirical distribution of measured latencies; each weighs the same.
+
+        **Raises:** `PipelineError` for no samples, or one that is not a number above zero.
+        """
+        samples = np.asarray(samples_ms, dtype=np.float64)
+        if samples.ndim != 1 or samples.size == 0:
+            raise PipelineError("a latency distribution needs at least one measured latency; measure again")
+        wrong = samples[~(np.isfinite(samples) & (samples > 0.0))]
+        if wrong.size:
+            raise PipelineError(f"latency {wrong[0]:g} ms is not a number above zero; measure again")
+        values, counts = np.unique(samples, return_counts=True)
+        return cls(tuple(values.tolist()), tuple((counts / samples.size).tolist()))
+
+    @classmethod
+    def constant(cls, latency_ms: float) -> Distribution:
+        """A latency that is always the same. Raises `PipelineError` as `from_samples` does."""
+        return cls.from_samples([latency_ms])
+
+    @cached_property
+    def mean_ms(self) -> float:
+        """The expected latency."""
+        return float(np.dot(self.values_ms, self.probabilities))
+
+    @property
+    def maximum_ms(self) -> float:
+        """The largest latency that was measured."""
+        return self.values_ms[-1]
+
+    def quantile_ms(self, probability: float) -> float:
+        """The least measured latency that a request keeps with at least this probability."""
+        # 1e-9: probabilities are sums of fractions, and 0.95 must find the 95th of 100 samples
+        reached = np.searchsorted(np.cumsum(self.probabilities), probability - 1e-9)
+        return self.values_ms[min(int(reached), len(self.values_ms) - 1)]

@@ -1,0 +1,95 @@
+"""From a network's class probabilities to the label of a stage.
+
+One explored network can serve several stages: one asks it for a group of classes ("vehicle" or "animal"),
+another for one class among some. Both are the same operation: sum the probabilities of each label's classes,
+leave out classes of no label, and take the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gati.errors import DataError, PipelineError
+
+__all__ = ["LabelMap", "Labelled"]
+
+
+class Labelled(NamedTuple):
+    """A stage's answer: a label, its probability among the stage's labels, and how easy the input was.
+
+    `confidence` is the largest probability of any class of the network: a group of classes can be certain
+    while the class is not.
+    """
+
+    label: str
+    probability: float
+    confidence: float
+
+
+@dataclass(frozen=True)
+class LabelMap:
+    """What the outputs of a network mean to a stage: `columns[i]` are the classes that `labels[i]` sums."""
+
+    labels: tuple[str, ...]
+    columns: tuple[tuple[int, ...], ...]
+    classes: int
+
+    @classmethod
+    def from_groups(cls, groups: Mapping[str, Sequence[str]], class_names: Sequence[str]) -> LabelMap:
+        """Let each label stand for the classes named.
+
+        **Raises:** `PipelineError` for a class that does not exist, is named twice, or for an empty label.
+        """
+        position = {name: index for index, name in enumerate(class_names)}
+        owner: dict[str, str] = {}
+        for label, members in groups.items():
+            if not members:
+                raise PipelineError(f"label '{label}' has no classes; name at least one")
+            for member in members:
+                if member not in position:
+                    known = ", ".join(class_names)
+                    raise PipelineError(f"label '{label}': no class '{member}'; the classes are {known}")
+                if member in owner:
+                    raise PipelineError(
+                        f"class '{member}' belongs to '{owner[member]}' and to '{label}'; name it once"
+                    )
+                owner[member] = label
+        columns = tuple(tuple(position[member] for member in members) for members in groups.values())
+        return cls(tuple(groups), columns, len(class_names))
+
+    @cached_property
+    def by_class(self) -> npt.NDArray[np.int64]:
+        """Index of the label that each class belongs to, int64 [classes]; -1 for none."""
+        owner = np.full(self.classes, -1, dtype=np.int64)
+        for index, columns in enumerate(self.columns):
+            owner[list(columns)] = index
+        return owner
+
+    def rows(self, probabilities: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """Index of the label of every answer, probabilities [n, classes]; as calling it for each."""
+        sums = np.stack([probabilities[:, list(columns)].sum(axis=1) for columns in self.columns], axis=1)
+        best: npt.NDArray[np.int64] = sums.argmax(axis=1)
+        return best
+
+    def __call__(self, probabilities: Sequence[float] | npt.NDArray[np.floating]) -> Labelled:
+        """The label of one answer, probabilities [classes]. Raises `DataError` for another number of classes.
+
+        Equal probabilities, or none on any of the labels, give the label named first.
+        """
+        values = np.asarray(probabilities, dtype=np.float64)
+        if values.shape != (self.classes,):
+            raise DataError(
+                f"an answer has shape {list(values.shape)} where the pipeline names {self.classes} classes; "
+                "correct class_names"
+            )
+        sums = [float(values[list(columns)].sum()) for columns in self.columns]
+        best = int(np.argmax(sums))
+        total = sum(sums)
+        share = sums[best] / total if total > 0.0 else 1.0 / len(sums)
+        return Labelled(self.labels[best], share, float(values.max()))
