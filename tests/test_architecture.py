@@ -20,7 +20,7 @@ LAYERS = (
     ("gati.model", "gati.zoo"),
     (
         *("gati.graph", "gati.runtime.exits", "gati.runtime.backends", "gati.runtime.placement"),
-        *("gati.runtime.profile", "gati.runtime.graph_costs"),
+        *("gati.runtime.profile", "gati.runtime.graph_costs", "gati.runtime.segment_costs"),
     ),
     ("gati.caches",),
     ("gati.explore",),
