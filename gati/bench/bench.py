@@ -217,12 +217,15 @@ def _rows(
     means = {each.name: [float(np.mean(times)) for times in each.times_ms] for each in field.contenders}
     static = [each.name for each in field.contenders if field.kinds[each.name] == "base"]
     fastest = min(static, key=lambda name: float(np.median(means[name])))
-    longest = max(float(np.percentile(np.concatenate(each.times_ms), 99.5)) for each in field.contenders)
-    edges = np.linspace(0.0, longest, _BINS + 1)
+    longest: dict[str, float] = {}  # on each backend, so that bars of one can be laid over each other
+    for each in field.contenders:
+        most = float(np.percentile(np.concatenate(each.times_ms), 99.5))
+        longest[each.engine.backend] = max(most, longest.get(each.engine.backend, 0.0))
     weights = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(field.served.module))
     rows = []
     for each in field.contenders:
         own, times = means[each.name], np.concatenate(each.times_ms)
+        edges = np.linspace(0.0, longest[each.engine.backend], _BINS + 1)
         same = means[f"base {each.engine.backend}"]
         p50, p90, p99 = (float(value) for value in np.percentile(times, (50, 90, 99)))
         answers = np.array(each.answers)
@@ -241,7 +244,7 @@ def _rows(
                 throughput={many: spread(values) for many, values in rates[each.name].items()},
                 histogram={
                     "edges_ms": [float(edge) for edge in edges],
-                    "counts": np.histogram(np.minimum(times, longest), edges)[0].astype(float).tolist(),
+                    "counts": np.histogram(np.minimum(times, edges[-1]), edges)[0].astype(float).tolist(),
                 },
                 detail=field.details[each.name],
             )

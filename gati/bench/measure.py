@@ -100,7 +100,9 @@ def measure_throughput(
 
     A single client asks the engine itself, several ask it through a `ConcurrentEngine`.
     """
-    ask: Callable[[Tensor], Prediction] = contender.answer if clients == 1 else contender.shared()
+    if clients == 1:
+        return _alone(contender, inputs, count, seconds)
+    ask = contender.shared()
     gate = threading.Barrier(clients + 1)
     done = [0] * clients
     ends = [0.0] * clients
@@ -137,3 +139,15 @@ def measure_throughput(
     if failures:
         raise failures[0]
     return sum(done) / (max(ends) - start)
+
+
+def _alone(contender: Contender, inputs: Callable[[int], Tensor], count: int, seconds: float) -> float:
+    """In this thread: torch keeps a team of threads for each that computes, and they share the cores."""
+    contender.answer(inputs(0).clone())
+    start, done = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
+        contender.answer(inputs(done % count).clone())
+        done += 1
+    taken_s = time.perf_counter() - start
+    contender.engine.close()
+    return done / taken_s
