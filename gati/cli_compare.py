@@ -26,6 +26,9 @@ def bench(
         float, typer.Option(help="Of throughput a repetition; 0 leaves it out, which is much sooner done.")
     ] = 1.0,
     threads: Annotated[int | None, typer.Option(metavar="N", help="That torch computes with.")] = None,
+    cascade: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Library of a smaller network, asked first, as a peer.")
+    ] = None,
 ) -> None:
     """Compare Gati with the network on every backend here, and with published early exits.
 
@@ -42,6 +45,7 @@ def bench(
         clients=clients,
         seconds=seconds,
         threads=threads,
+        cascade=cascade,
         progress=cli_render.counter("measured"),
     )
     if json_file is not None:

@@ -16,13 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gati.bench.cascade import build_cascade
 from gati.bench.measure import WARM_UP_REQUESTS, Contender, measure_latency, measure_throughput
 from gati.bench.peers import build_peers
 from gati.bench.result import Bench, Kind, LeftOut, Row, spread
-from gati.compose.engines import graph_backend, outputs_kind
+from gati.compose.engines import graph_backend, outputs_kind, traced_network
 from gati.errors import BackendError, DataError, GatiError
+from gati.explore.library import Library
 from gati.files import atomic_write_text
 from gati.model.data import Data, load_data
+from gati.model.segments import TracedModel
 from gati.runtime.backends import BACKENDS, GraphBackend
 from gati.runtime.engine import Engine
 from gati.runtime.evaluate import Latency
@@ -53,13 +56,15 @@ def bench(
     clients: int = 8,
     seconds: float = 1.0,
     threads: int | None = None,
+    cascade: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Bench:
     """Measure every way to run the base model here side by side, and write `bench.json` into the library.
 
     The base model and Gati run on each registered backend that works here, the peers (BranchyNet-style and
     SDN-style exits) on the composition's. `data` is as `evaluate` takes it. Throughput is measured for
-    `seconds` a repetition; 0 leaves it out. What cannot be measured is in `left_out`, with the reason.
+    `seconds` a repetition; 0 leaves it out. `cascade` is a library of a smaller network on the same data.
+    What cannot be measured is in `left_out`, with the reason.
 
     Raises:
         DataError: no inputs, or inputs that do not fit the network.
@@ -78,7 +83,7 @@ def bench(
         inputs = inputs.subset(range(limit))
     if len(inputs) == 0:
         raise DataError("the benchmark data is empty; give at least one input")
-    field = _Field(served)
+    field = _Field(served, cascade)
     images = torch.cat(
         [inputs.images(range(at, min(at + _BATCH, len(inputs)))) for at in range(0, len(inputs), _BATCH)]
     )
@@ -117,7 +122,7 @@ def bench(
 class _Field:
     """All contenders that can be built here, and those that cannot."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served, cascade: str | Path | None) -> None:
         self.served = served
         self.contenders: list[Contender] = []
         self.kinds: dict[str, Kind] = {}
@@ -138,7 +143,39 @@ class _Field:
             peers = ()
         for peer in peers:
             self._add(f"{peer.name} {own}", "peer", peer.exits, own, peer.detail)
-        self.left_out.append(LeftOut("cascade of two base models", "needs a second model; not built yet"))
+        if cascade is None:
+            reason = "needs a library of a smaller network: --cascade DIR"
+            self.left_out.append(LeftOut("cascade of two base models", reason))
+        else:
+            self._add_cascade(Library.open(cascade))
+
+    def _add_cascade(self, smaller: Library) -> None:
+        """A smaller network before the whole one, both on the composition's backend."""
+        own = self.served.engine
+        name = f"cascade {own.backend}"
+        try:
+            traced = traced_network(smaller)
+            first, then = (
+                Engine(
+                    network,
+                    outputs_kind=outputs_kind(library),
+                    backend=own.backend,
+                    graphs=self._quantised(library, network, own.backend, ()),
+                )
+                for library, network in ((smaller, traced), (self.served.library, own.traced))
+            )
+            accuracy = self.served.composition.accuracy_target
+            built = build_cascade(self.served.library, smaller, then, first, accuracy)
+        except GatiError as error:
+            self.left_out.append(LeftOut(name, str(error)))
+            return
+        self.contenders.append(built)
+        self.kinds[name] = "peer"
+        source = smaller.manifest.model_source
+        self.details[name] = (
+            f"{source} answers if its largest probability is at least {built.threshold:.4g}; set on the "
+            "select split, not certified"
+        )
 
     def _add(
         self, name: str, kind: Kind, exits: Sequence[EngineExit], backend: str, detail: str = ""
@@ -153,7 +190,7 @@ class _Field:
                 exits if backend == own.backend else inline,
                 outputs_kind=outputs_kind(self.served.library),
                 backend=backend,
-                graphs=self._quantised(backend, inline),
+                graphs=self._quantised(self.served.library, own.traced, backend, inline),
             )
         except GatiError as error:
             self.left_out.append(LeftOut(name, str(error)))
@@ -162,18 +199,18 @@ class _Field:
         self.kinds[name] = kind
         self.details[name] = detail or self._detail(kind, engine)
 
-    def _quantised(self, backend: str, exits: Sequence[EngineExit]) -> tuple[Path, Path] | None:
+    def _quantised(
+        self, library: Library, traced: TracedModel, backend: str, exits: Sequence[EngineExit]
+    ) -> tuple[Path, Path] | None:
         """Networks that a calibrated backend can run; by itself it only runs what was kept."""
         kind = BACKENDS.get(backend)
         if kind is None or not issubclass(kind, GraphBackend) or not kind.calibrated:
             return None
-        executes = graph_backend(self.served.library, backend)
+        executes = graph_backend(library, backend)
         paths = []
         for chosen in (exits, ()):
             path = Path(self._folder.name) / f"{len(list(Path(self._folder.name).iterdir()))}.zip"
-            (model,) = executes.assembled(
-                self.served.engine.traced, [chosen], outputs_kind(self.served.library)
-            )
+            (model,) = executes.assembled(traced, [chosen], outputs_kind(library))
             path.write_bytes(model)
             paths.append(path)
         return paths[0], paths[1]
@@ -206,6 +243,8 @@ def _throughput(
     for _ in range(repetitions):
         for many in clients:
             for contender in field.contenders:
+                if many > 1 and not contender.many:
+                    continue
                 rate = measure_throughput(contender, request, count, many, seconds)
                 rates[contender.name].setdefault(str(many), []).append(rate)
     return rates

@@ -26,6 +26,7 @@ class Contender:
     name: str
     engine: Engine
     early: bool  # through the exits, else the whole network
+    many: bool = True  # whether several clients can ask at once
     times_ms: list[list[float]] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)
     hits: int = 0

@@ -73,7 +73,9 @@ def test_every_installed_backend_is_measured_and_answers_alike(tmp_path: Path) -
     for backend in BACKENDS:
         names = {f"base {backend}", f"gati {backend}"}
         assert names <= {row.name for row in result.rows} | left_out
-    early = {row.hit_rate for row in result.rows if row.kind == "gati"}
+    early = {
+        row.hit_rate for row in result.rows if row.kind == "gati" and BACKENDS[row.backend].precision == "f32"
+    }
     assert len(early) == 1
 
 
