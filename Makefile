@@ -9,7 +9,7 @@ STAMP  := $(VENV)/installed
 DATA   ?= ../shared/data
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint types check format bench clean
+.PHONY: help install demo test test-fast lint types check format bench thrift clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +39,10 @@ types: $(STAMP) ## mypy, strict
 
 bench: $(STAMP) ## CIFAR-10 ResNets against themselves without caches, as JSON (needs DATA)
 	$(BIN)/python benchmarks/resnet_cifar10.py --data $(DATA)
+
+thrift: ## write services/wire/gen from thrift/gati.thrift (needs the Thrift compiler)
+	rm -rf build/thrift && mkdir -p build/thrift && thrift --gen py -out build/thrift thrift/gati.thrift
+	mkdir -p services/wire/gen && cp build/thrift/services/wire/gen/*.py services/wire/gen/
 
 clean: ## remove .venv and everything built; runs/ and demo/ stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

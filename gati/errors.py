@@ -17,7 +17,17 @@ A message is one line: what was wrong, the value met, what was allowed, what to 
     ├── PipelineError         a pipeline that is none, lacks measurements, or is used out of order
     ├── BackendError          unknown or unavailable backend, placement or device
     ├── AdaptError            a guard or an adaptation that was asked for what makes no sense
-    └── StorageError          disk full, not writable
+    ├── StorageError          disk full, not writable
+    └── ServingError          a service refuses a request
+        ├── ConfigError       settings of a service that are wrong, or contradict each other
+        ├── RequestError      malformed: not what the protocol asks for
+        ├── TooLargeError     larger than the service takes
+        ├── NotFoundError     no such model, version, pipeline
+        ├── NotAllowedError   the key is missing or wrong
+        ├── OverloadError     too much is waiting; comes with a time to try again
+        ├── UnavailableError  not loaded yet, draining, or gone; may come with a time to try again
+        ├── DeadlineError     the time remaining has passed
+        └── CancelledError    the caller has gone
 """
 
 from __future__ import annotations
@@ -26,16 +36,26 @@ __all__ = [
     "AdaptError",
     "BackendError",
     "BlockError",
+    "CancelledError",
     "CheckpointError",
     "CompositionError",
+    "ConfigError",
     "CutError",
     "DataError",
+    "DeadlineError",
     "GatiError",
     "LibraryError",
     "ModelError",
+    "NotAllowedError",
+    "NotFoundError",
+    "OverloadError",
     "PipelineError",
+    "RequestError",
+    "ServingError",
     "SolverError",
     "StorageError",
+    "TooLargeError",
+    "UnavailableError",
     "VariantError",
 ]
 
@@ -112,3 +132,67 @@ class StorageError(GatiError):
 
     http_status = 507
     thrift_code = "RESOURCE_EXHAUSTED"
+
+
+class ServingError(GatiError):
+    """A service refuses a request. `retry_after_s` says when it would rather have it again, if ever."""
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ConfigError(ServingError):
+    """Settings of a service that are wrong, or contradict each other."""
+
+
+class RequestError(ServingError):
+    """A request that is not what the protocol asks for."""
+
+
+class TooLargeError(ServingError):
+    """A request larger than the service takes, packed or unpacked."""
+
+    http_status = 413
+
+
+class NotFoundError(ServingError):
+    """No model, version, pipeline or endpoint of that name."""
+
+    http_status = 404
+    thrift_code = "NOT_FOUND"
+
+
+class NotAllowedError(ServingError):
+    """The key that the service asks for is missing or wrong."""
+
+    http_status = 401
+    thrift_code = "FAILED_PRECONDITION"
+
+
+class OverloadError(ServingError):
+    """So much is waiting that the latency SLO would be missed, or the queue is full."""
+
+    http_status = 429
+    thrift_code = "RESOURCE_EXHAUSTED"
+
+
+class UnavailableError(ServingError):
+    """What should answer is not loaded yet, drains, or has gone."""
+
+    http_status = 503
+    thrift_code = "UNAVAILABLE"
+
+
+class DeadlineError(ServingError):
+    """The time that the caller gave has passed."""
+
+    http_status = 504
+    thrift_code = "DEADLINE_EXCEEDED"
+
+
+class CancelledError(ServingError):
+    """The caller has gone; nobody reads the answer."""
+
+    http_status = 499
+    thrift_code = "CANCELLED"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal, NewType
 
@@ -9,7 +10,24 @@ TrialId = NewType("TrialId", str)
 Placement = Literal["inline", "overlapped"]
 TrialStatus = Literal["trained", "skipped", "failed"]
 
-__all__ = ["BlockProfile", "OperatingPoint", "Placement", "Profile", "Trial", "TrialId", "TrialStatus"]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+
+__all__ = [
+    "NAME_PATTERN",
+    "BlockProfile",
+    "OperatingPoint",
+    "Placement",
+    "Profile",
+    "Trial",
+    "TrialId",
+    "TrialStatus",
+    "is_name",
+]
+
+
+def is_name(text: str) -> bool:
+    """Whether a model, version, composition or pipeline may be called so: it may stand in a path or URL."""
+    return re.fullmatch(NAME_PATTERN, text) is not None and not text.endswith("\n")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from gati.model.segments import TracedModel, trace
 from gati.runtime.engine import Engine
 from gati.runtime.exits import EngineExit
 
-__all__ = ["Served", "load", "load_base", "open_served"]
+__all__ = ["OpenedModel", "Served", "load", "load_base", "open_model", "open_served"]
 
 _EXAMPLE_SEED = 0
 
@@ -32,6 +32,75 @@ class Served:
     module: nn.Module
     library: Library
     composition: Composition
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """The base model of a cache library, from which engines are made: they share its weights."""
+
+    library: Library
+    module: nn.Module
+    traced: TracedModel
+
+    def engine(self, composition: Composition, caches: Path | None = None) -> Engine:
+        """An engine for a composition of this model.
+
+        `caches` is the folder with the weights of its caches, the library's own if None.
+
+        **Raises:** `CompositionError` for a composition of another checkpoint, `LibraryError` for a cache
+        that is missing or does not fit, `BackendError`.
+        """
+        manifest = self.library.manifest
+        if composition.checkpoint_sha256 != manifest.checkpoint_sha256:
+            raise CompositionError(
+                f"composition '{composition.name}' was made for checkpoint "
+                f"{composition.checkpoint_sha256[:12]}, the library in {self.library.directory} is of "
+                f"{manifest.checkpoint_sha256[:12]}; run gati compose again"
+            )
+        settings = [(leaving.trial_id, leaving.threshold) for leaving in composition.exits]
+        return self._engine(
+            [self._exit(leaving, caches) for leaving in composition.exits],
+            composition.backend,
+            f"{composition.name}@{manifest.checkpoint_sha256[:12]}",
+            graph_files(self.library, settings, composition.backend) if caches is None else None,
+        )
+
+    def base(self, backend: str = "torch") -> Engine:
+        """An engine without caches."""
+        return self._engine([], backend, f"base@{self.library.manifest.checkpoint_sha256[:12]}", None)
+
+    def _engine(
+        self, exits: list[EngineExit], backend: str, version: str, graphs: tuple[Path, Path] | None
+    ) -> Engine:
+        manifest = self.library.manifest
+        return Engine(
+            self.traced,
+            exits,
+            outputs_kind="probabilities" if manifest.outputs_kind == "probabilities" else "logits",
+            backend=backend,
+            version=version,
+            class_names=manifest.class_names,
+            preprocessing=Preprocessing.from_json(manifest.preprocessing),
+            graphs=graphs,
+        )
+
+    def _exit(self, leaving: Exit, caches: Path | None) -> EngineExit:
+        own = self.library.cache_path(leaving.trial_id)
+        cache = load_cache(own if caches is None else caches / own.name)
+        expected = self.traced.hidden_shapes.get(leaving.block)
+        if expected != tuple(cache.hidden_shape):
+            raise LibraryError(
+                f"cache {leaving.trial_id} takes {list(cache.hidden_shape)}, "
+                f"block '{leaving.block}' gives {expected and list(expected)}; run gati explore again"
+            )
+        return EngineExit(
+            leaving.block,
+            cache.to(self.traced.device),
+            leaving.threshold,
+            leaving.placement,
+            leaving.variant,
+            cache.memory_bytes,
+        )
 
 
 def load(
@@ -59,18 +128,7 @@ def load_base(directory: str | Path, *, device: str = "cpu", threads: int | None
 
     **Raises:** `LibraryError` and `BackendError` as `load` does.
     """
-    target = parse_device(device)
-    _set_threads(threads)
-    library = Library.open(directory)
-    manifest = library.manifest
-    module = _load_base(library).module.to(target)
-    return Engine(
-        trace(module, _example(manifest.input_shape, target), []),
-        outputs_kind="probabilities" if manifest.outputs_kind == "probabilities" else "logits",
-        version=f"base@{manifest.checkpoint_sha256[:12]}",
-        class_names=manifest.class_names,
-        preprocessing=Preprocessing.from_json(manifest.preprocessing),
-    )
+    return open_model(directory, device=device, threads=threads).base()
 
 
 def open_served(
@@ -81,33 +139,23 @@ def open_served(
     threads: int | None = None,
 ) -> Served:
     """As `load`, with the module, the library and the composition beside the engine."""
+    library = Library.open(directory)
+    chosen = Composition.load(library.composition_path(composition))
+    model = open_model(directory, device=device, threads=threads)
+    return Served(model.engine(chosen), model.module, model.library, chosen)
+
+
+def open_model(
+    directory: str | Path, *, device: str = "cpu", threads: int | None = None
+) -> OpenedModel:
+    """Load the base model of a cache library, to make engines from. Raises as `load` does."""
     target = parse_device(device)
     _set_threads(threads)
     library = Library.open(directory)
     manifest = library.manifest
-    chosen = Composition.load(library.composition_path(composition))
-    if chosen.checkpoint_sha256 != manifest.checkpoint_sha256:
-        raise CompositionError(
-            f"composition '{composition}' was made for checkpoint {chosen.checkpoint_sha256[:12]}, "
-            f"the library in {library.directory} is of {manifest.checkpoint_sha256[:12]}; "
-            "run gati compose again"
-        )
-    model = _load_base(library)
-    module = model.module.to(target)
-    traced = trace(module, _example(manifest.input_shape, target), [block.name for block in manifest.blocks])
-    engine = Engine(
-        traced,
-        [_exit(library, leaving, traced, target) for leaving in chosen.exits],
-        outputs_kind="probabilities" if manifest.outputs_kind == "probabilities" else "logits",
-        backend=chosen.backend,
-        version=f"{chosen.name}@{manifest.checkpoint_sha256[:12]}",
-        class_names=manifest.class_names,
-        preprocessing=Preprocessing.from_json(manifest.preprocessing),
-        graphs=graph_files(
-            library, [(leaving.trial_id, leaving.threshold) for leaving in chosen.exits], chosen.backend
-        ),
-    )
-    return Served(engine, module, library, chosen)
+    module = _load_base(library).module.to(target)
+    blocks = [block.name for block in manifest.blocks]
+    return OpenedModel(library, module, trace(module, _example(manifest.input_shape, target), blocks))
 
 
 def parse_device(name: str) -> torch.device:
@@ -148,20 +196,3 @@ def _example(input_shape: tuple[int, ...], device: torch.device) -> torch.Tensor
     generator = torch.Generator().manual_seed(_EXAMPLE_SEED)
     return torch.randn(2, *input_shape, generator=generator).to(device)
 
-
-def _exit(library: Library, leaving: Exit, traced: TracedModel, device: torch.device) -> EngineExit:
-    cache = load_cache(library.cache_path(leaving.trial_id))
-    expected = traced.hidden_shapes.get(leaving.block)
-    if expected != tuple(cache.hidden_shape):
-        raise LibraryError(
-            f"cache {leaving.trial_id} takes {list(cache.hidden_shape)}, "
-            f"block '{leaving.block}' gives {expected and list(expected)}; run gati explore again"
-        )
-    return EngineExit(
-        leaving.block,
-        cache.to(device),
-        leaving.threshold,
-        leaving.placement,
-        leaving.variant,
-        cache.memory_bytes,
-    )

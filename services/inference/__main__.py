@@ -1,0 +1,81 @@
+"""Run an inference service: `python -m services.inference SETTINGS`, with its settings as JSON.
+
+It writes `{"listening": "HOST:PORT"}` to stdout when it takes calls, loads its model, and serves until
+SIGTERM, or until its stdin ends where `gati serve` started it: then it refuses what is new, answers what it
+has, and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+
+import uvloop
+from pydantic import ValidationError
+
+from gati.errors import GatiError
+from services import logs
+from services.inference.service import InferenceService
+from services.inference.settings import InferenceSettings
+from services.wire.codec import Service
+from services.wire.gen import Inference
+from services.wire.server import WireServer
+
+_log = logging.getLogger("gati.inference")
+
+
+def main() -> int:
+    """Serve as the settings on the command line say; the exit status is 2 for what the user can mend."""
+    try:
+        settings = InferenceSettings.model_validate_json(sys.argv[1])
+    except (IndexError, ValidationError) as error:
+        print(f"error: settings as JSON are needed: {error}", file=sys.stderr)
+        return 2
+    logs.configure(f"inference:{settings.name}", settings.log_level)
+    try:
+        uvloop.run(_serve(settings))
+    except GatiError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+async def _serve(settings: InferenceSettings) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, stopped.set)
+    service = InferenceService(settings)
+    calls = ("infer", "cancel", "load", "activate", "unload", "describe", "health", "statistics")
+    server = WireServer(Service(Inference), {name: getattr(service, name) for name in calls})
+    port = await server.start(settings.host, settings.port)
+    print(json.dumps({"listening": f"{settings.host}:{port}"}), flush=True)
+    if settings.end_with_stdin:
+        threading.Thread(target=_wait_for_end, args=(loop, stopped), daemon=True).start()
+    starting = asyncio.create_task(service.start())
+    waiting = asyncio.create_task(stopped.wait())
+    await asyncio.wait([starting, waiting], return_when=asyncio.FIRST_COMPLETED)
+    if starting.done():
+        starting.result()  # a model that does not load ends the process
+    await waiting
+    _log.info("draining")
+    async with asyncio.timeout(settings.drain_timeout_s):
+        await asyncio.gather(service.drain(), server.drain(settings.drain_timeout_s))
+
+
+def _wait_for_end(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
+    stdin = sys.stdin.fileno()
+    while os.read(stdin, 4096):
+        continue
+    with suppress(RuntimeError):  # the loop has ended before
+        loop.call_soon_threadsafe(stopped.set)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""Counts of an inference service, as its statistics and the metrics show them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from services.wire.gen.ttypes import ExitStatistics, Histogram
+
+__all__ = ["Counts", "Seconds", "resident_bytes"]
+
+_BOUNDS_S = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025),
+    *(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+
+
+@dataclass
+class Seconds:
+    """A histogram of seconds."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(_BOUNDS_S) + 1))
+    sum_s: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(_BOUNDS_S, seconds)] += 1
+        self.sum_s += seconds
+
+    def on_the_wire(self) -> Any:
+        """The wire's `Histogram`; the last count is of values above every bound."""
+        return Histogram(list(_BOUNDS_S), list(self.counts), self.sum_s)
+
+
+@dataclass
+class Counts:
+    """Since the service began: inputs answered, refusals by cause, exits by version, seconds."""
+
+    inputs: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    exits: dict[str, Counter[str]] = field(default_factory=dict)
+    queue: Seconds = field(default_factory=Seconds)
+    service: Seconds = field(default_factory=Seconds)
+
+    def answered(self, version: str, exit: str, queue_s: float, service_s: float) -> None:
+        """Count an answered input."""
+        self.inputs += 1
+        self.exits.setdefault(version, Counter())[exit] += 1
+        self.queue.add(queue_s)
+        self.service.add(service_s)
+
+    def exits_on_the_wire(self, order: dict[str, tuple[str, ...]]) -> list[Any]:
+        """For each exit of each version in order: how many inputs came by and how many left there."""
+        rows = []
+        for version, left in self.exits.items():
+            came = left.total()
+            for name in order.get(version, tuple(left)):
+                rows.append(ExitStatistics(version, name, came, left[name]))
+                came -= left[name]
+        return rows
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds, 0 where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    import resource
+
+    return pages * resource.getpagesize()

@@ -1,0 +1,75 @@
+"""Runs single inputs on an engine, away from the event loop."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol
+
+from gati.runtime.concurrent import ConcurrentEngine
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gati.runtime.engine import Engine, Prediction
+
+__all__ = ["Runner", "open_runner"]
+
+_SEGMENT_ROWS = 8  # inputs a worker that may put several through a segment at once is given ahead
+
+
+class Runner(Protocol):
+    """Answers inputs; at most `parallel` are given to it at a time, so that the rest can still be dropped."""
+
+    parallel: int
+
+    def submit(self, x: Tensor) -> Future[Prediction]:
+        """Ask for the answer to one preprocessed input [1, ...]."""
+        ...
+
+    def close(self) -> None:
+        """Answer what was asked, then stop."""
+        ...
+
+
+def open_runner(engine: Engine, *, early: bool = True, workers: int | None = None) -> Runner:
+    """Workers with a core each, or one that has them all where lookups run beside the network."""
+    if workers == 1 or (early and engine.overlapped):
+        return _OneAtATime(engine, early=early)
+    return _Side(engine, early=early, workers=workers)
+
+
+class _Side:
+    """Several inputs side by side, one thread each; see `ConcurrentEngine`."""
+
+    def __init__(self, engine: Engine, *, early: bool, workers: int | None) -> None:
+        import torch
+
+        self._engine = ConcurrentEngine(engine, early=early, workers=workers)
+        each = 1 if engine.compiled else _SEGMENT_ROWS
+        self.parallel = each * (workers or torch.get_num_threads())
+
+    def submit(self, x: Tensor) -> Future[Prediction]:
+        return self._engine.submit(x)
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class _OneAtATime:
+    """One input at a time on all of the engine's threads, always from the same thread."""
+
+    def __init__(self, engine: Engine, *, early: bool) -> None:
+        self.parallel = 1
+        self._engine = engine
+        self._ask = engine if early else engine.base
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gati-engine")
+
+    def submit(self, x: Tensor) -> Future[Prediction]:
+        return self._thread.submit(self._answer, x)
+
+    def close(self) -> None:
+        self._thread.submit(self._engine.close)
+        self._thread.shutdown(wait=True)
+
+    def _answer(self, x: Tensor) -> Prediction:
+        return self._ask(x)[0]

@@ -1,0 +1,199 @@
+"""What an inference service answers: the calls of `service Inference` in the IDL."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gati.errors import DeadlineError, GatiError, RequestError, UnavailableError
+from services.inference.counts import Counts, resident_bytes
+from services.inference.queue import Ask
+from services.inference.settings import InferenceSettings
+from services.inference.versions import BASE_VERSION, Version, Versions
+from services.wire.gen.ttypes import Answer, Health, InferResponse, ModelInfo, Statistics
+from services.wire.tensors import from_tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["InferenceService"]
+
+_log = logging.getLogger("gati.inference")
+
+_LARGE_INPUT_BYTES = 128 * 1024  # from here on preprocessing is not done between two requests
+_HIGHEST, _LOWEST = 1, 10
+
+
+class InferenceService:
+    """One model behind the calls of the IDL; `start` loads it."""
+
+    def __init__(self, settings: InferenceSettings) -> None:
+        self._settings = settings
+        self._versions = Versions(settings)
+        self._counts = Counts()
+        self._under_way: dict[str, list[Ask]] = {}
+        self._state = "starting"
+        self._draining = False
+
+    async def start(self) -> None:
+        """Load the first version and let it answer. Raises what loading raises."""
+        self._state = "loading"
+        composition = self._settings.composition
+        version = await self._versions.load(composition or BASE_VERSION, composition)
+        self._versions.activate(version.name)
+        self._state = "serving"
+
+    async def drain(self) -> None:
+        """Refuse what is new, answer what is here."""
+        self._draining = True
+        self._state = "draining"
+        await self._versions.close()
+
+    # Calls ----------------------------------------------------------------------------------------------
+
+    async def infer(self, request: Any) -> Any:
+        """Answer a request, all of its inputs by one version."""
+        try:
+            return await self._infer(request)
+        except GatiError as error:
+            self._counts.refused[error.thrift_code] += 1
+            raise
+
+    async def cancel(self, request_id: str) -> None:
+        """Drop a request."""
+        self._drop(self._under_way.get(request_id, ()))
+
+    async def load(self, source: Any) -> Any:
+        """Load a version beside those that serve."""
+        self._refuse_when_draining()
+        folder = None if source.folder is None else Path(source.folder)
+        version = await self._versions.load(source.version, source.composition, folder)
+        return version.describe(active=version is self._versions.active)
+
+    async def activate(self, version: str) -> None:
+        """Let a loaded version answer from now on."""
+        self._versions.activate(version)
+
+    async def unload(self, version: str) -> None:
+        """Forget a version that is not active."""
+        self._versions.unload(version)
+
+    async def describe(self) -> Any:
+        """What the model takes and gives."""
+        traced = self._versions.model.traced
+        active = self._versions.active
+        preprocessing = active.engine.preprocessing
+        channels = 0 if preprocessing is None else preprocessing.channels
+        height, width = 0, 0
+        if preprocessing is not None and (preprocessing.crop, preprocessing.resize) == (None, None):
+            height, width = preprocessing.size or traced.input_shape[1:3]
+        return ModelInfo(
+            name=self._settings.name,
+            input_shape=list(traced.input_shape),
+            classes=traced.classes,
+            class_names=None if active.engine.class_names is None else list(active.engine.class_names),
+            image_shape=[height, width, channels],
+            largest_batch=self._settings.largest_batch,
+            versions=[version.describe(active=version is active) for version in self._versions.loaded],
+        )
+
+    async def health(self) -> Any:
+        """Whether requests are answered: loaded, warmed up and not draining."""
+        return Health(ready=self._state == "serving", draining=self._draining, state=self._state)
+
+    async def statistics(self) -> Any:
+        """Counts since the service began."""
+        loaded = self._versions.loaded
+        expected_s = self._versions.active.queue.expected_wait_s() if loaded else 0.0
+        return Statistics(
+            inputs=self._counts.inputs,
+            refused=dict(self._counts.refused),
+            exits=self._counts.exits_on_the_wire({version.name: version.exits for version in loaded}),
+            queue_seconds=self._counts.queue.on_the_wire(),
+            service_seconds=self._counts.service.on_the_wire(),
+            waiting=sum(version.queue.waiting for version in loaded),
+            running=sum(version.queue.running for version in loaded),
+            expected_wait_ms=1e3 * expected_s,
+            resident_bytes=resident_bytes(),
+            audits_agreed=0,
+            audits_disagreed=0,
+            stopped=False,
+        )
+
+    # ----------------------------------------------------------------------------------------------------
+
+    async def _infer(self, request: Any) -> Any:
+        self._refuse_when_draining()
+        arrived_s = time.monotonic()
+        priority = min(max(request.priority, _HIGHEST), _LOWEST)
+        if request.time_remaining_ms <= 0:
+            raise DeadlineError("the deadline had passed when the request arrived")
+        version = self._versions.get(request.version)
+        inputs = int(request.input.shape[0]) if request.input.shape else 0
+        if not 1 <= inputs <= self._settings.largest_batch:
+            raise RequestError(
+                f"a batch of {inputs} inputs; send 1 to {self._settings.largest_batch} at a time"
+            )
+        slo_s = None if request.latency_slo_ms is None else request.latency_slo_ms / 1e3
+        version.queue.admit(inputs, priority, slo_s)
+        rows = await self._rows(version, request.input)
+        deadline_s = arrived_s + request.time_remaining_ms / 1e3
+        asks = [version.queue.put(row, priority=priority, deadline_s=deadline_s) for row in rows]
+        self._under_way[request.request_id] = asks
+        try:
+            await asyncio.wait([ask.answer for ask in asks])
+        finally:  # also when the connection was lost
+            self._under_way.pop(request.request_id, None)
+            self._drop(asks)
+        return self._response(version, asks, arrived_s, time.monotonic())
+
+    def _response(self, version: Version, asks: Sequence[Ask], arrived_s: float, now_s: float) -> Any:
+        answers = []
+        for ask in asks:
+            prediction = ask.answer.result()  # raises what became of it
+            started_s = arrived_s if ask.started_s is None else ask.started_s
+            self._counts.answered(version.name, prediction.exit, started_s - arrived_s, now_s - started_s)
+            values = prediction.probabilities.numpy().astype("<f4", copy=False)
+            answers.append(Answer(prediction.class_index, values.tobytes(), prediction.exit))
+        last_s = max(ask.started_s or arrived_s for ask in asks)
+        return InferResponse(answers, version.name, 1e3 * (last_s - arrived_s), 1e3 * (now_s - arrived_s))
+
+    async def _rows(self, version: Version, tensor: Any) -> list[Tensor]:
+        if len(tensor.data) <= _LARGE_INPUT_BYTES:
+            return _rows(version, tensor)
+        return await asyncio.get_running_loop().run_in_executor(None, _rows, version, tensor)
+
+    def _drop(self, asks: Sequence[Ask]) -> None:
+        for ask in asks:
+            ask.queue.drop(ask)
+
+    def _refuse_when_draining(self) -> None:
+        if self._draining:
+            raise UnavailableError(
+                f"model '{self._settings.name}' is shutting down; ask again", retry_after_s=1.0
+            )
+
+
+def _rows(version: Version, tensor: Any) -> list[Tensor]:
+    """The inputs [1, ...] of a request as the network takes them. Raises `RequestError`, `DataError`."""
+    import torch
+
+    array = from_tensor(tensor)
+    engine = version.engine
+    if array.dtype == np.uint8 and engine.preprocessing is not None:
+        x = engine.preprocessing(array)
+    elif array.dtype == np.float32:
+        if not np.isfinite(array).all():
+            raise RequestError("the input has values that are not finite; send finite numbers")
+        x = torch.from_numpy(array)
+    else:
+        raise RequestError(
+            f"the input has datatype {tensor.datatype}; send FP32 as the network takes it, or UINT8 images"
+        )
+    return [engine.checked(x[row : row + 1]) for row in range(x.shape[0])]

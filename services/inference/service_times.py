@@ -1,0 +1,34 @@
+"""What inputs take, learned while serving: for admission, and for saying when to try again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ServiceTimes"]
+
+_MEMORY = 0.95  # of the averages; a changed load is believed within about twenty inputs
+_DEVIATIONS = 2.0
+
+
+@dataclass
+class ServiceTimes:
+    """Running averages: `mean_s` from start to answer, `seconds_an_input` what each adds to others' wait."""
+
+    mean_s: float = 0.0
+    deviation_s: float = 0.0
+    seconds_an_input: float = 0.0
+    inputs: int = 0
+
+    def add(self, took_s: float, *, beside: float) -> None:
+        """Take in an input that took so long while `beside` inputs, itself included, were worked on."""
+        share_s = took_s / max(1.0, beside)
+        self.inputs += 1
+        memory = min(_MEMORY, 1.0 - 1.0 / self.inputs)  # a plain mean to begin with
+        self.deviation_s = memory * self.deviation_s + (1.0 - memory) * abs(took_s - self.mean_s)
+        self.mean_s = memory * self.mean_s + (1.0 - memory) * took_s
+        self.seconds_an_input = memory * self.seconds_an_input + (1.0 - memory) * share_s
+
+    @property
+    def bound_s(self) -> float:
+        """What most inputs take at most."""
+        return self.mean_s + _DEVIATIONS * self.deviation_s

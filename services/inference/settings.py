@@ -1,0 +1,30 @@
+"""What an inference process is told when it starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["InferenceSettings"]
+
+
+class InferenceSettings(BaseModel):
+    """Settings of one model; `gati serve` fills them from its configuration."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+    library: Path
+    composition: str | None = "default"
+    device: str = "cpu"
+    threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
+    workers: int | None = Field(default=None, ge=1)
+    queue_capacity: int = Field(default=128, ge=1)
+    largest_batch: int = Field(default=64, ge=1)
+    host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65535)
+    drain_timeout_s: float = Field(default=10.0, ge=0.0)
+    end_with_stdin: bool = False
+    log_level: str = "info"

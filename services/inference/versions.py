@@ -1,0 +1,209 @@
+"""The versions of a model that are loaded, and which of them answers."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gati.errors import NotFoundError, RequestError, UnavailableError
+from gati.types import is_name
+from services.inference.queue import RequestQueue
+from services.inference.runner import Runner, open_runner
+from services.inference.service_times import ServiceTimes
+from services.inference.settings import InferenceSettings
+from services.wire.gen.ttypes import VersionInfo
+
+if TYPE_CHECKING:
+    from gati.compose.composition import Composition
+    from gati.runtime.engine import Engine
+    from gati.runtime.load import OpenedModel
+
+__all__ = ["Version", "Versions"]
+
+_log = logging.getLogger("gati.inference")
+
+_WARM_UP_INPUTS = 20
+BASE_VERSION = "base"
+
+
+@dataclass(eq=False)
+class Version:
+    """A loaded version: its engine, and the queue in front of it."""
+
+    name: str
+    engine: Engine
+    queue: RequestQueue
+    certificate: dict[str, Any] | None
+
+    @property
+    def exits(self) -> tuple[str, ...]:
+        """Where answers may come from, in order."""
+        return (*(leaving.block for leaving in self.engine.exits), "base")
+
+    def describe(self, *, active: bool) -> Any:
+        """The wire's `VersionInfo`."""
+        return VersionInfo(
+            version=self.name,
+            active=active,
+            backend=self.engine.backend,
+            certificate_json=None if self.certificate is None else json.dumps(self.certificate),
+            exits=list(self.exits),
+            memory_bytes=sum(leaving.memory_bytes for leaving in self.engine.exits),
+        )
+
+
+class Versions:
+    """Loads versions beside those that serve. Its methods belong to the event loop's thread.
+
+    A request keeps the version it began with: a version that is replaced answers what it has, then goes.
+    """
+
+    def __init__(self, settings: InferenceSettings) -> None:
+        self._settings = settings
+        self._loaded: dict[str, Version] = {}
+        self._active: str | None = None
+        self._model: OpenedModel | None = None
+        # All loading is done in one thread: torch keeps a team of threads for each that it is used from.
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="gati-loader")
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    @property
+    def loaded(self) -> tuple[Version, ...]:
+        """All of them."""
+        return tuple(self._loaded.values())
+
+    @property
+    def active(self) -> Version:
+        """The one that answers. Raises `UnavailableError` before the first is loaded."""
+        if self._active is None:
+            raise UnavailableError(f"model '{self._settings.name}' is not loaded yet", retry_after_s=1.0)
+        return self._loaded[self._active]
+
+    @property
+    def model(self) -> OpenedModel:
+        """The base model. Raises `UnavailableError` before it is loaded."""
+        if self._model is None:
+            raise UnavailableError(f"model '{self._settings.name}' is not loaded yet", retry_after_s=1.0)
+        return self._model
+
+    def get(self, name: str | None) -> Version:
+        """The version of that name, or the active one. Raises `NotFoundError`."""
+        if name is None:
+            return self.active
+        if name not in self._loaded:
+            known = ", ".join(self._loaded) or "none"
+            raise NotFoundError(f"no version '{name}' of '{self._settings.name}'; loaded: {known}")
+        return self._loaded[name]
+
+    async def load(self, name: str, composition: str | None = None, folder: Path | None = None) -> Version:
+        """Load and warm up a version, beside those that serve.
+
+        One of that name is replaced, and if that one is active the new one answers from then on.
+
+        **Raises:** what loading it raises; nothing has changed then.
+        """
+        if not is_name(name):
+            raise RequestError(f"{name!r} cannot be the name of a version; use letters, digits and . _ -")
+        if composition is not None and not is_name(composition):
+            raise RequestError(f"{composition!r} cannot be the name of a composition")
+        loop = asyncio.get_running_loop()
+        opened = await loop.run_in_executor(self._loader, self._open, composition, folder)
+        engine, runner, certificate, times = opened
+        queue = RequestQueue(runner, capacity=self._settings.queue_capacity, times=times)
+        version = Version(name, engine, queue, certificate)
+        before = self._loaded.get(name)
+        self._loaded[name] = version
+        if before is not None:
+            self._leave(before)
+        _log.info("version loaded", extra={"version": name, "backend": engine.backend})
+        return version
+
+    def activate(self, name: str) -> None:
+        """Let a loaded version answer from now on. Raises `NotFoundError`."""
+        self._active = self.get(name).name
+        _log.info("version activated", extra={"version": name})
+
+    def unload(self, name: str) -> None:
+        """Forget a version. Raises `NotFoundError`, and `RequestError` for the active one."""
+        version = self.get(name)
+        if name == self._active:
+            raise RequestError(f"version '{name}' is the active one; activate another first")
+        del self._loaded[name]
+        self._leave(version)
+
+    async def close(self) -> None:
+        """Answer what waits, and let all versions go."""
+        for version in self._loaded.values():
+            self._leave(version)
+        self._loaded.clear()
+        self._active = None
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+        self._loader.shutdown()
+
+    def _leave(self, version: Version) -> None:
+        task = asyncio.create_task(self._let_go(version))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _let_go(self, version: Version) -> None:
+        await version.queue.close()
+        version.engine.close()
+        gc.collect()  # modules and graphs refer to themselves; the next version needs their memory
+        _log.info("version let go", extra={"version": version.name})
+
+    # In the loader's thread -----------------------------------------------------------------------------
+
+    def _open(
+        self, composition: str | None, folder: Path | None
+    ) -> tuple[Engine, Runner, dict[str, Any] | None, ServiceTimes]:
+        import torch
+
+        torch.set_num_threads(self._settings.threads)
+        if self._model is None:
+            from gati.runtime.load import open_model
+
+            self._model = open_model(self._settings.library, device=self._settings.device)
+        model = self._model
+        chosen = self._composition(model, composition, folder)
+        if chosen is None:
+            engine, certificate = model.base(), None
+        else:
+            engine = model.engine(chosen, None if folder is None else folder / "caches")
+            certificate = chosen.certificate
+        runner = open_runner(engine, workers=self._settings.workers)
+        return engine, runner, certificate, _warm_up(engine, runner)
+
+    def _composition(
+        self, model: OpenedModel, composition: str | None, folder: Path | None
+    ) -> Composition | None:
+        from gati.compose.composition import Composition
+
+        if folder is not None:
+            return Composition.load(folder / "composition.json")
+        if composition is None:
+            return None
+        return Composition.load(model.library.composition_path(composition))
+
+
+def _warm_up(engine: Engine, runner: Runner) -> ServiceTimes:
+    """Let a runner answer some inputs that nobody asked for; they tell what the next will take."""
+    import time
+
+    import torch
+
+    times = ServiceTimes()
+    with torch.inference_mode():
+        x = engine.traced.example()[:1]
+    for number in range(_WARM_UP_INPUTS):
+        began_s = time.perf_counter()
+        runner.submit(x).result()
+        if number >= _WARM_UP_INPUTS // 2:
+            times.add(time.perf_counter() - began_s, beside=1.0)
+    return times

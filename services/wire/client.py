@@ -1,0 +1,105 @@
+"""A Thrift client on asyncio: many calls at a time on one connection."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import suppress
+from typing import Any
+
+from thrift.Thrift import TMessageType
+
+from gati.errors import DeadlineError, RequestError, UnavailableError
+from services.wire.codec import Limits, Message, Service, encode, frame_length
+from services.wire.errors import from_wire
+
+__all__ = ["WireClient"]
+
+
+class WireClient:
+    """One connection to a service. `connect` first; after a loss every call raises `UnavailableError`."""
+
+    def __init__(self, service: Service, host: str, port: int, *, limits: Limits | None = None) -> None:
+        self.address = f"{host}:{port}"
+        self._service = service
+        self._host = host
+        self._port = port
+        self._limits = limits or Limits()
+        self._sequence = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether calls can be made."""
+        return self._reading is not None and not self._reading.done()
+
+    async def connect(self, timeout_s: float = 5.0) -> None:
+        """Open the connection. Raises `UnavailableError`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                reader, self._writer = await asyncio.open_connection(self._host, self._port)
+        except (OSError, TimeoutError) as error:
+            raise UnavailableError(f"no service answers at {self.address}", retry_after_s=1.0) from error
+        self._reading = asyncio.create_task(self._read(reader))
+
+    async def call(self, name: str, *arguments: Any, timeout_s: float) -> Any:
+        """Make a call and wait for its result.
+
+        **Raises:** `DeadlineError` after `timeout_s`, `UnavailableError` when the connection is or gets lost,
+        and what the service refuses with.
+        """
+        sequence = next(self._sequence)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[sequence] = answer
+        try:
+            self._send(name, TMessageType.CALL, sequence, arguments)
+            async with asyncio.timeout(timeout_s):
+                result = await answer
+        except TimeoutError as error:
+            raise DeadlineError(f"no answer within {1e3 * timeout_s:.0f} ms") from error
+        finally:
+            self._waiting.pop(sequence, None)
+        if getattr(result, "error", None) is not None:
+            raise from_wire(result.error)
+        return getattr(result, "success", None)
+
+    def post(self, name: str, *arguments: Any) -> None:
+        """Make a call that has no result; does nothing when the connection is lost."""
+        with suppress(UnavailableError):
+            self._send(name, TMessageType.ONEWAY, next(self._sequence), arguments)
+
+    async def close(self) -> None:
+        """End the connection."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+        if self._writer is not None:
+            self._writer.close()
+
+    def _send(self, name: str, kind: int, sequence: int, arguments: tuple[Any, ...]) -> None:
+        if self._writer is None or not self.connected or self._writer.is_closing():
+            raise UnavailableError(f"the connection to {self.address} is lost", retry_after_s=1.0)
+        body = self._service.arguments[name](*arguments)
+        self._writer.write(encode(name, kind, sequence, body, self._limits))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                length = frame_length(await reader.readexactly(4), self._limits)
+                self._answer(self._service.decode(await reader.readexactly(length), self._limits))
+        except (OSError, asyncio.IncompleteReadError, RequestError):
+            lost = UnavailableError(f"the connection to {self.address} was lost", retry_after_s=1.0)
+            for answer in self._waiting.values():
+                if not answer.done():
+                    answer.set_exception(lost)
+
+    def _answer(self, message: Message) -> None:
+        answer = self._waiting.get(message.sequence)
+        if answer is None or answer.done():
+            return
+        if message.kind == TMessageType.REPLY:
+            answer.set_result(message.body)
+        else:
+            answer.set_exception(UnavailableError(f"{self.address} failed: {message.body.message}"))

@@ -1,0 +1,136 @@
+"""A Thrift server on asyncio: bounded in connections, frames and calls under way; drains before it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from thrift.Thrift import TApplicationException, TMessageType
+
+from gati.errors import GatiError, RequestError
+from services.wire.codec import Limits, Message, Service, encode, frame_length
+from services.wire.errors import to_wire
+
+__all__ = ["WireServer"]
+
+_log = logging.getLogger("gati.wire")
+
+Handler = Callable[..., Awaitable[Any]]
+
+_MOST_CALLS = 4096  # under way on one connection; more wait in the socket
+
+
+class WireServer:
+    """Serves one service of the IDL; `handlers` maps each call to a coroutine function of its arguments.
+
+    A connection that is lost cancels the calls it made. Bytes that are no message end their connection.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        handlers: Mapping[str, Handler],
+        *,
+        limits: Limits | None = None,
+        most_connections: int = 256,
+        idle_timeout_s: float = 3600.0,
+    ) -> None:
+        self._service = service
+        self._handlers = handlers
+        self._limits = limits or Limits()
+        self._most_connections = most_connections
+        self._idle_timeout_s = idle_timeout_s
+        self._server: asyncio.Server | None = None
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen, and return the port (a free one where `port` is 0)."""
+        self._server = await asyncio.start_server(self._serve, host, port)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more connections, let calls under way end for so long, then close everything."""
+        if self._server is not None:
+            self._server.close()
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=timeout_s)
+        for task, writer in list(self._connections.items()):
+            writer.close()
+            task.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=1.0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or len(self._connections) >= self._most_connections:
+            _log.warning("connection refused", extra={"connections": len(self._connections)})
+            writer.close()
+            return
+        self._connections[task] = writer
+        calls: set[asyncio.Task[None]] = set()
+        try:
+            await self._read(reader, writer, calls)
+        except RequestError as error:
+            _log.warning("connection closed", extra={"reason": str(error)})
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            _log.debug("connection ended")
+        except asyncio.CancelledError:
+            _log.debug("connection cancelled")
+        finally:
+            for call in calls:
+                call.cancel()
+            self._connections.pop(task, None)
+            writer.close()
+
+    async def _read(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, calls: set[asyncio.Task[None]]
+    ) -> None:
+        while True:
+            header = await self._header(reader, calls)
+            frame = await reader.readexactly(frame_length(header, self._limits))
+            message = self._service.decode(frame, self._limits)
+            if len(calls) >= _MOST_CALLS:
+                await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            call = asyncio.create_task(self._call(message, writer))
+            for owner in (calls, self._calls):
+                owner.add(call)
+                call.add_done_callback(owner.discard)
+
+    async def _header(self, reader: asyncio.StreamReader, calls: set[asyncio.Task[None]]) -> bytes:
+        """The next four bytes; a connection on which nothing is under way may be idle only for so long."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._idle_timeout_s):
+                    return await reader.readexactly(4)
+            if not calls:
+                raise TimeoutError
+
+    async def _call(self, message: Message, writer: asyncio.StreamWriter) -> None:
+        handler = self._handlers.get(message.name)
+        if message.kind == TMessageType.ONEWAY:
+            if handler is not None:
+                await handler(**vars(message.body))
+            return
+        if handler is None or message.kind != TMessageType.CALL:
+            unknown = TApplicationException(TApplicationException.UNKNOWN_METHOD, f"no call '{message.name}'")
+            self._send(writer, message, TMessageType.EXCEPTION, unknown)
+            return
+        result = self._service.results[message.name]()
+        try:
+            result.success = await handler(**vars(message.body))
+        except GatiError as error:
+            result.error = to_wire(error)
+        except Exception:
+            _log.exception("mistake in a call", extra={"call": message.name})
+            internal = TApplicationException(TApplicationException.INTERNAL_ERROR, "internal error")
+            self._send(writer, message, TMessageType.EXCEPTION, internal)
+            return
+        self._send(writer, message, TMessageType.REPLY, result)
+
+    def _send(self, writer: asyncio.StreamWriter, message: Message, kind: int, body: Any) -> None:
+        if not writer.is_closing():
+            writer.write(encode(message.name, kind, message.sequence, body, self._limits))

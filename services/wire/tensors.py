@@ -1,0 +1,61 @@
+"""Arrays on the wire: the datatypes of the Open Inference Protocol, row-major and little-endian."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.errors import RequestError
+from services.wire.gen.ttypes import Tensor
+
+__all__ = ["DATATYPES", "from_bytes", "from_tensor", "to_tensor"]
+
+DATATYPES = {
+    "BOOL": np.dtype("?"),
+    "UINT8": np.dtype("u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+_NAMES = {dtype: name for name, dtype in DATATYPES.items()}
+_MOST_DIMENSIONS = 8
+
+
+def to_tensor(array: NDArray[Any]) -> Any:
+    """The wire's `Tensor` of an array."""
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return Tensor(_NAMES[little.dtype], list(array.shape), np.ascontiguousarray(little).tobytes())
+
+
+def from_tensor(tensor: Any) -> NDArray[Any]:
+    """The array of a wire's `Tensor`, writable. Raises `RequestError`."""
+    return from_bytes(tensor.datatype, tensor.shape, tensor.data).copy()
+
+
+def from_bytes(datatype: str, shape: Sequence[int], data: bytes) -> NDArray[Any]:
+    """The array that `data` holds, not writable.
+
+    **Raises:** `RequestError` for an unknown datatype, or a shape that the bytes do not have.
+    """
+    dtype = DATATYPES.get(datatype)
+    if dtype is None:
+        raise RequestError(f"datatype {datatype!r} is not one of {', '.join(DATATYPES)}")
+    if len(shape) > _MOST_DIMENSIONS or any(size < 0 for size in shape):
+        raise RequestError(f"shape {list(shape)[:_MOST_DIMENSIONS]} is none; give sizes from 0 up")
+    expected = math.prod(shape) * dtype.itemsize
+    if len(data) != expected:
+        raise RequestError(
+            f"shape {list(shape)} of {datatype} takes {expected} bytes, got {len(data)}; correct the shape"
+        )
+    return np.frombuffer(data, dtype).reshape(shape)

@@ -1,0 +1,174 @@
+/**
+ * What Gati's services say to each other. Messages are framed and in the binary protocol; several calls may be
+ * under way on one connection, their answers come in any order and are told apart by the sequence number.
+ *
+ * Fields are only ever added, with new numbers, and new ones are optional: older and newer services understand
+ * each other. `make thrift` writes the Python code into services/wire/gen.
+ */
+namespace py services.wire.gen
+
+/** Why a call was refused; every error of the library and every reply of the REST front end has one. */
+enum ErrorCode {
+  /** The request is wrong in itself: shape, datatype, values. */
+  INVALID_ARGUMENT = 1
+  /** No such model, version or pipeline. */
+  NOT_FOUND = 2
+  /** The request is right, but not in this state. */
+  FAILED_PRECONDITION = 3
+  /** Too much is waiting: the latency SLO would be missed, or the queue is full. */
+  RESOURCE_EXHAUSTED = 4
+  /** Not loaded yet, draining, or gone. */
+  UNAVAILABLE = 5
+  /** The time remaining has passed. */
+  DEADLINE_EXCEEDED = 6
+  /** The caller cancelled the request, or went away. */
+  CANCELLED = 7
+  /** A mistake in the service itself. */
+  INTERNAL = 8
+}
+
+/** A refusal that the caller can act on. */
+exception ServiceError {
+  1: required ErrorCode code
+  /** One line: what was wrong, where, what to do. */
+  2: required string message
+  /** When to try again; given with RESOURCE_EXHAUSTED and UNAVAILABLE. */
+  3: optional i32 retry_after_ms
+}
+
+/** An array, row-major and little-endian. */
+struct Tensor {
+  /** As in the Open Inference Protocol: FP32, UINT8, INT64. */
+  1: required string datatype
+  2: required list<i64> shape
+  3: required binary data
+}
+
+/** One or more inputs of the same shape, to be answered together. */
+struct InferRequest {
+  /** Names this request when it is cancelled; unique among those under way. */
+  1: required string request_id
+  /** FP32 [batch, ...] as the network takes it, or UINT8 [batch, height, width, channels] to be preprocessed. */
+  2: required Tensor input
+  /** After so many milliseconds nobody waits for the answer any more. */
+  3: required i32 time_remaining_ms
+  /** Of the W3C trace context, 32 hexadecimal digits. */
+  4: required string trace_id
+  /** 1 is served first. */
+  5: optional i32 priority = 2
+  /** Milliseconds within which the answer is wanted: refused at once when that cannot be. */
+  6: optional double latency_slo_ms
+  /** A loaded version; the active one if absent. */
+  7: optional string version
+}
+
+/** What became of one input. */
+struct Answer {
+  1: required i32 class_index
+  /** Class probabilities, FP32 little-endian. */
+  2: required binary probabilities
+  /** The block after which it was known, or "base". */
+  3: required string exit
+}
+
+/** The answers to a request, in the order of its inputs, all of one version. */
+struct InferResponse {
+  1: required list<Answer> answers
+  2: required string version
+  /** From arrival until the last of its inputs was taken up. */
+  3: required double queue_ms
+  /** From arrival to the last answer. */
+  4: required double latency_ms
+}
+
+/** What a version of a model is made from. */
+struct VersionSource {
+  /** What the version will be called. */
+  1: required string version
+  /** A composition of the model's cache library; absent: the base model without caches. */
+  2: optional string composition
+  /** A folder with a published version, as the model repository holds it. */
+  3: optional string folder
+}
+
+/** A loaded version. */
+struct VersionInfo {
+  1: required string version
+  2: required bool active
+  3: required string backend
+  /** The certificate in JSON; absent where nothing is certified. */
+  4: optional string certificate_json
+  5: required list<string> exits
+  6: required i64 memory_bytes
+}
+
+/** What a model takes and gives. */
+struct ModelInfo {
+  1: required string name
+  /** Of one input, without the batch. */
+  2: required list<i64> input_shape
+  3: required i32 classes
+  4: optional list<string> class_names
+  /** Height, width and channels of images, 0 where any will do. */
+  5: required list<i64> image_shape
+  6: required i32 largest_batch
+  7: required list<VersionInfo> versions
+}
+
+/** Whether the service can answer, which is when it has loaded and warmed up. */
+struct Health {
+  1: required bool ready
+  2: required bool draining
+  /** What it is doing, in a word or two. */
+  3: required string state
+}
+
+/** Counts since the service began, of one version's exits. */
+struct ExitStatistics {
+  1: required string version
+  /** A block, or "base". */
+  2: required string exit
+  /** Requests that came by, and those that left. */
+  3: required i64 queries
+  4: required i64 hits
+}
+
+/** Counts of values below rising bounds, as Prometheus has them. */
+struct Histogram {
+  1: required list<double> upper_bounds_s
+  2: required list<i64> counts
+  3: required double sum_s
+}
+
+/** Counts since the service began. */
+struct Statistics {
+  1: required i64 inputs
+  2: required map<string, i64> refused
+  3: required list<ExitStatistics> exits
+  4: required Histogram queue_seconds
+  5: required Histogram service_seconds
+  6: required i32 waiting
+  7: required i32 running
+  /** What the next input would wait. */
+  8: required double expected_wait_ms
+  9: required i64 resident_bytes
+  10: required i64 audits_agreed
+  11: required i64 audits_disagreed
+  12: required bool stopped
+}
+
+/** One model: its engine, and the queue in front of it. */
+service Inference {
+  InferResponse infer(1: InferRequest request) throws (1: ServiceError error)
+  /** Drop a request: what waits is not begun, what runs stops at the next segment. */
+  oneway void cancel(1: string request_id)
+  /** Load and warm up a version beside those that serve; one of that name is replaced when it is ready. */
+  VersionInfo load(1: VersionSource source) throws (1: ServiceError error)
+  /** Let a loaded version answer from now on; requests under way are answered by the one they began with. */
+  void activate(1: string version) throws (1: ServiceError error)
+  /** Forget a version that is not active, once its requests are answered. */
+  void unload(1: string version) throws (1: ServiceError error)
+  ModelInfo describe() throws (1: ServiceError error)
+  Health health()
+  Statistics statistics()
+}
