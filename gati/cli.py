@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 import gati
-from gati import cli_compare, cli_plan, cli_render
+from gati import cli_compare, cli_plan, cli_render, cli_serve
 from gati.cli_options import (
     Checkpoint,
     CompositionName,
@@ -228,45 +228,6 @@ def compose(
     cli_render.composition(chosen, directory, gati.explain(chosen, directory))
 
 
-@_verb("gati certify runs/mine --data more.npz", "gati certify runs/mine --data more.npz --write")
-def certify(
-    directory: LibraryDir,
-    data: Annotated[str, typer.Option(metavar="MORE", help="Inputs that explore has not seen.")],
-    composition: CompositionName = "default",
-    accuracy: Annotated[
-        float | None, typer.Option(help="Agreement to certify, if not the composition's own target.")
-    ] = None,
-    confidence: Annotated[
-        float | None, typer.Option(help="How sure to be, if not as sure as when it was composed.")
-    ] = None,
-    per_class: Annotated[bool, typer.Option("--per-class", help="Certify every class.")] = False,
-    write: Annotated[
-        bool, typer.Option("--write", help="Put the new certificate into the composition.")
-    ] = False,
-    json_file: JsonFile = None,
-    device: Device = "cpu",
-) -> None:
-    """Certify a composition anew on data of its own, and compare with what was certified before."""
-    import json
-
-    from gati.files import atomic_write_text
-
-    found = gati.certify(
-        directory,
-        data,
-        composition=composition,
-        accuracy=accuracy,
-        confidence=confidence,
-        per_class=per_class,
-        write=write,
-        device=device,
-        progress=cli_render.counter("counted"),
-    )
-    if json_file is not None:
-        atomic_write_text(json_file, json.dumps(found.to_json(), indent=2, allow_nan=False) + "\n")
-    cli_render.recertification(found)
-
-
 @_verb("gati evaluate runs/mine --data test.npz --json evaluation.json")
 def evaluate(
     directory: LibraryDir,
@@ -301,9 +262,14 @@ def evaluate(
         cli_render.classes(evaluation)
 
 
+_verb("gati certify runs/mine --data more.npz", "gati certify runs/mine --data more.npz --write")(
+    cli_compare.certify
+)
 _verb("gati bench runs/mine --data test.npz --limit 500 --repetitions 5")(cli_compare.bench)
 _verb("gati report runs/mine", "gati report runs/mine --out mine.html")(cli_compare.report)
 app.add_typer(cli_plan.pipeline)
+_verb("gati serve runs/mine", "gati serve examples/pipeline/pipeline.toml --port 0")(cli_serve.serve)
+_verb("gati query cifar10 cat.png --slo 80ms")(cli_serve.query)
 
 
 @_verb("gati predict runs/mine cat.jpg dog.png")

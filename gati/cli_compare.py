@@ -1,4 +1,4 @@
-"""The verbs that compare and show: `gati bench` and `gati report`; `gati.cli` registers them."""
+"""The verbs that compare and show: `gati bench`, `certify` and `report`; `gati.cli` registers them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import typer
 
 import gati
 from gati import cli_render
-from gati.cli_options import CompositionName, JsonFile, LibraryDir
+from gati.cli_options import CompositionName, Device, JsonFile, LibraryDir
 
-__all__ = ["bench", "report"]
+__all__ = ["bench", "certify", "report"]
 
 
 def bench(
@@ -51,6 +51,44 @@ def bench(
     if json_file is not None:
         atomic_write_text(json_file, result.to_json())
     cli_render.bench(result)
+
+
+def certify(
+    directory: LibraryDir,
+    data: Annotated[str, typer.Option(metavar="MORE", help="Inputs that explore has not seen.")],
+    composition: CompositionName = "default",
+    accuracy: Annotated[
+        float | None, typer.Option(help="Agreement to certify, if not the composition's own target.")
+    ] = None,
+    confidence: Annotated[
+        float | None, typer.Option(help="How sure to be, if not as sure as when it was composed.")
+    ] = None,
+    per_class: Annotated[bool, typer.Option("--per-class", help="Certify every class.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Put the new certificate into the composition.")
+    ] = False,
+    json_file: JsonFile = None,
+    device: Device = "cpu",
+) -> None:
+    """Certify a composition anew on data of its own, and compare with what was certified before."""
+    import json
+
+    from gati.files import atomic_write_text
+
+    found = gati.certify(
+        directory,
+        data,
+        composition=composition,
+        accuracy=accuracy,
+        confidence=confidence,
+        per_class=per_class,
+        write=write,
+        device=device,
+        progress=cli_render.counter("counted"),
+    )
+    if json_file is not None:
+        atomic_write_text(json_file, json.dumps(found.to_json(), indent=2, allow_nan=False) + "\n")
+    cli_render.recertification(found)
 
 
 def report(

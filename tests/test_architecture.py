@@ -28,8 +28,9 @@ LAYERS = (
     ("gati.runtime",),
     ("gati.export", "gati.bench"),
     ("gati.plan", "gati.adapt", "gati.video", "gati.report"),
-    ("gati",),  # the package itself, the command line, the demo
+    ("gati",),  # the package itself, the demo
     ("services",),
+    ("gati.cli", "gati.cli_serve", "gati.__main__"),  # the command line starts services
 )
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 

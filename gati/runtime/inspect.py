@@ -18,7 +18,7 @@ from gati.model.source import first_line
 from gati.runtime.profile import measure_profile
 from gati.types import Profile
 
-__all__ = ["ModelBlocks", "blocks"]
+__all__ = ["ModelBlocks", "blocks", "example_inputs"]
 
 _REPETITIONS = 15
 _SMALL, _LARGE = 32, 224  # pixels: what networks for CIFAR and for ImageNet take
@@ -47,14 +47,14 @@ def blocks(
     **Raises:** `ModelError`, `CheckpointError`, `BlockError`; `CutError` for a network that cannot be cut.
     """
     loaded = load_model(model, checkpoint)
-    example = _example(loaded, size)
+    example = example_inputs(loaded, size)
     names = find_blocks(loaded.module, pattern, example=example)
     profile = measure_profile(trace(loaded.module, example, names), repetitions=_REPETITIONS)
     return ModelBlocks(profile, tuple(example.shape[1:]))
 
 
 @torch.inference_mode()
-def _example(loaded: LoadedModel, size: tuple[int, int] | None) -> Tensor:
+def example_inputs(loaded: LoadedModel, size: tuple[int, int] | None = None) -> Tensor:
     """Two inputs of noise [2, C, H, W] that the network accepts. Raises `ModelError`."""
     generator = torch.Generator().manual_seed(0)
     refusal: Exception | None = None

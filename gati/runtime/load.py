@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import nn
@@ -18,8 +20,18 @@ from gati.model.preprocess import Preprocessing
 from gati.model.segments import TracedModel, trace
 from gati.runtime.engine import Engine
 from gati.runtime.exits import EngineExit
+from gati.runtime.inspect import example_inputs
 
-__all__ = ["OpenedModel", "Served", "load", "load_base", "open_model", "open_served"]
+__all__ = [
+    "OpenedModel",
+    "Served",
+    "load",
+    "load_base",
+    "open_model",
+    "open_plain_model",
+    "open_served",
+    "parse_device",
+]
 
 _EXAMPLE_SEED = 0
 
@@ -36,11 +48,15 @@ class Served:
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """The base model of a cache library, from which engines are made: they share its weights."""
+    """A base model from which engines are made: they share its weights. `library` None has no caches."""
 
-    library: Library
+    library: Library | None
     module: nn.Module
     traced: TracedModel
+    checkpoint_sha256: str
+    preprocessing: Preprocessing
+    class_names: Sequence[str] | None = None
+    outputs_kind: Literal["logits", "probabilities"] = "logits"
 
     def engine(self, composition: Composition, caches: Path | None = None) -> Engine:
         """An engine for a composition of this model.
@@ -50,43 +66,44 @@ class OpenedModel:
         **Raises:** `CompositionError` for a composition of another checkpoint, `LibraryError` for a cache
         that is missing or does not fit, `BackendError`.
         """
-        manifest = self.library.manifest
-        if composition.checkpoint_sha256 != manifest.checkpoint_sha256:
+        library = self.library
+        if library is None:
+            raise CompositionError("a plain model has no caches; run gati explore to make a cache library")
+        if composition.checkpoint_sha256 != self.checkpoint_sha256:
             raise CompositionError(
                 f"composition '{composition.name}' was made for checkpoint "
-                f"{composition.checkpoint_sha256[:12]}, the library in {self.library.directory} is of "
-                f"{manifest.checkpoint_sha256[:12]}; run gati compose again"
+                f"{composition.checkpoint_sha256[:12]}, the library in {library.directory} is of "
+                f"{self.checkpoint_sha256[:12]}; run gati compose again"
             )
+        folder = library.directory / "caches" if caches is None else caches
         settings = [(leaving.trial_id, leaving.threshold) for leaving in composition.exits]
         return self._engine(
-            [self._exit(leaving, caches) for leaving in composition.exits],
+            [self._exit(leaving, folder) for leaving in composition.exits],
             composition.backend,
-            f"{composition.name}@{manifest.checkpoint_sha256[:12]}",
-            graph_files(self.library, settings, composition.backend) if caches is None else None,
+            f"{composition.name}@{self.checkpoint_sha256[:12]}",
+            graph_files(library, settings, composition.backend) if caches is None else None,
         )
 
     def base(self, backend: str = "torch") -> Engine:
         """An engine without caches."""
-        return self._engine([], backend, f"base@{self.library.manifest.checkpoint_sha256[:12]}", None)
+        return self._engine([], backend, f"base@{self.checkpoint_sha256[:12]}", None)
 
     def _engine(
         self, exits: list[EngineExit], backend: str, version: str, graphs: tuple[Path, Path] | None
     ) -> Engine:
-        manifest = self.library.manifest
         return Engine(
             self.traced,
             exits,
-            outputs_kind="probabilities" if manifest.outputs_kind == "probabilities" else "logits",
+            outputs_kind=self.outputs_kind,
             backend=backend,
             version=version,
-            class_names=manifest.class_names,
-            preprocessing=Preprocessing.from_json(manifest.preprocessing),
+            class_names=self.class_names,
+            preprocessing=self.preprocessing,
             graphs=graphs,
         )
 
-    def _exit(self, leaving: Exit, caches: Path | None) -> EngineExit:
-        own = self.library.cache_path(leaving.trial_id)
-        cache = load_cache(own if caches is None else caches / own.name)
+    def _exit(self, leaving: Exit, caches: Path) -> EngineExit:
+        cache = load_cache(caches / f"{leaving.trial_id}.safetensors")
         expected = self.traced.hidden_shapes.get(leaving.block)
         if expected != tuple(cache.hidden_shape):
             raise LibraryError(
@@ -142,7 +159,7 @@ def open_served(
     library = Library.open(directory)
     chosen = Composition.load(library.composition_path(composition))
     model = open_model(directory, device=device, threads=threads)
-    return Served(model.engine(chosen), model.module, model.library, chosen)
+    return Served(model.engine(chosen), model.module, library, chosen)
 
 
 def open_model(
@@ -155,7 +172,39 @@ def open_model(
     manifest = library.manifest
     module = _load_base(library).module.to(target)
     blocks = [block.name for block in manifest.blocks]
-    return OpenedModel(library, module, trace(module, _example(manifest.input_shape, target), blocks))
+    return OpenedModel(
+        library,
+        module,
+        trace(module, _example(manifest.input_shape, target), blocks),
+        manifest.checkpoint_sha256,
+        Preprocessing.from_json(manifest.preprocessing),
+        manifest.class_names,
+        "probabilities" if manifest.outputs_kind == "probabilities" else "logits",
+    )
+
+
+def open_plain_model(
+    model: str,
+    checkpoint: str | Path | None = None,
+    *,
+    size: tuple[int, int] | None = None,
+    device: str = "cpu",
+) -> OpenedModel:
+    """Load a network as `gati explore` would take it; `size` is the height and width of its inputs.
+
+    **Raises:** `ModelError`, `CheckpointError`, `BackendError`.
+    """
+    target = parse_device(device)
+    loaded = load_model(model, checkpoint)
+    example = example_inputs(loaded, size).to(target)
+    return OpenedModel(
+        None,
+        loaded.module.to(target),
+        trace(loaded.module, example, []),
+        loaded.checkpoint_sha256,
+        loaded.preprocessing,
+        loaded.class_names,
+    )
 
 
 def parse_device(name: str) -> torch.device:

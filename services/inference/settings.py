@@ -16,7 +16,10 @@ class InferenceSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
-    library: Path
+    library: Path | None = None
+    model: str | None = None  # a plain model, instead of a library
+    checkpoint: Path | None = None
+    size: tuple[int, int] | None = None  # height and width of a plain model's inputs
     composition: str | None = "default"
     device: str = "cpu"
     threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)

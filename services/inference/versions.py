@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gati.errors import NotFoundError, RequestError, UnavailableError
+from gati.errors import ConfigError, NotFoundError, RequestError, UnavailableError
 from gati.types import is_name
 from services.inference.queue import RequestQueue
 from services.inference.runner import Runner, open_runner
@@ -167,11 +167,9 @@ class Versions:
 
         torch.set_num_threads(self._settings.threads)
         if self._model is None:
-            from gati.runtime.load import open_model
-
-            self._model = open_model(self._settings.library, device=self._settings.device)
+            self._model = self._open_model()
         model = self._model
-        chosen = self._composition(model, composition, folder)
+        chosen = _composition(model, composition, folder)
         if chosen is None:
             engine, certificate = model.base(), None
         else:
@@ -180,16 +178,27 @@ class Versions:
         runner = open_runner(engine, workers=self._settings.workers)
         return engine, runner, certificate, _warm_up(engine, runner)
 
-    def _composition(
-        self, model: OpenedModel, composition: str | None, folder: Path | None
-    ) -> Composition | None:
-        from gati.compose.composition import Composition
+    def _open_model(self) -> OpenedModel:
+        from gati.runtime.load import open_model, open_plain_model
 
-        if folder is not None:
-            return Composition.load(folder / "composition.json")
-        if composition is None:
-            return None
-        return Composition.load(model.library.composition_path(composition))
+        settings = self._settings
+        if settings.library is not None:
+            return open_model(settings.library, device=settings.device)
+        if settings.model is None:
+            raise ConfigError(f"model '{settings.name}' has neither a library nor a model")
+        return open_plain_model(
+            settings.model, settings.checkpoint, size=settings.size, device=settings.device
+        )
+
+
+def _composition(model: OpenedModel, composition: str | None, folder: Path | None) -> Composition | None:
+    from gati.compose.composition import Composition
+
+    if folder is not None:
+        return Composition.load(folder / "composition.json")
+    if composition is None or model.library is None:
+        return None
+    return Composition.load(model.library.composition_path(composition))
 
 
 def _warm_up(engine: Engine, runner: Runner) -> ServiceTimes:

@@ -70,6 +70,11 @@ class WireClient:
         with suppress(UnavailableError):
             self._send(name, TMessageType.ONEWAY, next(self._sequence), arguments)
 
+    async def lost(self) -> None:
+        """Wait until the connection is lost."""
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
+
     async def close(self) -> None:
         """End the connection."""
         if self._reading is not None:

@@ -1,0 +1,205 @@
+"""The configuration of `gati serve`, and where each value came from: file, environment, command line."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gati.errors import ConfigError
+from gati.types import NAME_PATTERN, is_name
+
+__all__ = ["ENVIRONMENT_PREFIX", "Effective", "ModelConfig", "PipelineConfig", "ServeConfig", "read_config"]
+
+ENVIRONMENT_PREFIX = "GATI_SERVE_"
+MIB = 2**20
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelConfig(_Strict):
+    """One model: a cache library or plain model to be served from here, or the address of who serves it."""
+
+    library: Path | None = None
+    composition: str | None = Field(default="default", pattern=NAME_PATTERN)
+    caches: bool = True  # False: the base model of the library alone
+    model: str | None = None
+    checkpoint: Path | None = None
+    size: str | None = Field(default=None, pattern=r"^\d+x\d+$")  # HEIGHTxWIDTH a plain model's inputs have
+    address: str | None = Field(default=None, pattern=r"^[^:\s]+:\d{1,5}$")
+    device: str = "cpu"
+    threads: int | None = Field(default=None, ge=1)
+    workers: int | None = Field(default=None, ge=1)
+    queue_capacity: int = Field(default=128, ge=1)
+    largest_batch: int = Field(default=64, ge=1)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelConfig:
+        if self.library is not None and self.model is not None:
+            raise ValueError("give a library or a model, not both")
+        if self.library is None and self.model is None and self.address is None:
+            raise ValueError("give a library, a model or an address")
+        return self
+
+    @property
+    def height_and_width(self) -> tuple[int, int] | None:
+        """`size` as numbers."""
+        if self.size is None:
+            return None
+        height, _, width = self.size.partition("x")
+        return int(height), int(width)
+
+
+class PipelineConfig(_Strict):
+    """One pipeline. Its options are served by models of this configuration, added where there is none."""
+
+    file: Path
+    policy: str = "dynamic"
+    attainment: float = Field(default=0.95, gt=0.0, lt=1.0)
+    latency_slo_ms: float | None = Field(default=None, gt=0.0)  # of queries that name none
+
+
+class ServeConfig(_Strict):
+    """Everything that `gati serve` can be told."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    api_key: str | None = Field(default=None, min_length=1, repr=False)
+    management_key: str | None = Field(default=None, min_length=1, repr=False)
+    request_timeout_ms: float = Field(default=10_000.0, gt=0.0)
+    late_factor: float = Field(default=2.0, ge=1.0)  # a query is given up at so many times its SLO
+    largest_body_bytes: int = Field(default=64 * MIB, ge=1024)
+    largest_image_pixels: int = Field(default=50_000_000, ge=1)
+    drain_timeout_s: float = Field(default=10.0, ge=0.0)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    models: dict[str, ModelConfig] = Field(default_factory=dict)
+    pipelines: dict[str, PipelineConfig] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Effective:
+    """A configuration, and where each value came from: `port` or `models.NAME.library` to a few words."""
+
+    config: ServeConfig
+    origins: Mapping[str, str]
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Every setting with its value and origin; keys are hidden."""
+        found = []
+        for name, value in _flat(self.config.model_dump(mode="json")):
+            shown = "(hidden)" if name in ("api_key", "management_key") and value is not None else value
+            found.append((name, _shown(shown), self.origins.get(name, "default")))
+        return found
+
+
+def read_config(
+    target: Path, overrides: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None
+) -> Effective:
+    """Read the configuration of `target`: a TOML file, a pipeline file, a cache library, a folder of these.
+
+    `overrides` (of the command line) win over `environment` (variables `GATI_SERVE_PORT` and so on), and
+    these over the file. Paths in a file are relative to it.
+
+    **Raises:** `ConfigError`, one line that says which setting of which file is wrong.
+    """
+    values, origins = _from_target(target)
+    for name, text in sorted((os.environ if environment is None else environment).items()):
+        key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if not name.startswith(ENVIRONMENT_PREFIX):
+            continue
+        if key not in ServeConfig.model_fields or key in ("models", "pipelines"):
+            raise ConfigError(f"no setting is called {name}; see gati serve --dry-run for their names")
+        values[key] = text
+        origins[key] = f"environment {name}"
+    for key, value in (overrides or {}).items():
+        if value is not None:
+            values[key] = value
+            origins[key] = f"command line --{key.replace('_', '-')}"
+    try:
+        config = ServeConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_message(target, error, origins)) from error
+    for name in (*config.models, *config.pipelines):
+        if not is_name(name):
+            raise ConfigError(f"{target}: {name!r} cannot be a name; use letters, digits and . _ -")
+    if not (config.models or config.pipelines):
+        raise ConfigError(f"{target}: nothing to serve; name a cache library or a pipeline")
+    return Effective(config, origins)
+
+
+def _from_target(target: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    if target.is_dir():
+        return _from_folder(target)
+    document = _toml(target)
+    if "stages" in document:
+        return _origins({"pipelines": {document.get("name", target.stem): {"file": target}}}, str(target))
+    for table in ("models", "pipelines"):
+        entries = document.get(table, {})
+        for entry in entries.values() if isinstance(entries, dict) else ():
+            _resolve(entry, target.parent)
+    return _origins(document, str(target))
+
+
+def _from_folder(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    if (folder / "manifest.json").is_file():
+        return _origins({"models": {folder.resolve().name: {"library": folder}}}, str(folder))
+    models = {path.parent.name: {"library": path.parent} for path in sorted(folder.glob("*/manifest.json"))}
+    pipelines = {}
+    for file in sorted(folder.glob("*.toml")):
+        document = _toml(file)
+        if "stages" in document:
+            pipelines[document.get("name", file.stem)] = {"file": file}
+    if pipelines:
+        models = {}  # the pipelines say which compositions they want
+    if not (models or pipelines):
+        raise ConfigError(
+            f"{folder} holds no cache library and no pipeline; give what gati explore --out wrote, "
+            "or a TOML file"
+        )
+    return _origins({"models": models, "pipelines": pipelines}, str(folder))
+
+
+def _toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no file or folder {file}; give a cache library or a TOML file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file}: not readable as TOML ({error}); correct it") from error
+
+
+def _resolve(entry: Any, folder: Path) -> None:
+    for key in ("library", "checkpoint", "file"):
+        if isinstance(entry, dict) and isinstance(entry.get(key), str):
+            entry[key] = folder / entry[key]
+
+
+def _origins(values: dict[str, Any], origin: str) -> tuple[dict[str, Any], dict[str, str]]:
+    return values, {name: origin for name, _ in _flat(values)}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        found += _flat(value, f"{name}.") if isinstance(value, Mapping) else [(name, value)]
+    return found
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def _message(target: Path, error: ValidationError, origins: Mapping[str, str]) -> str:
+    first = error.errors()[0]
+    name = ".".join(map(str, first["loc"]))
+    where = origins.get(name, str(target))
+    reason = first["msg"].removeprefix("Value error, ")
+    return f"{where}: setting '{name}': {reason[:1].lower()}{reason[1:]}"

@@ -1,0 +1,157 @@
+"""What the OpenAPI document says of bodies and replies that are read and written by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "INDEX_BODY",
+    "INFER",
+    "INFER_BODY",
+    "LOAD",
+    "LOAD_BODY",
+    "METRICS",
+    "MODEL",
+    "PIPELINE",
+    "QUERY",
+    "QUERY_BODY",
+    "READY",
+    "SERVER",
+    "UNLOAD_BODY",
+]
+
+Responses = dict[int | str, dict[str, Any]]
+
+_ERROR_SCHEMA = {
+    "type": "object",
+    "properties": {"error": {"type": "string", "description": "What was wrong, and what to do."}},
+    "required": ["error"],
+}
+_RETRY = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait."}}
+
+
+def _errors(*statuses: int) -> Responses:
+    described = {
+        400: "Malformed, or of the wrong shape",
+        401: "The key is missing or wrong",
+        404: "No model, version or pipeline of that name",
+        409: "Not possible as things are",
+        413: "Too large, packed or unpacked",
+        422: "Values that make no sense",
+        429: "The latency SLO would be missed, or the queue is full",
+        503: "Not loaded, draining, or gone",
+        504: "The deadline passed",
+    }
+    return {
+        status: {
+            "description": described[status],
+            "content": {"application/json": {"schema": _ERROR_SCHEMA}},
+            **({"headers": _RETRY} if status in (429, 503) else {}),
+        }
+        for status in statuses
+    }
+
+
+_NUMBER = {"type": "number", "exclusiveMinimum": 0, "maximum": 3_600_000}
+_TENSOR = {
+    "type": "object",
+    "required": ["name", "shape", "datatype"],
+    "properties": {
+        "name": {"type": "string", "enum": ["input"]},
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 5},
+        "datatype": {"type": "string", "enum": ["FP32", "UINT8"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"binary_data_size": {"type": "integer", "minimum": 0}},
+        },
+        "data": {"type": "array", "items": {}, "description": "Numbers, nested or flat, row-major."},
+    },
+}
+_WISHES: dict[str, Any] = {
+    "latency_slo_ms": {**_NUMBER, "description": "Within what time the answer is wanted."},
+    "timeout_ms": {**_NUMBER, "description": "After that nobody waits for it."},
+    "priority": {"type": "integer", "minimum": 0, "maximum": 10, "description": "1 is first."},
+}
+_INFERENCE_REQUEST: dict[str, Any] = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {
+        "id": {"type": "string"},
+        "parameters": {
+            "type": "object",
+            "properties": {**_WISHES, "binary_data_output": {"type": "boolean"}},
+        },
+        "inputs": {"type": "array", "items": _TENSOR, "minItems": 1, "maxItems": 1},
+        "outputs": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name"],
+                "properties": {
+                    "name": {
+                        "type": "string",
+                        "enum": ["probabilities", "class_index", "class_name", "exit"],
+                    },
+                    "parameters": {"type": "object", "properties": {"binary_data": {"type": "boolean"}}},
+                },
+            },
+        },
+    },
+    "example": {
+        "inputs": [{"name": "input", "shape": [1, 1, 1, 2], "datatype": "FP32", "data": [0.5, -0.5]}],
+        "parameters": {"latency_slo_ms": 20},
+    },
+}
+
+
+def _body(content: dict[str, Any], *, required: bool = True) -> dict[str, Any]:
+    return {"requestBody": {"required": required, "content": content}}
+
+
+def _json_body(schema: dict[str, Any], *, required: bool = True) -> dict[str, Any]:
+    return _body({"application/json": {"schema": schema}}, required=required)
+
+
+SERVER: Responses = _errors(400, 401, 413)
+METRICS: Responses = {200: {"description": "The page", "content": {"text/plain": {}}}}
+READY: Responses = _errors(401, 404) | {503: {"description": "Not ready, with what it waits for"}}
+MODEL: Responses = _errors(401, 404, 503)
+PIPELINE: Responses = _errors(401, 404)
+INFER: Responses = _errors(400, 401, 404, 413, 422, 429, 503, 504)
+QUERY: Responses = INFER
+LOAD: Responses = _errors(400, 401, 404, 409, 413, 422, 503, 504)
+
+INFER_BODY = _json_body(_INFERENCE_REQUEST)
+INDEX_BODY = _json_body(
+    {"type": "object", "properties": {"ready": {"type": "boolean"}}}, required=False
+)
+
+
+def _parameters_body(properties: dict[str, Any]) -> dict[str, Any]:
+    inner = {"type": "object", "properties": properties, "additionalProperties": False}
+    return _json_body({"type": "object", "properties": {"parameters": inner}}, required=False)
+
+
+LOAD_BODY = _parameters_body({"composition": {"type": "string"}, "version": {"type": "string"}})
+UNLOAD_BODY = _parameters_body({"version": {"type": "string"}, "unload_dependents": {"type": "boolean"}})
+
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+QUERY_BODY = _body(
+    {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["image"],
+                "properties": {"image": {"type": "string", "format": "binary"}, **_WISHES},
+            }
+        },
+        "image/png": _BINARY,
+        "image/jpeg": _BINARY,
+        "application/json": {"schema": _INFERENCE_REQUEST},
+    }
+) | {
+    "parameters": [
+        {"name": name, "in": "query", "required": False, "schema": schema}
+        for name, schema in _WISHES.items()
+    ]
+}

@@ -1,0 +1,130 @@
+"""One page of metrics over all processes, in the format of Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+__all__ = ["Metrics"]
+
+_BOUNDS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Metrics:
+    """What the scheduler counts itself, and what the inference services count."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._services = _Services()
+        self._registry.register(self._services)
+        self.request_seconds = Histogram(
+            "gati_request_seconds",
+            "Requests for a model, from arrival to answer",
+            ["model"],
+            buckets=_BOUNDS_S,
+            registry=self._registry,
+        )
+        self.pipeline_seconds = Histogram(
+            "gati_pipeline_seconds",
+            "Queries to a pipeline, from arrival to answer",
+            ["pipeline"],
+            buckets=_BOUNDS_S,
+            registry=self._registry,
+        )
+        self.slo_missed = Counter(
+            "gati_slo_missed",
+            "Answered queries that took longer than their latency SLO",
+            ["pipeline"],
+            registry=self._registry,
+        )
+        self.rejected = Counter(
+            "gati_rejected", "Requests that were refused, by reason", ["reason"], registry=self._registry
+        )
+
+    def render(self, statistics: Mapping[str, Any], models: Mapping[str, Any]) -> bytes:
+        """The page; `statistics` are those of the services that answer, `models` all of them."""
+        self._services.statistics = statistics
+        self._services.models = models
+        return generate_latest(self._registry)
+
+
+class _Services(Collector):
+    """Counts of the inference services, as they were told last."""
+
+    def __init__(self) -> None:
+        self.statistics: Mapping[str, Any] = {}
+        self.models: Mapping[str, Any] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, in the order of the page."""
+        yield from self._seconds()
+        yield from self._exits()
+        yield from self._gauges()
+
+    def _seconds(self) -> Iterator[Metric]:
+        queue = HistogramMetricFamily("gati_queue_seconds", "Inputs in the queue", labels=["model"])
+        service = HistogramMetricFamily(
+            "gati_service_seconds", "Inputs from being taken up to their answer", labels=["model"]
+        )
+        for name, found in self.statistics.items():
+            queue.add_metric([name], _buckets(found.queue_seconds), found.queue_seconds.sum_s)
+            service.add_metric([name], _buckets(found.service_seconds), found.service_seconds.sum_s)
+        yield queue
+        yield service
+
+    def _exits(self) -> Iterator[Metric]:
+        labels = ["model", "version", "block"]
+        queries = CounterMetricFamily("gati_cache_queries", "Lookups of learned caches", labels=labels)
+        hits = CounterMetricFamily("gati_cache_hits", "Lookups that hit", labels=labels)
+        exits = CounterMetricFamily("gati_exits", "Inputs by where their answer came from", labels=labels)
+        for name, found in self.statistics.items():
+            for row in found.exits:
+                where = [name, row.version, row.exit]
+                exits.add_metric(where, row.hits)
+                if row.exit != "base":
+                    queries.add_metric(where, row.queries)
+                    hits.add_metric(where, row.hits)
+        yield from (queries, hits, exits)
+        audits = CounterMetricFamily(
+            "gati_audits", "Answers compared with the base model's", labels=["model", "agreed"]
+        )
+        for name, found in self.statistics.items():
+            audits.add_metric([name, "true"], found.audits_agreed)
+            audits.add_metric([name, "false"], found.audits_disagreed)
+        yield audits
+
+    def _gauges(self) -> Iterator[Metric]:
+        waiting = GaugeMetricFamily("gati_queue_inputs", "Inputs that wait", labels=["model"])
+        memory = GaugeMetricFamily("gati_resident_bytes", "Memory of the process", labels=["model"])
+        stopped = GaugeMetricFamily(
+            "gati_caches_stopped", "1 while the guard keeps the caches from answering", labels=["model"]
+        )
+        for name, found in self.statistics.items():
+            waiting.add_metric([name], found.waiting)
+            memory.add_metric([name], found.resident_bytes)
+            stopped.add_metric([name], float(found.stopped))
+        ready = GaugeMetricFamily("gati_ready", "1 when the model answers", labels=["model"])
+        restarts = CounterMetricFamily("gati_restarts", "Starts after a crash", labels=["model"])
+        version = GaugeMetricFamily(
+            "gati_version_info", "The version that answers", labels=["model", "version"]
+        )
+        for name, model in self.models.items():
+            ready.add_metric([name], float(model.ready))
+            restarts.add_metric([name], model.restarts)
+            if model.ready:
+                version.add_metric([name, model.active.version], 1.0)
+        yield from (waiting, memory, stopped, ready, restarts, version)
+
+
+def _buckets(histogram: Any) -> list[tuple[str, float]]:
+    """Counts below each bound, all below it counted in, as Prometheus wants them."""
+    total, found = 0, []
+    for bound, count in zip((*histogram.upper_bounds_s, None), histogram.counts, strict=True):
+        total += count
+        found.append(("+Inf" if bound is None else str(bound), float(total)))
+    return found

@@ -1,0 +1,192 @@
+"""For operators: versions, statistics, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import ORJSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from gati.errors import GatiError, RequestError
+from services.scheduler import documents
+from services.scheduler.bodies import read_body
+from services.scheduler.models import Model
+from services.scheduler.scheduler import Scheduler
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["operations"], default_response_class=ORJSONResponse)
+
+_LARGEST_BODY_BYTES = 65_536
+_READY_TIMEOUT_S = 120.0
+
+
+@router.post(
+    "/v2/repository/index",
+    summary="Models and versions",
+    responses=documents.SERVER,
+    openapi_extra=documents.INDEX_BODY,
+)
+async def index(request: Request) -> list[dict[str, Any]]:
+    """Every model with its versions and states."""
+    scheduler = _scheduler(request)
+    only_ready = (await _document(request)).get("ready") is True
+    rows: list[dict[str, Any]] = []
+    for name, model in scheduler.models.items():
+        if model.ready:
+            rows += [
+                {"name": name, "version": each.version, "state": "READY", "reason": ""}
+                for each in model.info.versions
+            ]
+        elif not only_ready:
+            state = "UNAVAILABLE" if name in scheduler.unloaded else "LOADING"
+            rows.append({"name": name, "version": "", "state": state, "reason": model.cause})
+    return rows
+
+
+@router.post(
+    "/v2/repository/models/{model}/load",
+    summary="Load a version",
+    responses=documents.LOAD,
+    openapi_extra=documents.LOAD_BODY,
+)
+async def load(request: Request, model: str) -> dict[str, Any]:
+    """Load a composition beside those that serve, and let it answer once it is warmed up.
+
+    Nothing is dropped: requests under way are answered by the version they began with. Parameters:
+    `composition` (of the model's cache library; its own if none is named), `version` (what to call it).
+    """
+    scheduler = _scheduler(request)
+    found = scheduler.model(model)
+    parameters = await _parameters(request, ("composition", "version"))
+    if model in scheduler.unloaded:
+        scheduler.unloaded.discard(model)
+        found.start()
+        await found.wait_until_ready(_READY_TIMEOUT_S)
+        if not parameters:
+            return {"name": model, "version": found.active.version}
+    own = scheduler.config.models.get(model)
+    composition = parameters.get("composition", own.composition if own and own.caches else None)
+    version = parameters.get("version", composition or "base")
+    await found.load(version, composition, None)
+    return {"name": model, "version": version}
+
+
+@router.post(
+    "/v2/repository/models/{model}/unload",
+    summary="Unload a version, or a model",
+    responses=documents.LOAD,
+    openapi_extra=documents.UNLOAD_BODY,
+)
+async def unload(request: Request, model: str) -> dict[str, Any]:
+    """Forget the version that `parameters` names, or end the model's process when they name none."""
+    scheduler = _scheduler(request)
+    found = scheduler.model(model)
+    version = (await _parameters(request, ("version", "unload_dependents"))).get("version")
+    if version is not None:
+        await found.unload(version)
+    elif not found.supervised:
+        raise RequestError(f"model '{model}' runs elsewhere; end it there, or name a version")
+    elif model not in scheduler.unloaded:
+        scheduler.unloaded.add(model)
+        await found.stop(scheduler.config.drain_timeout_s)
+    return {"name": model, "version": version}
+
+
+@router.get("/v2/models/stats", summary="Counts of all models", responses=documents.SERVER)
+async def all_statistics(request: Request) -> dict[str, Any]:
+    """As of one model, for all that answer."""
+    found = await _statistics(_scheduler(request))
+    return {"model_stats": [row for name, each in found.items() for row in _rows(name, each)]}
+
+
+@router.get("/v2/models/{model}/stats", summary="Counts of a model", responses=documents.MODEL)
+async def statistics(request: Request, model: str) -> dict[str, Any]:
+    """Inputs answered since its process began, and where each left the network."""
+    found = _scheduler(request).model(model)
+    return {"model_stats": _rows(model, await found.statistics())}
+
+
+@router.get(
+    "/metrics", summary="Metrics of all processes, for Prometheus", responses=documents.METRICS
+)
+async def metrics(request: Request) -> Response:
+    """Counters, gauges and histograms; rates are for the reader to compute."""
+    scheduler = _scheduler(request)
+    page = scheduler.metrics.render(await _statistics(scheduler), scheduler.models)
+    return Response(page, media_type=CONTENT_TYPE_LATEST)
+
+
+# --------------------------------------------------------------------------------------------------------
+
+
+async def _statistics(scheduler: Scheduler) -> dict[str, Any]:
+    async def of(model: Model) -> Any:
+        try:
+            return await model.statistics()
+        except GatiError:  # it went between being asked whether it is ready and this
+            return None
+
+    models = {name: model for name, model in scheduler.models.items() if model.ready}
+    found = await asyncio.gather(*map(of, models.values()))
+    return {name: each for name, each in zip(models, found, strict=True) if each is not None}
+
+
+def _rows(name: str, found: Any) -> list[dict[str, Any]]:
+    """Statistics as V2 has them: one entry a version."""
+    versions: dict[str, dict[str, int]] = {}
+    for row in found.exits:
+        versions.setdefault(row.version, {})[row.exit] = row.hits
+    queue, service = found.queue_seconds, found.service_seconds
+    return [
+        {
+            "name": name,
+            "version": version,
+            "inference_count": sum(exits.values()),
+            "execution_count": sum(exits.values()),
+            "exits": exits,
+            "inference_stats": {
+                "success": {
+                    "count": found.inputs,
+                    "ns": round(1e9 * (queue.sum_s + service.sum_s)),
+                },
+                "fail": {"count": sum(found.refused.values()), "ns": 0},
+                "queue": {"count": sum(queue.counts), "ns": round(1e9 * queue.sum_s)},
+                "compute_infer": {"count": sum(service.counts), "ns": round(1e9 * service.sum_s)},
+            },
+        }
+        for version, exits in versions.items()
+    ]
+
+
+async def _document(request: Request) -> dict[str, Any]:
+    body = await read_body(request, _LARGEST_BODY_BYTES)
+    if not body.strip():
+        return {}
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RequestError("the body is not JSON") from error
+    if not isinstance(document, dict):
+        raise RequestError("the body must be a JSON object")
+    return document
+
+
+async def _parameters(request: Request, known: tuple[str, ...]) -> dict[str, Any]:
+    parameters = (await _document(request)).get("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise RequestError("`parameters` must be an object")
+    for name, value in parameters.items():
+        if name not in known:
+            raise RequestError(f"no parameter is called {name[:40]!r}; there are {', '.join(known)}")
+        if not isinstance(value, bool if name == "unload_dependents" else str):
+            raise RequestError(f"parameter `{name}` must be text")
+    return parameters
+
+
+def _scheduler(request: Request) -> Scheduler:
+    scheduler: Scheduler = request.app.state.scheduler
+    return scheduler

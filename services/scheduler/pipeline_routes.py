@@ -1,0 +1,168 @@
+"""Queries to pipelines, and what pipelines there are."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import ORJSONResponse, Response
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException
+
+from gati.errors import RequestError
+from services.scheduler import documents
+from services.scheduler.bodies import read_body, unless_gone
+from services.scheduler.images import decode_image
+from services.scheduler.pipelines import ServedPipeline
+from services.scheduler.protocol import HEADER_LENGTH, parse_request, positive, priority
+from services.scheduler.scheduler import Scheduler
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["pipelines"], default_response_class=ORJSONResponse)
+
+_MOST_PARTS = 16
+_CHANNELS = 3
+
+
+@router.get("/v1/pipelines", summary="The pipelines")
+async def pipelines(request: Request) -> dict[str, Any]:
+    """Every pipeline with its stages and their options."""
+    scheduler: Scheduler = request.app.state.scheduler
+    return {"pipelines": [_described(name, each) for name, each in scheduler.pipelines.items()]}
+
+
+@router.get("/v1/pipelines/{pipeline}", summary="A pipeline", responses=documents.PIPELINE)
+async def pipeline(request: Request, pipeline: str) -> dict[str, Any]:
+    """Its stages, and what their options were measured to do."""
+    scheduler: Scheduler = request.app.state.scheduler
+    return _described(pipeline, scheduler.pipeline(pipeline))
+
+
+@router.post(
+    "/v1/pipelines/{pipeline}/query",
+    summary="Answer a query",
+    responses=documents.QUERY,
+    openapi_extra=documents.QUERY_BODY,
+)
+async def query(request: Request, pipeline: str) -> Response:
+    """Answer a query for one image: a file in a form, a file as the body, or a tensor as in V2.
+
+    `latency_slo_ms`, `timeout_ms` and `priority` come as parameters of the URL, fields of the form, or
+    `parameters` of the JSON. The answer tells every stage's option, exit, latency and budget.
+    """
+    arrived_s = time.monotonic()
+    scheduler: Scheduler = request.app.state.scheduler
+    with scheduler.under_way():
+        served = scheduler.pipeline(pipeline)
+        body = await read_body(request, scheduler.config.largest_body_bytes)
+        tensor, wishes = await _read(request, body, scheduler.config.largest_image_pixels)
+        slo_ms = positive(wishes, "latency_slo_ms") or served.default_slo_ms
+        timing = scheduler.timing(
+            arrived_s,
+            slo_ms,
+            positive(wishes, "timeout_ms"),
+            priority(wishes.get("priority")),
+            request.headers.get("traceparent"),
+        )
+        answer = await unless_gone(request, served.answer(tensor, timing))
+    latency_ms = timing.elapsed_ms()
+    scheduler.metrics.pipeline_seconds.labels(pipeline).observe(latency_ms / 1e3)
+    slo_met = None if slo_ms is None else latency_ms <= slo_ms
+    if slo_met is False:
+        scheduler.metrics.slo_missed.labels(pipeline).inc()
+    return ORJSONResponse(
+        {
+            "pipeline": pipeline,
+            "label": answer.label,
+            "stages": answer.stages,
+            "skipped": answer.skipped,
+            "policy": served.planner.policy,
+            "latency_ms": latency_ms,
+            "latency_slo_ms": slo_ms,
+            "slo_met": slo_met,
+            "trace_id": timing.trace_id,
+        }
+    )
+
+
+async def _read(request: Request, body: bytes, largest_pixels: int) -> tuple[Any, dict[str, Any]]:
+    """The wire's `Tensor` of a query, and what it wishes."""
+    wishes: dict[str, Any] = dict(request.query_params)
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "multipart/form-data":
+        image, fields = await _form(request, body)
+        return decode_image(image, _CHANNELS, largest_pixels), wishes | fields
+    if kind == "application/json" or HEADER_LENGTH in request.headers:
+        asked = parse_request(body, request.headers.get(HEADER_LENGTH))
+        if asked.tensor.shape[:1] != [1]:
+            raise RequestError(f"a query is for one input, got shape {asked.tensor.shape}")
+        own = {
+            "latency_slo_ms": asked.latency_slo_ms,
+            "timeout_ms": asked.timeout_ms,
+            "priority": asked.priority,
+        }
+        return asked.tensor, wishes | {name: value for name, value in own.items() if value is not None}
+    if not body:
+        raise RequestError("the body is empty; send an image, a form with a file `image`, or a tensor")
+    return decode_image(body, _CHANNELS, largest_pixels), wishes
+
+
+async def _form(request: Request, body: bytes) -> tuple[bytes, dict[str, Any]]:
+    """The file `image` of a form, and its other fields."""
+
+    async def stream() -> Any:
+        yield body
+
+    from starlette.formparsers import MultiPartParser
+
+    try:
+        parser = MultiPartParser(
+            Headers(raw=request.headers.raw),
+            stream(),
+            max_files=1,
+            max_fields=_MOST_PARTS,
+            max_part_size=4096,
+        )
+        form = await parser.parse()
+    except (MultiPartException, KeyError, ValueError, UnicodeDecodeError, AssertionError) as error:
+        raise RequestError(f"not a form that can be read ({str(error)[:120]})") from error
+    try:
+        image = form.get("image")
+        if not isinstance(image, UploadFile):
+            raise RequestError("the form has no file `image`; add one")
+        fields = {name: value for name, value in form.items() if isinstance(value, str)}
+        return await image.read(), fields
+    finally:
+        await form.close()
+
+
+def _described(name: str, served: ServedPipeline) -> dict[str, Any]:
+    found = served.pipeline
+    return {
+        "name": name,
+        "ready": served.ready,
+        "policy": served.planner.policy,
+        "input": found.input,
+        "outputs": found.outputs,
+        "stages": [
+            {
+                "name": stage.name,
+                "labels": stage.labels,
+                "after": [
+                    {"stage": edge.source, "when": None if edge.when is None else sorted(edge.when)}
+                    for edge in found.edges_to[stage.name]
+                ],
+                "options": [
+                    {
+                        "name": option.name,
+                        "accuracy": option.accuracy,
+                        "mean_latency_ms": option.measured_latency.mean_ms,
+                    }
+                    for option in stage.options.values()
+                ],
+            }
+            for stage in found.stages.values()
+        ],
+    }

@@ -1,0 +1,127 @@
+"""Running a query through a pipeline: the planner chooses, the models answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gati.errors import DeadlineError
+from gati.plan import Pipeline, Planner, Run, Stage
+from services.scheduler.models import Asked, Model
+from services.scheduler.timing import Timing
+
+__all__ = ["PipelineAnswer", "ServedPipeline"]
+
+
+@dataclass
+class PipelineAnswer:
+    """What a query was answered, and how each of its stages went."""
+
+    label: str
+    stages: list[dict[str, Any]] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+
+class ServedPipeline:
+    """A measured pipeline, its planner, and the model that serves each option.
+
+    `models` maps stage and option to the model's name in the configuration.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        planner: Planner,
+        models: Mapping[tuple[str, str], Model],
+        default_slo_ms: float | None,
+    ) -> None:
+        self.pipeline = pipeline
+        self.planner = planner
+        self.default_slo_ms = default_slo_ms
+        self._models = models
+        self._least_after_ms = _least_after_ms(pipeline)
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """All models that may be asked."""
+        return tuple(dict.fromkeys(self._models.values()))
+
+    @property
+    def ready(self) -> bool:
+        """Whether every option can be asked."""
+        return all(model.ready for model in self.models)
+
+    async def answer(self, tensor: Any, timing: Timing) -> PipelineAnswer:
+        """Answer a query, the wire's `Tensor` of one image; cancelled, its stages are, too.
+
+        **Raises:** `DeadlineError` when the timeout passes between stages, and what the models refuse with.
+        """
+        run = self.planner.begin(timing.latency_slo_ms or timing.timeout_ms)
+        answer = PipelineAnswer("")
+        running: set[asyncio.Task[dict[str, Any]]] = set()
+        try:
+            while not run.done:
+                if len(run.ready) == 1 and not running:  # nothing beside it: no task is needed
+                    answer.stages.append(await self._stage(run, run.ready[0], tensor, timing))
+                    continue
+                running |= {
+                    asyncio.create_task(self._stage(run, name, tensor, timing)) for name in run.ready
+                }
+                await asyncio.sleep(0)  # they start, and are ready no more
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                answer.stages += [task.result() for task in done]
+        finally:
+            for task in running:
+                task.cancel()
+        answer.label = run.answer or ""
+        answer.skipped = [name for name in self.pipeline.stages if name in run.skipped]
+        return answer
+
+    async def _stage(self, run: Run, name: str, tensor: Any, timing: Timing) -> dict[str, Any]:
+        started_ms = timing.elapsed_ms()
+        if started_ms >= timing.timeout_ms:
+            raise DeadlineError(f"the deadline passed before stage '{name}'")
+        step = run.start(name, started_ms)
+        model = self._models[name, step.option]
+        slo_ms = None
+        if timing.latency_slo_ms is not None and not run.labels:
+            # Only the first stage is refused for the SLO's sake: later there is work to lose.
+            slo_ms = step.remaining_ms - self._least_after_ms[name]
+        asked = Asked(timing.timeout_ms - started_ms, slo_ms, timing.priority, timing.trace_id)
+        response = await model.infer(tensor, asked)
+        ended_ms = timing.elapsed_ms()
+        first = response.answers[0]
+        stage = self.pipeline.stages[name]
+        found = stage.options[step.option].label(np.frombuffer(first.probabilities, "<f4"))
+        run.finish(name, found.label, ended_ms, found.confidence)
+        return {
+            "stage": name,
+            "option": step.option,
+            "model": model.name,
+            "version": response.version,
+            "label": found.label,
+            "probability": found.probability,
+            "exit": first.exit,
+            "from_cache": first.exit != "base",
+            "started_ms": started_ms,
+            "latency_ms": ended_ms - started_ms,
+            "queue_ms": response.queue_ms,
+            "budget_ms": step.budget_ms,
+        }
+
+
+def _least_after_ms(pipeline: Pipeline) -> dict[str, float]:
+    """What the stages after each take at least, on the longest way, with their fastest options."""
+    after: dict[str, float] = {}
+    for name in reversed(list(pipeline.stages)):
+        targets = [edge.target for edge in pipeline.edges_from[name]]
+        after[name] = max((_least_ms(pipeline.stages[each]) + after[each] for each in targets), default=0.0)
+    return after
+
+
+def _least_ms(stage: Stage) -> float:
+    return min(option.measured_latency.mean_ms for option in stage.options.values())

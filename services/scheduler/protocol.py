@@ -1,0 +1,256 @@
+"""The Open Inference Protocol (V2) with its extension for binary tensors: requests in, responses out.
+
+A model has one input, `input` (FP32 [batch, ...] as the network takes it, or images, UINT8 [batch, height,
+width, channels], which are preprocessed), and outputs `probabilities`, `class_index`, `class_name`, `exit`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from gati.errors import RequestError
+from services.wire.gen.ttypes import Tensor
+from services.wire.tensors import DATATYPES, from_bytes, to_tensor
+
+__all__ = ["HEADER_LENGTH", "InferenceRequest", "Output", "outputs_of", "parse_request", "render_response"]
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+OUTPUTS = ("probabilities", "class_index", "class_name", "exit")
+_INPUT_NAMES = ("input", "image")
+_DEFAULT_PRIORITY = 2
+_LARGEST_TIME_MS = 3_600_000.0
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output that the client wants."""
+
+    name: str
+    binary: bool = False
+
+
+@dataclass(frozen=True)
+class InferenceRequest:
+    """A parsed request: the tensor as it goes on the wire, and what else was asked for."""
+
+    id: str | None
+    tensor: Any
+    outputs: tuple[Output, ...]
+    latency_slo_ms: float | None
+    timeout_ms: float | None
+    priority: int
+
+
+def parse_request(body: bytes, header_length: str | None) -> InferenceRequest:
+    """Read a request. Raises `RequestError`, one line that says what is wrong where."""
+    document, rest = _split(body, header_length)
+    parameters = _mapping(document, "parameters")
+    inputs = document.get("inputs")
+    if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
+        raise RequestError("`inputs` must be a list with one tensor: name, shape, datatype, data")
+    identifier = document.get("id")
+    if identifier is not None and not isinstance(identifier, str):
+        raise RequestError("`id` must be text")
+    return InferenceRequest(
+        identifier,
+        _tensor(inputs[0], rest),
+        _outputs(document.get("outputs"), parameters.get("binary_data_output") is True),
+        positive(parameters, "latency_slo_ms"),
+        _timeout_ms(parameters),
+        priority(parameters.get("priority")),
+    )
+
+
+def positive(values: Mapping[str, Any], name: str) -> float | None:
+    """A number above zero, or None where it is not given. Raises `RequestError`."""
+    value = values.get(name)
+    if value is None:
+        return None
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        number = float(value)  # a query or a form has it as text
+        if not (math.isfinite(number) and number > 0.0):
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        raise RequestError(f"`{name}` is {str(value)[:40]!r}; give a number above 0") from None
+    return min(number, _LARGEST_TIME_MS)
+
+
+def priority(value: Any) -> int:
+    """A priority, 1 is the highest; 0 and nothing mean the usual one. Raises `RequestError`."""
+    if value is None or value == 0:
+        return _DEFAULT_PRIORITY
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 10:
+        raise RequestError(f"`priority` is {str(value)[:40]}; give a whole number from 1 (first) to 10")
+    return value or _DEFAULT_PRIORITY
+
+
+def outputs_of(response: Any, class_names: Sequence[str] | None, wanted: Sequence[Output]) -> dict[str, Any]:
+    """The arrays of the wanted outputs; text comes as a list."""
+    answers = response.answers
+    indices = [each.class_index for each in answers]
+    found: dict[str, Any] = {}
+    for output in wanted:
+        if output.name == "probabilities":
+            rows = [np.frombuffer(each.probabilities, "<f4") for each in answers]
+            found[output.name] = np.stack(rows)
+        elif output.name == "class_index":
+            found[output.name] = np.array(indices, np.int64)
+        elif output.name == "class_name":
+            found[output.name] = list(map(str, indices))
+            if class_names is not None:
+                found[output.name] = [class_names[index] for index in indices]
+        else:
+            found[output.name] = [each.exit for each in answers]
+    return found
+
+
+def render_response(
+    head: dict[str, Any], arrays: Mapping[str, Any], wanted: Sequence[Output]
+) -> tuple[bytes, int | None]:
+    """The body of a response and, where tensors follow it in binary, the length of its JSON."""
+    outputs, tail = [], []
+    for output in wanted:
+        array = arrays[output.name]
+        is_text = isinstance(array, list)
+        entry: dict[str, Any] = {
+            "name": output.name,
+            "datatype": "BYTES" if is_text else to_tensor(array[:0]).datatype,
+            "shape": [len(array)] if is_text else list(array.shape),
+        }
+        if output.binary:
+            data = _text_bytes(array) if is_text else np.ascontiguousarray(array).tobytes()
+            entry["parameters"] = {"binary_data_size": len(data)}
+            tail.append(data)
+        else:
+            entry["data"] = array if is_text else array.ravel()
+        outputs.append(entry)
+    text = orjson.dumps({**head, "outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
+    return b"".join((text, *tail)), len(text) if tail else None
+
+
+# --------------------------------------------------------------------------------------------------------
+
+
+def _split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], bytes]:
+    """The JSON of a request, and the binary tensors behind it."""
+    length = len(body)
+    if header_length is not None:
+        is_number = header_length.isascii() and header_length.isdigit() and len(header_length) < 20
+        if not (is_number and int(header_length) <= len(body)):
+            raise RequestError(
+                f"{HEADER_LENGTH} is {header_length[:40]!r}; give the length of the JSON in bytes"
+            )
+        length = int(header_length)
+    try:
+        document = orjson.loads(body[:length])
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is not JSON ({error})") from error
+    if not isinstance(document, dict):
+        raise RequestError("the body must be a JSON object")
+    return document, body[length:]
+
+
+def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = values.get(name)
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise RequestError(f"`{name}` must be an object")
+    return found
+
+
+def _timeout_ms(parameters: Mapping[str, Any]) -> float | None:
+    """`timeout_ms`, or `timeout` in microseconds, as other servers have it."""
+    microseconds = positive(parameters, "timeout")
+    return positive(parameters, "timeout_ms") if microseconds is None else microseconds / 1e3
+
+
+def _tensor(entry: dict[str, Any], rest: bytes) -> Any:
+    name, datatype, shape = entry.get("name"), entry.get("datatype"), entry.get("shape")
+    if name not in _INPUT_NAMES:
+        raise RequestError(f"no input is called {str(name)[:40]!r}; the input is `input`")
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
+        raise RequestError(f"`datatype` is {str(datatype)[:40]!r}; choose one of {', '.join(DATATYPES)}")
+    if not isinstance(shape, list) or not all(_is_size(size) for size in shape):
+        raise RequestError("`shape` must be a list of whole numbers from 0 up")
+    size = _mapping(entry, "parameters").get("binary_data_size")
+    if size is None:
+        if rest:
+            raise RequestError("binary data follow the JSON, but the input has no `binary_data_size`")
+        return to_tensor(_array(entry.get("data"), datatype, shape))
+    if "data" in entry:
+        raise RequestError("the input has both `data` and `binary_data_size`; send one")
+    if size != len(rest):
+        raise RequestError(f"`binary_data_size` is {str(size)[:40]}, but {len(rest)} bytes follow the JSON")
+    from_bytes(datatype, shape, rest)  # do they fit?
+    return Tensor(datatype, shape, rest)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40
+
+
+def _array(data: Any, datatype: str, shape: list[int]) -> NDArray[Any]:
+    """Nested or flat data as an array of that shape."""
+    if not isinstance(data, list):
+        raise RequestError("the input has no `data`; give a list of numbers")
+    dtype = DATATYPES[datatype]
+    try:
+        array = np.array(data)
+        if array.dtype.kind not in "biuf" and array.size:
+            raise ValueError("not numbers")
+        _check_range(array, dtype)
+        array = array.astype(dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise RequestError(f"`data` is no {datatype} tensor ({reason})") from error
+    if array.size != math.prod(shape):
+        raise RequestError(
+            f"`data` has {array.size} numbers and shape {shape} takes {math.prod(shape)}; correct one"
+        )
+    return array.reshape(shape)
+
+
+def _check_range(array: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    """Refuse numbers that another type would silently change."""
+    if dtype.kind not in "iu" or not array.size:
+        return
+    bounds = np.iinfo(dtype)
+    if array.dtype.kind == "f" and not np.equal(np.mod(array, 1), 0).all():
+        raise ValueError("numbers with a fraction")
+    if array.min() < bounds.min or array.max() > bounds.max:
+        raise ValueError(f"numbers outside {bounds.min} to {bounds.max}")
+
+
+def _outputs(entries: Any, binary: bool) -> tuple[Output, ...]:
+    if entries is None or entries == []:
+        return tuple(Output(name, binary) for name in OUTPUTS)
+    if not isinstance(entries, list):
+        raise RequestError("`outputs` must be a list")
+    found = []
+    for entry in entries:
+        if not isinstance(entry, dict) or entry.get("name") not in OUTPUTS:
+            named = entry.get("name") if isinstance(entry, dict) else entry
+            raise RequestError(f"no output is called {str(named)[:40]!r}; there are {', '.join(OUTPUTS)}")
+        parameters = _mapping(entry, "parameters")
+        if "classification" in parameters or "shared_memory_region" in parameters:
+            raise RequestError("outputs come whole: neither classification nor shared memory is offered")
+        found.append(Output(entry["name"], parameters.get("binary_data", binary) is True))
+    return tuple({output.name: output for output in found}.values())
+
+
+def _text_bytes(values: Sequence[str]) -> bytes:
+    encoded = [value.encode() for value in values]
+    return b"".join(struct.pack("<I", len(each)) + each for each in encoded)

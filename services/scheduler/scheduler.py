@@ -1,0 +1,124 @@
+"""The scheduler's own state: models, pipelines, counts; what its endpoints have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gati.errors import GatiError, NotFoundError, OverloadError, UnavailableError
+from services.config import ServeConfig
+from services.scheduler.metrics import Metrics
+from services.scheduler.models import Asked, Model
+from services.scheduler.pipelines import ServedPipeline
+from services.scheduler.timing import Timing, trace_id_of
+
+__all__ = ["Scheduler"]
+
+_log = logging.getLogger("gati.scheduler")
+
+_MEMORY = 0.98  # of the running average of what requests take outside the inference service
+
+
+class Scheduler:
+    """Models and pipelines by name. `start` and `stop` act on all of them."""
+
+    def __init__(
+        self, config: ServeConfig, models: dict[str, Model], pipelines: dict[str, ServedPipeline]
+    ) -> None:
+        self.config = config
+        self.models = models
+        self.pipelines = pipelines
+        self.metrics = Metrics()
+        self.draining = False
+        self.unloaded: set[str] = set()
+        self._under_way = 0
+        self._overhead_ms = 0.0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def ready(self) -> bool:
+        """Whether everything that should answer does."""
+        wanted = [model for name, model in self.models.items() if name not in self.unloaded]
+        return not self.draining and all(model.ready for model in wanted)
+
+    def start(self) -> None:
+        """Start and connect all models."""
+        for model in self.models.values():
+            model.start()
+
+    async def drain(self) -> None:
+        """Refuse what is new, wait until everything is answered, and stop the models."""
+        self.draining = True
+        timeout_s = self.config.drain_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            _log.warning("not everything was answered in time", extra={"under_way": self._under_way})
+        await asyncio.gather(*(model.stop(timeout_s) for model in self.models.values()))
+
+    def model(self, name: str) -> Model:
+        """The model of that name. Raises `NotFoundError`."""
+        if name not in self.models:
+            raise NotFoundError(f"no model '{name[:64]}'; there are: {', '.join(self.models) or 'none'}")
+        return self.models[name]
+
+    def pipeline(self, name: str) -> ServedPipeline:
+        """The pipeline of that name. Raises `NotFoundError`."""
+        if name not in self.pipelines:
+            known = ", ".join(self.pipelines) or "none"
+            raise NotFoundError(f"no pipeline '{name[:64]}'; there are: {known}")
+        return self.pipelines[name]
+
+    def timing(
+        self,
+        arrived_s: float,
+        latency_slo_ms: float | None,
+        timeout_ms: float | None,
+        priority: int,
+        traceparent: str | None,
+    ) -> Timing:
+        """What a request wishes; without a timeout it is given up at a multiple of its SLO."""
+        if timeout_ms is None:
+            timeout_ms = self.config.request_timeout_ms
+            if latency_slo_ms is not None:
+                timeout_ms = min(timeout_ms, self.config.late_factor * latency_slo_ms)
+        return Timing(arrived_s, latency_slo_ms, timeout_ms, priority, trace_id_of(traceparent))
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Count a request, and why it is refused if it is. Raises `UnavailableError` when draining."""
+        if self.draining:
+            raise UnavailableError("shutting down; ask again", retry_after_s=1.0)
+        self._under_way += 1
+        self._idle.clear()
+        try:
+            yield
+        except GatiError as error:
+            self.metrics.rejected.labels(error.thrift_code.lower()).inc()
+            raise
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
+
+    def asked(self, timing: Timing) -> Asked:
+        """What an inference service is told: the time that is left there."""
+        elapsed_ms = timing.elapsed_ms()
+        slo_ms = timing.latency_slo_ms
+        if slo_ms is not None:
+            slo_ms -= max(elapsed_ms, self._overhead_ms)
+            if slo_ms <= 0.0:
+                raise OverloadError(
+                    f"{elapsed_ms:.1f} ms have passed before a model could be asked", retry_after_s=0.1
+                )
+        remaining_ms = max(1.0, timing.timeout_ms - elapsed_ms)
+        return Asked(remaining_ms, slo_ms, timing.priority, timing.trace_id)
+
+    def learn_overhead(self, latency_ms: float, inside_ms: float) -> None:
+        """Take in a request: how long it took, and how much of that inside inference services."""
+        self._overhead_ms = _MEMORY * self._overhead_ms + (1.0 - _MEMORY) * (latency_ms - inside_ms)
+

@@ -1,0 +1,178 @@
+"""The Open Inference Protocol: metadata, readiness and inference of single models."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import ORJSONResponse, Response
+
+import gati
+from services.scheduler import documents
+from services.scheduler.bodies import read_body, unless_gone
+from services.scheduler.models import Model
+from services.scheduler.protocol import HEADER_LENGTH, outputs_of, parse_request, render_response
+from services.scheduler.scheduler import Scheduler
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["models"], default_response_class=ORJSONResponse)
+
+_EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics"]
+
+
+@router.get("/v2", summary="The server", responses=documents.SERVER)
+async def server() -> dict[str, Any]:
+    """Name, version and extensions."""
+    return {"name": "gati", "version": gati.__version__, "extensions": _EXTENSIONS}
+
+
+@router.get("/v2/health/live", summary="Whether the scheduler runs")
+async def live() -> dict[str, bool]:
+    """Always true where there is an answer."""
+    return {"live": True}
+
+
+@router.get("/v2/health/ready", summary="Whether everything answers", responses=documents.READY)
+async def ready(request: Request) -> Response:
+    """Ready is loaded and warmed up: every model that is not unloaded."""
+    scheduler = _scheduler(request)
+    waiting = {name: model.cause for name, model in scheduler.models.items() if not model.ready}
+    is_ready = scheduler.ready
+    return ORJSONResponse({"ready": is_ready, "waiting_for": waiting}, 200 if is_ready else 503)
+
+
+@router.get("/v2/models/{model}", summary="A model's inputs and outputs", responses=documents.MODEL)
+async def metadata(request: Request, model: str) -> dict[str, Any]:
+    """Metadata, and the certificate of the version that answers."""
+    return _metadata(_scheduler(request).model(model), None)
+
+
+@router.get("/v2/models/{model}/versions/{version}", summary="A version", responses=documents.MODEL)
+async def version_metadata(request: Request, model: str, version: str) -> dict[str, Any]:
+    """Metadata of a loaded version."""
+    return _metadata(_scheduler(request).model(model), version)
+
+
+@router.get("/v2/models/{model}/ready", summary="Whether a model answers", responses=documents.READY)
+async def model_ready(request: Request, model: str) -> Response:
+    """200 when it answers, 503 with the cause when not."""
+    found = _scheduler(request).model(model)
+    document = {"name": model, "ready": found.ready} | ({} if found.ready else {"error": found.cause})
+    return ORJSONResponse(document, 200 if found.ready else 503)
+
+
+@router.get(
+    "/v2/models/{model}/versions/{version}/ready",
+    summary="Whether a version answers",
+    responses=documents.READY,
+)
+async def version_ready(request: Request, model: str, version: str) -> Response:
+    """200 when it is loaded, 404 when not."""
+    found = _scheduler(request).model(model)
+    if found.ready:
+        found.version(version)
+    return await model_ready(request, model)
+
+
+@router.post(
+    "/v2/models/{model}/infer",
+    summary="Answer inputs",
+    responses=documents.INFER,
+    openapi_extra=documents.INFER_BODY,
+)
+async def infer(request: Request, model: str) -> Response:
+    """Answer one or more inputs with the version that is active.
+
+    Parameters of the request: `latency_slo_ms` (refused with 429 when it cannot be met), `timeout_ms`,
+    `priority` (1 is first). Parameters of the response: `exit`, `from_cache`, `latency_ms`, `certificate`.
+    """
+    return await _infer(request, model, None)
+
+
+@router.post(
+    "/v2/models/{model}/versions/{version}/infer",
+    summary="Answer inputs with a version",
+    responses=documents.INFER,
+    openapi_extra=documents.INFER_BODY,
+)
+async def version_infer(request: Request, model: str, version: str) -> Response:
+    """As without a version, with one that is loaded."""
+    return await _infer(request, model, version)
+
+
+async def _infer(request: Request, name: str, version: str | None) -> Response:
+    arrived_s = time.monotonic()
+    scheduler = _scheduler(request)
+    with scheduler.under_way():
+        model = scheduler.model(name)
+        body = await read_body(request, scheduler.config.largest_body_bytes)
+        asked = parse_request(body, request.headers.get(HEADER_LENGTH))
+        timing = scheduler.timing(
+            arrived_s,
+            asked.latency_slo_ms,
+            asked.timeout_ms,
+            asked.priority,
+            request.headers.get("traceparent"),
+        )
+        found = await unless_gone(request, model.infer(asked.tensor, scheduler.asked(timing), version))
+    latency_ms = timing.elapsed_ms()
+    scheduler.learn_overhead(latency_ms, found.latency_ms)
+    scheduler.metrics.request_seconds.labels(name).observe(latency_ms / 1e3)
+    head = {
+        "model_name": name,
+        "model_version": found.version,
+        **({} if asked.id is None else {"id": asked.id}),
+        "parameters": _parameters(model, found, latency_ms, timing.latency_slo_ms),
+    }
+    arrays = outputs_of(found, model.info.class_names, asked.outputs)
+    content, length = render_response(head, arrays, asked.outputs)
+    if length is None:
+        return Response(content, media_type="application/json")
+    return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(length)})
+
+
+def _parameters(model: Model, found: Any, latency_ms: float, slo_ms: float | None) -> dict[str, Any]:
+    exits = {each.exit for each in found.answers}
+    parameters: dict[str, Any] = {"latency_ms": latency_ms, "queue_ms": found.queue_ms}
+    if len(exits) == 1:  # of a batch only where all left at the same place; the output `exit` has each
+        parameters["exit"] = found.answers[0].exit
+    parameters["from_cache"] = "base" not in exits
+    if slo_ms is not None:
+        parameters["slo_met"] = latency_ms <= slo_ms
+    certificate = model.certificate(found.version)
+    if certificate is not None:
+        parameters["certificate"] = certificate.get("sentence", "")
+    return parameters
+
+
+def _metadata(model: Model, version: str | None) -> dict[str, Any]:
+    active = model.active if version is None else model.version(version)
+    info = model.info
+    certificate = model.certificate(active.version)
+    return {
+        "name": model.name,
+        "versions": [each.version for each in info.versions],
+        "platform": f"gati_{active.backend}",
+        "inputs": [{"name": "input", "datatype": "FP32", "shape": [-1, *info.input_shape]}],
+        "outputs": [
+            {"name": "probabilities", "datatype": "FP32", "shape": [-1, info.classes]},
+            {"name": "class_index", "datatype": "INT64", "shape": [-1]},
+            {"name": "class_name", "datatype": "BYTES", "shape": [-1]},
+            {"name": "exit", "datatype": "BYTES", "shape": [-1]},
+        ],
+        "parameters": {
+            "active_version": model.active.version,
+            "exits": active.exits,
+            "caches_memory_bytes": active.memory_bytes,
+            "image_shape": [size or -1 for size in info.image_shape],
+            "largest_batch": info.largest_batch,
+            "certificate": certificate,
+        },
+    }
+
+
+def _scheduler(request: Request) -> Scheduler:
+    scheduler: Scheduler = request.app.state.scheduler
+    return scheduler

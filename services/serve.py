@@ -1,0 +1,196 @@
+"""`gati serve`: the scheduler in this process, an inference process for each model, until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from gati.errors import ConfigError
+from gati.plan import CacheLibrary, Option, PlainModel, Planner, load_pipeline
+from services import logs
+from services.config import ModelConfig, PipelineConfig, ServeConfig
+from services.inference.settings import InferenceSettings
+from services.scheduler.app import create_app
+from services.scheduler.models import Model
+from services.scheduler.pipelines import ServedPipeline
+from services.scheduler.scheduler import Scheduler
+from services.supervisor import Supervised
+
+__all__ = ["build_scheduler", "serve", "with_pipeline_models"]
+
+_log = logging.getLogger("gati.serve")
+
+
+def serve(config: ServeConfig, announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT, then drain and end. `announce` is told the URL once everything answers.
+
+    **Raises:** `ConfigError` when the port is taken; `PipelineError` for a pipeline that cannot be planned.
+    """
+    logs.configure("scheduler", config.log_level)
+    listening = _listen(config)
+    uvloop.run(_serve(config, listening, announce))
+
+
+def with_pipeline_models(config: ServeConfig) -> tuple[ServeConfig, dict[tuple[str, str, str], str]]:
+    """The configuration with a model for each source that its pipelines use.
+
+    Beside it, which model serves each (pipeline, stage, option).
+    """
+    models = dict(config.models)
+    serving: dict[tuple[str, str, str], str] = {}
+    for name, settings in config.pipelines.items():
+        pipeline = load_pipeline(settings.file)
+        for stage in pipeline.stages.values():
+            for option in stage.options.values():
+                serving[name, stage.name, option.name] = _model_for(option, models)
+    return config.model_copy(update={"models": models}), serving
+
+
+def build_scheduler(config: ServeConfig) -> Scheduler:
+    """The scheduler of a configuration, with its models not started yet."""
+    config, serving = with_pipeline_models(config)
+    models = {name: _model(name, each, config) for name, each in config.models.items()}
+    pipelines = {
+        name: _pipeline(name, settings, models, serving) for name, settings in config.pipelines.items()
+    }
+    return Scheduler(config, models, pipelines)
+
+
+# --------------------------------------------------------------------------------------------------------
+
+
+async def _serve(config: ServeConfig, listening: socket.socket, announce: Callable[[str], None]) -> None:
+    scheduler = build_scheduler(config)
+    server = _Server(
+        uvicorn.Config(
+            create_app(scheduler),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=1,
+            h11_max_incomplete_event_size=65_536,
+        )
+    )
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, stop.set)
+    scheduler.start()
+    serving = asyncio.create_task(server.serve([listening]))
+    url = f"http://{config.host}:{listening.getsockname()[1]}"
+    announcing = asyncio.create_task(_announce(scheduler, url, announce))
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+    announcing.cancel()
+    _log.info("draining")
+    await scheduler.drain()
+    server.should_exit = True
+    await serving
+    stopped.cancel()
+
+
+async def _announce(scheduler: Scheduler, url: str, announce: Callable[[str], None]) -> None:
+    for model in scheduler.models.values():
+        while not model.ready:
+            await asyncio.sleep(0.05)
+    announce(url)
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us: a request under way is answered before anything closes."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(config: ServeConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {config.host}:{config.port} ({error.strerror or error}); choose another --port"
+        ) from error
+
+
+def _model(name: str, own: ModelConfig, config: ServeConfig) -> Model:
+    if own.address is not None:
+        return Model(name, address=own.address)
+    settings = InferenceSettings(
+        name=name,
+        library=None if own.library is None else own.library.absolute(),
+        model=own.model,
+        checkpoint=None if own.checkpoint is None else own.checkpoint.absolute(),
+        size=own.height_and_width,
+        composition=own.composition if own.caches else None,
+        device=own.device,
+        threads=own.threads or os.cpu_count() or 1,
+        workers=own.workers,
+        queue_capacity=own.queue_capacity,
+        largest_batch=own.largest_batch,
+        drain_timeout_s=config.drain_timeout_s,
+        end_with_stdin=True,
+        log_level=config.log_level,
+    )
+    return Model(name, supervised=Supervised(settings))
+
+
+def _pipeline(
+    name: str, settings: PipelineConfig, models: dict[str, Model], serving: dict[tuple[str, str, str], str]
+) -> ServedPipeline:
+    pipeline = load_pipeline(settings.file)
+    planner = Planner(pipeline, settings.policy, attainment=settings.attainment)
+    asked = {
+        (stage, option): models[model]
+        for (own, stage, option), model in serving.items()
+        if own == name
+    }
+    return ServedPipeline(pipeline, planner, asked, settings.latency_slo_ms)
+
+
+def _model_for(option: Option, models: dict[str, ModelConfig]) -> str:
+    """The model that serves an option's source, added to `models` where there is none."""
+    source = option.source
+    for name, known in models.items():
+        if _serves(known, source):
+            return name
+    if isinstance(source, CacheLibrary):
+        name = source.directory.resolve().name
+        if source.composition != "default":
+            name += f"-{source.composition or 'base'}"
+        added = ModelConfig(
+            library=source.directory, composition=source.composition, caches=source.composition is not None
+        )
+    else:
+        name = source.model.rpartition(":")[2]
+        added = ModelConfig(model=source.model, checkpoint=source.checkpoint)
+    name = _free(name, models)
+    models[name] = added
+    return name
+
+
+def _serves(known: ModelConfig, source: CacheLibrary | PlainModel) -> bool:
+    if isinstance(source, PlainModel):
+        return (known.model, known.checkpoint) == (source.model, source.checkpoint)
+    composition = known.composition if known.caches else None
+    same = known.library is not None and Path(known.library).resolve() == source.directory.resolve()
+    return same and composition == source.composition
+
+
+def _free(name: str, taken: dict[str, ModelConfig]) -> str:
+    candidate, number = name, 2
+    while candidate in taken:
+        candidate, number = f"{name}-{number}", number + 1
+    return candidate
