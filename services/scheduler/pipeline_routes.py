@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import ORJSONResponse, Response
 from starlette.datastructures import Headers, UploadFile
-from starlette.formparsers import MultiPartException
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from gati.errors import RequestError
 from services.scheduler import documents
@@ -23,7 +23,6 @@ __all__ = ["router"]
 router = APIRouter(tags=["pipelines"], default_response_class=ORJSONResponse)
 
 _MOST_PARTS = 16
-_CHANNELS = 3
 
 
 @router.get("/v1/pipelines", summary="The pipelines")
@@ -57,7 +56,7 @@ async def query(request: Request, pipeline: str) -> Response:
     with scheduler.under_way():
         served = scheduler.pipeline(pipeline)
         body = await read_body(request, scheduler.config.largest_body_bytes)
-        tensor, wishes = await _read(request, body, scheduler.config.largest_image_pixels)
+        tensor, wishes = await _read(request, body, served.channels, scheduler.config.largest_image_pixels)
         slo_ms = positive(wishes, "latency_slo_ms") or served.default_slo_ms
         timing = scheduler.timing(
             arrived_s,
@@ -87,13 +86,15 @@ async def query(request: Request, pipeline: str) -> Response:
     )
 
 
-async def _read(request: Request, body: bytes, largest_pixels: int) -> tuple[Any, dict[str, Any]]:
+async def _read(
+    request: Request, body: bytes, channels: int, largest_pixels: int
+) -> tuple[Any, dict[str, Any]]:
     """The wire's `Tensor` of a query, and what it wishes."""
     wishes: dict[str, Any] = dict(request.query_params)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
         image, fields = await _form(request, body)
-        return decode_image(image, _CHANNELS, largest_pixels), wishes | fields
+        return decode_image(image, channels, largest_pixels), wishes | fields
     if kind == "application/json" or HEADER_LENGTH in request.headers:
         asked = parse_request(body, request.headers.get(HEADER_LENGTH))
         if asked.tensor.shape[:1] != [1]:
@@ -106,7 +107,7 @@ async def _read(request: Request, body: bytes, largest_pixels: int) -> tuple[Any
         return asked.tensor, wishes | {name: value for name, value in own.items() if value is not None}
     if not body:
         raise RequestError("the body is empty; send an image, a form with a file `image`, or a tensor")
-    return decode_image(body, _CHANNELS, largest_pixels), wishes
+    return decode_image(body, channels, largest_pixels), wishes
 
 
 async def _form(request: Request, body: bytes) -> tuple[bytes, dict[str, Any]]:
@@ -114,8 +115,6 @@ async def _form(request: Request, body: bytes) -> tuple[bytes, dict[str, Any]]:
 
     async def stream() -> Any:
         yield body
-
-    from starlette.formparsers import MultiPartParser
 
     try:
         parser = MultiPartParser(

@@ -51,6 +51,12 @@ class ServedPipeline:
         return tuple(dict.fromkeys(self._models.values()))
 
     @property
+    def channels(self) -> int:
+        """Of the images that its models take: 1 is grey, 3 colour."""
+        model = self.models[0]
+        return int(model.info.image_shape[2] or 3) if model.info is not None else 3
+
+    @property
     def ready(self) -> bool:
         """Whether every option can be asked."""
         return all(model.ready for model in self.models)
