@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ class Taken(NamedTuple):
     """A picture on its way to the caller: which of the stream's it is, and when it arrived by the clock."""
 
     picture: Picture
-    index: int
+    number: int
     arrived_s: float
 
 
@@ -119,9 +120,9 @@ class Recording(Feed):
             self._changed.wait_for(lambda: not self._paused or self._closed)
         with self._failing(), self._reading:
             while not self._closed and (picture := next(self._iterator, None)) is not None:
-                index = self._count(picture.time_s)
+                number = self._count(picture.time_s)
                 if self._thinning.lets_through(picture.time_s):
-                    return Taken(picture, index, self._clock())
+                    return Taken(picture, number, self._clock())
         with self._changed:
             self._finish(SourceState.ENDED)
         return None
@@ -133,23 +134,11 @@ class Recording(Feed):
             if self._pictures is not None:
                 self._pictures.close()
 
-    def _failing(self) -> _Failing:
-        return _Failing(self._fail)
-
-    def _fail(self, reason: str) -> None:
-        with self._changed:
-            self._finish(SourceState.ERROR, reason)
-
-
-class _Failing:
-    """Tells of a VideoError that passes."""
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, VideoError):
-            self._tell(str(error))
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except VideoError as error:
+            with self._changed:
+                self._finish(SourceState.ERROR, str(error))
+            raise

@@ -16,8 +16,8 @@ from gati.video.decode import Picture
 
 __all__ = ["Folder", "natural_key"]
 
-_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
-_FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _UNREADABLE = (
     *(UnidentifiedImageError, OSError, SyntaxError, ValueError, EOFError),
     *(Image.DecompressionBombWarning, Image.DecompressionBombError),

@@ -142,10 +142,10 @@ class Live(Feed):
             line.heard_s, line.pictures = now_s, line.pictures + 1
             self._working = SourceState.RUNNING
             time_s = self._stream_time(picture, now_s)
-            index = self._count(time_s)
+            number = self._count(time_s)
             if not self._paused and self._thinning.lets_through(time_s):
                 self.dropped += self._slot is not None
-                self._slot = Taken(picture._replace(time_s=time_s), index, now_s)
+                self._slot = Taken(picture._replace(time_s=time_s), number, now_s)
                 self._changed.notify_all()
             return True
 

@@ -1,4 +1,4 @@
-"""Rules for what reaches the caller: which pictures are waited for, how many, and how a lost stream returns."""
+"""Rules: whether pictures wait for the caller, how many are let through, how a lost stream comes back."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ __all__ = ["Source", "open_source"]
 
 _SCHEMES = ("rtsp", "rtsps", "http", "https")
 _VIDEO_FILE = re.compile(r"(?i)\.(mp4|m4v|mov|mkv|webm|avi|mpg|mpeg|wmv|flv)(\?|#|$)")
+_CAMERAS = ("camera:", "/dev/video")
 _FORMS = "a video file, a folder of images, camera:0, or an address that begins with rtsp:// or http://"
 
 
@@ -41,11 +42,12 @@ def open_source(
     """Return the source that `text` means, to be used in a `with` statement and iterated.
 
     `text` is a video file, a folder of images (one a second), `camera:0` (the device /dev/video0), or an
-    address `rtsp://`, `rtsps://`, `http://`, `https://`. With `policy="auto"` files and folders `wait` for the
-    caller and deliver every picture, while cameras and addresses are live and `drop-oldest`: the caller gets
-    the newest picture. An address of a video file by its name, or any with `policy="wait"`, is read once, as
-    a file is; a file with `drop-oldest` plays in its own time, as a camera would. A live source reconnects by
-    itself as `reconnect` tells. `every_s` or `fps` let through at most one picture in that much stream time.
+    address `rtsp://`, `rtsps://`, `http://`, `https://`. With `policy="auto"` files and folders `wait` for
+    the caller and deliver every picture, while cameras and addresses are live and `drop-oldest`: the caller
+    gets the newest picture. An address of a video file by its name, or `http://` with `policy="wait"`, is
+    read once, as a file is; a file with `drop-oldest` plays in its own time, as a camera would. A live source
+    reconnects by itself as `reconnect` tells. `every_s` or `fps` let through at most one picture in that much
+    stream time.
 
     `clock`, `sleep` and `draw` are time and chance, for tests.
 
@@ -58,7 +60,8 @@ def open_source(
     live = not _is_recording(text, name)
     chosen = _policy(policy, live, name)
     if chosen is Policy.WAIT:
-        return Source(name, chosen, Recording(_connector(text, name, rule, live=False), thinning, clock), clock)
+        recording = Recording(_connector(text, name, rule, live=False), thinning, clock)
+        return Source(name, chosen, recording, clock)
     connect = _connector(text, name, rule, live=live)
     feed = Live(connect, thinning, rule if live else None, clock=clock, sleep=sleep, draw=draw)
     return Source(name, chosen, feed, clock)
@@ -100,7 +103,7 @@ class Source:
         taken = self._feed.take()
         if taken is None:
             raise StopIteration
-        frame = Frame(taken.picture.image(), taken.index, taken.picture.time_s, self.name)
+        frame = Frame(taken.picture.image(), taken.number, taken.picture.time_s, self.name)
         now_s = self._clock()
         self._age_s = now_s - taken.arrived_s if isinstance(self._feed, Live) else 0.0
         self._processed.tell(now_s)
@@ -150,7 +153,7 @@ class Source:
 
 def _is_recording(text: str, name: str) -> bool:
     """Whether `text` means something that waits for its reader; VideoError where it means nothing."""
-    if text.startswith("camera:"):
+    if text.startswith(_CAMERAS):
         return False
     scheme, colon, _ = text.partition("://")
     if colon:
@@ -174,7 +177,7 @@ def _policy(text: str, live: bool, name: str) -> Policy:
 
 def _connector(text: str, name: str, rule: Reconnect, *, live: bool) -> Connect:
     """Return what opens the source, as often as need be."""
-    if text.startswith("camera:"):
+    if text.startswith(_CAMERAS):
         return partial(_open_camera, text)
     if "://" not in text:
         path = Path(text)
