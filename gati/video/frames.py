@@ -113,6 +113,10 @@ def redact(text: str) -> str:
 
 def _redacted_query(query: str) -> str:
     pairs = parse_qsl(query, keep_blank_values=True)
-    pairs = [(key, value) if value else ("***", "") for key, value in pairs]  # a bare token is no parameter
-    kept = [(key, value if key.lower() in _HARMLESS else "***") for key, value in pairs]
-    return urlencode(kept, safe="*")
+    return "&".join(_redacted_parameter(key, value) for key, value in pairs)
+
+
+def _redacted_parameter(key: str, value: str) -> str:
+    if not value:
+        return "***"  # a bare token, not the name of anything
+    return urlencode({key: value if key.lower() in _HARMLESS else "***"}, safe="*")

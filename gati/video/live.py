@@ -100,6 +100,8 @@ class Live(Feed):
         waits_s = None if rule is None else rule.waits_s(self._draw)
         while not self._closed:
             line = self._one_connection()
+            if self._closed:
+                break
             connected_once = connected_once or line.pictures > 0
             failures = 0 if line.pictures else failures + 1
             if rule is None or waits_s is None:

@@ -36,7 +36,7 @@ def film(path: Path, count: int, fps: int = 10, codec: str = "mpeg4", rotation: 
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=fps)
         stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        stream.codec_context.gop_size = gop
+        stream.codec_context.gop_size, stream.codec_context.bit_rate = gop, 2_000_000
         if rotation:
             stream.set_display_rotation(rotation)
         for number in range(count):

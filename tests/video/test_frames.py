@@ -83,7 +83,7 @@ def test_an_empty_region_is_refused(text: str) -> None:
         ("rtsp://me:s/e?c#ret@10.0.0.7/live", "rtsp://***@10.0.0.7/live"),
         ("rtsp://me:s@cret@10.0.0.7/live", "rtsp://***@10.0.0.7/live"),
         ("http://cam/mjpg?user=me&pwd=secret&channel=2", "http://cam/mjpg?user=***&pwd=***&channel=2"),
-        ("http://cam/mjpg?secret", "http://cam/mjpg?***="),
+        ("http://cam/mjpg?secret", "http://cam/mjpg?***"),
         ("http://cam/mjpg#secret", "http://cam/mjpg"),
         ("rtsp://cam/user=me_password=secret_channel=1.sdp", "rtsp://cam/user=***"),
     ],
