@@ -75,7 +75,8 @@ class AnnotatedVideoSink:
             self._write_picture()
             self._finish()
         except StorageError:
-            self._part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what stopped the writing may stop this, too
+                self._part.unlink()
             raise
 
     def _finish(self) -> None:

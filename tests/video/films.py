@@ -31,7 +31,9 @@ def number_of(image: NDArray[np.uint8]) -> int:
     return round(float(image[8:-8, 8:-8].mean()) / 8.0)
 
 
-def film(path: Path, count: int, fps: int = 10, codec: str = "mpeg4", rotation: int = 0, gop: int = 12) -> Path:
+def film(
+    path: Path, count: int, fps: int = 10, codec: str = "mpeg4", rotation: int = 0, gop: int = 12
+) -> Path:
     """Write `count` pictures of 64 x 48 at `fps`."""
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=fps)

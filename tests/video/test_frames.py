@@ -60,7 +60,8 @@ def test_a_region_made_by_hand_is_checked_too(region: Region) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1,2,3", "1,2,3,4,5", "a,b,c,d", "-1,0,5,5", "1.5,0,5,5", "0 0 5 5", "0,0,5,5px", "9999999,0,1,1"]
+    "text",
+    ["", "1,2,3", "1,2,3,4,5", "a,b,c,d", "-1,0,5,5", "1.5,0,5,5", "0 0 5 5", "0,0,5,5px", "9999999,0,1,1"],
 )
 def test_what_is_no_region_is_told_how_to_write_one(text: str) -> None:
     with pytest.raises(VideoError, match=re.escape(f"region {text!r} is not x,y,width,height")):

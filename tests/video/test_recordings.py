@@ -33,7 +33,9 @@ def videos() -> Path:
 @pytest.mark.parametrize(
     ("name", "count", "fps", "last_s"),
     [
-        pytest.param("highway_cdnet_320x240_1699f.avi", 1699, 60.0, 28.333, id="declares one more than it has"),
+        pytest.param(
+            "highway_cdnet_320x240_1699f.avi", 1699, 60.0, 28.333, id="declares one more than it has"
+        ),
         pytest.param("highway_m30_320x240_748f.avi", 748, 25.0, 29.96, id="declares two more than it has"),
         pytest.param("intel_car-detection_768x432_377f.mp4", 377, 12.5, 30.08, id="tells the truth"),
     ],
@@ -173,7 +175,9 @@ def test_sound_without_pictures_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "nothing/here.mp4"])
 def test_a_file_that_is_not_there_is_told_at_once(text: str) -> None:
-    with pytest.raises(VideoError, match="there is no file or folder .* to read video from; give a video file"):
+    with pytest.raises(
+        VideoError, match="there is no file or folder .* to read video from; give a video file"
+    ):
         open_source(text)
 
 
