@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import importlib
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -22,8 +23,9 @@ T = TypeVar("T")
 
 _DEFAULT_RATE = 25.0  # pictures per second where neither stamps nor a header tell
 _REORDERED = 4  # pictures whose stamps may be out of order: files without presentation times stamp as stored
+_LATE = "no answer in time"
 _REASONS = {
-    "ExitError": "no answer in time",
+    "ExitError": _LATE,
     "InvalidDataError": "not a video of a known kind, or damaged at its beginning",
     "HTTPUnauthorizedError": "user or password refused (401)",
     "HTTPForbiddenError": "access refused (403)",
@@ -74,12 +76,15 @@ def open_video(
     **Raises:** `VideoError`, which neither shows `address` nor is chained to an error that does.
     """
     av = import_av()
+    began_s = time.monotonic()
     try:
         container = av.open(
             address, format=form, options=dict(options or {}), timeout=timeouts_s, metadata_errors="replace"
         )
     except (av.error.FFmpegError, OSError, ValueError) as error:
-        reason = reason_of(error)
+        # RTSP calls an interrupted connection invalid data
+        late = timeouts_s is not None and time.monotonic() - began_s >= timeouts_s[0]
+        reason = _LATE if late else reason_of(error)
     else:
         if container.streams.video:
             return Video(container, name, live=live)

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
+import av
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-
-import av
 
 Send = Callable[[bytes], None]
 Script = Callable[[Send, threading.Event], None]

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 import av
+
 from tests.video.films import picture
 
 _SDP = "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=test\r\nt=0 0\r\nm=video 0 RTP/AVP 33\r\na=control:track\r\n"
