@@ -17,6 +17,7 @@ A message is one line: what was wrong, the value met, what was allowed, what to 
     ├── PipelineError         a pipeline that is none, lacks measurements, or is used out of order
     ├── BackendError          unknown or unavailable backend, placement or device
     ├── AdaptError            a guard or an adaptation that was asked for what makes no sense
+    ├── VideoError            a video, camera, stream or region that cannot be read or used
     ├── StorageError          disk full, not writable
     └── ServingError          a service refuses a request
         ├── ConfigError       settings of a service that are wrong, or contradict each other
@@ -57,6 +58,7 @@ __all__ = [
     "TooLargeError",
     "UnavailableError",
     "VariantError",
+    "VideoError",
 ]
 
 
@@ -125,6 +127,12 @@ class AdaptError(GatiError):
 
 class PipelineError(GatiError):
     """A pipeline file that is wrong or lacks measurements, or a query planned out of order."""
+
+
+class VideoError(GatiError):
+    """A video, camera, stream, region of a picture or sink of results that cannot be read or used."""
+
+    http_status = 422
 
 
 class StorageError(GatiError):

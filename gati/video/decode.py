@@ -1,0 +1,210 @@
+"""Reading the pictures of a video with PyAV: their order in time, and what to do with damaged ones."""
+
+from __future__ import annotations
+
+import heapq
+import importlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.errors import VideoError
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+
+__all__ = ["Picture", "Pictures", "Video", "import_av", "in_order", "open_video"]
+
+T = TypeVar("T")
+
+_DEFAULT_RATE = 25.0  # pictures per second where neither stamps nor a header tell
+_REORDERED = 4  # pictures whose stamps may be out of order: files without presentation times stamp as stored
+_LATE = "no answer in time"
+_REASONS = {
+    "ExitError": _LATE,
+    "InvalidDataError": "not a video of a known kind, or damaged at its beginning",
+    "HTTPUnauthorizedError": "user or password refused (401)",
+    "HTTPForbiddenError": "access refused (403)",
+    "HTTPNotFoundError": "nothing there by that name (404)",
+}
+
+
+class Picture(NamedTuple):
+    """A decoded picture: `time_s` in stream time, and `image()` to convert it to RGB uint8 [H, W, 3]."""
+
+    time_s: float
+    image: Callable[[], NDArray[np.uint8]]
+
+
+class Pictures(Protocol):
+    """An opened stream. Iterate and close it in one thread; `corrupt` counts what could not be decoded."""
+
+    corrupt: int
+
+    def __iter__(self) -> Iterator[Picture]:
+        """Pictures in order of time; VideoError when the stream breaks."""
+
+    def close(self) -> None:
+        """Let go of the file or connection."""
+
+
+def import_av() -> Any:
+    """Return the package `av`; VideoError with the command that installs it where it is missing."""
+    try:
+        return importlib.import_module("av")
+    except ImportError:
+        pass_on = 'reading and writing video needs the package av; run: pip install "gati[stream]"'
+    raise VideoError(pass_on)
+
+
+def open_video(
+    address: str,
+    name: str,
+    *,
+    form: str | None = None,
+    options: Mapping[str, str] | None = None,
+    timeouts_s: tuple[float, float] | None = None,
+    live: bool = False,
+) -> Video:
+    """Open what `address` means to FFmpeg, and show it as `name`; the caller closes it.
+
+    `form` names the format where it cannot be guessed, `timeouts_s` bounds connecting and every read.
+    **Raises:** `VideoError`, which neither shows `address` nor is chained to an error that does.
+    """
+    av = import_av()
+    began_s = time.monotonic()
+    try:
+        container = av.open(
+            address, format=form, options=dict(options or {}), timeout=timeouts_s, metadata_errors="replace"
+        )
+    except (av.error.FFmpegError, OSError, ValueError) as error:
+        # RTSP calls an interrupted connection invalid data
+        late = timeouts_s is not None and time.monotonic() - began_s >= timeouts_s[0]
+        reason = _LATE if late else reason_of(error)
+    else:
+        if container.streams.video:
+            return Video(container, name, live=live)
+        container.close()
+        reason = "there are no pictures in it"
+    raise VideoError(f"cannot read {name}: {reason}")
+
+
+def reason_of(error: Exception) -> str:
+    """What went wrong, in words that hold no address: FFmpeg's messages quote it, password and all."""
+    known = _REASONS.get(type(error).__name__)
+    return known or getattr(error, "strerror", None) or type(error).__name__
+
+
+class Video:
+    """The pictures of an opened video or connection.
+
+    Pictures that do not decode, or that the decoder marks as damaged, are left out and counted in `corrupt`.
+    A recording that breaks off ends there; a live stream that does raises VideoError. So does a recording
+    that holds no picture at all.
+    """
+
+    def __init__(self, container: InputContainer, name: str, *, live: bool = False) -> None:
+        self._container = container
+        self._stream = container.streams.video[0]
+        self._name = name
+        self._live = live
+        self.corrupt = 0
+
+    def __iter__(self) -> Iterator[Picture]:
+        rate = self._stream.average_rate or self._stream.base_rate
+        frames = ((frame.time, frame) for frame in self._frames())
+        window = 1 if self._live else _REORDERED  # a live picture waits for none after it
+        first_s = None
+        for time_s, frame in in_order(frames, 1.0 / float(rate or _DEFAULT_RATE), window):
+            first_s = time_s if first_s is None else first_s
+            yield Picture(time_s - first_s, lambda frame=frame: self._image(frame))  # type: ignore[misc]
+        if first_s is None and not self._live:
+            raise VideoError(f"cannot read {self._name}: no picture in it decodes ({self.corrupt} damaged)")
+
+    def close(self) -> None:
+        """Let go of the file or connection."""
+        self._container.close()
+
+    def _frames(self) -> Iterator[Any]:
+        av = import_av()
+        for packet in self._packets():
+            try:
+                frames = packet.decode()
+            except av.error.FFmpegError:
+                self.corrupt += 1
+                continue
+            for frame in frames:
+                if frame.is_corrupt:
+                    self.corrupt += 1
+                else:
+                    yield frame
+
+    def _packets(self) -> Iterator[Any]:
+        av = import_av()
+        packets = self._container.demux(self._stream)
+        reason = ""
+        while not reason:
+            try:
+                packet = next(packets, None)
+            except av.error.InvalidDataError:
+                self.corrupt += 1
+                if not self._live:
+                    return
+                reason = "the data became unreadable"
+            except (av.error.FFmpegError, OSError) as error:
+                reason = reason_of(error)
+            else:
+                if packet is None:
+                    return
+                yield packet
+        raise VideoError(f"{self._name} broke off: {reason}")
+
+    def _image(self, frame: Any) -> NDArray[np.uint8]:
+        image: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
+        quarters = round(frame.rotation / 90.0) % 4  # telephones store pictures lying on their side
+        return np.ascontiguousarray(np.rot90(image, quarters)) if quarters else image
+
+
+def in_order(
+    items: Iterable[tuple[float | None, T]], period_s: float, window: int = _REORDERED
+) -> Iterator[tuple[float, T]]:
+    """Yield the items, in the order given, with stamps in seconds that rise from each to the next.
+
+    Stamps out of order within `window` items are sorted. A missing stamp, and one that is still not above the
+    one before, becomes that one plus the last gap seen (`period_s` to begin with).
+    """
+    waiting: deque[T] = deque()
+    stamps: list[float] = []
+    rising = _Rising(period_s)
+    newest: float | None = None
+    for stamp, item in items:
+        if stamp is None:
+            stamp = 0.0 if newest is None else newest + rising.gap_s
+        newest = stamp
+        waiting.append(item)
+        heapq.heappush(stamps, stamp)
+        if len(waiting) >= window:
+            yield rising.next(heapq.heappop(stamps)), waiting.popleft()
+    while waiting:
+        yield rising.next(heapq.heappop(stamps)), waiting.popleft()
+
+
+class _Rising:
+    """Makes stamps strictly rise."""
+
+    def __init__(self, period_s: float) -> None:
+        self.gap_s = period_s
+        self._last_s: float | None = None
+
+    def next(self, stamp_s: float) -> float:
+        if self._last_s is not None:
+            if stamp_s > self._last_s:
+                self.gap_s = stamp_s - self._last_s
+            else:
+                stamp_s = self._last_s + self.gap_s
+        self._last_s = stamp_s
+        return stamp_s

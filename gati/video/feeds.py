@@ -1,0 +1,144 @@
+"""How pictures reach the caller: read when asked for, or by a thread that keeps the newest."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from gati.errors import VideoError
+from gati.video.decode import Picture, Pictures
+from gati.video.policies import Thinning
+from gati.video.status import Rate, SourceState
+
+__all__ = ["Clock", "Connect", "Feed", "Recording", "Taken"]
+
+Clock = Callable[[], float]
+Connect = Callable[[], Pictures]
+
+
+class Taken(NamedTuple):
+    """A picture on its way to the caller: which of the stream's it is, and when it arrived by the clock."""
+
+    picture: Picture
+    number: int
+    arrived_s: float
+
+
+class Feed:
+    """What feeds have in common: a lock, a pause, and counts. One thread takes; any may pause and close."""
+
+    def __init__(self, thinning: Thinning, clock: Clock = time.monotonic) -> None:
+        self._thinning = thinning
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._paused = False
+        self._closed = False
+        self._working = SourceState.RUNNING
+        self._decoded = 0
+        self.rate = Rate()
+        self.dropped = 0
+        self.reconnects = 0
+        self.reason = ""
+
+    @property
+    def corrupt(self) -> int:
+        """Pictures that did not decode."""
+        return 0
+
+    @property
+    def state(self) -> SourceState:
+        """What the feed does now; a pause is told unless all is over."""
+        over = self._working in (SourceState.ENDED, SourceState.ERROR)
+        return SourceState.PAUSED if self._paused and not over else self._working
+
+    def start(self) -> None:
+        """Open what is to be read."""
+        raise NotImplementedError
+
+    def take(self) -> Taken | None:
+        """The next picture, waiting for it; None when there are no more. VideoError when it broke."""
+        raise NotImplementedError
+
+    def pause(self) -> None:
+        """Let `take` wait until `resume`."""
+        with self._changed:
+            self._paused = True
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        with self._changed:
+            self._paused = False
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End it, from whatever thread; a waiting `take` returns None."""
+        with self._changed:
+            self._closed = True
+            self._finish(SourceState.ENDED)
+
+    def _finish(self, state: SourceState, reason: str = "") -> None:
+        """Set the last state, once; call with the lock held."""
+        if self._working not in (SourceState.ENDED, SourceState.ERROR):
+            self._working = state
+            self.reason = reason or self.reason
+        self._changed.notify_all()
+
+    def _count(self, time_s: float) -> int:
+        """Count a picture that decoded, and return its index."""
+        self._decoded += 1
+        self.rate.tell(time_s)
+        return self._decoded - 1
+
+
+class Recording(Feed):
+    """Reads in the caller's thread, a picture when one is asked for: all of them are delivered."""
+
+    def __init__(self, connect: Connect, thinning: Thinning, clock: Clock = time.monotonic) -> None:
+        super().__init__(thinning, clock)
+        self._connect = connect
+        self._pictures: Pictures | None = None
+        self._iterator: Iterator[Picture] = iter(())
+        self._reading = threading.Lock()  # the reader is closed between two pictures, never within one
+
+    @property
+    def corrupt(self) -> int:
+        """Pictures that did not decode."""
+        return 0 if self._pictures is None else self._pictures.corrupt
+
+    def start(self) -> None:
+        """Open the recording; VideoError where that fails."""
+        with self._failing(), self._reading:
+            self._pictures = self._connect()
+            self._iterator = iter(self._pictures)
+
+    def take(self) -> Taken | None:
+        """The next picture that thinning lets through; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._paused or self._closed)
+        with self._failing(), self._reading:
+            while not self._closed and (picture := next(self._iterator, None)) is not None:
+                number = self._count(picture.time_s)
+                if self._thinning.lets_through(picture.time_s):
+                    return Taken(picture, number, self._clock())
+        with self._changed:
+            self._finish(SourceState.ENDED)
+        return None
+
+    def close(self) -> None:
+        """End it, and close the file once the picture being read is done."""
+        super().close()
+        with self._reading:
+            if self._pictures is not None:
+                self._pictures.close()
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except VideoError as error:
+            with self._changed:
+                self._finish(SourceState.ERROR, str(error))
+            raise

@@ -1,0 +1,71 @@
+"""A folder of images as a stream: one image a second, in the order a person would count them."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from gati.errors import VideoError
+from gati.video.decode import Picture
+
+__all__ = ["Folder", "natural_key"]
+
+_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+_UNREADABLE = (
+    *(UnidentifiedImageError, OSError, SyntaxError, ValueError, EOFError),
+    *(Image.DecompressionBombWarning, Image.DecompressionBombError),
+)
+
+
+class Folder:
+    """The images of a folder, `image2` before `image10`; a damaged one is left out and counted."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.corrupt = 0
+
+    def __iter__(self) -> Iterator[Picture]:
+        files = [path for path in self._path.iterdir() if path.suffix.lower() in _SUFFIXES and path.is_file()]
+        if not files:
+            raise VideoError(f"folder {self._path} has no images ({', '.join(_SUFFIXES)}); check the path")
+        seconds = 0
+        for path in sorted(files, key=lambda path: natural_key(path.name)):
+            image = _read(path)
+            if image is None:
+                self.corrupt += 1
+            else:
+                yield Picture(float(seconds), _constant(image))
+            seconds += 1
+        if self.corrupt == seconds:
+            raise VideoError(f"folder {self._path} has {seconds} images, and none of them can be read")
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def natural_key(name: str) -> tuple[tuple[int, int | str], ...]:
+    """A key that sorts numbers within names by their value, and letters whatever their case."""
+    parts = re.findall(r"[0-9]+|[^0-9]+", name)
+    ordered = tuple((0, int(part)) if part.isdecimal() else (1, part.casefold()) for part in parts)
+    return (*ordered, (2, name))  # so that a1 and a01 have an order, too
+
+
+def _read(path: Path) -> NDArray[np.uint8] | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=_FORMATS) as image:
+                return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    except _UNREADABLE:
+        return None
+
+
+def _constant(image: NDArray[np.uint8]) -> Callable[[], NDArray[np.uint8]]:
+    return lambda: image

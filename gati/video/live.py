@@ -1,0 +1,215 @@
+"""A live stream: a thread reads it and keeps the newest picture, another one watches over the connection."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from gati.errors import VideoError
+from gati.video.decode import Picture
+from gati.video.feeds import Clock, Connect, Feed, Taken
+from gati.video.policies import Reconnect, Thinning
+from gati.video.status import SourceState
+
+__all__ = ["Live"]
+
+_POLL_S = 0.02  # how often the watchdog looks at the clock
+_FAREWELL_S = 1.0  # for the threads to let go of the connection when the feed is closed
+
+Sleep = Callable[[float], object]
+
+
+class Live(Feed):
+    """Keeps the newest picture of a stream that does not wait, in a buffer of one.
+
+    A picture that is still there when the next one comes is dropped and counted: what the caller does not
+    take in time, whatever rate the stream announces. A connection that ends, breaks, or brings no picture for
+    `reconnect.stall_s` is replaced. Its thread is then left to itself, for a driver may hold it for ever.
+    With `reconnect=None` the stream is a recording played as if it were live, at the pace of its own time.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        thinning: Thinning,
+        reconnect: Reconnect | None,
+        *,
+        clock: Clock = time.monotonic,
+        sleep: Sleep | None = None,
+        draw: random.Random | None = None,
+    ) -> None:
+        super().__init__(thinning, clock)
+        self._connect = connect
+        self._reconnect = reconnect
+        self._closing = threading.Event()
+        self._sleep: Sleep = self._closing.wait if sleep is None else sleep
+        self._draw = draw or random.Random()
+        self._slot: Taken | None = None
+        self._began_s: float | None = None
+        self._line: _Line | None = None
+        self._corrupt_before = 0
+        self._watcher = threading.Thread(target=self._watch, name="gati-video-watchdog", daemon=True)
+        self._working = SourceState.RECONNECTING
+
+    @property
+    def corrupt(self) -> int:
+        """Pictures that did not decode, over all connections."""
+        return self._corrupt_before + (0 if self._line is None else self._line.corrupt)
+
+    def start(self) -> None:
+        """Begin to connect; what comes of it, `take` and `state` tell."""
+        self._watcher.start()
+
+    def take(self) -> Taken | None:
+        """The newest picture, once there is one that was not taken yet; None when the stream is over."""
+        with self._changed:
+            self._changed.wait_for(self._something_to_take)
+            taken, self._slot = self._slot, None
+            if self._closed:
+                return None
+            if taken is None and self._working == SourceState.ERROR:
+                raise VideoError(self.reason)
+            return taken
+
+    def pause(self) -> None:
+        """Let `take` wait until `resume`; the stream is read on, and its pictures are passed over."""
+        with self._changed:
+            self._paused = True
+            self._slot = None
+
+    def close(self) -> None:
+        """End it; threads that do not let go within a second are left to themselves."""
+        super().close()
+        self._closing.set()
+        if self._watcher.is_alive():
+            self._watcher.join(_FAREWELL_S)
+        if self._line is not None:
+            self._line.thread.join(_FAREWELL_S)
+
+    def _something_to_take(self) -> bool:
+        over = self._working in (SourceState.ENDED, SourceState.ERROR)
+        return self._closed or over or (self._slot is not None and not self._paused)
+
+    def _watch(self) -> None:
+        """The watchdog's thread: one connection after the other until there is a reason to stop."""
+        rule = self._reconnect
+        connected_once = rule is not None and rule.from_start
+        failures = 0
+        waits_s = None if rule is None else rule.waits_s(self._draw)
+        while not self._closed:
+            line = self._one_connection()
+            if self._closed:
+                break
+            connected_once = connected_once or line.pictures > 0
+            failures = 0 if line.pictures else failures + 1
+            if rule is None or waits_s is None:
+                return self._over(SourceState.ERROR if line.failed else SourceState.ENDED, line.reason)
+            if not connected_once:
+                return self._over(SourceState.ERROR, line.reason)
+            if rule.attempts is not None and failures >= rule.attempts:
+                tries = "attempt" if failures == 1 else "attempts"
+                return self._over(SourceState.ERROR, f"{line.reason}; gave up after {failures} {tries}")
+            if line.pictures:
+                waits_s = rule.waits_s(self._draw)
+            with self._changed:
+                if not self._closed:
+                    self._working, self.reason = SourceState.RECONNECTING, line.reason
+            self._sleep(next(waits_s))
+            self.reconnects += not self._closed
+        return None
+
+    def _one_connection(self) -> _Line:
+        """Connect, and wait until the connection is over or has to be given up."""
+        line = _Line(self._connect, self._arrived, self._clock)
+        with self._changed:
+            self._corrupt_before, self._line = self.corrupt, line
+        line.thread.start()
+        while not line.over.wait(_POLL_S) and not self._closed:
+            if self._reconnect is not None and line.stalled(self._reconnect):
+                break
+        with self._changed:
+            line.abandoned = True
+        return line
+
+    def _arrived(self, line: _Line, picture: Picture) -> bool:
+        """Take in a picture from a connection's thread; False tells the thread to stop."""
+        if self._reconnect is None:
+            self._keep_pace(picture.time_s)
+        with self._changed:
+            if line.abandoned or self._closed:
+                return False
+            now_s = self._clock()
+            line.heard_s, line.pictures = now_s, line.pictures + 1
+            self._working = SourceState.RUNNING
+            time_s = self._stream_time(picture, now_s)
+            number = self._count(time_s)
+            if not self._paused and self._thinning.lets_through(time_s):
+                self.dropped += self._slot is not None
+                self._slot = Taken(picture._replace(time_s=time_s), number, now_s)
+                self._changed.notify_all()
+            return True
+
+    def _stream_time(self, picture: Picture, now_s: float) -> float:
+        """Seconds since the first picture: by the clock, for stamps of live streams lie and start anew."""
+        if self._reconnect is None:
+            return picture.time_s
+        self._began_s = now_s if self._began_s is None else self._began_s
+        return now_s - self._began_s
+
+    def _keep_pace(self, time_s: float) -> None:
+        now_s = self._clock()
+        self._began_s = now_s - time_s if self._began_s is None else self._began_s
+        if (early_s := self._began_s + time_s - now_s) > 0.0:
+            self._sleep(early_s)
+
+    def _over(self, state: SourceState, reason: str) -> None:
+        with self._changed:
+            self._finish(state, reason)
+
+
+class _Line:
+    """One connection and the thread that reads it, until it is over or told to stop."""
+
+    def __init__(self, connect: Connect, arrived: Callable[[_Line, Picture], bool], clock: Clock) -> None:
+        self._connect = connect
+        self._arrived = arrived
+        self._clock = clock
+        self.thread = threading.Thread(target=self._run, name="gati-video-reader", daemon=True)
+        self.over = threading.Event()
+        self.connected = False
+        self.abandoned = False
+        self.failed = True
+        self.heard_s = clock()
+        self.pictures = 0
+        self.corrupt = 0
+        self.reason = "the reader of the stream failed"
+
+    def stalled(self, rule: Reconnect) -> bool:
+        """Whether nothing has been heard for too long; the reason is set then."""
+        limit_s = rule.stall_s if self.connected else rule.open_s
+        if self._clock() - self.heard_s <= limit_s:
+            return False
+        what = "no picture came" if self.connected else "no connection came about"
+        self.reason = f"{what} for {limit_s:g} s"
+        return True
+
+    def _run(self) -> None:
+        try:
+            pictures = self._connect()
+            self.connected, self.heard_s = True, self._clock()
+            try:
+                for picture in pictures:
+                    self.corrupt = pictures.corrupt
+                    if not self._arrived(self, picture):
+                        break
+            finally:
+                self.corrupt = pictures.corrupt
+                pictures.close()
+            self.failed, self.reason = False, "the stream ended"
+        except VideoError as error:
+            if not self.abandoned:
+                self.reason = str(error)
+        finally:
+            self.over.set()

@@ -1,0 +1,98 @@
+"""Rules: whether pictures wait for the caller, how many are let through, how a lost stream comes back."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gati.errors import VideoError
+
+__all__ = ["Policy", "Reconnect", "Thinning", "interval_s"]
+
+_SMALLEST_INTERVAL_S = 1e-6
+
+
+class Policy(StrEnum):
+    """What happens to pictures that come while the caller is busy."""
+
+    WAIT = "wait"  # they are waited for: every picture is delivered
+    DROP_OLDEST = "drop-oldest"  # the newest stays, those before it are dropped
+
+
+@dataclass(frozen=True)
+class Reconnect:
+    """How a live source comes back: waits grow by `factor` from `first_s` to `cap_s`, spread by `jitter`.
+
+    `stall_s` without a picture counts as a lost connection, and so does `open_s` without a connection.
+    `attempts` in a row without a picture end in the state error (None: never). The first connection must
+    succeed at once, so that a wrong address is told, unless `from_start`.
+    """
+
+    first_s: float = 0.5
+    factor: float = 2.0
+    cap_s: float = 30.0
+    jitter: float = 0.5
+    attempts: int | None = None
+    stall_s: float = 10.0
+    open_s: float = 10.0
+    from_start: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("first_s", "cap_s", "stall_s", "open_s"):
+            _positive(getattr(self, name), f"the reconnection's {name}")
+        if not self.factor >= 1.0 or not 0.0 <= self.jitter <= 1.0:
+            raise VideoError(
+                f"reconnection with factor {self.factor!r} and jitter {self.jitter!r}: the factor must be at "
+                "least 1, the jitter between 0 and 1"
+            )
+
+    def waits_s(self, draw: random.Random) -> Iterator[float]:
+        """Seconds to wait before each attempt: a random share between 1 - jitter and 1 of the grown wait."""
+        wait = self.first_s
+        while True:
+            wait = min(wait, self.cap_s)
+            yield wait * (1.0 - self.jitter * draw.random())
+            wait *= self.factor
+
+
+class Thinning:
+    """Lets through at most one picture per `every_s` seconds of stream time; all of them where it is None.
+
+    Stream time is cut into pieces of `every_s` from the first picture on, and the first picture of each piece
+    goes through, so the rate does not drift when it does not divide the source's.
+    """
+
+    def __init__(self, every_s: float | None = None) -> None:
+        self._every_s = every_s
+        self._first_s: float | None = None
+        self._piece = -1
+
+    def lets_through(self, time_s: float) -> bool:
+        """Whether the picture at `time_s` goes through; ask once for each, in order of time."""
+        if self._every_s is None:
+            return True
+        if self._first_s is None:
+            self._first_s = time_s
+        piece = math.floor((time_s - self._first_s) / self._every_s + 1e-6)  # 0.3 / 0.1 is below 3
+        if piece <= self._piece:
+            return False
+        self._piece = piece
+        return True
+
+
+def interval_s(every_s: float | None, fps: float | None) -> float | None:
+    """Return the seconds between delivered pictures that `every_s` or `fps` ask for; VideoError for both."""
+    if every_s is not None and fps is not None:
+        raise VideoError(f"both every_s={every_s:g} and fps={fps:g} were given; give one of them")
+    if every_s is not None:
+        return max(_positive(every_s, "the interval every_s"), _SMALLEST_INTERVAL_S)
+    return None if fps is None else max(1.0 / _positive(fps, "the rate fps"), _SMALLEST_INTERVAL_S)
+
+
+def _positive(value: float, what: str) -> float:
+    if not (math.isfinite(value) and value > 0.0):
+        raise VideoError(f"{what} is {value!r}, must be a number above 0")
+    return float(value)

@@ -1,0 +1,200 @@
+"""Sources of pictures: video files, folders of images, cameras, and streams from the network."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gati.errors import VideoError
+from gati.video.decode import Pictures, import_av, open_video
+from gati.video.feeds import Clock, Connect, Feed, Recording
+from gati.video.folder import Folder
+from gati.video.frames import Frame, redact
+from gati.video.live import Live
+from gati.video.policies import Policy, Reconnect, Thinning, interval_s
+from gati.video.status import Rate, SourceState, SourceStatistics
+
+__all__ = ["Source", "open_source"]
+
+_SCHEMES = ("rtsp", "rtsps", "http", "https")
+_VIDEO_FILE = re.compile(r"(?i)\.(mp4|m4v|mov|mkv|webm|avi|mpg|mpeg|wmv|flv)(\?|#|$)")
+_CAMERAS = ("camera:", "/dev/video")
+_FORMS = "a video file, a folder of images, camera:0, or an address that begins with rtsp:// or http://"
+
+
+def open_source(
+    text: str,
+    *,
+    policy: str = "auto",
+    every_s: float | None = None,
+    fps: float | None = None,
+    reconnect: Reconnect | None = None,
+    clock: Clock = time.monotonic,
+    sleep: Callable[[float], object] | None = None,
+    draw: random.Random | None = None,
+) -> Source:
+    """Return the source that `text` means, to be used in a `with` statement and iterated.
+
+    `text` is a video file, a folder of images (one a second), `camera:0` (the device /dev/video0), or an
+    address `rtsp://`, `rtsps://`, `http://`, `https://`. With `policy="auto"` files and folders `wait` for
+    the caller and deliver every picture, while cameras and addresses are live and `drop-oldest`: the caller
+    gets the newest picture. An address of a video file by its name, or `http://` with `policy="wait"`, is
+    read once, as a file is; a file with `drop-oldest` plays in its own time, as a camera would. A live source
+    reconnects by itself as `reconnect` tells. `every_s` or `fps` let through at most one picture in that much
+    stream time.
+
+    `clock`, `sleep` and `draw` are time and chance, for tests.
+
+    **Raises:** `VideoError` for a text that means no source, a file that is not there, and a policy that does
+    not fit. Opening happens on entering `with`, or at the first picture, and may raise it, too.
+    """
+    name = redact(text)
+    thinning = Thinning(interval_s(every_s, fps))
+    rule = reconnect or Reconnect()
+    live = not _is_recording(text, name)
+    chosen = _policy(policy, live, name)
+    if chosen is Policy.WAIT:
+        recording = Recording(_connector(text, name, rule, live=False), thinning, clock)
+        return Source(name, chosen, recording, clock)
+    connect = _connector(text, name, rule, live=live)
+    feed = Live(connect, thinning, rule if live else None, clock=clock, sleep=sleep, draw=draw)
+    return Source(name, chosen, feed, clock)
+
+
+class Source:
+    """A stream of pictures: `with open_source("road.mp4") as source: for frame in source: ...`.
+
+    Iterate it in one thread; `pause`, `resume`, `close`, `state` and `statistics` are for any.
+    """
+
+    def __init__(self, name: str, policy: Policy, feed: Feed, clock: Clock = time.monotonic) -> None:
+        self.name = name
+        self.policy = policy
+        self._feed = feed
+        self._clock = clock
+        self._started = False
+        self._delivered = 0
+        self._age_s: float | None = None
+        self._processed = Rate()
+
+    def __repr__(self) -> str:
+        return f"Source({self.name!r}, policy={self.policy.value!r}, state={self.state.value!r})"
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Frame:
+        self._start()
+        taken = self._feed.take()
+        if taken is None:
+            raise StopIteration
+        frame = Frame(taken.picture.image(), taken.number, taken.picture.time_s, self.name)
+        now_s = self._clock()
+        self._age_s = now_s - taken.arrived_s if isinstance(self._feed, Live) else 0.0
+        self._processed.tell(now_s)
+        self._delivered += 1
+        return frame
+
+    @property
+    def state(self) -> SourceState:
+        """What the source does now; `reconnecting` also while it connects for the first time."""
+        return self._feed.state
+
+    @property
+    def reason(self) -> str:
+        """Why it last lost its connection, or is in error; empty where nothing happened."""
+        return self._feed.reason
+
+    @property
+    def statistics(self) -> SourceStatistics:
+        """Counts and rates until now."""
+        return SourceStatistics(
+            source_fps=self._feed.rate.per_s,
+            processed_fps=self._processed.per_s,
+            delivered=self._delivered,
+            dropped=self._feed.dropped,
+            corrupt=self._feed.corrupt,
+            frame_age_s=self._age_s,
+            reconnects=self._feed.reconnects,
+        )
+
+    def pause(self) -> None:
+        """Deliver nothing until `resume`: a recording stands still, a live stream goes by."""
+        self._feed.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._feed.resume()
+
+    def close(self) -> None:
+        """End the source: a thread that waits for a picture is told that there are no more."""
+        self._feed.close()
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            self._feed.start()
+
+
+def _is_recording(text: str, name: str) -> bool:
+    """Whether `text` means something that waits for its reader; VideoError where it means nothing."""
+    if text.startswith(_CAMERAS):
+        return False
+    scheme, colon, _ = text.partition("://")
+    if colon:
+        if scheme.lower() not in _SCHEMES:
+            raise VideoError(f"source {name} begins with {scheme}://, which is not read; give {_FORMS}")
+        return scheme.lower().startswith("http") and _VIDEO_FILE.search(text) is not None
+    if not text or not Path(text).exists():
+        raise VideoError(f"there is no file or folder {text!r} to read video from; give {_FORMS}")
+    return True
+
+
+def _policy(text: str, live: bool, name: str) -> Policy:
+    if text == "auto":
+        return Policy.DROP_OLDEST if live else Policy.WAIT
+    if text not in [policy.value for policy in Policy]:
+        raise VideoError(f"frame policy {text!r} is unknown; choose auto, wait or drop-oldest")
+    if live and text == Policy.WAIT and not name.lower().startswith("http"):
+        raise VideoError(f"{name} is live and waits for nobody; use the frame policy drop-oldest or auto")
+    return Policy(text)
+
+
+def _connector(text: str, name: str, rule: Reconnect, *, live: bool) -> Connect:
+    """Return what opens the source, as often as need be."""
+    if text.startswith(_CAMERAS):
+        return partial(_open_camera, text)
+    if "://" not in text:
+        path = Path(text)
+        # the prefix keeps FFmpeg from reading a meaning into a file's name
+        return partial(Folder, path) if path.is_dir() else partial(open_video, f"file:{path}", name)
+    options = {"rtsp_transport": "tcp"} if text.lower().startswith("rtsp") else {}
+    timeouts_s = (rule.open_s, rule.stall_s)
+    return partial(open_video, text, name, options=options, timeouts_s=timeouts_s, live=live)
+
+
+def _open_camera(text: str) -> Pictures:
+    number = text.removeprefix("camera:")
+    device = f"/dev/video{number}" if number.isdecimal() else number
+    import_av()
+    if not re.fullmatch(r"/dev/[\w/.-]+", device):
+        raise VideoError(f"{text} names no camera; write for example camera:0")
+    if not Path(device).exists():
+        found = ", ".join(sorted(str(path) for path in Path("/dev").glob("video*"))) or "none"
+        raise VideoError(f"{text} is not there: no device {device} (found: {found})")
+    return open_video(device, text, form="v4l2", live=True)

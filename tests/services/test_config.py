@@ -1,0 +1,86 @@
+"""The configuration of `gati serve`: where values come from, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gati.errors import ConfigError
+from services.config import read_config
+from services.serve import with_pipeline_models
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(folder: Path) -> None:
+    file = folder / "ports.toml"
+    file.write_text('port = 1\nhost = "h"\nlate_factor = 3\n[models.m]\nlibrary = "library"\n', encoding="utf-8")
+    found = read_config(file, {"port": 3, "host": None}, {"GATI_SERVE_PORT": "2", "GATI_SERVE_LOG_LEVEL": "error"})
+    rows = {name: (value, origin) for name, value, origin in found.rows()}
+    assert rows["port"] == ("3", "command line --port")
+    assert rows["log_level"] == ("error", "environment GATI_SERVE_LOG_LEVEL")
+    assert rows["host"] == ("h", str(file)) and rows["late_factor"] == ("3.0", str(file))
+    assert rows["drain_timeout_s"] == ("10.0", "default")
+    assert found.config.models["m"].library == folder / "library"
+
+
+def test_a_library_a_folder_and_a_pipeline_are_configurations(folder: Path) -> None:
+    assert set(read_config(folder / "library", environment={}).config.models) == {"library"}
+    pipeline = read_config(folder / "pipeline.toml", environment={}).config
+    models, serving = with_pipeline_models(pipeline)
+    assert set(pipeline.pipelines) == {"sides"} and set(models.models) == {"library", "library-other"}
+    assert serving["sides", "axis", "other"] == "library-other"
+    whole, serving = with_pipeline_models(read_config(folder / "serve.toml", environment={}).config)
+    assert set(whole.models) == {"small", "other"} and serving["sides", "axis", "small"] == "small"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("port = 'x'\n[models.m]\nlibrary='l'", "setting 'port': input should be a valid integer"),
+        ("prot = 1\n[models.m]\nlibrary='l'", "setting 'prot': extra inputs are not permitted"),
+        ("[models.m]", "setting 'models.m': give a library, a model or an address"),
+        ("[models.m]\nlibrary='l'\nmodel='x:y'", "give a library or a model, not both"),
+        ("[models.'a b']\nlibrary='l'", "'a b' cannot be a name"),
+        ("[models.m]\naddress='nowhere'", "setting 'models.m.address': string should match"),
+        ("", "nothing to serve"),
+        ("port =", "not readable as TOML"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        read_config(file, environment={})
+    assert message in str(error.value) and str(file) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_unknown_environment_and_missing_target(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no setting is called GATI_SERVE_PROT"):
+        read_config(folder / "library", environment={"GATI_SERVE_PROT": "1"})
+    with pytest.raises(ConfigError, match="no file or folder"):
+        read_config(tmp_path / "none", environment={})
+    with pytest.raises(ConfigError, match="holds no cache library and no pipeline"):
+        read_config(tmp_path, environment={})
+
+
+def gati(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gati", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=120)
+
+
+def test_a_dry_run_shows_everything_and_starts_nothing(folder: Path, repository: Path) -> None:
+    done = gati("serve", str(folder / "serve.toml"), "--dry-run", "--port", "77", cwd=repository)
+    assert done.returncode == 0 and "command line" in done.stdout and "Inference processes" in done.stdout
+    assert "api_key" in done.stdout and "library other" in done.stdout.replace("\n", "")
+
+
+def test_a_port_that_is_taken(folder: Path, repository: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = gati("serve", str(folder / "library"), "--port", port, cwd=repository)
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr

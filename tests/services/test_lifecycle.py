@@ -1,0 +1,179 @@
+"""Processes that die, drain, swap and are overloaded; real ones, under load."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.services.running import Serving, request
+
+pytestmark = pytest.mark.slow
+
+
+class Load:
+    """Clients that ask again and again; every reply is counted, and nothing may hang."""
+
+    def __init__(
+        self, url: str, path: str, clients: int, *, body: Any = None, pause_s: float = 0.0
+    ) -> None:
+        self.statuses: Counter[int] = Counter()
+        self.errors: list[str] = []
+        self.latencies_s: list[tuple[float, float, int]] = []  # when it began, how long it took, status
+        self._stop = threading.Event()
+        self._body = body or request()
+        self._pause_s = pause_s
+        self._threads = [threading.Thread(target=self._ask, args=(url + path,)) for _ in range(clients)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive(), "a request hangs"
+
+    def _ask(self, url: str) -> None:
+        with httpx.Client(timeout=20) as client:
+            while not self._stop.is_set():
+                began_s = time.monotonic()
+                try:
+                    reply = client.post(url, json=self._body)
+                except httpx.HTTPError as error:
+                    self.errors.append(repr(error))
+                    continue
+                self.statuses[reply.status_code] += 1
+                self.latencies_s.append((began_s, time.monotonic() - began_s, reply.status_code))
+                time.sleep(self._pause_s)
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_a_killed_process_comes_back_and_the_others_do_not_notice(folder: Path) -> None:
+    with Serving(folder / "serve.toml") as running:
+        small, other = "/v2/models/small/infer", "/v2/models/other/infer"
+        with Load(running.url, small, 2) as hit, Load(running.url, other, 2) as spared:
+            until(lambda: hit.statuses[200] > 20 and spared.statuses[200] > 20)
+            victim = running.processes()["small"]
+            os.kill(victim, signal.SIGKILL)
+            until(lambda: hit.statuses[503] > 0)
+            reply = running.infer("small")
+            if reply.status_code == 503:
+                assert "Retry-After" in reply.headers and "small" in reply.json()["error"]
+            before = hit.statuses[200]
+            until(lambda: hit.statuses[200] > before + 20)
+        assert set(hit.statuses) <= {200, 503} and set(spared.statuses) == {200}
+        assert not hit.errors and not spared.errors
+        assert max(took for _, took, _ in hit.latencies_s) < 10.5
+        assert running.processes()["small"] != victim
+        assert 'gati_restarts_total{model="small"} 1.0' in running.client.get("/metrics").text
+
+
+def test_a_model_that_cannot_load_says_why(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(
+        f'[models.good]\nlibrary = "{folder}/library"\n[models.bad]\nlibrary = "{folder}/library"\n'
+        'composition = "missing"\n',
+        encoding="utf-8",
+    )
+    running = Serving(file)
+    try:
+        until(lambda: any("inference process died" in line for line in running.said))
+        died = next(line for line in running.said if "inference process died" in line)
+        assert "no composition 'missing'" in died and running.process.poll() is None
+    finally:
+        assert running.stop() == 0
+
+
+def test_sigterm_answers_what_is_under_way_and_leaves_no_process(folder: Path) -> None:
+    running = Serving(folder / "serve.toml")
+    with running, Load(running.url, "/v2/models/small/infer", 4, body=request(8)) as load:
+        until(lambda: load.statuses[200] > 20)
+        children = list(running.processes().values())
+        assert len(children) == 2
+        assert running.stop() == 0
+    assert set(load.statuses) <= {200, 503}
+    cut = [error for error in load.errors if "ConnectError" not in error]
+    assert not cut, cut[:3]
+    for child in children:
+        with pytest.raises(ProcessLookupError):
+            os.kill(child, 0)
+
+
+def test_processes_end_when_the_scheduler_is_killed(folder: Path) -> None:
+    with Serving(folder / "library") as running:
+        children = list(running.processes().values())
+        os.kill(running.process.pid, signal.SIGKILL)
+        running.process.wait(10)
+
+        def gone() -> bool:
+            return not any(Path(f"/proc/{child}/cmdline").exists() for child in children)
+
+        until(gone, 20)
+
+
+def test_two_hundred_swaps_under_load_lose_nothing_and_keep_the_memory(folder: Path) -> None:
+    with Serving(folder / "serve.toml") as running:
+        url = "/v2/repository/models/small/load"
+
+        def resident_bytes() -> float:
+            page = running.client.get("/metrics").text
+            line = next(row for row in page.splitlines() if row.startswith('gati_resident_bytes{model="small"}'))
+            return float(line.rsplit(" ", 1)[1])
+
+        with Load(running.url, "/v2/models/small/infer", 2, pause_s=0.005) as load:
+            settled = 0.0
+            for number in range(240):
+                if number == 40:  # allocators keep some of what the first ones gave back
+                    settled = resident_bytes()
+                name = ("default", "other")[number % 2]
+                reply = running.client.post(url, json={"parameters": {"composition": name}})
+                assert reply.status_code == 200, reply.text
+            grown = resident_bytes() / settled - 1.0
+        assert set(load.statuses) == {200} and not load.errors
+        assert load.statuses[200] > 200
+        assert grown < 0.05, f"memory grew by {grown:.1%} over 200 swaps"
+
+
+def test_overload_is_refused_and_what_is_accepted_is_in_time(folder: Path) -> None:
+    """Sixteen clients on a queue of sixteen: some are refused, nobody waits long, and it ends with the load."""
+    slo_ms = 60.0
+    with Serving(folder / "serve.toml") as running:
+        running.infer()
+        body = request(8, latency_slo_ms=slo_ms)
+        with Load(running.url, "/v2/models/small/infer", 16, body=body) as load:
+            time.sleep(6.0)
+        assert set(load.statuses) <= {200, 429}, load.statuses
+        assert load.statuses[200] > 50 and load.statuses[429] > 10, load.statuses
+        time.sleep(1.0)
+        after = [running.infer(latency_slo_ms=slo_ms) for _ in range(20)]
+        assert [reply.status_code for reply in after] == [200] * 20
+
+
+def test_a_full_stage_of_a_pipeline_hangs_nobody(folder: Path) -> None:
+    """Whichever stage is full, its queries are refused or answered; none waits for ever."""
+    with Serving(folder / "serve.toml") as running:
+        burst = request(16)
+        with Load(running.url, "/v2/models/small/infer", 8, body=burst), Load(
+            running.url, "/v2/models/other/infer", 8, body=burst
+        ), Load(running.url, "/v1/pipelines/sides/query", 4) as queries:
+            time.sleep(4.0)
+        assert set(queries.statuses) <= {200, 429, 503, 504} and not queries.errors
+        assert max(took for _, took, _ in queries.latencies_s) < 11.0
+        assert running.client.post("/v1/pipelines/sides/query", json=request()).status_code == 200

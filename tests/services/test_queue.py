@@ -1,0 +1,184 @@
+"""The queue in front of a runner, with a runner that answers when told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+
+from gati.errors import CancelledError, DeadlineError, OverloadError, UnavailableError
+from gati.runtime.exits import Prediction
+from services.inference.queue import Ask, RequestQueue
+from services.inference.service_times import ServiceTimes
+
+ANSWER = Prediction(1, torch.zeros(2), "base", "v")
+
+
+class Runner:
+    """Keeps what it is asked, until `answer` is called."""
+
+    parallel = 1
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, Future[Prediction]]] = []
+        self.closed = False
+
+    def submit(self, x: torch.Tensor) -> Future[Prediction]:
+        future: Future[Prediction] = Future()
+        self.asked.append((int(x.item()), future))
+        return future
+
+    def answer(self) -> None:
+        for _, future in self.asked:
+            if not future.done():
+                future.set_result(ANSWER)
+
+    def close(self) -> None:
+        self.closed = True
+
+    @property
+    def order(self) -> list[int]:
+        return [number for number, _ in self.asked]
+
+
+def run(test: Callable[[RequestQueue, Runner], Awaitable[None]], *, capacity: int = 4, **times: Any) -> None:
+    async def main() -> None:
+        runner = Runner()
+        await test(RequestQueue(runner, capacity=capacity, times=ServiceTimes(**times)), runner)
+
+    asyncio.run(main())
+
+
+def put(queue: RequestQueue, number: int, *, priority: int = 2, within_s: float = 60.0) -> Ask:
+    import time
+
+    return queue.put(torch.tensor(number), priority=priority, deadline_s=time.monotonic() + within_s)
+
+
+async def outcome(ask: Ask) -> Any:
+    await asyncio.wait([ask.answer], timeout=5)
+    return ask.answer.exception() or ask.answer.result()
+
+
+def test_the_higher_priority_goes_first_and_equals_in_order() -> None:
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        asks = [put(queue, 0), put(queue, 1), put(queue, 2), put(queue, 3, priority=1)]
+        assert queue.waiting == 3 and queue.running == 1
+        for _ in asks:
+            runner.answer()
+            await asyncio.sleep(0.01)
+        assert [await outcome(ask) for ask in asks] == [ANSWER] * 4
+        assert runner.order == [0, 3, 1, 2]
+
+    run(test)
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        for number in range(5):  # one runs, four wait
+            put(queue, number)
+        with pytest.raises(OverloadError, match="the queue is full \\(4 of 4 wait\\)") as refused:
+            queue.admit(1, 2, None)
+        assert refused.value.retry_after_s == pytest.approx(0.01)
+
+    run(test, seconds_an_input=0.01)
+
+
+def test_admission_counts_those_ahead() -> None:
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        queue.admit(1, 2, 0.011)  # nobody is ahead
+        for number in range(3):
+            put(queue, number)
+        queue.admit(1, 2, 0.041)
+        queue.admit(1, 1, 0.021)  # two with the usual priority wait behind it
+        with pytest.raises(OverloadError, match="expected to take 40.0 ms where 39.0 ms are left"):
+            queue.admit(1, 2, 0.039)
+        with pytest.raises(OverloadError):
+            queue.admit(2, 2, 0.041)
+
+    run(test, mean_s=0.01, seconds_an_input=0.01)
+
+
+def test_what_waits_expires_by_a_timer_though_the_runner_never_ends() -> None:
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        running, waiting = put(queue, 0, within_s=0.05), put(queue, 1, within_s=0.02)
+        assert str(await outcome(waiting)) == "the deadline passed in the queue"
+        assert str(await outcome(running)) == "the deadline passed while it was worked on"
+        assert runner.asked[0][1].cancelled()  # the next segment finds that
+        assert queue.waiting == 0
+
+    run(test)
+
+
+def test_what_expired_is_not_begun() -> None:
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        put(queue, 0)
+        late = put(queue, 1, within_s=0.02)
+        fresh = put(queue, 2)
+        import time
+
+        time.sleep(0.03)  # the loop is held up: the timer cannot come first
+        runner.answer()
+        assert isinstance(await outcome(late), DeadlineError)
+        runner.answer()
+        assert await outcome(fresh) == ANSWER
+        assert runner.order == [0, 2]
+
+    run(test)
+
+
+def test_dropped_by_its_caller() -> None:
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        running, waiting, last = put(queue, 0), put(queue, 1), put(queue, 2)
+        queue.drop(waiting)
+        queue.drop(running)
+        assert isinstance(await outcome(waiting), CancelledError)
+        assert runner.asked[0][1].cancelled()
+        await asyncio.sleep(0.01)
+        runner.answer()
+        assert await outcome(last) == ANSWER
+        assert (runner.order, queue.waiting, queue.running) == ([0, 2], 0, 0)
+        queue.drop(last)  # too late to matter
+
+    run(test)
+
+
+def test_a_failing_engine_fails_its_requests_alone() -> None:
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        bad, good = put(queue, 0), put(queue, 1)
+        runner.asked[0][1].set_exception(ZeroDivisionError())
+        assert str(await outcome(bad)) == "the engine failed: ZeroDivisionError"
+        runner.answer()
+        assert await outcome(good) == ANSWER
+
+    run(test)
+
+
+def test_closing_answers_what_waits_and_takes_nothing_new() -> None:
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        asks = [put(queue, 0), put(queue, 1)]
+        closing = asyncio.create_task(queue.close())
+        await asyncio.sleep(0)
+        with pytest.raises(UnavailableError):
+            queue.admit(1, 2, None)
+        for _ in asks:
+            runner.answer()
+            await asyncio.sleep(0.01)
+        await closing
+        assert runner.closed and [await outcome(ask) for ask in asks] == [ANSWER, ANSWER]
+
+    run(test)
+
+
+def test_service_times_follow_a_changed_load() -> None:
+    times = ServiceTimes()
+    for _ in range(50):
+        times.add(0.010, beside=2.0)
+    assert times.mean_s == pytest.approx(0.010) and times.seconds_an_input == pytest.approx(0.005)
+    for _ in range(100):
+        times.add(0.030, beside=1.0)
+    assert times.mean_s == pytest.approx(0.030, rel=0.05) and times.bound_s > times.mean_s

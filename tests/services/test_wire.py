@@ -1,0 +1,351 @@
+"""Thrift on asyncio: against the Thrift library's own client, and against bytes that are no message."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import struct
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thrift.protocol.TBinaryProtocol import TBinaryProtocol
+from thrift.Thrift import TApplicationException
+from thrift.transport.TSocket import TSocket
+from thrift.transport.TTransport import TFramedTransport
+
+from gati.errors import (
+    CompositionError,
+    DeadlineError,
+    GatiError,
+    NotFoundError,
+    OverloadError,
+    RequestError,
+    UnavailableError,
+)
+from services.wire.client import WireClient
+from services.wire.codec import Limits, Service, encode
+from services.wire.errors import from_wire, to_wire
+from services.wire.gen import Inference
+from services.wire.gen.ttypes import (
+    Answer,
+    ErrorCode,
+    Health,
+    InferRequest,
+    InferResponse,
+    ServiceError,
+    Tensor,
+)
+from services.wire.server import WireServer
+from services.wire.tensors import DATATYPES, from_bytes, from_tensor, to_tensor
+
+SERVICE = Service(Inference)
+
+
+def request(name: str = "a", data: bytes = b"\0" * 4) -> Any:
+    return InferRequest(name, Tensor("FP32", [len(data) // 4], data), 1000, "0" * 32)
+
+
+class Handlers:
+    """`infer` answers after as many milliseconds as the request's priority says."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+        self.posted: list[str] = []
+
+    async def infer(self, request: Any) -> Any:
+        if request.request_id == "refuse":
+            raise OverloadError("too much", retry_after_s=0.25)
+        if request.request_id == "mistake":
+            raise ZeroDivisionError
+        try:
+            await asyncio.sleep(request.priority / 1e3)
+        except asyncio.CancelledError:
+            self.cancelled.append(request.request_id)
+            raise
+        return InferResponse([Answer(1, request.input.data, "base")], request.request_id, 0.0, 0.0)
+
+    async def health(self) -> Any:
+        return Health(True, False, "serving")
+
+    async def cancel(self, request_id: str) -> None:
+        self.posted.append(request_id)
+
+
+def run(test: Callable[[WireServer, Handlers, int], Awaitable[None]], **options: Any) -> None:
+    """Run a test against a server of its own."""
+
+    async def main() -> None:
+        handlers = Handlers()
+        names = ("infer", "health", "cancel")
+        server = WireServer(SERVICE, {name: getattr(handlers, name) for name in names}, **options)
+        port = await server.start("127.0.0.1", 0)
+        try:
+            await test(server, handlers, port)
+        finally:
+            await server.drain(1.0)
+
+    asyncio.run(main())
+
+
+async def connect(port: int, **options: Any) -> WireClient:
+    client = WireClient(SERVICE, "127.0.0.1", port, **options)
+    await client.connect()
+    return client
+
+
+def test_the_thrift_librarys_own_client_is_understood() -> None:
+    def blocking(port: int) -> None:
+        transport = TFramedTransport(TSocket("127.0.0.1", port))
+        transport.open()
+        client = Inference.Client(TBinaryProtocol(transport))
+        assert client.health().ready is True
+        assert client.infer(request("b")).version == "b"
+        with pytest.raises(ServiceError) as refused:
+            client.infer(request("refuse"))
+        assert (refused.value.code, refused.value.retry_after_ms) == (ErrorCode.RESOURCE_EXHAUSTED, 250)
+        with pytest.raises(TApplicationException, match="internal error"):
+            client.infer(request("mistake"))
+        with pytest.raises(TApplicationException, match="no call 'describe'"):
+            client.describe()
+        assert client.health().ready is True
+        transport.close()
+
+    async def test(server: WireServer, handlers: Handlers, port: int) -> None:
+        await asyncio.to_thread(blocking, port)
+
+    run(test)
+
+
+def test_answers_come_in_any_order_on_one_connection() -> None:
+    async def test(server: WireServer, handlers: Handlers, port: int) -> None:
+        client = await connect(port)
+        order: list[str] = []
+
+        async def ask(name: str, milliseconds: int) -> None:
+            asked = request(name)
+            asked.priority = milliseconds
+            order.append((await client.call("infer", asked, timeout_s=5)).version)
+
+        await asyncio.gather(ask("slow", 200), ask("quick", 1), ask("between", 80))
+        assert order == ["quick", "between", "slow"]
+        client.post("cancel", "x")
+        await client.call("health", timeout_s=5)
+        assert handlers.posted == ["x"]
+        await client.close()
+
+    run(test)
+
+
+def test_calls_of_a_lost_connection_are_cancelled() -> None:
+    async def test(server: WireServer, handlers: Handlers, port: int) -> None:
+        client = await connect(port)
+        asked = request("long")
+        asked.priority = 10_000
+        task = asyncio.create_task(client.call("infer", asked, timeout_s=30))
+        await client.call("health", timeout_s=5)
+        await client.close()
+        with pytest.raises((UnavailableError, asyncio.CancelledError)):
+            task.cancel()
+            await task
+        for _ in range(100):
+            if handlers.cancelled:
+                break
+            await asyncio.sleep(0.01)
+        assert handlers.cancelled == ["long"]
+
+    run(test)
+
+
+def test_a_late_answer_is_a_deadline_and_the_connection_goes_on() -> None:
+    async def test(server: WireServer, handlers: Handlers, port: int) -> None:
+        client = await connect(port)
+        asked = request("slow")
+        asked.priority = 150
+        with pytest.raises(DeadlineError, match="no answer within 20 ms"):
+            await client.call("infer", asked, timeout_s=0.02)
+        await asyncio.sleep(0.2)  # its answer comes, and nobody waits for it
+        assert (await client.call("health", timeout_s=5)).ready
+        await client.close()
+
+    run(test)
+
+
+def test_a_server_that_goes_ends_all_calls() -> None:
+    async def test(server: WireServer, handlers: Handlers, port: int) -> None:
+        client = await connect(port)
+        asked = request("long")
+        asked.priority = 5_000
+        task = asyncio.create_task(client.call("infer", asked, timeout_s=30))
+        await asyncio.sleep(0.05)
+        await server.drain(0.05)
+        with pytest.raises(UnavailableError, match="was lost"):
+            await task
+        with pytest.raises(UnavailableError, match="is lost"):
+            await client.call("health", timeout_s=1)
+
+    run(test)
+
+
+def test_draining_lets_calls_end() -> None:
+    async def test(server: WireServer, handlers: Handlers, port: int) -> None:
+        client = await connect(port)
+        asked = request("soon")
+        asked.priority = 100
+        task = asyncio.create_task(client.call("infer", asked, timeout_s=30))
+        await asyncio.sleep(0.02)
+        await server.drain(5.0)
+        assert (await task).version == "soon"
+
+    run(test)
+
+
+def test_connections_are_bounded() -> None:
+    async def test(server: WireServer, handlers: Handlers, port: int) -> None:
+        first, second = await connect(port), await connect(port)
+        await first.call("health", timeout_s=5)
+        await second.call("health", timeout_s=5)
+        third = await connect(port)
+        with pytest.raises(UnavailableError):
+            await third.call("health", timeout_s=5)
+        assert (await first.call("health", timeout_s=5)).ready
+
+    run(test, most_connections=2)
+
+
+def test_nobody_answers_where_nobody_listens() -> None:
+    async def main() -> None:
+        with pytest.raises(UnavailableError, match=r"no service answers at 127\.0\.0\.1:9"):
+            await WireClient(SERVICE, "127.0.0.1", 9).connect()
+
+    asyncio.run(main())
+
+
+def malformed(seed: int) -> bytes:
+    """Bytes that are no whole message: noise, cut or changed messages, lengths that lie."""
+    dice = random.Random(seed)
+    whole = encode("infer", 1, 1, SERVICE.arguments["infer"](request(data=b"\0" * 64)), Limits())
+    kind = seed % 5
+    if kind == 0:
+        return dice.randbytes(dice.randint(1, 200))
+    if kind == 1:
+        return struct.pack("!i", dice.randint(1, 300)) + dice.randbytes(300)
+    if kind == 2:
+        return struct.pack("!i", dice.choice([-1, 0, 2**31 - 1, 10**9])) + b"\0" * 50
+    payload = bytearray(whole[4:])
+    if kind == 3:
+        payload = payload[: dice.randint(1, len(payload) - 1)]
+    else:
+        for _ in range(dice.randint(1, 8)):
+            payload[dice.randrange(len(payload))] = dice.randrange(256)
+    return struct.pack("!i", len(payload)) + bytes(payload)
+
+
+def test_malformed_frames_harm_nobody_else() -> None:
+    """500 of them, while a well-behaved connection goes on."""
+
+    def throw(port: int, data: bytes) -> None:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            connection.settimeout(5)
+            while connection.recv(4096):
+                continue
+
+    async def test(server: WireServer, handlers: Handlers, port: int) -> None:
+        client = await connect(port)
+        for seed in range(500):
+            await asyncio.to_thread(throw, port, malformed(seed))
+            if seed % 50 == 0:
+                assert (await client.call("infer", request("good"), timeout_s=5)).version == "good"
+        assert (await client.call("health", timeout_s=5)).ready
+        await client.close()
+
+    run(test, limits=Limits(frame_bytes=10_000))
+
+
+def test_required_fields_are_required() -> None:
+    bare = SERVICE.arguments["infer"](InferRequest("a", Tensor("FP32", [1], b"0000"), 1, "t"))
+    frame = encode("infer", 1, 7, bare, Limits())
+    assert SERVICE.decode(frame[4:], Limits()).body.request.request_id == "a"
+    with pytest.raises(RequestError, match="not a Thrift message"):
+        SERVICE.decode(_without_input(), Limits())
+
+
+def _without_input() -> bytes:
+    from thrift.transport.TTransport import TMemoryBuffer
+
+    buffer = TMemoryBuffer()
+    protocol = TBinaryProtocol(buffer)
+    protocol.writeMessageBegin("infer", 1, 7)
+    protocol.writeStructBegin("args")
+    protocol.writeFieldBegin("request", 12, 1)
+    protocol.writeStructBegin("InferRequest")
+    protocol.writeFieldStop()
+    protocol.writeFieldStop()
+    protocol.writeMessageEnd()
+    return bytes(buffer.getvalue())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(sorted(DATATYPES)), st.lists(st.integers(0, 4), min_size=0, max_size=4), st.randoms()
+)
+def test_tensors_survive_the_wire(datatype: str, shape: list[int], dice: random.Random) -> None:
+    size = int(np.prod(shape)) * DATATYPES[datatype].itemsize
+    tensor = Tensor(datatype, shape, bytes(dice.randrange(2) for _ in range(size)))
+    frame = encode("infer", 1, 1, SERVICE.arguments["infer"](InferRequest("a", tensor, 1, "t")), Limits())
+    found = SERVICE.decode(frame[4:], Limits()).body.request.input
+    again = to_tensor(from_tensor(found))
+    assert (again.datatype, again.shape, again.data) == (datatype, shape, tensor.data)
+
+
+def test_large_tensors_survive_the_wire() -> None:
+    data = np.random.default_rng(0).standard_normal((32, 3, 224, 224)).astype(np.float32)
+    asked = InferRequest("a", to_tensor(data), 1, "t")
+    frame = encode("infer", 1, 1, SERVICE.arguments["infer"](asked), Limits())
+    assert len(frame) > 16_384_000  # the library's own limit
+    np.testing.assert_array_equal(from_tensor(SERVICE.decode(frame[4:], Limits()).body.request.input), data)
+    with pytest.raises(RequestError, match="the limit is 1000"):
+        encode("infer", 1, 1, SERVICE.arguments["infer"](asked), Limits(frame_bytes=1000))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "message"),
+    [("FP8", [1], "not one of"), ("FP32", [2], "takes 8 bytes, got 4"), ("FP32", [-1], "is none")],
+)
+def test_tensors_that_are_none(datatype: str, shape: list[int], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        from_bytes(datatype, shape, b"\0" * 4)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RequestError("a"), NotFoundError("b"), CompositionError("c"), DeadlineError("e")]
+    + [OverloadError("d", retry_after_s=0.5), UnavailableError("f", retry_after_s=2.0)],
+)
+def test_errors_survive_the_wire(error: GatiError) -> None:
+    found = from_wire(to_wire(error))
+    assert (type(found), str(found)) == (type(error), str(error))
+    assert getattr(found, "retry_after_s", None) == getattr(error, "retry_after_s", None)
+
+
+def test_the_generated_code_is_that_of_the_idl(repository: Path, tmp_path: Path) -> None:
+    try:
+        version = subprocess.run(["thrift", "--version"], capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        pytest.skip("needs the Thrift compiler (Debian: thrift-compiler)")
+    committed = repository / "services" / "wire" / "gen"
+    made_with = (committed / "ttypes.py").read_text(encoding="utf-8").split("(")[1].split(")")[0]
+    if made_with not in version:
+        pytest.skip(f"the code was made with compiler {made_with}, here is {version.strip()}")
+    idl = repository / "thrift" / "gati.thrift"
+    subprocess.run(["thrift", "--gen", "py", "-out", str(tmp_path), str(idl)], check=True)
+    for file in (tmp_path / "services" / "wire" / "gen").glob("*.py"):
+        assert file.read_bytes() == (committed / file.name).read_bytes(), f"run make thrift: {file.name}"

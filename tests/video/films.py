@@ -1,0 +1,135 @@
+"""Small videos whose pictures tell their number, and a camera on a socket that can be told to misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+Send = Callable[[bytes], None]
+Script = Callable[[Send, threading.Event], None]
+
+
+def picture(number: int, width: int = 64, height: int = 48) -> NDArray[np.uint8]:
+    """A picture whose brightness is its number times 8."""
+    return np.full((height, width, 3), number * 8 % 256, dtype=np.uint8)
+
+
+def number_of(image: NDArray[np.uint8]) -> int:
+    """The number that `picture` was given, below 32; survives lossy compression."""
+    return round(float(image[8:-8, 8:-8].mean()) / 8.0)
+
+
+def film(
+    path: Path, count: int, fps: int = 10, codec: str = "mpeg4", rotation: int = 0, gop: int = 12
+) -> Path:
+    """Write `count` pictures of 64 x 48 at `fps`."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=fps)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.codec_context.gop_size, stream.codec_context.bit_rate = gop, 2_000_000
+        if rotation:
+            stream.set_display_rotation(rotation)
+        for number in range(count):
+            frame = av.VideoFrame.from_ndarray(picture(number), format="rgb24")
+            frame.pts, frame.time_base = number, Fraction(1, fps)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+def jpeg(number: int) -> bytes:
+    """Picture `number` as a JPEG."""
+    file = io.BytesIO()
+    Image.fromarray(picture(number)).save(file, "JPEG")
+    return file.getvalue()
+
+
+def part(number: int) -> bytes:
+    """Picture `number` as a part of an MJPEG stream."""
+    data = jpeg(number)
+    return b"--edge\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n" % len(data) + data + b"\r\n"
+
+
+def plays(count: int, *, first: int = 0, every_s: float = 0.01, then_hang: bool = False) -> Script:
+    """A connection that sends `count` pictures, then ends or says no more without hanging up."""
+
+    def script(send: Send, closed: threading.Event) -> None:
+        for number in range(first, first + count):
+            send(part(number % 32))
+            if closed.wait(every_s):
+                return
+        if then_hang:
+            closed.wait()
+
+    return script
+
+
+def refuses(send: Send, closed: threading.Event) -> None:
+    """A connection that is hung up at once; marked, so that nothing is sent before."""
+
+
+class Camera:
+    """An MJPEG camera on 127.0.0.1: each connection follows the next script, the last one again and again."""
+
+    def __init__(self, *scripts: Script) -> None:
+        self._scripts = list(scripts)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._closed = threading.Event()
+        self.requests: list[bytes] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.getsockname()[1]}/live"
+
+    def close(self) -> None:
+        self._closed.set()
+        self._server.close()
+
+    def _serve(self) -> None:
+        while not self._closed.is_set():
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            self.requests.append(connection.recv(65_536))
+            script = self._scripts[min(len(self.requests), len(self._scripts)) - 1]
+            if script is refuses:
+                return
+            connection.sendall(
+                b"HTTP/1.0 200 OK\r\nContent-Type: multipart/x-mixed-replace; boundary=edge\r\n\r\n"
+            )
+            script(connection.sendall, self._closed)
+
+
+@contextlib.contextmanager
+def camera(*scripts: Script) -> Iterator[Camera]:
+    """A camera that is switched off at the end."""
+    device = Camera(*scripts)
+    try:
+        yield device
+    finally:
+        device.close()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait for something that another thread does; fails when it does not."""
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "waited too long"
+        time.sleep(0.005)

@@ -1,0 +1,53 @@
+"""RTSP, spoken with a server on a socket."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from gati.errors import VideoError
+from gati.video import Policy, Reconnect, open_source
+from tests.video.rtsp import rtsp_camera, transport_stream
+
+QUICK = Reconnect(first_s=0.01, cap_s=0.05, stall_s=2.0, open_s=5.0)
+
+
+@pytest.fixture(scope="module")
+def stream() -> bytes:
+    return transport_stream(60)
+
+
+def test_a_camera_behind_a_password_is_read_over_tcp_and_comes_back(stream: bytes) -> None:
+    with rtsp_camera(stream, "me:secret") as device:
+        url = f"rtsp://me:secret@{device.place}"
+        with open_source(url, reconnect=QUICK) as source:
+            for frame in source:
+                assert frame.image.shape == (48, 64, 3)
+                assert frame.source == f"rtsp://***@{device.place}"
+                if source.statistics.reconnects >= 2:
+                    break
+            assert source.policy is Policy.DROP_OLDEST
+        assert frame.index >= 60, "pictures are counted over all connections"
+        assert device.played == 3
+        assert all(transport.startswith("RTP/AVP/TCP") for transport in device.transports)
+        assert source.reason == "the stream ended"
+
+
+def test_a_wrong_password_is_told_and_not_shown(stream: bytes) -> None:
+    with rtsp_camera(stream, "me:secret") as device:
+        source = open_source(f"rtsp://me:wrong@{device.place}", reconnect=QUICK)
+        with pytest.raises(VideoError) as caught, source:
+            next(source)
+        assert str(caught.value) == (f"cannot read rtsp://***@{device.place}: user or password refused (401)")
+        assert device.played == 0
+
+
+def test_a_camera_that_accepts_and_says_nothing_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"rtsp://127.0.0.1:{server.getsockname()[1]}/live"
+        with (
+            pytest.raises(VideoError, match="no answer in time|no connection came about for 0.3 s"),
+            open_source(url, reconnect=Reconnect(open_s=0.3)) as source,
+        ):
+            next(source)
