@@ -44,6 +44,13 @@ class LearnedCache(nn.Module):
         self.eval().requires_grad_(False)
 
     @property
+    def structure(self) -> tuple[object, ...]:
+        """What two caches have in common that differ in nothing but their weights."""
+        weights = ((name, tuple(tensor.shape)) for name, tensor in self.state_dict().items())
+        kinds = (type(module).__name__ for module in self.modules())
+        return self.variant, self.hidden_shape, self.classes, self.selector_name, *kinds, *weights
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of all weights."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())

@@ -26,6 +26,7 @@ __all__ = ["ALPHA_STEPS", "MOST_CACHES", "Expectation", "relaxed_score", "solve_
 
 ALPHA_STEPS = 20  # alpha = 0, 1/20, ..., 1
 MOST_CACHES = 6
+_LEAST_SHARE = 0.001  # of the network's time that an exit takes at least: measured differences may be zero
 
 
 class Expectation(Protocol):
@@ -42,7 +43,8 @@ class Expectation(Protocol):
 
 def relaxed_score(problem: Problem, candidate: Candidate, alpha: float) -> float:
     """Return the published score S_ij of one variant."""
-    latency_gain = problem.base_ms / (problem.reach_ms[candidate.block_index] + candidate.lookup_ms)
+    exit_ms = problem.reach_ms[candidate.block_index] + candidate.lookup_ms
+    latency_gain = problem.base_ms / max(exit_ms, _LEAST_SHARE * problem.base_ms)
     return alpha * candidate.hit_rate + (1.0 - alpha) * latency_gain
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ __all__ = ["flatten", "lower"]
 
 # Checks that export leaves behind; the inputs are checked once, where the request comes in.
 _CHECKS = ("_assert", "sym_constrain_range", "_check", "_guards")
+_MOST_PROGRAMS = 256
+_PROGRAMS: dict[Hashable, Program] = {}  # by structure, without weights
 _DROPOUTS = ("dropout", "dropout_", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 
 
@@ -52,19 +54,35 @@ def lower(
     return _Lowering(exported, example, observe).run()
 
 
-def flatten(module: nn.Module, example: Tensor) -> FlatFunction:
+def flatten(module: nn.Module, example: Tensor, structure: Hashable = None) -> FlatFunction:
     """`module` as one flat function of one tensor, equal bit for bit on `example` [B, ...].
 
     A module that cannot be traced, or whose flat form does not give the same result, is returned as it is.
+    Modules of equal `structure` differ in nothing but their weights: they are traced once, because tracing is
+    slow, and torch never forgets what it has traced.
     """
     rows = example if example.shape[0] > 1 else torch.cat([example, example])
     try:
-        flat = lower(module, rows).whole("lookup")
+        flat = _program(module, rows, structure).whole("lookup")
         with torch.inference_mode():
             same = all(equal_values(flat(x), module(x)) for x in (rows, rows[:1].clone()))
     except ModelError:
         return module
     return flat if same else module
+
+
+def _program(module: nn.Module, rows: Tensor, structure: Hashable) -> Program:
+    if structure is None:
+        return lower(module, rows)
+    key = (structure, rows.shape[1:], rows.dtype, rows.device)
+    if key not in _PROGRAMS:
+        while len(_PROGRAMS) >= _MOST_PROGRAMS:
+            _PROGRAMS.pop(next(iter(_PROGRAMS)), None)
+        program = lower(module, rows)
+        _PROGRAMS[key] = program.with_weights(dict.fromkeys(program.weights.values()))
+    found = _PROGRAMS.get(key) or lower(module, rows)
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return found.with_weights({name: tensor.detach() for name, tensor in tensors.items()})
 
 
 def _export(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
@@ -96,6 +114,7 @@ class _Lowering:
         self._values: dict[fx.Node, Any] = {}
         self._texts: dict[fx.Node, str] = {}
         self._constants: dict[str, Any] = {}
+        self._weights: dict[str, str] = {}
         self._statements: list[Statement] = []
         self._input = ""
         self._batch = ""
@@ -129,6 +148,7 @@ class _Lowering:
             output_uses=tuple(t for t in texts if t not in self._constants),
             output_shapes=tuple(tuple(self._values[node].shape) for node in results),
             constants=self._constants,
+            weights=self._weights,
         )
 
     def _placeholder(self, node: fx.Node) -> None:
@@ -140,8 +160,12 @@ class _Lowering:
         ):
             if node.name in table:
                 key = table[node.name]
-                source = exported.state_dict if key in exported.state_dict else exported.constants
-                return self._constant(node, source[key].detach())
+                is_weight = key in exported.state_dict
+                source = exported.state_dict if is_weight else exported.constants
+                self._constant(node, source[key].detach())
+                if is_weight:
+                    self._weights[self._texts[node]] = key
+                return None
         self._input = self._texts[node] = node.name
         self._values[node] = self._example
         self._batch = str(node.meta["val"].shape[0])

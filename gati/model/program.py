@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 __all__ = ["FlatFunction", "Program", "Statement"]
@@ -43,6 +43,12 @@ class Program:
     output_uses: tuple[str, ...]
     output_shapes: tuple[tuple[int, ...], ...]
     constants: Mapping[str, Any] = field(repr=False)
+    weights: Mapping[str, str] = field(default_factory=dict, repr=False)  # constants that the module owns
+
+    def with_weights(self, tensors: Mapping[str, Any]) -> Program:
+        """The same program for a module of the same structure, whose weights by name are `tensors`."""
+        bound = {name: tensors[key] for name, key in self.weights.items()}
+        return replace(self, constants={**self.constants, **bound})
 
     def function(
         self,

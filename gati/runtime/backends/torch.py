@@ -23,4 +23,4 @@ class TorchBackend(SegmentBackend):
 
     def lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
         """The cache as one flat function, or as it is where it cannot be flattened."""
-        return flatten(cache, hidden)
+        return flatten(cache, hidden, getattr(cache, "structure", None))
