@@ -17,6 +17,8 @@ A message is one line: what was wrong, the value met, what was allowed, what to 
     ├── PipelineError         a pipeline that is none, lacks measurements, or is used out of order
     ├── BackendError          unknown or unavailable backend, placement or device
     ├── AdaptError            a guard or an adaptation that was asked for what makes no sense
+    ├── RepositoryError       versions of a model that are damaged or cannot be switched to
+    │   └── UnknownVersionError   no such version
     └── StorageError          disk full, not writable
 """
 
@@ -34,8 +36,10 @@ __all__ = [
     "LibraryError",
     "ModelError",
     "PipelineError",
+    "RepositoryError",
     "SolverError",
     "StorageError",
+    "UnknownVersionError",
     "VariantError",
 ]
 
@@ -101,6 +105,20 @@ class BackendError(GatiError):
 
 class AdaptError(GatiError):
     """A guard or an adaptation that was asked for what makes no sense."""
+
+
+class RepositoryError(GatiError):
+    """Versions of a model that are damaged, or cannot be switched to as things are."""
+
+    http_status = 409
+    thrift_code = "FAILED_PRECONDITION"
+
+
+class UnknownVersionError(RepositoryError):
+    """No such version of the model, or it is not complete."""
+
+    http_status = 404
+    thrift_code = "NOT_FOUND"
 
 
 class PipelineError(GatiError):
