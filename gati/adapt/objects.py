@@ -14,7 +14,7 @@ import json
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -80,6 +80,14 @@ class Objects:
         opened: IO[bytes] = self._fs.open(self._path(path), "rb")
         return opened
 
+    def read(self, path: str) -> bytes | None:
+        """See `Place`."""
+        with self._said(path):
+            try:
+                return bytes(self._fs.cat_file(self._path(path)))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
     def put(self, path: str, data: bytes) -> None:
         """See `Place`."""
         with self._said(path):
@@ -116,9 +124,9 @@ class Objects:
         self.remove(f"{folder_of(model, number)}/{MANIFEST}")
         self._remove_files(folder_of(model, number))
 
-    def sweep(self, model: str, older_than_s: float, now: float, complete: Callable[[int], bool]) -> None:
+    def sweep(self, model: str, older_than_s: float, now: float) -> None:
         """See `Place`. The order of the questions matters: a version is published before its claim goes."""
-        halves = [n for n in numbers(self.children(f"{model}/versions")) if not complete(n)]
+        halves = [n for n in numbers(self.children(f"{model}/versions")) if not self._finished(model, n)]
         claimed = numbers(self.children(f"{model}/claims"))
         for number in {*halves, *claimed}:
             claims = [f"{model}/claims/{number:08d}/{name}" for name in self._claims(model, number)]
@@ -126,7 +134,7 @@ class Objects:
                 continue
             for claim in claims:
                 self.remove(claim)
-            if number in halves and not complete(number):
+            if number in halves and not self._finished(model, number):
                 self.remove_version(model, number)
 
     def _claim(self, model: str) -> tuple[int, str]:
@@ -154,10 +162,16 @@ class Objects:
     def _claimed_at(self, claim: str) -> float:
         """Seconds since 1970; long ago for a claim that is gone or cut short."""
         try:
-            with self.open(claim) as opened:
-                return float(json.loads(opened.read())["time_s"])
-        except (FileNotFoundError, ValueError, TypeError, KeyError):
+            return float(json.loads(self.read(claim) or b"")["time_s"])
+        except (ValueError, TypeError, KeyError):
             return 0.0
+
+    def _finished(self, model: str, number: int) -> bool:
+        """Whether there is a manifest, be it of a later format; not one cut short."""
+        try:
+            return "sha256" in json.loads(self.read(f"{folder_of(model, number)}/{MANIFEST}") or b"{}")
+        except (ValueError, TypeError):
+            return False
 
     def _store(self, path: str, source: Source) -> StoredFile:
         with self._said(path):

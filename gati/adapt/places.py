@@ -25,7 +25,17 @@ from typing import IO, Any, Protocol
 from gati.adapt.lineage import StoredFile
 from gati.errors import AdaptError, StorageError
 
-__all__ = ["MANIFEST", "Directory", "Manifest", "Place", "Source", "copy", "folder_of", "numbers"]
+__all__ = [
+    "MANIFEST",
+    "Directory",
+    "Manifest",
+    "Place",
+    "Source",
+    "copy",
+    "folder_files",
+    "folder_of",
+    "numbers",
+]
 
 MANIFEST = "manifest.json"
 
@@ -47,6 +57,9 @@ class Place(Protocol):
     def open(self, path: str) -> IO[bytes]:
         """Open for reading. Raises FileNotFoundError."""
 
+    def read(self, path: str) -> bytes | None:
+        """A small file; None where there is none."""
+
     def put(self, path: str, data: bytes) -> None:
         """Write a small file, whole or not at all."""
 
@@ -59,7 +72,7 @@ class Place(Protocol):
     def remove_version(self, model: str, number: int) -> None:
         """Remove a version so that no reader sees a part of it."""
 
-    def sweep(self, model: str, older_than_s: float, now: float, complete: Callable[[int], bool]) -> None:
+    def sweep(self, model: str, older_than_s: float, now: float) -> None:
         """Remove what unfinished publications and removals left behind, if so old (seconds)."""
 
 
@@ -71,6 +84,19 @@ def folder_of(model: str, number: int) -> str:
 def numbers(names: list[str]) -> list[int]:
     """The version numbers among `names`, rising."""
     return sorted(int(name) for name in names if name.isascii() and name.isdigit() and len(name) >= 8)
+
+
+def folder_files(folder: Path) -> dict[str, Source]:
+    """All files below a folder, by their relative path."""
+    if not folder.is_dir():
+        raise AdaptError(f"{folder} is not a folder; publish a folder of files, or files by name")
+    found: dict[str, Source] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_dir() or path.is_file()):
+            raise AdaptError(f"{path} is a link or no plain file; publish plain files only")
+        if path.is_file():
+            found[path.relative_to(folder).as_posix()] = path
+    return found
 
 
 def copy(source: Source, target: IO[bytes]) -> StoredFile:
@@ -126,6 +152,15 @@ class Directory:
         """See `Place`."""
         return self._path(path).open("rb")
 
+    def read(self, path: str) -> bytes | None:
+        """See `Place`."""
+        try:
+            return self._path(path).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StorageError(f"cannot read {path} in the repository: {error.strerror}") from error
+
     def put(self, path: str, data: bytes) -> None:
         """See `Place`."""
         target = self._path(path)
@@ -168,7 +203,7 @@ class Directory:
         ):
             os.rename(self._path(folder_of(model, number)), temporary / "version")
 
-    def sweep(self, model: str, older_than_s: float, now: float, complete: Callable[[int], bool]) -> None:
+    def sweep(self, model: str, older_than_s: float, now: float) -> None:
         """See `Place`."""
         for name in self.children(f"{model}/temporary"):
             stale = self._path(f"{model}/temporary/{name}")

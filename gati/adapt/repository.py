@@ -15,39 +15,27 @@ from an append-only history, so nothing is ever overwritten and servers need no 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gati.adapt.history import Action, Activation, History
 from gati.adapt.lineage import Lineage, StoredFile, Version, Window, check_file, check_name
 from gati.adapt.objects import Objects, connect
-from gati.adapt.places import MANIFEST, Directory, Place, Source, folder_of, numbers
-from gati.errors import AdaptError, GatiError, RepositoryError, StorageError, UnknownVersionError
+from gati.adapt.places import MANIFEST, Directory, Place, folder_files, folder_of, numbers
+from gati.errors import AdaptError, RepositoryError, StorageError, UnknownVersionError
 
 __all__ = ["Activation", "Lineage", "ModelRepository", "Version", "Window"]
 
 _CHUNK = 2**20
-_DEEPEST = 32  # versions that can be rolled back, one after the other
 _HISTORY = 500  # activations that collecting garbage leaves
 _STALE_S = 3600.0
 _MOST_ATTEMPTS = 20
-
-
-@dataclass(frozen=True)
-class Activation:
-    """One entry of a model's history; `time_s` in seconds since 1970."""
-
-    version: int
-    action: str  # "activate" or "rollback"
-    time_s: float
 
 
 class ModelRepository:
@@ -70,6 +58,7 @@ class ModelRepository:
             self._place = connect(str(url))
         else:
             self._place = Directory(Path(str(url).removeprefix("file://")))
+        self._history = History(self._place, clock)
 
     def models(self) -> list[str]:
         """The models that have complete versions."""
@@ -85,11 +74,12 @@ class ModelRepository:
             StorageError: the place is full or not writable; nothing was published.
         """
         check_name(model)
-        sources = _folder_files(Path(files)) if isinstance(files, str | Path) else dict(files)
+        sources = folder_files(Path(files)) if isinstance(files, str | Path) else dict(files)
         if not sources:
             raise AdaptError(f"nothing to publish for {model}: there are no files")
         for name in sources:
-            check_file(name)
+            if any(parent in sources for parent in _parents(check_file(name))):
+                raise AdaptError(f"a version cannot hold {name} and a file that is its folder")
         created = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
 
         def manifest(number: int, entries: Mapping[str, StoredFile]) -> bytes:
@@ -138,39 +128,37 @@ class ModelRepository:
         except OSError as error:
             if target.is_dir() and any(target.iterdir()):
                 raise RepositoryError(f"{target} is not empty; fetch into a new folder") from error
-            raise StorageError(f"cannot write {target}: {error.strerror or error}") from error
+            raise StorageError(f"fetching into {target} failed: {error.strerror or error}") from error
         return version
 
     def active(self, model: str) -> int | None:
         """The version that serves; None where none was activated."""
-        stack = self._stack(model)
-        return stack[-1] if stack else None
+        return self._history.active(check_name(model))
 
     def active_token(self, model: str) -> str:
         """Changes whenever a version is activated or rolled back; costs one listing of one folder."""
-        return (self._activations(model) or [""])[-1]
+        return self._history.token(check_name(model))
 
     def history(self, model: str) -> list[Activation]:
         """All activations and rollbacks that are remembered, oldest first."""
-        entries = (self._entry(model, name) for name in self._activations(model))
-        return [Activation(e["stack"][-1], e["action"], e["time_s"]) for e in entries if e is not None]
+        return self._history.entries(check_name(model))
 
     def activate(self, model: str, number: int) -> None:
         """Let a version serve from now on. Raises UnknownVersionError where there is none."""
         self.version(model, number)
         if self.active(model) != number:
-            self._switch(model, number, lambda stack: [*stack, number], "activate")
+            self._switch(model, number, "activate")
 
     def rollback(self, model: str) -> int:
         """Back to the version that was active before; again, to the one before that. Returns it.
 
         **Raises:** `RepositoryError` where there is none.
         """
-        below = self._below(model)
-        if not below:
+        target = self._rollback_target(check_name(model))
+        if target is None:
             raise RepositoryError(f"{model} has no earlier version to go back to; activate one")
-        self._switch(model, below[-1], lambda _: below, "rollback")
-        return below[-1]
+        self._switch(model, target, "rollback")
+        return target
 
     def pin(self, model: str, number: int) -> None:
         """Keep a version from being collected. Raises UnknownVersionError where there is none."""
@@ -196,17 +184,14 @@ class ModelRepository:
         if keep < 1:
             raise AdaptError(f"keep is {keep}, must be at least 1")
         kept = [version.version for version in self.versions(model)]
-        marked = numbers(self._place.children(f"{model}/removals"))
+        marked = numbers(self._place.children(f"{model}/removals"))  # by one that was killed
         removed = [
             number
             for number in sorted({*kept[:-keep], *marked})
             if self._collect(model, number, kept[-keep:])
         ]
-        for name in self._activations(model)[:-_HISTORY]:
-            self._place.remove(f"{model}/activations/{name}")
-        self._place.sweep(
-            model, _STALE_S, self._clock(), lambda number: self._complete(model, number) is not None
-        )
+        self._history.shorten(model, _HISTORY)
+        self._place.sweep(model, _STALE_S, self._clock())
         return removed
 
     def _collect(self, model: str, number: int, newest: list[int]) -> bool:
@@ -217,7 +202,7 @@ class ModelRepository:
         """
         mark = _mark(model, number)
         self._place.put(mark, b"to be removed\n")
-        in_use = {*newest, *self._stack(model)[-1:], *self._below(model)[-1:], *self.pinned(model)}
+        in_use = {*newest, *self.pinned(model), self.active(model), self._rollback_target(model)}
         if number not in in_use:
             self._place.remove_version(model, number)
         self._place.remove(mark)
@@ -232,12 +217,28 @@ class ModelRepository:
                 f"{model} version {number} is being removed; choose another or try again"
             )
 
+    def _switch(self, model: str, number: int, action: Action) -> None:
+        for _ in range(_MOST_ATTEMPTS):
+            entry = self._history.append(model, number, action)
+            self._check_stays(model, number, entry)
+            if not self._history.is_overtaken(model, entry):
+                return
+        raise RepositoryError(f"{model} is being switched by too many at once; try again")
+
+    def _rollback_target(self, model: str) -> int | None:
+        """The version active before, of those that are still there."""
+        stack = self._history.stack(model)
+        earlier = (number for number in stack[-2::-1] if number != stack[-1])
+        return next((number for number in earlier if self._complete(model, number) is not None), None)
+
     def _complete(self, model: str, number: int) -> Version | None:
         folder = folder_of(model, number)
+        document = self._place.read(f"{folder}/{MANIFEST}")
+        if document is None:
+            return None
         try:
-            with self._place.open(f"{folder}/{MANIFEST}") as opened:
-                version = Version.from_json(opened.read(), where=f"{model} version {number}")
-        except (FileNotFoundError, NotADirectoryError, GatiError):
+            version = Version.from_json(document, where=f"{model} version {number}")
+        except RepositoryError:
             return None
         sizes = self._place.sizes(f"{folder}/files")
         whole = all(sizes.get(name) == entry.bytes for name, entry in version.files.items())
@@ -260,50 +261,6 @@ class ModelRepository:
         if digest.hexdigest() != entry.sha256:
             raise RepositoryError(f"{what} is not what was published (sha256 differs); publish it again")
 
-    def _switch(self, model: str, number: int, change: Callable[[list[int]], list[int]], action: str) -> None:
-        """Append to the history until the entry is the last one."""
-        for _ in range(_MOST_ATTEMPTS):
-            names = self._activations(model)
-            entry = {
-                "stack": change(self._stack(model))[-_DEEPEST:],
-                "action": action,
-                "time_s": self._clock(),
-            }
-            last = int(names[-1].split("-")[0]) if names else 0
-            name = f"{last + 1:012d}-{uuid.uuid4().hex}.json"
-            self._place.put(f"{model}/activations/{name}", json.dumps(entry).encode())
-            self._check_stays(model, number, f"{model}/activations/{name}")
-            if self.active_token(model) == name or self.active(model) == number:
-                return
-        raise RepositoryError(f"{model} is being switched by too many at once; try again")
-
-    def _activations(self, model: str) -> list[str]:
-        names = self._place.children(f"{check_name(model)}/activations")
-        return [name for name in names if name.endswith(".json") and name.split("-")[0].isdigit()]
-
-    def _entry(self, model: str, name: str) -> dict[str, Any] | None:
-        """One activation; None where it was cut short or is gone."""
-        try:
-            with self._place.open(f"{model}/activations/{name}") as opened:
-                entry: dict[str, Any] = json.loads(opened.read())
-        except (FileNotFoundError, ValueError):
-            return None
-        return entry
-
-    def _stack(self, model: str) -> list[int]:
-        """The active version, last, on top of those that can be gone back to."""
-        for name in reversed(self._activations(model)):
-            if (entry := self._entry(model, name)) is not None:
-                return [int(number) for number in entry["stack"]]
-        return []
-
-    def _below(self, model: str) -> list[int]:
-        """What a rollback would leave of the stack; versions no longer there are passed over."""
-        below = self._stack(model)[:-1]
-        while below and self._complete(model, below[-1]) is None:
-            below.pop()
-        return below
-
 
 def _pin(model: str, number: int) -> str:
     return f"{model}/pins/{number:08d}"
@@ -313,21 +270,14 @@ def _mark(model: str, number: int) -> str:
     return f"{model}/removals/{number:08d}"
 
 
+def _parents(name: str) -> list[str]:
+    """The folders a file lies in."""
+    parts = name.split("/")
+    return ["/".join(parts[:length]) for length in range(1, len(parts))]
+
+
 def _is_name(name: str) -> bool:
     try:
         return bool(check_name(name))
     except AdaptError:
         return False
-
-
-def _folder_files(folder: Path) -> dict[str, Source]:
-    """All files below a folder, by their relative path."""
-    if not folder.is_dir():
-        raise AdaptError(f"{folder} is not a folder; publish a folder of files, or files by name")
-    found: dict[str, Source] = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink() or not (path.is_dir() or path.is_file()):
-            raise AdaptError(f"{path} is a link or no plain file; publish plain files only")
-        if path.is_file():
-            found[path.relative_to(folder).as_posix()] = path
-    return found
