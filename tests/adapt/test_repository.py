@@ -310,7 +310,7 @@ def test_a_version_that_is_being_removed_cannot_be_taken_into_use(repository: Mo
     with pytest.raises(UnknownVersionError, match="being removed"):
         repository.pin("cars", 1)
     assert repository.active_token("cars") == token and repository.pinned("cars") == []
-    assert repository.collect_garbage("cars", keep=1) == [1], "a collector that was killed is followed by another"
+    assert repository.collect_garbage("cars", keep=1) == [1], "another one goes on"
     assert numbers(repository) == [2]
     overwrite(repository, "cars/removals/00000002", b"")
     assert repository.collect_garbage("cars") == [] and repository._place.children("cars/removals") == []
@@ -423,7 +423,7 @@ for step in range(1, 1000, 1 if action == "publish" else 3):  # there are many t
     left = [path.relative_to(folder / "models" / "cars").parts for path in (folder / "models").rglob("*")
             if path.is_file()]
     assert not [parts for parts in left if parts[0] in ("temporary", "claims", "removals")], (step, left)
-    assert {parts[1] for parts in left if parts[0] == "versions"} == {"00000001", f"{fresh:08d}"}, (step, left)
+    assert {parts[1] for parts in left if parts[0] == "versions"} == {"00000001", f"{fresh:08d}"}, step
     if status == 0:
         break
     kills += 1
@@ -520,6 +520,23 @@ def test_claims_of_others_are_respected_and_swept_when_stale() -> None:
     assert repository._place.read(claim) is None
     assert repository._place.sizes("cars/versions/00000002") == {}
     assert numbers(repository) == [1, 3] and publish(repository) == [4]
+
+
+def test_a_publisher_that_slept_does_not_reuse_the_number_of_a_collected_version() -> None:
+    """It had read which numbers are taken, and then others published and collected several versions."""
+    url = f"memory://{uuid.uuid4().hex}"
+    slow, quick = ModelRepository(url), ModelRepository(url)
+    publish(quick)
+    listing = slow._place._numbers  # type: ignore[attr-defined]
+
+    def sleep_after(model: str) -> list[int]:
+        slow._place._numbers = listing  # type: ignore[attr-defined]
+        taken: list[int] = listing(model)
+        assert publish(quick, 4) == [2, 3, 4, 5] and quick.collect_garbage("cars", keep=1) == [1, 2, 3, 4]
+        return taken
+
+    slow._place._numbers = sleep_after  # type: ignore[attr-defined]
+    assert publish(slow) == [6] and numbers(quick) == [5, 6]
 
 
 def test_a_failed_upload_leaves_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
