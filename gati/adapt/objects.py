@@ -3,9 +3,9 @@
 Such stores have no rename and often no exclusive creation. A publisher first *claims* a number: it writes a
 claim under a name of its own, lists the claims for that number, and goes on only if it is alone; if not it
 withdraws and tries a later number. Of two publishers at least one sees the other, as long as a listing shows
-what was written before it, which S3, Google's and Azure's stores guarantee. If meanwhile the number was given,
-its version published and perhaps collected again, there is a newer one. Then the files are written, and last
-the manifest: without it there is no version.
+what was written before it, which S3, Google's and Azure's stores guarantee. If meanwhile the number was
+given, its version published and perhaps collected again, there is a newer one. Then the files are written, and
+last the manifest: without it there is no version.
 """
 
 from __future__ import annotations
@@ -147,8 +147,9 @@ class Objects:
             mine = uuid.uuid4().hex
             claim = f"{model}/claims/{number:08d}/{mine}"
             self.put(claim, json.dumps({"time_s": time.time()}).encode())
+            alone = self._claims(model, number) == [mine]  # asked first: a claim goes after its publication
             newest = max(numbers(self.children(f"{model}/versions")), default=0)  # it is never collected
-            if newest < number and self._claims(model, number) == [mine]:
+            if alone and newest < number:
                 return number, claim
             self.remove(claim)
             least = number + 1

@@ -522,6 +522,35 @@ def test_claims_of_others_are_respected_and_swept_when_stale() -> None:
     assert numbers(repository) == [1, 3] and publish(repository) == [4]
 
 
+def test_a_publication_that_ends_between_two_questions_is_noticed() -> None:
+    """Another one had claimed the same number; it is done when the second question is asked."""
+    url = f"memory://{uuid.uuid4().hex}"
+    slow, quick = ModelRepository(url), ModelRepository(url)
+    publish(quick)
+    children = slow._place.children
+    asked: list[str] = []
+    put = slow._place.put
+
+    def put_late(path: str, data: bytes) -> None:
+        """The claim is written when the other has claimed, too, and uploads."""
+        put(path, data)
+        if path.startswith("cars/claims/00000002/") and not asked:
+            overwrite(quick, "cars/claims/00000002/other", json.dumps({"time_s": time.time()}).encode())
+            slow._place.children = finish_after_the_first  # type: ignore[method-assign]
+
+    def finish_after_the_first(path: str) -> list[str]:
+        found = children(path)
+        if not asked:
+            version = Version("cars", 2, "now", LINEAGE, {})
+            overwrite(quick, "cars/versions/00000002/manifest.json", version.to_json())
+            quick._place.remove("cars/claims/00000002/other")
+        asked.append(path)
+        return found
+
+    slow._place.put = put_late  # type: ignore[method-assign]
+    assert publish(slow) == [3] and numbers(quick) == [1, 2, 3]
+
+
 def test_a_publisher_that_slept_does_not_reuse_the_number_of_a_collected_version() -> None:
     """It had read which numbers are taken, and then others published and collected several versions."""
     url = f"memory://{uuid.uuid4().hex}"
