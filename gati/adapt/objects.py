@@ -4,7 +4,7 @@ Such stores have no rename and often no exclusive creation. A publisher first *c
 claim under a name of its own, lists the claims for that number, and goes on only if it is alone; if not it
 withdraws and tries a later number. Of two publishers at least one sees the other, as long as a listing shows
 what was written before it, which S3, Google's and Azure's stores guarantee. If meanwhile the number was
-given, its version published and perhaps collected again, there is a newer one. Then the files are written, and
+given, its version published and perhaps collected again, there is a newer one. Then come the files, and
 last the manifest: without it there is no version.
 """
 
