@@ -17,6 +17,8 @@ A message is one line: what was wrong, the value met, what was allowed, what to 
     ├── PipelineError         a pipeline that is none, lacks measurements, or is used out of order
     ├── BackendError          unknown or unavailable backend, placement or device
     ├── AdaptError            a guard or an adaptation that was asked for what makes no sense
+    ├── RepositoryError       versions of a model that are damaged or cannot be switched to
+    │   └── UnknownVersionError   no such version
     ├── VideoError            a video, camera, stream or region that cannot be read or used
     ├── StorageError          disk full, not writable
     └── ServingError          a service refuses a request
@@ -51,12 +53,14 @@ __all__ = [
     "NotFoundError",
     "OverloadError",
     "PipelineError",
+    "RepositoryError",
     "RequestError",
     "ServingError",
     "SolverError",
     "StorageError",
     "TooLargeError",
     "UnavailableError",
+    "UnknownVersionError",
     "VariantError",
     "VideoError",
 ]
@@ -123,6 +127,20 @@ class BackendError(GatiError):
 
 class AdaptError(GatiError):
     """A guard or an adaptation that was asked for what makes no sense."""
+
+
+class RepositoryError(GatiError):
+    """Versions of a model that are damaged, or cannot be switched to as things are."""
+
+    http_status = 409
+    thrift_code = "FAILED_PRECONDITION"
+
+
+class UnknownVersionError(RepositoryError):
+    """No such version of the model, or it is not complete."""
+
+    http_status = 404
+    thrift_code = "NOT_FOUND"
 
 
 class PipelineError(GatiError):

@@ -91,6 +91,7 @@ def test_no_module_is_two_rooms(path: Path) -> None:
         pytest.param("gati.explore.library", id="reading a cache library"),
         pytest.param("gati.compose.compose", id="composing"),
         pytest.param("gati.plan", id="planning"),
+        pytest.param("gati.adapt.writer, gati.adapt.repository", id="records and versions"),
         pytest.param("services", id="the services package"),
     ],
 )

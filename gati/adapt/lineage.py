@@ -1,0 +1,147 @@
+"""Where a version of a model comes from, and the manifest that makes a folder of files a version.
+
+The manifest is JSON. It names every file with size and sha256, and carries the sha256 of itself, so that one
+cut short is known for what it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gati.errors import AdaptError, RepositoryError
+
+__all__ = ["FORMAT", "Lineage", "StoredFile", "Version", "Window", "check_file", "check_name"]
+
+FORMAT = 1
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+,@()-]{0,199}")  # one part of a path inside a version
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_LONGEST_MANIFEST = 16 * 2**20  # bytes
+
+
+def check_name(name: object) -> str:
+    """The model's name if it is one. Raises AdaptError for what could leave the repository."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise AdaptError(
+            f"a model cannot be called {str(name)[:140]!r}: letters, digits, dot, underscore and dash, "
+            "beginning with a letter or digit, at most 128"
+        )
+    return name
+
+
+def check_file(name: object) -> str:
+    """The relative path of a file if it is one inside its version. Raises AdaptError else."""
+    if not isinstance(name, str) or not all(_FILE.fullmatch(part) for part in name.split("/")):
+        raise AdaptError(
+            f"a version cannot hold a file called {str(name)[:140]!r}: a relative path of letters, digits "
+            "and ._-=+,@() with / between its parts"
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class Window:
+    """The sampled inputs a version was trained on; times in seconds since 1970."""
+
+    count: int
+    from_s: float | None = None
+    to_s: float | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """What made a version. Everything in it must be JSON.
+
+    `base_checkpoint_sha256` names the base model's weights, which no version ever changes. `tags` are for
+    finding a version again, such as the signature of the scene it was trained for.
+    """
+
+    base_checkpoint_sha256: str
+    parent: int | None = None
+    window: Window | None = None
+    measurements: dict[str, Any] = field(default_factory=dict)
+    certificate: dict[str, Any] | None = None
+    tags: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not _SHA256.fullmatch(self.base_checkpoint_sha256):
+            raise AdaptError(
+                f"base_checkpoint_sha256 is {self.base_checkpoint_sha256[:70]!r}, must be 64 hex digits"
+            )
+        if self.parent is not None and self.parent < 1:
+            raise AdaptError(f"parent is {self.parent}, must be the number of a version, from 1")
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """What a file of a version must be like."""
+
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Version:
+    """A complete version; `created` is in UTC, ISO 8601."""
+
+    model: str
+    version: int
+    created: str
+    lineage: Lineage
+    files: Mapping[str, StoredFile]
+
+    def to_json(self) -> bytes:
+        """The manifest. Raises AdaptError where the lineage is not JSON."""
+        body = {"format": FORMAT, **asdict(self)}
+        try:
+            return _dump({**body, "sha256": _checksum(body)})
+        except (TypeError, ValueError, RecursionError) as problem:
+            raise AdaptError(f"a lineage must be JSON without NaN or infinity: {problem}") from problem
+
+    @classmethod
+    def from_json(cls, data: bytes, *, where: str) -> Version:
+        """Read a manifest; `where` names it in messages.
+
+        **Raises:** `RepositoryError` when it is cut short, changed, or of a newer format.
+        """
+        try:
+            if len(data) > _LONGEST_MANIFEST:
+                raise ValueError
+            body = json.loads(data)
+            told = body.pop("sha256")
+            if body["format"] > FORMAT:
+                raise RepositoryError(
+                    f"{where} has format {body['format']}, newer than {FORMAT}, which this Gati reads; "
+                    "upgrade gati"
+                )
+            if told != _checksum(body):
+                raise ValueError
+            return cls(
+                model=check_name(body["model"]),
+                version=body["version"],
+                created=body["created"],
+                lineage=_lineage(body["lineage"]),
+                files={check_file(name): StoredFile(**entry) for name, entry in body["files"].items()},
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, AdaptError) as problem:
+            raise RepositoryError(f"{where}: its manifest is damaged or was changed") from problem
+
+
+def _lineage(value: dict[str, Any]) -> Lineage:
+    window = value.pop("window")
+    return Lineage(**value, window=None if window is None else Window(**window))
+
+
+def _checksum(body: dict[str, Any]) -> str:
+    return hashlib.sha256(_dump(body)).hexdigest()
+
+
+def _dump(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
