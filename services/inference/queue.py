@@ -93,7 +93,10 @@ class RequestQueue:
         if latency_slo_s is None:
             return
         wait_s = self.expected_wait_s(priority) + (inputs - 1) * self.times.seconds_an_input
-        expected_s = wait_s + self.times.bound_s
+        # An idle service tries what it could manage at best: what it learned under load would otherwise keep
+        # it from ever learning that the load has gone.
+        idle = not (self._count or self._running)
+        expected_s = wait_s + (self.times.least_s if idle else self.times.bound_s)
         if expected_s > latency_slo_s:
             raise OverloadError(
                 f"expected to take {1e3 * expected_s:.1f} ms where {1e3 * latency_slo_s:.1f} ms are left",

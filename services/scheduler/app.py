@@ -64,6 +64,8 @@ async def _refused(request: Request, error: Exception) -> Response:
     if retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
         headers["Retry-After-Ms"] = str(max(1, math.ceil(1e3 * retry_after_s)))
+    if request.app.state.scheduler.draining:
+        headers["Connection"] = "close"
     return _error(error.http_status, _FOLDERS.sub("", str(error)), headers)
 
 

@@ -15,8 +15,10 @@ from services.serve import with_pipeline_models
 
 def test_the_command_line_wins_over_the_environment_and_that_over_the_file(folder: Path) -> None:
     file = folder / "ports.toml"
-    file.write_text('port = 1\nhost = "h"\nlate_factor = 3\n[models.m]\nlibrary = "library"\n', encoding="utf-8")
-    found = read_config(file, {"port": 3, "host": None}, {"GATI_SERVE_PORT": "2", "GATI_SERVE_LOG_LEVEL": "error"})
+    text = 'port = 1\nhost = "h"\nlate_factor = 3\n[models.m]\nlibrary = "library"\n'
+    file.write_text(text, encoding="utf-8")
+    environment = {"GATI_SERVE_PORT": "2", "GATI_SERVE_LOG_LEVEL": "error"}
+    found = read_config(file, {"port": 3, "host": None}, environment)
     rows = {name: (value, origin) for name, value, origin in found.rows()}
     assert rows["port"] == ("3", "command line --port")
     assert rows["log_level"] == ("error", "environment GATI_SERVE_LOG_LEVEL")

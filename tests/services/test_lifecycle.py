@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -108,7 +109,7 @@ def test_sigterm_answers_what_is_under_way_and_leaves_no_process(folder: Path) -
         children = list(running.processes().values())
         assert len(children) == 2
         assert running.stop() == 0
-    assert set(load.statuses) <= {200, 503}
+    assert set(load.statuses) <= {200, 429, 503}
     cut = [error for error in load.errors if "ConnectError" not in error]
     assert not cut, cut[:3]
     for child in children:
@@ -134,8 +135,9 @@ def test_two_hundred_swaps_under_load_lose_nothing_and_keep_the_memory(folder: P
 
         def resident_bytes() -> float:
             page = running.client.get("/metrics").text
-            line = next(row for row in page.splitlines() if row.startswith('gati_resident_bytes{model="small"}'))
-            return float(line.rsplit(" ", 1)[1])
+            found = re.search(r'^gati_resident_bytes\{model="small"\} (\S+)', page, re.MULTILINE)
+            assert found is not None
+            return float(found[1])
 
         with Load(running.url, "/v2/models/small/infer", 2, pause_s=0.005) as load:
             settled = 0.0
@@ -152,7 +154,7 @@ def test_two_hundred_swaps_under_load_lose_nothing_and_keep_the_memory(folder: P
 
 
 def test_overload_is_refused_and_what_is_accepted_is_in_time(folder: Path) -> None:
-    """Sixteen clients on a queue of sixteen: some are refused, nobody waits long, and it ends with the load."""
+    """Sixteen clients on a queue of sixteen: some are refused, nobody waits long, and it is over with them."""
     slo_ms = 60.0
     with Serving(folder / "serve.toml") as running:
         running.infer()
