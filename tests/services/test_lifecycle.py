@@ -154,7 +154,7 @@ def test_two_hundred_swaps_under_load_lose_nothing_and_keep_the_memory(folder: P
 
 
 def test_overload_is_refused_and_what_is_accepted_is_in_time(folder: Path) -> None:
-    """Sixteen clients on a queue of sixteen: some are refused, nobody waits long, and it is over with them."""
+    """Sixteen clients on a queue of sixteen: some are refused, nobody waits long; then it is over."""
     slo_ms = 60.0
     with Serving(folder / "serve.toml") as running:
         running.infer()

@@ -85,7 +85,7 @@ def test_the_command_line_shows_a_tree(serving: Serving, tmp_path: Path, reposit
     said = subprocess.run([*command, "2s"], capture_output=True, text=True, cwd=repository, check=True).stdout
     assert "SLO met" in said and "axis: " in said and "skipped" in said and "of 2000 ms" in said
     refused = subprocess.run(
-        [*command, "0.1ms"], capture_output=True, text=True, cwd=repository, check=False
+        [*command, "1ms"], capture_output=True, text=True, cwd=repository, check=False
     )
     assert refused.returncode == 1 and "(status 429); ask again in 1 s" in refused.stderr
 
