@@ -1,6 +1,7 @@
 """Learned caches: predictors, selectors, their losses and files."""
 
 from gati.caches.cache import LearnedCache
+from gati.caches.glance import glance
 from gati.caches.losses import distillation_loss, selector_loss
 from gati.caches.predictors import (
     DEFAULT_VARIANTS,
@@ -29,6 +30,7 @@ __all__ = [
     "feature_map",
     "fit_selector_networks",
     "fold_normalisation",
+    "glance",
     "load_cache",
     "parse_variant",
     "predictor_families",
