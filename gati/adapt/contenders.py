@@ -34,7 +34,7 @@ class NewCaches:
     """Predictors to train from scratch for the scene: each of `variants` at each of `blocks`."""
 
     blocks: tuple[str, ...]
-    variants: tuple[str, ...] = ("glance(8,64)",)
+    variants: tuple[str, ...] = ("scene(8,64,64)",)
     recipe: Recipe = _NEW_CACHES
     lookup_ms: Mapping[str, float] = field(default_factory=dict)  # by variant, where the caller knows
 
@@ -150,6 +150,7 @@ class Work:
             torch.cat((lesson.hidden, self.original.hidden[block])),
             torch.cat((lesson.teacher, self.original.teacher(classes))),
             torch.cat((recent, mixed.repeat(count))),
+            len(fit),
         )
 
     def _measured(

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from gati.adapt.contenders import NewCaches, StopWatch, Work
 from gati.adapt.contest import Contender, Costs, Verdict, costs_of, exits_of, hold, replay_deployed
 from gati.adapt.tune import Recipe
-from gati.adapt.window import Window, split_window
+from gati.adapt.window import HoldBack, Window, split_window
 from gati.compose.certificate import Certificate, p_value
 from gati.compose.composition import Composition, Expected
 from gati.compose.replay import Replay
@@ -72,6 +72,7 @@ def retrain(
     accuracy: float | None = None,
     confidence: float | None = None,
     held_share: float = 0.5,
+    hold_back: HoldBack = "dealt",
     recipe: Recipe | None = None,
     version: str | None = None,
     seed: int = 0,
@@ -87,7 +88,7 @@ def retrain(
     **Raises:** `AdaptError` for a window too small to be split, or a block that does not exist.
     """
     chosen, traced = served.composition, served.engine.traced
-    parts = split_window(len(window), held_share)
+    parts = split_window(len(window), held_share, hold_back=hold_back)
     if min(map(len, parts)) < _LEAST_PART:
         raise AdaptError(
             f"a window of {len(window)} inputs is too small to retrain on: its parts to train, choose "

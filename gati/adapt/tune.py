@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gati.caches import build_predictor, distillation_loss, fold_normalisation
+from gati.caches import SceneHead, build_predictor, distillation_loss, fold_normalisation
 from gati.errors import AdaptError
 
 __all__ = ["Lesson", "Recipe", "train_new", "tuned"]
@@ -32,15 +32,24 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Lesson:
-    """What to learn: hidden outputs [n, ...], log-probabilities to imitate [n, K], and weights [n]."""
+    """What to learn: hidden outputs [n, ...], log-probabilities to imitate [n, K], and weights [n].
+
+    The first `of_window` inputs are the window's, in order of time, the rest are others; None: all.
+    """
 
     hidden: Tensor
     teacher: Tensor
     weights: Tensor
+    of_window: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.hidden) == 0 or not bool(self.weights.sum() > 0):
             raise AdaptError("there is nothing to train on: no inputs, or none with a weight above 0")
+
+    @property
+    def recent(self) -> slice:
+        """The window's own inputs."""
+        return slice(self.of_window)
 
 
 def tuned(
@@ -79,6 +88,8 @@ def train_new(
     before, learner = _after_pooling(student)
     features = _features(before, lesson.hidden)
     first = next(iter(learner), None)
+    if isinstance(first, SceneHead):
+        first.remember(features[lesson.recent])
     timer = clock or time.perf_counter
     if not isinstance(first, nn.Linear) or features.ndim != 2:
         _train(learner, features, lesson, recipe, seed, timer)

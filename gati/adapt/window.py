@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,11 +17,13 @@ from gati.explore.splits import held_out
 from gati.model.segments import TracedModel
 from gati.runtime.load import Served
 
-__all__ = ["Parts", "Window", "original_sample", "split_window"]
+__all__ = ["HoldBack", "Parts", "Window", "original_sample", "split_window"]
+
+HoldBack = Literal["recent", "dealt"]
 
 _BATCH = 64
-_SURE = 0.97  # share of the class that is all that is known of an answer
-_STRETCHES = 10  # that the held-back part is dealt in, so that both halves span all of it
+_SURE = 0.95  # share of what is taught that is the base model's own
+_STRETCHES = 24  # that inputs are dealt in, so that every part spans all of the time
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,14 @@ class Window:
         return replace(self, hidden={**self.hidden, **_hidden(traced, self.inputs, missing)})
 
     def teacher(self, classes: int) -> Tensor:
-        """Log-probabilities [n, K] to imitate."""
-        if self.base_probabilities is not None:
-            return self.base_probabilities.float().clamp_min(1e-8).log()
-        likely = torch.full((len(self), classes), (1.0 - _SURE) / (classes - 1))
-        likely[torch.arange(len(self)), torch.from_numpy(self.base_class)] = _SURE
-        return likely.log()
+        """Log-probabilities [n, K] to imitate, never quite sure.
+
+        Students of few inputs would else be as sure as numbers go, all of them, and no threshold tell them apart.
+        """
+        likely = self.base_probabilities
+        if likely is None:
+            likely = torch.nn.functional.one_hot(torch.from_numpy(self.base_class), classes)
+        return (_SURE * likely.float() + (1.0 - _SURE) / classes).log()
 
 
 @torch.no_grad()
@@ -111,15 +115,23 @@ class Parts(NamedTuple):
     certify: NDArray[np.int64]
 
 
-def split_window(count: int, held_share: float) -> Parts:
-    """Keep back the most recent `held_share` of a window, half of it to choose on, half to certify on.
+def split_window(count: int, held_share: float, *, hold_back: HoldBack = "dealt") -> Parts:
+    """Keep back `held_share` of a window, half of it to choose on, half to certify on.
 
-    The halves are dealt in stretches: next-door frames of a video are nearly the same, so that dealt one by
-    one each would have its twin in the other half.
+    "recent" keeps back the latest inputs. "dealt" deals stretches of the whole window, so that training
+    misses nothing that happened, the latest included. Stretches, because next-door frames of a video are
+    nearly the same: dealt one by one, each would have its twin in another part.
     """
     if not 0.0 < held_share < 1.0:
         raise AdaptError(f"held_share is {held_share!r}, must lie strictly between 0 and 1, for example 0.5")
-    first = count - round(count * held_share)
-    held = np.arange(first, count)
-    turn = (np.arange(len(held)) * _STRETCHES // max(1, len(held))) % 2
-    return Parts(np.arange(first), held[turn == 0], held[turn == 1])
+    rows = np.arange(count)
+    if hold_back == "recent":
+        first = count - round(count * held_share)
+        turn = np.where(rows < first, -1, (rows - first) * _STRETCHES // max(1, count - first) % 2)
+    else:
+        # a stretch in (held_share / 2) is to choose on, and one half a turn later to certify on
+        place = rows * _STRETCHES // max(1, count) * held_share / 2.0
+        begins = np.floor(place) != np.floor(place - held_share / 2.0)
+        later = np.floor(place + 0.5) != np.floor(place + 0.5 - held_share / 2.0)
+        turn = np.where(begins, 0, np.where(later, 1, -1))
+    return Parts(*(rows[turn == part] for part in (-1, 0, 1)))

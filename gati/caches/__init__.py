@@ -1,7 +1,7 @@
 """Learned caches: predictors, selectors, their losses and files."""
 
 from gati.caches.cache import LearnedCache
-from gati.caches.glance import glance
+from gati.caches.glance import SceneHead, glance, scene
 from gati.caches.losses import distillation_loss, selector_loss
 from gati.caches.predictors import (
     DEFAULT_VARIANTS,
@@ -24,6 +24,7 @@ __all__ = [
     "AverageAndMaximum",
     "FeatureMap",
     "LearnedCache",
+    "SceneHead",
     "build_predictor",
     "build_selector",
     "distillation_loss",
@@ -36,6 +37,7 @@ __all__ = [
     "predictor_families",
     "register_predictor",
     "save_cache",
+    "scene",
     "selector_loss",
     "selector_names",
 ]
