@@ -68,7 +68,7 @@ class Window:
     def teacher(self, classes: int) -> Tensor:
         """Log-probabilities [n, K] to imitate, never quite sure.
 
-        Students of few inputs would else be as sure as numbers go, all of them, and no threshold tell them apart.
+        Students of few inputs would else all be as sure as can be, and no threshold could tell them apart.
         """
         likely = self.base_probabilities
         if likely is None:

@@ -46,7 +46,7 @@ def window_of(traced: TracedModel, inputs: Tensor) -> Window:
     return Window(inputs, likely.argmax(1).numpy(), likely)
 
 
-def make_deployed(folder: Path, *, backend: str = "torch", threshold: float = 0.9) -> Served:
+def make_deployed(folder: Path, *, backend: str = "torch", threshold: float = 0.6) -> Served:
     """A library with two caches trained on familiar digits, as `explore` and `compose` leave it."""
     checkpoint = folder / "weights.safetensors"
     save_file(trained_state(), checkpoint)

@@ -15,7 +15,7 @@ from gati.adapt.retrain import Retrained, retrain
 from gati.adapt.scene import nearest_scene, scene_signature
 from gati.adapt.tune import Recipe
 from gati.adapt.versions import load_version, open_version, save_version, signature_of
-from gati.adapt.window import Window, split_window
+from gati.adapt.window import HoldBack, Window, split_window
 from gati.errors import AdaptError, CompositionError
 from gati.runtime.engine import Engine
 from gati.runtime.load import Served
@@ -64,7 +64,7 @@ def test_retrained_caches_hit_more_on_the_shifted_stream_at_certified_agreement(
     assert agreement >= 0.95
 
 
-def test_the_measurements_are_those_of_the_inputs_kept_back(
+def test_measurements_are_those_of_the_inputs_kept_back(
     served: Served, window: Window, retrained: Retrained
 ) -> None:
     rows = split_window(len(window), 0.5).certify
@@ -108,10 +108,10 @@ def test_the_base_model_and_the_serving_caches_stay_bit_for_bit(tmp_path: Path) 
         assert torch.equal(answer.probabilities, other.probabilities)
 
 
-def test_what_nothing_can_foretell_is_left_to_the_base_model(served: Served, window: Window) -> None:
+def test_what_nothing_can_foretell_is_left_to_the_base_model(served: Served) -> None:
     """Answers drawn at random: the old caches are found out, and no new one gets to answer much."""
-    guesses = np.random.default_rng(0).integers(0, 10, len(window))
-    result = retrain(served, Window(window.inputs, guesses), recipe=PATIENT, new=NEW)
+    guesses = np.random.default_rng(0).integers(0, 10, 700)
+    result = retrain(served, Window(stream(FAMILIAR, 700, seed=8), guesses), recipe=PATIENT, new=NEW)
     assert not result.before.certified and result.before.agreement < 0.95
     assert result.after.hit_rate < 0.1 and result.after.agreement >= 0.95
 
@@ -185,12 +185,26 @@ def test_recent_inputs_weigh_more(served: Served) -> None:
     )
 
 
-def test_the_parts_of_a_window_are_apart_and_the_latest_are_kept_back() -> None:
-    parts = split_window(700, 0.4)
-    assert sorted(np.concatenate(parts).tolist()) == list(range(700))
-    assert parts.fit.max() < min(parts.select.min(), parts.certify.min())
-    assert abs(len(parts.select) - len(parts.certify)) <= 28
-    assert parts.certify.max() == 699
+@pytest.mark.parametrize("hold_back", ["dealt", "recent"])
+@pytest.mark.parametrize("held_share", [0.3, 0.4, 0.5])
+def test_each_input_of_a_window_has_one_part(held_share: float, hold_back: HoldBack) -> None:
+    parts = split_window(2400, held_share, hold_back=hold_back)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(2400))
+    assert len(parts.select) + len(parts.certify) == pytest.approx(2400 * held_share, abs=101)
+    assert abs(len(parts.select) - len(parts.certify)) <= 100
+
+
+def test_the_latest_are_kept_back_where_that_is_asked_for() -> None:
+    recent = split_window(700, 0.4, hold_back="recent")
+    assert recent.fit.max() == 419 and recent.certify.max() == 699
+    assert split_window(700, 0.5).fit.max() > split_window(700, 0.5).certify.min()
+
+
+def test_neighbours_are_mostly_dealt_together() -> None:
+    part = np.zeros(700, dtype=np.int64)
+    parts = split_window(700, 0.5)
+    part[parts.select], part[parts.certify] = 1, 2
+    assert int((np.diff(part) != 0).sum()) < 24
 
 
 def test_an_old_scene_is_found_again(served: Served, retrained: Retrained, tmp_path: Path) -> None:
