@@ -23,7 +23,7 @@ HoldBack = Literal["recent", "dealt"]
 
 _BATCH = 64
 _SURE = 0.95  # share of what is taught that is the base model's own
-_STRETCHES = 24  # that inputs are dealt in, so that every part spans all of the time
+_STRETCHES = 70  # that inputs are dealt in, so that every part spans all of the time
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,7 @@ def split_window(count: int, held_share: float, *, hold_back: HoldBack = "dealt"
         first = count - round(count * held_share)
         turn = np.where(rows < first, -1, (rows - first) * _STRETCHES // max(1, count - first) % 2)
     else:
-        # a stretch in (held_share / 2) is to choose on, and one half a turn later to certify on
-        place = rows * _STRETCHES // max(1, count) * held_share / 2.0
-        begins = np.floor(place) != np.floor(place - held_share / 2.0)
-        later = np.floor(place + 0.5) != np.floor(place + 0.5 - held_share / 2.0)
-        turn = np.where(begins, 0, np.where(later, 1, -1))
+        begun = rows * _STRETCHES // max(1, count) * held_share + 1e-9  # stretches to be kept back so far
+        kept = np.floor(begun + held_share) != np.floor(begun)
+        turn = np.where(kept, np.floor(begun).astype(np.int64) % 2, -1)
     return Parts(*(rows[turn == part] for part in (-1, 0, 1)))
