@@ -35,7 +35,12 @@ def stream(shown: tuple[int, ...], count: int, seed: int, *, unseen: bool = Fals
     random = np.random.default_rng(seed)
     rows = np.flatnonzero(np.isin(labels, shown))
     rows = rows[rows % 3 == 0] if unseen else rows[rows % 3 > 0]
-    x = torch.from_numpy(images[random.choice(rows, count)]).permute(0, 3, 1, 2).float() / 255
+    x = (
+        torch.from_numpy(images[random.choice(rows, count, replace=count > len(rows))])
+        .permute(0, 3, 1, 2)
+        .float()
+        / 255
+    )
     return x + torch.from_numpy(random.normal(0.0, 0.02, x.shape)).float()
 
 
