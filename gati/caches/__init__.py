@@ -1,6 +1,7 @@
 """Learned caches: predictors, selectors, their losses and files."""
 
 from gati.caches.cache import LearnedCache
+from gati.caches.glance import SceneHead, glance, scene
 from gati.caches.losses import distillation_loss, selector_loss
 from gati.caches.predictors import (
     DEFAULT_VARIANTS,
@@ -23,17 +24,20 @@ __all__ = [
     "AverageAndMaximum",
     "FeatureMap",
     "LearnedCache",
+    "SceneHead",
     "build_predictor",
     "build_selector",
     "distillation_loss",
     "feature_map",
     "fit_selector_networks",
     "fold_normalisation",
+    "glance",
     "load_cache",
     "parse_variant",
     "predictor_families",
     "register_predictor",
     "save_cache",
+    "scene",
     "selector_loss",
     "selector_names",
 ]

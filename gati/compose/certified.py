@@ -38,6 +38,7 @@ __all__ = [
     "certify_published",
     "contest_of",
     "count_losses",
+    "path_within",
     "plan_exact",
     "plan_of",
     "with_certificate",
@@ -90,7 +91,7 @@ def plan_exact(
     if settings.confidence is None:
         return plan_of(library, settings, contest, select, target)
     nothing = replace(target, chosen=(), outcome=contest.instance.outcome(()))
-    path = _path(contest, budget, FEW_STEPS if select.coarse else STEPS)
+    path = path_within(contest.instance, budget, FEW_STEPS if select.coarse else STEPS)
     if select.coarse:
         path.insert(0, nothing)
     candidates = [candidates_of(contest, choice.chosen) for choice in path]
@@ -207,9 +208,11 @@ def _solve(
     )
 
 
-def _path(contest: Contest, budget: float, steps: Sequence[float]) -> list[ExactChoice]:
-    """Return the settings to walk through, strictest first, each faster than the one before."""
-    instance = contest.instance
+def path_within(instance: Instance, budget: float, steps: Sequence[float] = STEPS) -> list[ExactChoice]:
+    """Return the settings to walk through, strictest first, each faster than the one before.
+
+    `budget` is how many disagreements are tolerated among the inputs of `instance`, `steps` are shares of it.
+    """
     if not instance.trials:
         return []
     risky = replace(instance, loss=smoothed_loss(instance))

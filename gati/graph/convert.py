@@ -48,6 +48,15 @@ class Converter:
         copy.CopyFrom(self._converted[stage.key])
         return copy
 
+    def forget_lookups(self) -> None:
+        """Keep the pieces of the network alone: caches come and go."""
+        for key in [key for key in self._converted if isinstance(key, tuple) and _is_lookup(key)]:
+            del self._converted[key]
+
+
+def _is_lookup(key: tuple[Hashable, ...]) -> bool:
+    return any(isinstance(part, torch.nn.Module) for part in key)
+
 
 def to_piece(stage: Stage, inputs: tuple[str, ...], prefix: str, convert: Converter) -> Piece:
     """Convert a stage; it reads the values `inputs` of the graph it will be put into.

@@ -141,6 +141,11 @@ class Engine:
         return scores
 
     @property
+    def outputs_kind(self) -> Literal["logits", "probabilities"]:
+        """What the base model ends with."""
+        return self._outputs_kind
+
+    @property
     def precision(self) -> Literal["f32", "bf16", "int8"]:
         """What the backend computes in."""
         return get_backend(self.backend).precision

@@ -106,7 +106,7 @@ def test_variants_are_parsed_with_spaces_or_without() -> None:
 @pytest.mark.parametrize("text", ["nothing(3)", "fc(", "fc(1.5)", "", "fc 3"])
 def test_an_unknown_variant_lists_the_known_families(text: str) -> None:
     with pytest.raises(
-        VariantError, match=re.escape(f"unknown variant {text!r}") + r".*conv, fc, grid, pool"
+        VariantError, match=re.escape(f"unknown variant {text!r}") + r".*conv, fc, glance, grid, pool"
     ):
         parse_variant(text)
 

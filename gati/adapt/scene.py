@@ -1,0 +1,76 @@
+"""Scene memory: knowing again what a camera saw before, so that an earlier version can serve at once.
+
+A signature says how bright each part of the picture is, in each channel, and how much it varies: coarse
+enough that what passes by does not change it, fine enough to tell day from night, and place from place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gati.errors import AdaptError
+from gati.files import atomic_write_text
+
+__all__ = [
+    "Signature",
+    "nearest_scene",
+    "read_signature",
+    "scene_distance",
+    "scene_signature",
+    "write_signature",
+]
+
+Signature = NDArray[np.float32]
+
+_FIELDS = 4  # by as many, each side
+
+
+def scene_signature(features: Tensor) -> Signature:
+    """A vector for the scene that inputs or hidden outputs [n, ...] come from.
+
+    The median over the inputs of each channel's average over 4 x 4 fields, then each channel's median
+    deviation from it: float32 [17 * C] for maps. Half of the inputs may show something else.
+    """
+    if len(features) == 0:
+        raise AdaptError("a scene cannot be told from no inputs")
+    maps = features.detach().float().cpu()
+    if maps.ndim == 4:
+        maps = torch.nn.functional.adaptive_avg_pool2d(maps, _FIELDS)
+    values = maps.flatten(2) if maps.ndim > 2 else maps.unsqueeze(2)  # (n, C, fields)
+    middle = values.median(0).values
+    spread = (values - middle).abs().median(0).values.mean(1)
+    return torch.cat((middle.flatten(), spread)).numpy()
+
+
+def scene_distance(one: Signature, other: Signature) -> float:
+    """Root of the mean squared difference, in units of the features; infinite for other kinds of features."""
+    return float(np.sqrt(np.mean((one - other) ** 2))) if one.shape == other.shape else float("inf")
+
+
+def nearest_scene(signatures: Sequence[Signature], current: Signature, tolerance: float) -> int | None:
+    """The position of the signature nearest to `current`, None where none is within `tolerance`."""
+    distances = [scene_distance(each, current) for each in signatures]
+    if not distances:
+        return None
+    nearest = int(np.argmin(distances))
+    return nearest if distances[nearest] <= tolerance else None
+
+
+def write_signature(path: Path, signature: Signature) -> None:
+    """Write a signature as a JSON list, atomically."""
+    atomic_write_text(path, json.dumps([float(value) for value in signature]) + "\n")
+
+
+def read_signature(path: Path) -> Signature:
+    """Read what `write_signature` wrote. Raises AdaptError for anything else."""
+    try:
+        return np.array(json.loads(path.read_text(encoding="utf-8")), dtype=np.float32)
+    except (OSError, ValueError, TypeError) as error:
+        raise AdaptError(f"{path} is no scene signature ({error})") from error

@@ -1,0 +1,156 @@
+"""Training predictors for a moment, on hidden outputs that are there already."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gati.caches import SceneHead, build_predictor, distillation_loss, fold_normalisation
+from gati.errors import AdaptError
+
+__all__ = ["Lesson", "Recipe", "train_new", "tuned"]
+
+_SPREAD = 1e-2  # added to the standard deviation of features that hardly vary
+_WARM_UP = 0.1
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How long and how hard to train: `epochs` over the lesson, but no longer than `limit_s` seconds."""
+
+    epochs: float = 6.0
+    limit_s: float = 0.4
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-2
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What to learn: hidden outputs [n, ...], log-probabilities to imitate [n, K], and weights [n].
+
+    The first `of_window` inputs are the window's, in order of time, the rest are others; None: all.
+    """
+
+    hidden: Tensor
+    teacher: Tensor
+    weights: Tensor
+    of_window: int | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.hidden) == 0 or not bool(self.weights.sum() > 0):
+            raise AdaptError("there is nothing to train on: no inputs, or none with a weight above 0")
+
+    @property
+    def recent(self) -> slice:
+        """The window's own inputs."""
+        return slice(self.of_window)
+
+
+def tuned(
+    predictor: nn.Module,
+    lesson: Lesson,
+    recipe: Recipe,
+    *,
+    seed: int,
+    clock: Callable[[], float] | None = None,
+) -> nn.Module:
+    """A copy of `predictor`, trained on from the weights it has."""
+    student = copy.deepcopy(predictor).cpu()
+    before, learner = _after_pooling(student)
+    _train(learner, _features(before, lesson.hidden), lesson, recipe, seed, clock or time.perf_counter)
+    return student.eval().requires_grad_(False)
+
+
+def train_new(
+    variant: str,
+    hidden_shape: tuple[int, ...],
+    lesson: Lesson,
+    recipe: Recipe,
+    *,
+    seed: int,
+    clock: Callable[[], float] | None = None,
+) -> nn.Module:
+    """A predictor of that variant, trained from scratch and ready to serve.
+
+    Where its first layer with weights is linear, that learns from standardised features, which are folded
+    into it afterwards.
+    """
+    classes = lesson.teacher.shape[1]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        student = build_predictor(variant, hidden_shape, classes)
+    before, learner = _after_pooling(student)
+    features = _features(before, lesson.hidden)
+    first = next(iter(learner), None)
+    if isinstance(first, SceneHead):
+        first.remember(features[lesson.recent])
+    timer = clock or time.perf_counter
+    if not isinstance(first, nn.Linear) or features.ndim != 2:
+        _train(learner, features, lesson, recipe, seed, timer)
+        return fold_normalisation(student).requires_grad_(False)
+    mean, spread = features.mean(0), features.std(0, correction=0) + _SPREAD
+    _train(learner, (features - mean) / spread, lesson, recipe, seed, timer)
+    with torch.no_grad():
+        first.weight.div_(spread)
+        if first.bias is None:
+            first.bias = nn.Parameter(torch.zeros(first.out_features))
+        first.bias.sub_(first.weight @ mean)
+    return fold_normalisation(student).requires_grad_(False)
+
+
+def _after_pooling(predictor: nn.Module) -> tuple[nn.Sequential, nn.Sequential]:
+    """Leading layers without weights, which see each input once, and the rest, which is trained."""
+    layers = list(predictor) if isinstance(predictor, nn.Sequential) else [predictor]
+    count = next(
+        (at for at, layer in enumerate(layers) if any(True for _ in layer.parameters())), len(layers)
+    )
+    return nn.Sequential(*layers[:count]), nn.Sequential(*layers[count:])
+
+
+@torch.no_grad()
+def _features(before: nn.Sequential, hidden: Tensor) -> Tensor:
+    if len(before) == 0:
+        return hidden
+    return torch.cat([before(rows) for rows in hidden.split(256)])
+
+
+def _train(
+    learner: nn.Sequential,
+    features: Tensor,
+    lesson: Lesson,
+    recipe: Recipe,
+    seed: int,
+    clock: Callable[[], float],
+) -> None:
+    """AdamW under a rate that rises, then falls to nothing by the last step or when time is up."""
+    generator = torch.Generator().manual_seed(seed)
+    steps = max(1, round(recipe.epochs * len(features) / recipe.batch_size))
+    batch = min(recipe.batch_size, len(features))
+    if features.ndim == 4:
+        features = features.contiguous(memory_format=torch.channels_last)
+    began = clock()
+    learner.train().requires_grad_(True)
+    with torch.enable_grad():
+        optimiser = torch.optim.AdamW(
+            learner.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay
+        )
+        done = 0.0
+        for step in range(steps):
+            rows = torch.multinomial(lesson.weights, batch, replacement=True, generator=generator)
+            loss = distillation_loss(learner(features[rows]), lesson.teacher[rows])
+            optimiser.zero_grad()
+            loss.backward()
+            rate = min((step + 1) / steps / _WARM_UP, 1.0 - done, 1.0)
+            for group in optimiser.param_groups:
+                group["lr"] = recipe.learning_rate * max(rate, 0.0)
+            optimiser.step()
+            done = max((step + 1) / steps, (clock() - began) / recipe.limit_s)
+            if done >= 1.0:
+                break
+    learner.eval().requires_grad_(False)

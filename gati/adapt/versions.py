@@ -1,0 +1,174 @@
+"""Versions of retrained caches: plain files, opened as an engine that can take the old one's place.
+
+    composition.json            the exits, thresholds, certificate
+    caches/TRIAL.safetensors    weights of predictor and selector, as in the cache library
+    graphs/                     converted networks, on backends that compile graphs
+
+The base model is the library's. A version is whole or not there: it is written beside its place, then
+renamed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from gati.adapt.scene import Signature, read_signature, write_signature
+from gati.caches import LearnedCache, load_cache, save_cache
+from gati.compose.composition import Composition
+from gati.compose.engines import outputs_kind, traced_network
+from gati.errors import AdaptError, CompositionError, LibraryError, StorageError
+from gati.explore.library import Library
+from gati.files import atomic_write
+from gati.model.preprocess import Preprocessing
+from gati.model.segments import TracedModel
+from gati.runtime.backends import GraphBackend, OutputsKind, get_backend
+from gati.runtime.engine import Engine
+from gati.runtime.exits import EngineExit
+from gati.runtime.load import Served
+
+__all__ = ["Graphs", "load_version", "open_version", "save_version", "signature_of"]
+
+_COMPOSITION = "composition.json"
+_SIGNATURE = "scene.json"
+
+
+class Graphs:
+    """Makes graphs of one network with exits at some of `blocks`, converting its pieces only once.
+
+    Converting ResNet-56 takes 10 to 15 seconds, each lookup about one: keep this from version to version.
+    Cuts at blocks without an exit cost nothing once the graph is compiled.
+    """
+
+    def __init__(self, blocks: Collection[str]) -> None:
+        from gati.graph.convert import Converter  # brings in onnx, which backend torch does without
+
+        self._blocks = frozenset(blocks)
+        self._converter = Converter
+        self._convert = Converter()
+
+    def write(self, path: Path, backend: GraphBackend, engine: Engine, exits: Sequence[EngineExit]) -> None:
+        """Write the network of `engine` with these exits to `path`, where its backend finds it."""
+        cuts = self._blocks | {leaving.block for leaving in exits}
+        if cuts != self._blocks:
+            self._blocks, self._convert = frozenset(cuts), self._converter()
+        kind: OutputsKind = engine.outputs_kind
+        (model,) = backend.assembled(engine.traced, [exits], kind, convert=self._convert, cuts=self._blocks)
+        self._convert.forget_lookups()
+        atomic_write(path, lambda temporary: _write_bytes(temporary, model))
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def save_version(
+    folder: str | Path,
+    composition: Composition,
+    exits: Sequence[EngineExit],
+    *,
+    signature: Signature | None = None,
+) -> Path:
+    """Write a version to `folder`, which must not be there yet; `signature` is the scene it was made for.
+
+    `composition.exits` and `exits` belong together one by one, as `Retrained` has them. Raises AdaptError for
+    a folder that is there or exits without weights, StorageError when the place is full or not writable.
+    """
+    target = Path(folder)
+    if target.exists():
+        raise AdaptError(f"there is a version in {target} already; give every version a folder of its own")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    except OSError as error:
+        raise StorageError(f"cannot write {target}: {error.strerror or error}") from error
+    try:
+        for described, leaving in zip(composition.exits, exits, strict=True):
+            if not isinstance(leaving.cache, LearnedCache):
+                raise AdaptError(
+                    f"the cache at block '{leaving.block}' is no learned cache: it cannot be kept"
+                )
+            save_cache(beside / "caches" / f"{described.trial_id}.safetensors", leaving.cache)
+        if signature is not None:
+            write_signature(beside / _SIGNATURE, signature)
+        composition.save(beside / _COMPOSITION)
+        beside.chmod(0o755)
+        beside.rename(target)
+    except OSError as error:
+        raise StorageError(f"cannot write {target}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return target
+
+
+def open_version(served: Served, folder: str | Path, *, graphs: Graphs | None = None) -> Served:
+    """Open a version beside one that serves: the base model is shared, nothing of `served` is changed.
+
+    `graphs`, kept by the caller, makes that faster on backends that compile graphs.
+
+    Raises:
+        CompositionError: no version there, or one of another base model.
+        LibraryError: its caches are missing or damaged.
+    """
+    engine, composition = _open(served.library, served.engine.traced, Path(folder), served.engine, graphs)
+    return Served(engine, served.module, served.library, composition)
+
+
+def load_version(library: Library | str | Path, folder: str | Path) -> Engine:
+    """Make the engine of a version, on the CPU. Raises as `open_version`, and as `load` does."""
+    opened = library if isinstance(library, Library) else Library.open(library)
+    return _open(opened, traced_network(opened), Path(folder), None, None)[0]
+
+
+def signature_of(folder: str | Path) -> Signature | None:
+    """The scene a version was made for, if it was saved with one."""
+    path = Path(folder) / _SIGNATURE
+    return read_signature(path) if path.is_file() else None
+
+
+def _open(
+    library: Library, traced: TracedModel, folder: Path, beside: Engine | None, maker: Graphs | None
+) -> tuple[Engine, Composition]:
+    manifest = library.manifest
+    composition = Composition.load(folder / _COMPOSITION)
+    if composition.checkpoint_sha256 != manifest.checkpoint_sha256:
+        raise CompositionError(
+            f"the version in {folder} was made for checkpoint {composition.checkpoint_sha256[:12]}, the "
+            f"library in {library.directory} is of {manifest.checkpoint_sha256[:12]}; retrain again"
+        )
+    exits = []
+    for leaving in composition.exits:
+        cache = load_cache(folder / "caches" / f"{leaving.trial_id}.safetensors")
+        if traced.hidden_shapes.get(leaving.block) != tuple(cache.hidden_shape):
+            raise LibraryError(
+                f"cache {leaving.trial_id} in {folder} takes {list(cache.hidden_shape)}, which block "
+                f"'{leaving.block}' does not give; retrain again"
+            )
+        exits.append(
+            EngineExit(
+                leaving.block,
+                cache.to(traced.device),
+                leaving.threshold,
+                leaving.placement,
+                leaving.variant,
+                cache.memory_bytes,
+            )
+        )
+    graphs = folder / "graphs"
+    kept = graphs / f"{composition.backend}.onnx"
+    backend = get_backend(composition.backend)
+    if maker is not None and beside is not None and isinstance(backend, GraphBackend) and not kept.is_file():
+        maker.write(kept, backend, beside, exits)
+    engine = Engine(
+        traced,
+        exits,
+        outputs_kind=outputs_kind(library),
+        backend=composition.backend,
+        version=f"{composition.name}@{manifest.checkpoint_sha256[:12]}",
+        class_names=manifest.class_names,
+        preprocessing=Preprocessing.from_json(manifest.preprocessing),
+        graphs=(kept, graphs / f"{composition.backend}-base.onnx"),
+    )
+    return engine, composition

@@ -1,0 +1,99 @@
+"""A trained network that serves with caches trained on some digits only, and streams of digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gati.adapt.tune import Lesson, Recipe, train_new
+from gati.adapt.window import Window
+from gati.caches import LearnedCache, save_cache
+from gati.compose.composition import Composition, Exit, Expected
+from gati.explore.library import Library, Manifest
+from gati.model.load import load_model
+from gati.model.preprocess import Preprocessing
+from gati.model.segments import TracedModel, trace
+from gati.runtime.load import Served, open_served
+from gati.runtime.profile import measure_profile
+from gati.types import TrialId
+from tests.explore.networks import digits, trained_state
+
+SOURCE = Path(__file__).resolve().parent.parent / "explore" / "networks.py"
+BLOCKS = ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
+CLASSES = 10
+FAMILIAR, STRANGE = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
+VARIANT = "pool(64)"
+
+
+def stream(shown: tuple[int, ...], count: int, seed: int, *, unseen: bool = False) -> Tensor:
+    """`count` inputs [n, 1, 8, 8] of those digits, a little noisy; `unseen` takes scans of its own."""
+    images, labels = digits()
+    random = np.random.default_rng(seed)
+    rows = np.flatnonzero(np.isin(labels, shown))
+    rows = rows[rows % 3 == 0] if unseen else rows[rows % 3 > 0]
+    x = (
+        torch.from_numpy(images[random.choice(rows, count, replace=count > len(rows))])
+        .permute(0, 3, 1, 2)
+        .float()
+        / 255
+    )
+    return x + torch.from_numpy(random.normal(0.0, 0.02, x.shape)).float()
+
+
+def window_of(traced: TracedModel, inputs: Tensor) -> Window:
+    """The inputs with the base model's answers, all counting alike."""
+    with torch.no_grad():
+        likely = traced.base(inputs.clone()).softmax(1)
+    return Window(inputs, likely.argmax(1).numpy(), likely)
+
+
+def make_deployed(folder: Path, *, backend: str = "torch", threshold: float = 0.6) -> Served:
+    """A library with two caches trained on familiar digits, as `explore` and `compose` leave it."""
+    checkpoint = folder / "weights.safetensors"
+    save_file(trained_state(), checkpoint)
+    loaded = load_model(f"{SOURCE}:Net", checkpoint)
+    traced = trace(loaded.module.eval(), torch.rand(2, 1, 8, 8), BLOCKS)
+    library = Library(folder / "library")
+    library.write_manifest(
+        Manifest(
+            model_source=f"{SOURCE}:Net",
+            checkpoint_path=str(checkpoint),
+            checkpoint_sha256=loaded.checkpoint_sha256,
+            preprocessing=Preprocessing(mean=(0.0,), std=(1.0,), channels=1).to_json(),
+            class_names=None,
+            classes=CLASSES,
+            outputs_kind="logits",
+            input_shape=(1, 8, 8),
+            profile=measure_profile(traced, repetitions=2),
+            seed=0,
+            counts={},
+            data={},
+            settings={},
+            versions={},
+            complete=True,
+        )
+    )
+    familiar = window_of(traced, stream(FAMILIAR, 600, seed=1)).collected(traced, BLOCKS)
+    exits = []
+    for index in (1, 2):
+        lesson = Lesson(familiar.hidden[BLOCKS[index]], familiar.teacher(CLASSES), torch.ones(600))
+        recipe = Recipe(epochs=20.0, limit_s=60.0, learning_rate=3e-3)
+        predictor = train_new(VARIANT, (8, 8, 8), lesson, recipe, seed=0)
+        cache = LearnedCache(VARIANT, (8, 8, 8), CLASSES, "maximum-probability", predictor=predictor)
+        trial_id = TrialId(f"trial-{index}")
+        save_cache(library.cache_path(trial_id), cache)
+        exits.append(
+            Exit(trial_id, BLOCKS[index], index, VARIANT, "maximum-probability", threshold, "inline", 0.4,
+                 0.99, 0.1, cache.memory_bytes, 0.2 + 0.6 * index)
+        )  # fmt: skip
+    Composition(
+        name="default", objective="exact", solver="highs", gap=0.0, alpha=None, accuracy_target=0.95,
+        confidence=0.95, memory_limit_bytes=None, backend=backend, placement="inline", exits=tuple(exits),
+        expected=Expected(1.0, 2.0, 2.0, 0.8, 0.99, 2000), certificate=None,
+        checkpoint_sha256=loaded.checkpoint_sha256, created="2026-01-01T00:00:00Z",
+    ).save(library.composition_path())  # fmt: skip
+    return open_served(library.directory)
