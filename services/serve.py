@@ -94,8 +94,8 @@ async def _serve(config: ServeConfig, listening: socket.socket, announce: Callab
     await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
     announcing.cancel()
     _log.info("draining")
-    for each in server.servers:  # no new connections; those that are here get their answers
-        each.close()
+    for listener in server.servers:  # no new connections; those that are here get their answers
+        listener.close()
     await scheduler.drain()
     server.should_exit = True
     await serving
