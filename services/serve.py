@@ -20,6 +20,7 @@ from services import logs
 from services.config import ModelConfig, PipelineConfig, ServeConfig
 from services.inference.settings import InferenceSettings
 from services.scheduler.app import create_app
+from services.scheduler.front import Front
 from services.scheduler.models import Model
 from services.scheduler.pipelines import ServedPipeline
 from services.scheduler.scheduler import Scheduler
@@ -72,7 +73,7 @@ async def _serve(config: ServeConfig, listening: socket.socket, announce: Callab
     scheduler = build_scheduler(config)
     server = _Server(
         uvicorn.Config(
-            create_app(scheduler),
+            Front(create_app(scheduler)),
             lifespan="off",
             log_config=None,
             access_log=False,

@@ -10,6 +10,8 @@ early frees a core for the next request.
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections import deque
@@ -27,7 +29,7 @@ from torch import Tensor
 from gati.errors import BackendError
 from gati.runtime.engine import Engine, Prediction
 
-__all__ = ["ConcurrentEngine"]
+__all__ = ["ConcurrentEngine", "let_others_first"]
 
 _PATIENCE_S = 0.05  # how long an input waits before its queue goes ahead of longer ones
 
@@ -46,17 +48,25 @@ class ConcurrentEngine:
     """An engine that any number of threads may ask at the same time; a context manager.
 
     With `early` False it is the base model, executed in the same way. Answers are those of the engine itself.
-    Lookups are inline. `largest_batch` bounds how many inputs a segment takes at a time.
+    Lookups are inline. `largest_batch` bounds how many inputs a segment takes at a time. Workers with a
+    `niceness` above 0 let other threads of the machine go first.
     """
 
     def __init__(
-        self, engine: Engine, *, early: bool = True, workers: int | None = None, largest_batch: int = 32
+        self,
+        engine: Engine,
+        *,
+        early: bool = True,
+        workers: int | None = None,
+        largest_batch: int = 32,
+        niceness: int = 0,
     ) -> None:
         if largest_batch < 1 or (workers is not None and workers < 1):
             raise BackendError("largest_batch and workers must be at least 1")
         self._engine = engine
         self._early = early
         self._largest_batch = largest_batch
+        self._niceness = niceness
         self._changed = threading.Condition()
         self._closing = False
         self._segments = engine.segments(early=early)
@@ -121,6 +131,7 @@ class ConcurrentEngine:
 
     def _run(self, engine: Engine) -> None:
         torch.set_num_threads(1)  # of this thread: a team of threads a worker would fight over the cores
+        let_others_first(self._niceness)
         self._ready.wait()
         most = 1 if engine.compiled else self._largest_batch
         while (taken := self._take(most)) is not None:
@@ -196,6 +207,12 @@ def _together(rows: Sequence[tuple[Tensor, ...]], takes_rows: Sequence[bool]) ->
         torch.cat(tensors) if by_row else tensors[0]
         for tensors, by_row in zip(zip(*rows, strict=True), takes_rows, strict=True)
     )
+
+
+def let_others_first(niceness: int) -> None:
+    """Lower the priority of the calling thread, where the system has one for each thread."""
+    if niceness and sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 @contextmanager

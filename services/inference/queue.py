@@ -43,6 +43,7 @@ class Ask:
     priority: int
     deadline_s: float
     arrived_s: float
+    expected_s: float  # when it arrived, until its answer
     answer: asyncio.Future[Prediction]
     started_s: float | None = None
     expiry: asyncio.TimerHandle | None = None
@@ -106,7 +107,8 @@ class RequestQueue:
     def put(self, x: Tensor, *, priority: int, deadline_s: float) -> Ask:
         """Queue one input; its `answer` comes, or raises `DeadlineError` when the deadline passes."""
         now_s = time.monotonic()
-        ask = Ask(self, x, priority, deadline_s, now_s, self._loop.create_future())
+        expected_s = self.expected_wait_s(priority) + self.times.mean_s
+        ask = Ask(self, x, priority, deadline_s, now_s, expected_s, self._loop.create_future())
         ask.expiry = self._loop.call_later(max(0.0, deadline_s - now_s), self._expire, ask)
         heapq.heappush(self._waiting, (priority, next(self._order), ask))
         self._count += 1
@@ -162,6 +164,7 @@ class RequestQueue:
         if error is None and ask.started_s is not None:
             took_s = time.monotonic() - ask.started_s
             self.times.add(took_s, beside=(beside + self._running + 1) / 2)
+            self.times.surprise.add(time.monotonic() - ask.arrived_s - ask.expected_s)
         if not ask.answer.done():
             if error is None:
                 self._settle(ask)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
-from gati.runtime.concurrent import ConcurrentEngine
+from gati.runtime.concurrent import ConcurrentEngine, let_others_first
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Runner", "open_runner"]
 
+# Event loops go first: they must see what comes, and refuse it, however busy the engines are.
+_NICENESS = 10
 _SEGMENT_ROWS = 8  # inputs a worker that may put several through a segment at once is given ahead
 
 
@@ -44,7 +46,7 @@ class _Side:
     def __init__(self, engine: Engine, *, early: bool, workers: int | None) -> None:
         import torch
 
-        self._engine = ConcurrentEngine(engine, early=early, workers=workers)
+        self._engine = ConcurrentEngine(engine, early=early, workers=workers, niceness=_NICENESS)
         each = 1 if engine.compiled else _SEGMENT_ROWS
         self.parallel = each * (workers or torch.get_num_threads())
 
@@ -62,7 +64,9 @@ class _OneAtATime:
         self.parallel = 1
         self._engine = engine
         self._ask = engine if early else engine.base
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gati-engine")
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="gati-engine", initializer=let_others_first, initargs=(_NICENESS,)
+        )
 
     def submit(self, x: Tensor) -> Future[Prediction]:
         return self._thread.submit(self._answer, x)

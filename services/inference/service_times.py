@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from services.quantile import RunningQuantile
 
 __all__ = ["ServiceTimes"]
 
 _MEMORY = 0.95  # of the averages; a changed load is believed within about twenty inputs
-_DEVIATIONS = 2.0
 _FORGETTING = 1.002  # of the least, so that it does not stay what it once was
+_IN_TIME = 0.98  # of the inputs that are admitted should be
 
 
 @dataclass
 class ServiceTimes:
     """Running averages: `mean_s` from start to answer, `seconds_an_input` what each adds to others' wait.
 
-    `least_s` is about the least of late.
+    `least_s` is about the least of late, `surprise` by how much most inputs exceed what was expected of them.
     """
 
     mean_s: float = 0.0
-    deviation_s: float = 0.0
     seconds_an_input: float = 0.0
     least_s: float = 0.0
     inputs: int = 0
+    surprise: RunningQuantile = field(default_factory=lambda: RunningQuantile(_IN_TIME))
 
     def add(self, took_s: float, *, beside: float) -> None:
         """Take in an input that took so long while `beside` inputs, itself included, were worked on."""
@@ -30,11 +32,10 @@ class ServiceTimes:
         self.inputs += 1
         self.least_s = took_s if self.inputs == 1 else min(took_s, self.least_s * _FORGETTING)
         memory = min(_MEMORY, 1.0 - 1.0 / self.inputs)  # a plain mean to begin with
-        self.deviation_s = memory * self.deviation_s + (1.0 - memory) * abs(took_s - self.mean_s)
         self.mean_s = memory * self.mean_s + (1.0 - memory) * took_s
         self.seconds_an_input = memory * self.seconds_an_input + (1.0 - memory) * share_s
 
     @property
     def bound_s(self) -> float:
-        """What most inputs take at most."""
-        return self.mean_s + _DEVIATIONS * self.deviation_s
+        """What most inputs take at most that find nobody ahead."""
+        return self.mean_s + max(0.0, self.surprise.value)

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import ORJSONResponse, Response
+from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gati.errors import GatiError, RequestError
@@ -18,7 +18,7 @@ from services.scheduler.scheduler import Scheduler
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["operations"], default_response_class=ORJSONResponse)
+router = APIRouter(tags=["operations"])
 
 _LARGEST_BODY_BYTES = 65_536
 _READY_TIMEOUT_S = 120.0

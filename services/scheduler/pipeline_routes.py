@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import ORJSONResponse, Response
+from fastapi.responses import Response
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
@@ -16,11 +15,12 @@ from services.scheduler.bodies import read_body, unless_gone
 from services.scheduler.images import decode_image
 from services.scheduler.pipelines import ServedPipeline
 from services.scheduler.protocol import HEADER_LENGTH, parse_request, positive, priority
+from services.scheduler.replies import Json
 from services.scheduler.scheduler import Scheduler
 
-__all__ = ["router"]
+__all__ = ["answer", "router"]
 
-router = APIRouter(tags=["pipelines"], default_response_class=ORJSONResponse)
+router = APIRouter(tags=["pipelines"])
 
 _MOST_PARTS = 16
 
@@ -51,8 +51,13 @@ async def query(request: Request, pipeline: str) -> Response:
     `latency_slo_ms`, `timeout_ms` and `priority` come as parameters of the URL, fields of the form, or
     `parameters` of the JSON. The answer tells every stage's option, exit, latency and budget.
     """
-    arrived_s = time.monotonic()
+    return await answer(request, pipeline)
+
+
+async def answer(request: Request, pipeline: str) -> Response:
+    """Answer a query; `query` without the framework's routing. Raises `GatiError`."""
     scheduler: Scheduler = request.app.state.scheduler
+    arrived_s = scheduler.arrival_s()
     with scheduler.under_way():
         served = scheduler.pipeline(pipeline)
         body = await read_body(request, scheduler.config.largest_body_bytes)
@@ -65,18 +70,19 @@ async def query(request: Request, pipeline: str) -> Response:
             priority(wishes.get("priority")),
             request.headers.get("traceparent"),
         )
-        answer = await unless_gone(request, served.answer(tensor, timing))
+        found = await unless_gone(request, served.answer(tensor, timing))
     latency_ms = timing.elapsed_ms()
+    scheduler.answered(latency_ms, sum(stage["service_ms"] for stage in found.stages))
     scheduler.metrics.pipeline_seconds.labels(pipeline).observe(latency_ms / 1e3)
     slo_met = None if slo_ms is None else latency_ms <= slo_ms
     if slo_met is False:
         scheduler.metrics.slo_missed.labels(pipeline).inc()
-    return ORJSONResponse(
+    return Json(
         {
             "pipeline": pipeline,
-            "label": answer.label,
-            "stages": answer.stages,
-            "skipped": answer.skipped,
+            "label": found.label,
+            "stages": found.stages,
+            "skipped": found.skipped,
             "policy": served.planner.policy,
             "latency_ms": latency_ms,
             "latency_slo_ms": slo_ms,

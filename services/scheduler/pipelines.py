@@ -115,6 +115,7 @@ class ServedPipeline:
             "from_cache": first.exit != "base",
             "started_ms": started_ms,
             "latency_ms": ended_ms - started_ms,
+            "service_ms": response.latency_ms,
             "queue_ms": response.queue_ms,
             "budget_ms": step.budget_ms,
         }

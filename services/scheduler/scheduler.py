@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gati.errors import GatiError, NotFoundError, OverloadError, UnavailableError
 from services.config import ServeConfig
+from services.quantile import RunningQuantile
+from services.scheduler.lag import LagMeter
 from services.scheduler.metrics import Metrics
 from services.scheduler.models import Asked, Model
 from services.scheduler.pipelines import ServedPipeline
@@ -18,7 +21,9 @@ __all__ = ["Scheduler"]
 
 _log = logging.getLogger("gati.scheduler")
 
-_MEMORY = 0.98  # of the running average of what requests take outside the inference service
+_IN_TIME = 0.98  # of admitted requests should be
+_RECOVERY = 0.99  # of what is expected outside the services, for each request refused because of it
+_LARGEST_LAG_MS = 8.0  # of the event loop: beyond it, requests are refused before they are read
 
 
 class Scheduler:
@@ -34,7 +39,8 @@ class Scheduler:
         self.draining = False
         self.unloaded: set[str] = set()
         self._under_way = 0
-        self._overhead_ms = 0.0
+        self._lag = LagMeter()
+        self._outside_ms = RunningQuantile(_IN_TIME)  # of requests: here and on the way, not in a service
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -46,12 +52,26 @@ class Scheduler:
 
     def start(self) -> None:
         """Start and connect all models."""
+        self._lag.start()
         for model in self.models.values():
             model.start()
+
+    def check_lag(self) -> None:
+        """Refuse a request while the event loop is far behind. Raises `OverloadError`."""
+        if self._lag.lag_ms > _LARGEST_LAG_MS:
+            self.metrics.rejected.labels("resource_exhausted").inc()
+            raise OverloadError(
+                f"the scheduler is {self._lag.lag_ms:.0f} ms behind", retry_after_s=2e-3 * self._lag.lag_ms
+            )
+
+    def arrival_s(self) -> float:
+        """When a request came that is seen only now, about."""
+        return time.monotonic() - self._lag.lag_ms / 1e3
 
     async def drain(self) -> None:
         """Refuse what is new, wait until everything is answered, and stop the models."""
         self.draining = True
+        self._lag.stop()
         timeout_s = self.config.drain_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -110,15 +130,15 @@ class Scheduler:
         elapsed_ms = timing.elapsed_ms()
         slo_ms = timing.latency_slo_ms
         if slo_ms is not None:
-            slo_ms -= max(elapsed_ms, self._overhead_ms)
+            slo_ms -= max(elapsed_ms, self._outside_ms.value)
             if slo_ms <= 0.0:
+                self._outside_ms.shrink(_RECOVERY)
                 raise OverloadError(
                     f"{elapsed_ms:.1f} ms have passed before a model could be asked", retry_after_s=0.1
                 )
         remaining_ms = max(1.0, timing.timeout_ms - elapsed_ms)
         return Asked(remaining_ms, slo_ms, timing.priority, timing.trace_id)
 
-    def learn_overhead(self, latency_ms: float, inside_ms: float) -> None:
-        """Take in a request: how long it took, and how much of that inside inference services."""
-        self._overhead_ms = _MEMORY * self._overhead_ms + (1.0 - _MEMORY) * (latency_ms - inside_ms)
-
+    def answered(self, latency_ms: float, service_ms: float) -> None:
+        """Take in an answered request: how long it took, and how much of that in services."""
+        self._outside_ms.add(latency_ms - service_ms + self._lag.lag_ms)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import ORJSONResponse, Response
+from fastapi.responses import Response
 
 import gati
 from services.scheduler import documents
 from services.scheduler.bodies import read_body, unless_gone
 from services.scheduler.models import Model
 from services.scheduler.protocol import HEADER_LENGTH, outputs_of, parse_request, render_response
+from services.scheduler.replies import Json
 from services.scheduler.scheduler import Scheduler
 
-__all__ = ["router"]
+__all__ = ["answer", "router"]
 
-router = APIRouter(tags=["models"], default_response_class=ORJSONResponse)
+router = APIRouter(tags=["models"])
 
 _EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics"]
 
@@ -40,7 +40,7 @@ async def ready(request: Request) -> Response:
     scheduler = _scheduler(request)
     waiting = {name: model.cause for name, model in scheduler.models.items() if not model.ready}
     is_ready = scheduler.ready
-    return ORJSONResponse({"ready": is_ready, "waiting_for": waiting}, 200 if is_ready else 503)
+    return Json({"ready": is_ready, "waiting_for": waiting}, 200 if is_ready else 503)
 
 
 @router.get("/v2/models/{model}", summary="A model's inputs and outputs", responses=documents.MODEL)
@@ -60,7 +60,7 @@ async def model_ready(request: Request, model: str) -> Response:
     """200 when it answers, 503 with the cause when not."""
     found = _scheduler(request).model(model)
     document = {"name": model, "ready": found.ready} | ({} if found.ready else {"error": found.cause})
-    return ORJSONResponse(document, 200 if found.ready else 503)
+    return Json(document, 200 if found.ready else 503)
 
 
 @router.get(
@@ -88,7 +88,7 @@ async def infer(request: Request, model: str) -> Response:
     Parameters of the request: `latency_slo_ms` (refused with 429 when it cannot be met), `timeout_ms`,
     `priority` (1 is first). Parameters of the response: `exit`, `from_cache`, `latency_ms`, `certificate`.
     """
-    return await _infer(request, model, None)
+    return await answer(request, model, None)
 
 
 @router.post(
@@ -99,12 +99,13 @@ async def infer(request: Request, model: str) -> Response:
 )
 async def version_infer(request: Request, model: str, version: str) -> Response:
     """As without a version, with one that is loaded."""
-    return await _infer(request, model, version)
+    return await answer(request, model, version)
 
 
-async def _infer(request: Request, name: str, version: str | None) -> Response:
-    arrived_s = time.monotonic()
+async def answer(request: Request, name: str, version: str | None) -> Response:
+    """Answer a request for a model; `infer` without the framework's routing. Raises `GatiError`."""
     scheduler = _scheduler(request)
+    arrived_s = scheduler.arrival_s()
     with scheduler.under_way():
         model = scheduler.model(name)
         body = await read_body(request, scheduler.config.largest_body_bytes)
@@ -118,7 +119,7 @@ async def _infer(request: Request, name: str, version: str | None) -> Response:
         )
         found = await unless_gone(request, model.infer(asked.tensor, scheduler.asked(timing), version))
     latency_ms = timing.elapsed_ms()
-    scheduler.learn_overhead(latency_ms, found.latency_ms)
+    scheduler.answered(latency_ms, found.latency_ms)
     scheduler.metrics.request_seconds.labels(name).observe(latency_ms / 1e3)
     head = {
         "model_name": name,
@@ -135,7 +136,11 @@ async def _infer(request: Request, name: str, version: str | None) -> Response:
 
 def _parameters(model: Model, found: Any, latency_ms: float, slo_ms: float | None) -> dict[str, Any]:
     exits = {each.exit for each in found.answers}
-    parameters: dict[str, Any] = {"latency_ms": latency_ms, "queue_ms": found.queue_ms}
+    parameters: dict[str, Any] = {
+        "latency_ms": latency_ms,
+        "service_ms": found.latency_ms,
+        "queue_ms": found.queue_ms,
+    }
     if len(exits) == 1:  # of a batch only where all left at the same place; the output `exit` has each
         parameters["exit"] = found.answers[0].exit
     parameters["from_cache"] = "base" not in exits

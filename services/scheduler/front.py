@@ -1,0 +1,65 @@
+"""The way in: the two busy endpoints without a framework between, and overload turned away at the door.
+
+A request that is refused for overload must cost next to nothing, or refusing becomes the overload. So who
+comes while the event loop is behind is told so before their body is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gati.errors import GatiError
+from services.scheduler import pipeline_routes, replies, v2
+from services.scheduler.scheduler import Scheduler
+
+__all__ = ["Front"]
+
+_INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
+_QUERY = re.compile(r"/v1/pipelines/([^/]+)/query")
+
+
+class Front:
+    """An ASGI application in front of `app`, which has all endpoints and documents them."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self._scheduler: Scheduler = app.state.scheduler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        work = self._busy(scope)
+        if work is None:
+            await self._app(scope, receive, send)
+            return
+        scope["app"] = self._app
+        request = Request(scope, receive)
+        response = await self._answer(request, work)
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request, work: Callable[[Request], Awaitable[Response]]) -> Response:
+        try:
+            replies.check_key(request)
+            self._scheduler.check_lag()
+            return await work(request)
+        except GatiError as error:
+            return replies.refused(request, error)
+        except Exception as error:
+            return replies.mistake(request, error)
+
+    def _busy(self, scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return None
+        path = scope["path"]
+        if match := _INFER.fullmatch(path):
+            model, version = match.groups()
+            return lambda request: v2.answer(request, model, version)
+        if match := _QUERY.fullmatch(path):
+            pipeline = match[1]
+            return lambda request: pipeline_routes.answer(request, pipeline)
+        return None

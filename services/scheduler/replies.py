@@ -1,0 +1,72 @@
+"""Replies that every endpoint gives in the same way: refusals, mistakes, and whether the key is right."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import secrets
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gati.errors import CancelledError, GatiError, NotAllowedError
+
+__all__ = ["Json", "check_key", "error", "mistake", "refused"]
+
+_log = logging.getLogger("gati.rest")
+
+_OPEN = ("/v2/health/", "/metrics")  # for those who watch, without a key
+_MANAGEMENT = "/v2/repository/"
+_FOLDERS = re.compile(r"(?:/[\w.@+ -]+)+/")  # of paths in messages: not for clients
+
+
+class Json(Response):
+    """A JSON document, numpy arrays and all."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """The document as bytes."""
+        return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def refused(request: Request, found: GatiError) -> Response:
+    """What a refusal looks like: its status, one line, and when to try again."""
+    if isinstance(found, CancelledError):
+        _log.debug("client gone", extra={"path": request.url.path})
+    headers = {}
+    retry_after_s = getattr(found, "retry_after_s", None)
+    if retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
+        headers["Retry-After-Ms"] = str(max(1, math.ceil(1e3 * retry_after_s)))
+    if request.app.state.scheduler.draining:
+        headers["Connection"] = "close"
+    return error(found.http_status, _FOLDERS.sub("", str(found)), headers)
+
+
+def mistake(request: Request, found: Exception) -> Response:
+    """What is our own fault; the log has the cause, the client gets none of it."""
+    _log.error("mistake in a request", exc_info=found, extra={"path": request.url.path})
+    return error(500, "internal error; the log has its cause", {})
+
+
+def error(status: int, message: str, headers: dict[str, str]) -> Response:
+    """The body that every error has."""
+    return Json({"error": message}, status, headers)
+
+
+def check_key(request: Request) -> None:
+    """Compare keys in constant time; management may have one of its own. Raises `NotAllowedError`."""
+    config = request.app.state.scheduler.config
+    path = request.url.path
+    wanted = config.api_key
+    if path.startswith(_MANAGEMENT):
+        wanted = config.management_key or config.api_key
+    if wanted is None or path.startswith(_OPEN):
+        return
+    given = request.headers.get("x-api-key", "")
+    if not secrets.compare_digest(given.encode(), wanted.encode()):
+        raise NotAllowedError("a key is needed; send it as X-API-Key")
