@@ -22,7 +22,7 @@ __all__ = ["Scheduler"]
 _log = logging.getLogger("gati.scheduler")
 
 _IN_TIME = 0.98  # of admitted requests should be
-_RECOVERY = 0.99  # of what is expected outside the services, for each request refused because of it
+_RECOVERY = 0.98  # of what is expected outside the services, for each request that is refused
 _LARGEST_LAG_MS = 8.0  # of the event loop: beyond it, requests are refused before they are read
 
 
@@ -118,6 +118,8 @@ class Scheduler:
         try:
             yield
         except GatiError as error:
+            if isinstance(error, OverloadError):
+                self._outside_ms.shrink(_RECOVERY)  # else it may keep out all that corrects it
             self.metrics.rejected.labels(error.thrift_code.lower()).inc()
             raise
         finally:
@@ -130,9 +132,9 @@ class Scheduler:
         elapsed_ms = timing.elapsed_ms()
         slo_ms = timing.latency_slo_ms
         if slo_ms is not None:
-            slo_ms -= max(elapsed_ms, self._outside_ms.value)
+            alone = self._under_way == 1  # what was learned under load says nothing of it
+            slo_ms -= elapsed_ms if alone else max(elapsed_ms, self._outside_ms.value)
             if slo_ms <= 0.0:
-                self._outside_ms.shrink(_RECOVERY)
                 raise OverloadError(
                     f"{elapsed_ms:.1f} ms have passed before a model could be asked", retry_after_s=0.1
                 )
