@@ -2,10 +2,10 @@
 
     python -m benchmarks.serving LIBRARY --data unseen.npz [--pipeline pipeline.toml] [--seconds 60]
 
-Overhead: one client, one input at a time; the same inputs asked of the engine in this process, over Thrift, over REST
-and, with a pipeline, through the planner. The engine in this process computes on one thread, as the service's workers
-do. Overload: as many requests a second as the service answers, then half as many again, each with a latency SLO.
-Everything, clients included, runs on this machine.
+Overhead: one client, one input at a time; the same inputs asked of the engine in this process, over REST and,
+with a pipeline, through the planner. The engine in this process computes on one thread, as the service's
+workers do. Overload: as many requests a second as the service answers, then half as many again, each with a
+latency SLO. Everything, clients included, runs on this machine.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ CLIENTS = 16
 REPETITIONS = 600
 HOST = "127.0.0.1"
 
+Floats = np.ndarray[Any, np.dtype[Any]]
+
 
 @dataclass
 class Replies:
@@ -41,16 +43,19 @@ class Replies:
     rows: list[tuple[float, float, int]] = field(default_factory=list)
 
     def statuses(self) -> dict[str, int]:
+        """How many of each status."""
         return {str(status): count for status, count in Counter(row[2] for row in self.rows).items()}
 
-    def latencies_ms(self, status: int = 200) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def latencies_ms(self, status: int = 200) -> Floats:
+        """Of the replies with that status."""
         return np.array([row[1] for row in self.rows if row[2] == status])
 
 
 @contextmanager
 def serving(target: Path) -> Iterator[int]:
     """`gati serve` on a free port, until the block ends."""
-    command = [sys.executable, "-P", "-m", "gati", "serve", str(target), "--port", "0", "--log-level", "error"]
+    options = ["--port", "0", "--log-level", "error"]
+    command = [sys.executable, "-P", "-m", "gati", "serve", str(target), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -70,7 +75,7 @@ def message(path: str, body: bytes, *headers: str) -> bytes:
     return "\r\n".join(lines).encode() + body
 
 
-def infer_message(name: str, x: np.ndarray[Any, Any], slo_ms: float | None = None) -> bytes:
+def infer_message(name: str, x: Floats, slo_ms: float | None = None) -> bytes:
     """A request of the Open Inference Protocol with a binary tensor."""
     data = x.tobytes()
     head = json.dumps(
@@ -106,6 +111,7 @@ class Connection:
         self._writer.close()
 
     async def ask(self, request: bytes) -> tuple[int, bytes]:
+        """Status and body."""
         self._writer.write(request)
         head = await self._reader.readuntil(b"\r\n\r\n")
         length = re.search(rb"(?i)content-length: (\d+)", head)
@@ -116,7 +122,7 @@ class Connection:
 # Overhead -----------------------------------------------------------------------------------------------
 
 
-async def overhead(port: int, library: Path, inputs: np.ndarray[Any, Any], pipeline: str | None) -> dict[str, Any]:
+async def overhead(port: int, library: Path, inputs: Floats, pipeline: str | None) -> dict[str, Any]:
     """Latencies of the same inputs over every way in, in turns."""
     import torch
 
@@ -128,9 +134,9 @@ async def overhead(port: int, library: Path, inputs: np.ndarray[Any, Any], pipel
     rows = [inputs[index : index + 1] for index in range(len(inputs))]
     tensors = [torch.from_numpy(row) for row in rows]
     messages = [infer_message(name, row) for row in rows]
-    found: dict[str, list[float]] = {"engine": [], "REST": [], "inside the scheduler": [], "inside the service": []}
-    if pipeline is not None:
-        found["pipeline, in all"], found["pipeline, outside its models"] = [], []
+    ways = ["engine", "REST", "inside the scheduler", "inside the service"]
+    ways += [] if pipeline is None else ["pipeline, in all", "pipeline, outside its models"]
+    found: dict[str, list[float]] = {way: [] for way in ways}
     async with Connection(port) as connection:
         for index in range(REPETITIONS + 50):
             place = index % len(rows)
@@ -156,9 +162,10 @@ async def overhead(port: int, library: Path, inputs: np.ndarray[Any, Any], pipel
 
 
 async def _through(
-    connection: Connection, pipeline: str, row: np.ndarray[Any, Any], found: dict[str, list[float]]
+    connection: Connection, pipeline: str, row: Floats, found: dict[str, list[float]]
 ) -> None:
-    request = infer_message("x", row, 200.0).replace(b"/v2/models/x/infer", f"/v1/pipelines/{pipeline}/query".encode())
+    path = f"/v1/pipelines/{pipeline}/query".encode()
+    request = infer_message("x", row, 200.0).replace(b"/v2/models/x/infer", path)
     began = time.perf_counter()
     status, body = await connection.ask(request)
     took_ms = 1e3 * (time.perf_counter() - began)
@@ -231,7 +238,7 @@ async def open_loop(
     return replies
 
 
-async def overload(port: int, name: str, inputs: np.ndarray[Any, Any], seconds: float) -> dict[str, Any]:
+async def overload(port: int, name: str, inputs: Floats, seconds: float) -> dict[str, Any]:
     """Capacity, then 1.5 times that with an SLO, then an easy load again."""
     rows = [inputs[index : index + 1] for index in range(len(inputs))]
     plain = [infer_message(name, row) for row in rows]
@@ -267,9 +274,8 @@ async def overload(port: int, name: str, inputs: np.ndarray[Any, Any], seconds: 
 def _resident(port: int) -> int:
     """Memory of all processes that serve, from their command lines."""
     lines = subprocess.run(["ps", "-eo", "rss,args"], capture_output=True, text=True, check=True).stdout
-    return 1024 * sum(
-        int(line.split()[0]) for line in lines.splitlines() if "services.inference" in line or "gati serve" in line
-    )
+    ours = [line for line in lines.splitlines() if "services.inference" in line or "gati serve" in line]
+    return 1024 * sum(int(line.split()[0]) for line in ours)
 
 
 def _summary(times: list[float]) -> dict[str, float]:
@@ -280,7 +286,7 @@ def _summary(times: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("library", type=Path)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--pipeline", type=Path)
