@@ -39,6 +39,10 @@ class ModelConfig(_Strict):
     workers: int | None = Field(default=None, ge=1)
     queue_capacity: int = Field(default=128, ge=1)
     largest_batch: int = Field(default=64, ge=1)
+    audit_budget: float = Field(default=0.05, ge=0.0, le=1.0)  # of base-model time; 0 audits nothing
+    records: str | None = None  # URL of the record store for samples; sqlite:///FILE or postgresql://...
+    sampling: float = Field(default=0.2, ge=0.0, le=1.0)
+    repository: str | None = None  # folder or URL of the model repository; its active version serves
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelConfig:

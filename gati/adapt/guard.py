@@ -79,8 +79,9 @@ class Guard:
                 f"audits_to_false_alarm is {self.audits_to_false_alarm!r}, must be above 1, as 10000"
             )
         alpha = self.alpha
+        largest = _LARGEST_ALTERNATIVE if alpha < _LARGEST_ALTERNATIVE else 1.0
         against = self.alternatives or sorted(
-            {min(multiple * alpha, (_LARGEST_ALTERNATIVE + alpha) / 2.0) for multiple in _ALTERNATIVES}
+            {min(multiple * alpha, (largest + alpha) / 2.0) for multiple in _ALTERNATIVES}
         )
         if not all(alpha < each < 1.0 for each in against):
             raise AdaptError(f"alternatives must lie between {alpha:g} and 1, got {list(against)}")

@@ -44,6 +44,8 @@ class Counts:
     exits: dict[str, Counter[str]] = field(default_factory=dict)
     queue: Seconds = field(default_factory=Seconds)
     service: Seconds = field(default_factory=Seconds)
+    agreed: int = 0  # audits
+    disagreed: int = 0
 
     def answered(self, version: str, exit: str, queue_s: float, service_s: float) -> None:
         """Count an answered input."""

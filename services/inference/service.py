@@ -13,14 +13,18 @@ import numpy as np
 
 from gati.errors import DeadlineError, GatiError, RequestError, UnavailableError
 from services.inference.counts import Counts, resident_bytes
+from services.inference.followed import Followed
 from services.inference.queue import Ask
 from services.inference.settings import InferenceSettings
 from services.inference.versions import BASE_VERSION, Version, Versions
 from services.wire.gen.ttypes import Answer, Health, InferResponse, ModelInfo, Statistics
-from services.wire.tensors import from_tensor
+from services.wire.tensors import datatype_of, from_tensor
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
+
+    from gati.adapt.writer import BackgroundWriter
 
 __all__ = ["InferenceService"]
 
@@ -35,8 +39,10 @@ class InferenceService:
 
     def __init__(self, settings: InferenceSettings) -> None:
         self._settings = settings
-        self._versions = Versions(settings)
         self._counts = Counts()
+        self._writer = _open_writer(settings)
+        self._versions = Versions(settings, self._counts, self._writer)
+        self._polling: asyncio.Task[None] | None = None
         self._under_way: dict[str, list[Ask]] = {}
         self._state = "starting"
         self._draining = False
@@ -47,13 +53,21 @@ class InferenceService:
         composition = self._settings.composition
         version = await self._versions.load(composition or BASE_VERSION, composition)
         self._versions.activate(version.name)
+        if self._settings.repository is not None:
+            followed = Followed(self._settings.repository, self._settings.name, self._versions)
+            await followed.look()  # begin with the version that is active there
+            self._polling = asyncio.create_task(followed.keep_looking(self._settings.poll_s))
         self._state = "serving"
 
     async def drain(self) -> None:
         """Refuse what is new, answer what is here."""
         self._draining = True
         self._state = "draining"
+        if self._polling is not None:
+            self._polling.cancel()
         await self._versions.close()
+        if self._writer is not None:
+            await asyncio.to_thread(self._writer.close, self._settings.drain_timeout_s)
 
     # Calls ----------------------------------------------------------------------------------------------
 
@@ -121,9 +135,9 @@ class InferenceService:
             running=sum(version.queue.running for version in loaded),
             expected_wait_ms=1e3 * expected_s,
             resident_bytes=resident_bytes(),
-            audits_agreed=0,
-            audits_disagreed=0,
-            stopped=False,
+            audits_agreed=self._counts.agreed,
+            audits_disagreed=self._counts.disagreed,
+            stopped=bool(loaded) and self._versions.active.following.stopped,
         )
 
     # ----------------------------------------------------------------------------------------------------
@@ -142,16 +156,24 @@ class InferenceService:
             )
         slo_s = None if request.latency_slo_ms is None else request.latency_slo_ms / 1e3
         version.queue.admit(inputs, priority, slo_s)
-        rows = await self._rows(version, request.input)
+        given = from_tensor(request.input)
+        rows = await self._rows(version, given)
         deadline_s = arrived_s + request.time_remaining_ms / 1e3
-        asks = [version.queue.put(row, priority=priority, deadline_s=deadline_s) for row in rows]
+        draws = [version.following.draw() for _ in rows]
+        asks = [
+            version.following.queue(drawn).put(row, priority=priority, deadline_s=deadline_s)
+            for row, drawn in zip(rows, draws, strict=True)
+        ]
         self._under_way[request.request_id] = asks
         try:
             await asyncio.wait([ask.answer for ask in asks])
         finally:  # also when the connection was lost
             self._under_way.pop(request.request_id, None)
             self._drop(asks)
-        return self._response(version, asks, arrived_s, time.monotonic())
+        response = self._response(version, asks, arrived_s, time.monotonic())
+        for drawn, ask, one in zip(draws, asks, given, strict=True):
+            version.following.answered(drawn, ask.x, one, ask.answer.result())
+        return response
 
     def _response(self, version: Version, asks: Sequence[Ask], arrived_s: float, now_s: float) -> Any:
         answers = []
@@ -164,10 +186,10 @@ class InferenceService:
         last_s = max(ask.started_s or arrived_s for ask in asks)
         return InferResponse(answers, version.name, 1e3 * (last_s - arrived_s), 1e3 * (now_s - arrived_s))
 
-    async def _rows(self, version: Version, tensor: Any) -> list[Tensor]:
-        if len(tensor.data) <= _LARGE_INPUT_BYTES:
-            return _rows(version, tensor)
-        return await asyncio.get_running_loop().run_in_executor(None, _rows, version, tensor)
+    async def _rows(self, version: Version, given: NDArray[Any]) -> list[Tensor]:
+        if given.nbytes <= _LARGE_INPUT_BYTES:
+            return _rows(version, given)
+        return await asyncio.to_thread(_rows, version, given)
 
     def _drop(self, asks: Sequence[Ask]) -> None:
         for ask in asks:
@@ -180,11 +202,19 @@ class InferenceService:
             )
 
 
-def _rows(version: Version, tensor: Any) -> list[Tensor]:
+def _open_writer(settings: InferenceSettings) -> BackgroundWriter | None:
+    if settings.records is None:
+        return None
+    from gati.adapt.store import RecordStore
+    from gati.adapt.writer import BackgroundWriter
+
+    return BackgroundWriter(RecordStore.open(settings.records))
+
+
+def _rows(version: Version, array: NDArray[Any]) -> list[Tensor]:
     """The inputs [1, ...] of a request as the network takes them. Raises `RequestError`, `DataError`."""
     import torch
 
-    array = from_tensor(tensor)
     engine = version.engine
     if array.dtype == np.uint8 and engine.preprocessing is not None:
         x = engine.preprocessing(array)
@@ -194,6 +224,6 @@ def _rows(version: Version, tensor: Any) -> list[Tensor]:
         x = torch.from_numpy(array)
     else:
         raise RequestError(
-            f"the input has datatype {tensor.datatype}; send FP32 as the network takes it, or UINT8 images"
+            f"the input has datatype {datatype_of(array)}; send FP32 as the network takes it, or UINT8 images"
         )
     return [engine.checked(x[row : row + 1]) for row in range(x.shape[0])]

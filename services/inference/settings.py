@@ -29,5 +29,10 @@ class InferenceSettings(BaseModel):
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)
     drain_timeout_s: float = Field(default=10.0, ge=0.0)
+    audit_budget: float = Field(default=0.05, ge=0.0, le=1.0)  # of base-model time; 0 audits nothing
+    records: str | None = None  # URL of the record store for samples
+    sampling: float = Field(default=0.2, ge=0.0, le=1.0)  # share of requests kept there
+    repository: str | None = None  # URL of the model repository; its active version is followed
+    poll_s: float = Field(default=2.0, gt=0.0)
     end_with_stdin: bool = False
     log_level: str = "info"

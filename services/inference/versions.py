@@ -7,12 +7,14 @@ import gc
 import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gati.errors import ConfigError, NotFoundError, RequestError, UnavailableError
 from gati.types import is_name
+from services.inference.counts import Counts
+from services.inference.following import Following, watch_for
 from services.inference.queue import RequestQueue
 from services.inference.runner import Runner, open_runner
 from services.inference.service_times import ServiceTimes
@@ -20,6 +22,7 @@ from services.inference.settings import InferenceSettings
 from services.wire.gen.ttypes import VersionInfo
 
 if TYPE_CHECKING:
+    from gati.adapt.writer import BackgroundWriter
     from gati.compose.composition import Composition
     from gati.runtime.engine import Engine
     from gati.runtime.load import OpenedModel
@@ -39,6 +42,8 @@ class Version:
     name: str
     engine: Engine
     queue: RequestQueue
+    following: Following
+    base: RequestQueue | None
     certificate: dict[str, Any] | None
 
     @property
@@ -58,14 +63,30 @@ class Version:
         )
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """What the loader's thread has made of a version."""
+
+    engine: Engine
+    runner: Runner
+    composition: Composition | None
+    times: ServiceTimes
+    base: Runner | None = None  # the base model alone, on the same engine: for audits, and when caches stop
+    base_times: ServiceTimes = field(default_factory=ServiceTimes)
+
+
 class Versions:
     """Loads versions beside those that serve. Its methods belong to the event loop's thread.
 
     A request keeps the version it began with: a version that is replaced answers what it has, then goes.
     """
 
-    def __init__(self, settings: InferenceSettings) -> None:
+    def __init__(
+        self, settings: InferenceSettings, counts: Counts, writer: BackgroundWriter | None = None
+    ) -> None:
         self._settings = settings
+        self._counts = counts
+        self._writer = writer
         self._loaded: dict[str, Version] = {}
         self._active: str | None = None
         self._model: OpenedModel | None = None
@@ -114,15 +135,34 @@ class Versions:
             raise RequestError(f"{composition!r} cannot be the name of a composition")
         loop = asyncio.get_running_loop()
         opened = await loop.run_in_executor(self._loader, self._open, composition, folder)
-        engine, runner, certificate, times = opened
-        queue = RequestQueue(runner, capacity=self._settings.queue_capacity, times=times)
-        version = Version(name, engine, queue, certificate)
         before = self._loaded.get(name)
+        version = self._version(name, opened, before)
         self._loaded[name] = version
         if before is not None:
             self._leave(before)
-        _log.info("version loaded", extra={"version": name, "backend": engine.backend})
+        _log.info("version loaded", extra={"version": name, "backend": version.engine.backend})
         return version
+
+    def _version(self, name: str, opened: _Opened, before: Version | None) -> Version:
+        capacity = self._settings.queue_capacity
+        queue = RequestQueue(opened.runner, capacity=capacity, times=opened.times)
+        base = None
+        if opened.base is not None:
+            base = RequestQueue(opened.base, capacity=capacity, times=opened.base_times)
+        watched = before or (self._loaded[self._active] if self._active is not None else None)
+        earlier = None if watched is None else watched.following.watch
+        watch = watch_for(opened.composition, self._settings, earlier)
+        following = Following(
+            self._settings.name,
+            watch,
+            queue,
+            base,
+            sampling=self._settings.sampling,
+            writer=self._writer,
+            counts=self._counts,
+        )
+        certificate = None if opened.composition is None else opened.composition.certificate
+        return Version(name, opened.engine, queue, following, base, certificate)
 
     def activate(self, name: str) -> None:
         """Let a loaded version answer from now on. Raises `NotFoundError`."""
@@ -153,16 +193,15 @@ class Versions:
         task.add_done_callback(self._leaving.discard)
 
     async def _let_go(self, version: Version) -> None:
-        await version.queue.close()
+        await version.following.close()
+        await asyncio.gather(*(each.close() for each in (version.queue, version.base) if each is not None))
         version.engine.close()
         gc.collect()  # modules and graphs refer to themselves; the next version needs their memory
         _log.info("version let go", extra={"version": version.name})
 
     # In the loader's thread -----------------------------------------------------------------------------
 
-    def _open(
-        self, composition: str | None, folder: Path | None
-    ) -> tuple[Engine, Runner, dict[str, Any] | None, ServiceTimes]:
+    def _open(self, composition: str | None, folder: Path | None) -> _Opened:
         import torch
 
         torch.set_num_threads(self._settings.threads)
@@ -171,12 +210,15 @@ class Versions:
         model = self._model
         chosen = _composition(model, composition, folder)
         if chosen is None:
-            engine, certificate = model.base(), None
+            engine = model.base()
         else:
             engine = model.engine(chosen, None if folder is None else folder / "caches")
-            certificate = chosen.certificate
         runner = open_runner(engine, workers=self._settings.workers)
-        return engine, runner, certificate, _warm_up(engine, runner)
+        opened = _Opened(engine, runner, chosen, _warm_up(engine, runner))
+        if not engine.exits or (self._settings.audit_budget == 0.0 and self._settings.records is None):
+            return opened
+        base = open_runner(engine, early=False, workers=self._settings.workers)
+        return replace(opened, base=base, base_times=_warm_up(engine, base))
 
     def _open_model(self) -> OpenedModel:
         from gati.runtime.load import open_model, open_plain_model

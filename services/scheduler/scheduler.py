@@ -23,6 +23,7 @@ _log = logging.getLogger("gati.scheduler")
 
 _IN_TIME = 0.98  # of admitted requests should be
 _RECOVERY = 0.98  # of what is expected outside the services, for each request that is refused
+_MANY = 8  # requests under way
 _LARGEST_LAG_MS = 8.0  # of the event loop: beyond it, requests are refused before they are read
 
 
@@ -58,7 +59,8 @@ class Scheduler:
 
     def check_lag(self) -> None:
         """Refuse a request while the event loop is far behind. Raises `OverloadError`."""
-        if self._lag.lag_ms > _LARGEST_LAG_MS:
+        # With few under way it is another program that holds us up, and refusing would not help.
+        if self._lag.lag_ms > _LARGEST_LAG_MS and self._under_way >= _MANY:
             self.metrics.rejected.labels("resource_exhausted").inc()
             raise OverloadError(
                 f"the scheduler is {self._lag.lag_ms:.0f} ms behind", retry_after_s=2e-3 * self._lag.lag_ms

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gati.errors import RequestError
 from services.wire.gen.ttypes import Tensor
 
-__all__ = ["DATATYPES", "from_bytes", "from_tensor", "to_tensor"]
+__all__ = ["DATATYPES", "from_bytes", "datatype_of", "from_tensor", "to_tensor"]
 
 DATATYPES = {
     "BOOL": np.dtype("?"),
@@ -30,6 +30,11 @@ DATATYPES = {
 }
 _NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 _MOST_DIMENSIONS = 8
+
+
+def datatype_of(array: NDArray[Any]) -> str:
+    """The protocol's name of an array's type."""
+    return _NAMES[array.dtype.newbyteorder("<")]
 
 
 def to_tensor(array: NDArray[Any]) -> Any:
