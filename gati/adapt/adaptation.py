@@ -10,7 +10,6 @@ stream time, untimed, so that a recorded stream gives the same answers every tim
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
 import threading
@@ -18,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -27,10 +26,19 @@ from gati.adapt.background import Background, Inline, Worker
 from gati.adapt.deployments import Deployments
 from gati.adapt.follow import FollowUp
 from gati.adapt.record import Record
-from gati.adapt.renewal import Outcome, Promise, Renewal
+from gati.adapt.renewal import Outcome, Renewal, promise_of
 from gati.adapt.repository import ModelRepository
 from gati.adapt.samples import Sample, recall, recorded
-from gati.adapt.settings import AdaptSettings, Answered, Change, ChangeKind, OnAudit, OnChange
+from gati.adapt.settings import (
+    AdaptSettings,
+    Answered,
+    Change,
+    ChangeKind,
+    OnAudit,
+    OnChange,
+    Status,
+    model_name,
+)
 from gati.adapt.shadow import Shadow, Ticket
 from gati.adapt.triggers import Triggers
 from gati.adapt.writer import BackgroundWriter
@@ -38,25 +46,10 @@ from gati.errors import GatiError
 from gati.runtime.exits import BASE, Prediction
 from gati.runtime.load import Served, open_served
 
-__all__ = ["Adaptation", "Status"]
+__all__ = ["Adaptation"]
 
 _AUDITS_WAITING = 512
 _FAREWELL_S = 30.0
-
-
-class Status(NamedTuple):
-    """Counts since the beginning, and how things are now; `hit_rate` is of the last hundred or so."""
-
-    version: int
-    state: watch.State
-    requests: int
-    hits: int
-    hit_rate: float | None
-    audits: int
-    losses: int
-    left_out: int  # samples and audits for which there was no time
-    samples: int
-    retraining: bool
 
 
 class Adaptation:
@@ -84,7 +77,7 @@ class Adaptation:
         self._folder = Path(tempfile.mkdtemp(prefix="gati-adapt-"))
         store = repository or ModelRepository(self._folder / "repository")
         self._deployments = Deployments(served, store, model, self._folder / "versions")
-        promise = _promise(served, self.settings)
+        promise = promise_of(served, self.settings)
         timer = _still if deterministic else time.perf_counter  # how long training takes may not matter
         self._renewal = Renewal(self._deployments, served, self.settings, promise, clock=timer)
         self._model, self._writer = model, writer
@@ -105,6 +98,7 @@ class Adaptation:
             self._samples,
             Shadow(self._base if deterministic else self._deployments.base_engine()),
             self._auditing,
+            self._lock,
             on_watch=self._watched,
             on_sample=None if writer is None else self._write,
             on_audit=on_audit,
@@ -190,7 +184,7 @@ class Adaptation:
             self._requests += 1
             self._hits += hit
             if may_hit:
-                self._triggers.answered(hit=hit, time_s=time_s)
+                self._triggers.answered(self._requests, hit=hit, time_s=time_s)
         ticket = Ticket(
             *(x, self._requests, time_s, source, current, epoch, drawn or sampled, sampled, prediction)
         )
@@ -217,9 +211,9 @@ class Adaptation:
         self.close()
 
     def _sampling(self) -> float:
-        """The share of requests to sample now: more before the first retraining, at no more cost."""
+        """The share of requests to sample now: more where few hit and samples are wanted, at no more cost."""
         share = self.settings.sampling
-        if self._fitted or not self.settings.enabled:
+        if not self.settings.enabled or (self._fitted and self._triggers.changed_at is None):
             return share
         hit_rate = self._triggers.hit_rate
         return share if hit_rate is None else min(1.0, share / max(hit_rate, share))
@@ -232,25 +226,21 @@ class Adaptation:
                 self._put_in_place(outcome)
             if not self.settings.enabled or self._renewing or self._due is not None:
                 return
-            reason = self._triggers.reason(
-                samples=len(self._samples),
-                taken=self._samples.taken,
-                time_s=time_s,
-                known_scenes=self._scenes > 0,
-            )
+            triggers = self._triggers
+            reason = triggers.reason(self._samples, time_s=time_s, known_scenes=self._scenes > 0)
             if reason is None:
                 return
             self._renewing = True
-        self._training.submit(lambda: self._renew(reason, time_s))
+            changed_at = triggers.changed_at if reason == "hit rate" else None
+        self._training.submit(lambda: self._renew(reason, time_s, changed_at))
 
-    def _renew(self, reason: str, time_s: float) -> None:
+    def _renew(self, reason: str, time_s: float, changed_at: int | None) -> None:
         taken = self._samples.taken
         tried = True
         try:
-            enough = len(self._samples) >= self._renewal.least_inputs
-            if enough:
+            if self._renewal.enough(self._samples, changed_at):
                 self._tell("retraining", reason)
-            outcome = self._renewal(self._current, self._samples, reason)
+            outcome = self._renewal(self._current, self._samples, reason, changed_at)
             tried = outcome is not None
             with self._lock:
                 if outcome is not None and self._auditing.beside:
@@ -301,17 +291,3 @@ class Adaptation:
 
 def _still() -> float:
     return 0.0
-
-
-def model_name(directory: str | Path) -> str:
-    """What a library's model is called in a repository: its folder's name, as far as names allow."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(directory).resolve().name).lstrip("._-")
-    return name[:128] or "model"
-
-
-def _promise(served: Served, settings: AdaptSettings) -> Promise:
-    chosen = served.composition
-    return Promise(
-        chosen.accuracy_target if settings.accuracy is None else settings.accuracy,
-        settings.confidence or chosen.confidence or 0.95,
-    )

@@ -23,7 +23,8 @@ OnSample = Callable[[Sample, Prediction], None]  # the sample, and what was answ
 class FollowUp:
     """Draws samples and audits, and does them: at once where that costs nothing, else in `worker`.
 
-    `on_watch` hears of caches that stop or return, `on_sample` of samples with the base model's answer.
+    `lock` is the caller's: what hears of changes may ask the caller. `on_watch` hears of caches that stop or
+    return, `on_sample` of samples with the base model's answer.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class FollowUp:
         samples: Samples,
         shadow: Shadow,
         worker: Worker,
+        lock: threading.RLock,
         *,
         on_watch: Callable[[watch.Event], None],
         on_sample: OnSample | None = None,
@@ -44,7 +46,7 @@ class FollowUp:
         self._worker = worker
         self._on_watch, self._on_sample, self._on_audit = on_watch, on_sample, on_audit
         self._random = random.Random(settings.seed)
-        self._lock = threading.RLock()
+        self._lock = lock
         self._watch = Watch(
             promise.accuracy,
             confidence=promise.confidence,

@@ -23,7 +23,7 @@ from gati.errors import DataError
 from gati.runtime.exits import BASE
 from gati.runtime.load import Served
 
-__all__ = ["Outcome", "Promise", "Renewal"]
+__all__ = ["Outcome", "Promise", "Renewal", "promise_of"]
 
 _LOOKUP_SHARE = 0.03  # of the base model's time: a new predictor's lookup, where nothing was measured
 _EARLY = (0.0, 0.08, 0.2)  # how deep in the network new predictors are tried, as a share of its blocks
@@ -46,6 +46,15 @@ class Promise:
     def kept(self, losses: int, count: int) -> bool:
         """Whether so many losses of so many inputs prove it."""
         return count > 0 and p_value(losses, count, self.accuracy) <= 1.0 - self.confidence
+
+
+def promise_of(served: Served, settings: AdaptSettings) -> Promise:
+    """What is asked for, else what the composition was made for."""
+    chosen = served.composition
+    return Promise(
+        chosen.accuracy_target if settings.accuracy is None else settings.accuracy,
+        settings.confidence or chosen.confidence or 0.95,
+    )
 
 
 @dataclass(frozen=True)
@@ -83,14 +92,23 @@ class Renewal:
         """Samples below which a retraining could prove nothing."""
         return math.ceil(self._promise.required / _CERTIFY_SHARE) + 4
 
-    def __call__(self, current: Deployed, samples: Samples, reason: str) -> Outcome | None:
-        """Find what is to serve from now on; None where too little was sampled to say."""
+    def __call__(
+        self, current: Deployed, samples: Samples, reason: str, changed_at: int | None = None
+    ) -> Outcome | None:
+        """Find what is to serve from now on; None where too little was sampled to say.
+
+        Only samples of requests after `changed_at` are trained on, and counted for the certificate.
+        """
         recent = samples.recent(max(self._settings.recent_inputs, self._promise.required))
         if reason != "interval" and (known := self._known_scene(current, recent)) is not None:
             return known
-        if len(samples) < self.least_inputs:
+        if not self.enough(samples, changed_at):
             return None
-        return self._retrained(current, samples, recent, reason)
+        return self._retrained(current, samples.window(changed_at), recent, reason)
+
+    def enough(self, samples: Samples, changed_at: int | None) -> bool:
+        """Whether so much was sampled that a retraining could prove something."""
+        return (len(samples) if changed_at is None else samples.count(changed_at)) >= self.least_inputs
 
     def _known_scene(self, current: Deployed, recent: list[Sample]) -> Outcome | None:
         """An earlier version made for a scene like that of the `recent` samples, if it does well on them."""
@@ -114,10 +132,7 @@ class Renewal:
         details = {"samples": len(window), "hit_rate": hits / len(window), "losses": losses}
         return Outcome("reused", earlier, f"version {earlier.number} knows this scene", details)
 
-    def _retrained(
-        self, current: Deployed, samples: Samples, recent: list[Sample], reason: str
-    ) -> Outcome:
-        window = samples.window()
+    def _retrained(self, current: Deployed, window: Window, recent: list[Sample], reason: str) -> Outcome:
         chosen = current.served.composition
         found = retrain(
             self._to_train_on(current),
@@ -128,7 +143,7 @@ class Renewal:
             confidence=self._promise.confidence,
             held_share=_HELD_SHARE,
             recipe=Recipe(),
-            version=f"{self._first.composition.name}-after-{samples.taken}",
+            version=f"{self._first.composition.name}-at-{recent[-1].request}",
             seed=self._settings.seed,
             clock=self._clock,
         )

@@ -61,10 +61,15 @@ class Samples:
             kept = list(self._kept)
         return _in_order(kept)[-count:]
 
-    def window(self) -> Window:
-        """All of them, in the order of requests; one counts half of another a quarter of the span younger."""
+    def count(self, after_request: int) -> int:
+        """How many are of later requests than that."""
         with self._lock:
-            kept = list(self._kept)
+            return sum(sample.request > after_request for sample in self._kept)
+
+    def window(self, after_request: int | None = None) -> Window:
+        """All of them, or of later requests, in their order; the older, the less they count in training."""
+        with self._lock:
+            kept = [each for each in self._kept if after_request is None or each.request > after_request]
         return window_of(_in_order(kept))
 
 
@@ -74,7 +79,7 @@ def _in_order(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def window_of(samples: list[Sample]) -> Window:
-    """The samples as a window, recent ones weighted more."""
+    """The samples as a window: one counts half of another that is a quarter of the span younger."""
     times = np.array([sample.time_s for sample in samples])
     span = max(float(times[-1] - times[0]), 1e-9)
     return Window(

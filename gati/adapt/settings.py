@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from gati.adapt.watch import State
 from gati.errors import AdaptError
 
 if TYPE_CHECKING:
     from gati.runtime.exits import Prediction
 
-__all__ = ["AdaptSettings", "Answered", "Audit", "Change", "ChangeKind", "OnAudit", "OnChange"]
+__all__ = [
+    "AdaptSettings",
+    "Answered",
+    "Audit",
+    "Change",
+    "ChangeKind",
+    "OnAudit",
+    "OnChange",
+    "Status",
+    "model_name",
+]
 
 ChangeKind = Literal[
     "alarm", "returned", "retraining", "kept", "activated", "reused", "failed", "resumed", "skipped"
@@ -23,9 +36,9 @@ ChangeKind = Literal[
 class AdaptSettings:
     """How an adaptation samples, watches and retrains. Times are in seconds of the time told with requests.
 
-    Samples: `sampling` is the share of requests drawn; until the first retraining more are, as long as base
-    answers have to be computed for no more than that share. At most `window_inputs` of the last `window_s`
-    are kept. `audit_budget` bounds the audits drawn besides, as a share of the base model's time;
+    Samples: `sampling` is the share of requests drawn; until the first retraining, and where far fewer hit
+    than was promised, more are, as long as base answers have to be computed for no more than that share. At most `window_inputs`
+    of the last `window_s` are kept. `audit_budget` bounds the audits drawn besides, as a share of the base model's time;
     `audits_to_false_alarm` is how many audits pass on average until an alarm that is none. While caches are
     on probation, `probation` of the requests are looked up beside the base model.
 
@@ -123,3 +136,24 @@ class Change:
 
 OnChange = Callable[[Change], None]
 OnAudit = Callable[[Audit], None]
+
+
+class Status(NamedTuple):
+    """Counts since the beginning, and how things are now; `hit_rate` is of the last hundred or so."""
+
+    version: int
+    state: State
+    requests: int
+    hits: int
+    hit_rate: float | None
+    audits: int
+    losses: int
+    left_out: int  # samples and audits for which there was no time
+    samples: int
+    retraining: bool
+
+
+def model_name(directory: str | Path) -> str:
+    """What a library's model is called in a repository: its folder's name, as far as names allow."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(directory).resolve().name).lstrip("._-")
+    return name[:128] or "model"
