@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,7 @@ from gati.adapt.samples import Sample, Samples, window_of
 from gati.adapt.scene import nearest_scene, scene_signature
 from gati.adapt.settings import AdaptSettings
 from gati.adapt.tune import Recipe
-from gati.adapt.window import Window, original_sample
+from gati.adapt.window import Window, original_sample, split_window
 from gati.compose.certificate import p_value, required_inputs
 from gati.errors import DataError
 from gati.runtime.exits import BASE
@@ -87,10 +88,13 @@ class Renewal:
         self._original: Window | None = None
         self._original_known = False
 
-    @property
+    @cached_property
     def least_inputs(self) -> int:
         """Samples below which a retraining could prove nothing."""
-        return math.ceil(self._promise.required / _CERTIFY_SHARE) + 4
+        count = math.ceil(self._promise.required / _CERTIFY_SHARE)
+        while len(split_window(count, _HELD_SHARE).certify) < self._promise.required:
+            count += 1
+        return count
 
     def __call__(
         self, current: Deployed, samples: Samples, reason: str, changed_at: int | None = None
