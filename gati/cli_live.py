@@ -209,7 +209,7 @@ def open_page(
     running = live.serve_page(state, "127.0.0.1", port)
     stack.callback(running.close)
     sinks.append(live.LiveSink(state))
-    typer.echo(f"page at {running.url}", err=True)
+    print(f"page at {running.url}", file=sys.stderr)
     counts = {"audits": 0, "losses": 0}
 
     def heard(audit: Audit) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from gati.cli_options import CompositionName, JsonFile, LibraryDir
 from gati.units import parse_duration
 
 if TYPE_CHECKING:
-    from gati.adapt.settings import AdaptSettings
+    from gati.adapt.settings import AdaptSettings, Change
     from gati.video import Sink
 
 __all__ = ["replay", "stream"]
@@ -125,14 +126,21 @@ def _run(
     chosen = [parse_region(each) for each in regions or ()]
     source = open_source(text, every_s=every_s, fps=fps)
     view = cli_live.open_view(results_on_stdout=results_on_stdout)
+    began_s = time.time()
     told, heard, tell_source = cli_live.open_page(stack, source.name, page, sinks)
+
+    def changed(change: Change) -> None:
+        shown = replace(change, time_s=max(0.0, change.time_s - began_s))
+        view.change(shown)
+        told(shown)
+
     kept = {} if state is None else _kept(stack, directory, state)
     adaptation = stack.enter_context(
         Adaptation.open(
             *(directory, settings),
             composition=composition,
             threads=threads,
-            on_change=lambda change: (view.change(change), told(change)),
+            on_change=changed,
             on_audit=heard,
             **kept,
         )
@@ -141,7 +149,7 @@ def _run(
     try:
         with view, source:
             for streamed in classify(
-                adaptation, source, regions=chosen, sinks=sinks, began_s=time.time(), tally=tally
+                adaptation, source, regions=chosen, sinks=sinks, began_s=began_s, tally=tally
             ):
                 view.show(streamed)
                 tell_source(streamed.source.value)

@@ -26,7 +26,7 @@ from gati.adapt.background import Background, Inline, Worker
 from gati.adapt.deployments import Deployments
 from gati.adapt.follow import FollowUp
 from gati.adapt.record import Record
-from gati.adapt.renewal import Outcome, Renewal, promise_of
+from gati.adapt.renewal import Outcome, Renewal, candidate_blocks, promise_of
 from gati.adapt.repository import ModelRepository
 from gati.adapt.samples import Sample, recall, recorded
 from gati.adapt.settings import (
@@ -76,7 +76,8 @@ class Adaptation:
         self.settings = settings or AdaptSettings()
         self._folder = Path(tempfile.mkdtemp(prefix="gati-adapt-"))
         store = repository or ModelRepository(self._folder / "repository")
-        self._deployments = Deployments(served, store, model, self._folder / "versions")
+        blocks = candidate_blocks(served, self.settings)
+        self._deployments = Deployments(served, store, model, self._folder / "versions", blocks)
         promise = promise_of(served, self.settings)
         timer = _still if deterministic else time.perf_counter  # how long training takes may not matter
         self._renewal = Renewal(self._deployments, served, self.settings, promise, clock=timer)

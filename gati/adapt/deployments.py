@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,9 +41,19 @@ class Deployed(NamedTuple):
 
 
 class Deployments:
-    """Publishes, opens and remembers versions of `model`; `folder` is for local copies, and its own."""
+    """Publishes, opens and remembers versions of `model`; `folder` is for local copies, and its own.
 
-    def __init__(self, served: Served, repository: ModelRepository, model: str, folder: Path) -> None:
+    `blocks` are where versions may have exits beside those of `served`.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        repository: ModelRepository,
+        model: str,
+        folder: Path,
+        blocks: Sequence[str] = (),
+    ) -> None:
         self._first = Deployed(0, served)
         self._repository = repository
         self._model = model
@@ -52,7 +63,7 @@ class Deployments:
         backend = get_backend(served.composition.backend)
         self._graphs: Graphs | None = None
         if isinstance(backend, GraphBackend):
-            self._graphs = Graphs([leaving.block for leaving in served.engine.exits])
+            self._graphs = Graphs({*blocks, *(leaving.block for leaving in served.engine.exits)})
 
     def base_engine(self) -> Engine:
         """A new engine without caches, on the backend of the composition, for one thread."""

@@ -49,4 +49,4 @@ class Pictures:
     def _coloured(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
         if self._preprocessing.channels == 3:
             return image
-        return np.asarray(Image.fromarray(image).convert("L"))[..., None]
+        return np.array(Image.fromarray(image).convert("L"))[..., None]

@@ -13,6 +13,7 @@ import torch
 from gati.adapt.contenders import NewCaches
 from gati.adapt.deployments import Deployed, Deployments
 from gati.adapt.lineage import Window as Trained
+from gati.adapt.lookups import LookupCosts
 from gati.adapt.retrain import Retrained, retrain
 from gati.adapt.samples import Sample, Samples, window_of
 from gati.adapt.scene import nearest_scene, scene_signature
@@ -24,9 +25,10 @@ from gati.errors import DataError
 from gati.runtime.exits import BASE
 from gati.runtime.load import Served
 
-__all__ = ["Outcome", "Promise", "Renewal", "promise_of"]
+__all__ = ["Outcome", "Promise", "Renewal", "candidate_blocks", "promise_of"]
 
-_LOOKUP_SHARE = 0.03  # of the base model's time: a new predictor's lookup, where nothing was measured
+_LEAST_ADVANTAGE = 0.03  # of the latency expected, for which caches that keep the promise are replaced
+_MORE_HITS = 1.2  # an earlier version needs so many times those of the one that serves
 _EARLY = (0.0, 0.08, 0.2)  # how deep in the network new predictors are tried, as a share of its blocks
 _HELD_SHARE = 0.5
 _CERTIFY_SHARE = _HELD_SHARE / 2
@@ -85,6 +87,8 @@ class Renewal:
         self._settings = settings
         self._promise = promise
         self._clock = clock
+        self._costs = LookupCosts(first)
+        self._blocks = candidate_blocks(first, settings)
         self._original: Window | None = None
         self._original_known = False
 
@@ -130,7 +134,8 @@ class Renewal:
         earlier = self._deployments.open(scenes[found][0])
         hits, losses = _tried(earlier, window)
         usual = earlier.promised * self._settings.falls_to
-        if not self._promise.kept(losses, len(window)) or hits < usual * len(window):
+        now, _ = _tried(current, window)
+        if not self._promise.kept(losses, len(window)) or hits < max(usual * len(window), _MORE_HITS * now):
             return None
         self._deployments.activate(earlier)
         details = {"samples": len(window), "hit_rate": hits / len(window), "losses": losses}
@@ -152,7 +157,7 @@ class Renewal:
             clock=self._clock,
         )
         details = _details(found, len(window))
-        if not found.better:
+        if not _worth_it(found):
             what = "no caches could be certified" if not found.exits else "retrained caches are not faster"
             return Outcome("kept", current, f"{what} on {found.after.n} inputs kept back", details)
         oldest, newest = recent[0].time_s, recent[-1].time_s
@@ -172,7 +177,7 @@ class Renewal:
 
     def _to_train_on(self, current: Deployed) -> Served:
         """The version that serves; where it has no caches left, the library's own."""
-        return current.served if current.served.engine.exits else self._first
+        return self._costs.corrected(current.served if current.served.engine.exits else self._first)
 
     def _asked(self, count: int) -> float:
         """The accuracy to ask new caches for: the promise with its margin, as far as it can be proven."""
@@ -184,14 +189,9 @@ class Renewal:
         return self._promise.accuracy
 
     def _new_caches(self) -> NewCaches:
-        names = self._first.engine.traced.blocks
-        blocks = self._settings.blocks
-        if blocks is None:
-            blocks = tuple(dict.fromkeys(names[int(share * len(names))] for share in _EARLY))
-        known = [leaving.lookup_ms for leaving in self._first.composition.exits if leaving.lookup_ms > 0.0]
-        lookup_ms = min(known, default=_LOOKUP_SHARE * self._first.composition.expected.base_latency_ms)
         variants = self._settings.variants
-        return NewCaches(blocks, variants, lookup_ms=dict.fromkeys(variants, lookup_ms))
+        costs = {variant: self._costs.of_variant(variant, self._blocks[0]) for variant in variants}
+        return NewCaches(self._blocks, variants, lookup_ms=costs)
 
     def _mixed_in(self) -> Window | None:
         """Original data with what the blocks hand on for it, kept from one retraining to the next."""
@@ -205,10 +205,24 @@ class Renewal:
         self._original_known = True
         if self._original is not None:
             blocks = {leaving.block for leaving in self._first.engine.exits}
-            self._original = self._original.collected(
-                self._first.engine.traced, {*blocks, *self._new_caches().blocks}
-            )
+            self._original = self._original.collected(self._first.engine.traced, {*blocks, *self._blocks})
         return self._original
+
+
+def candidate_blocks(served: Served, settings: AdaptSettings) -> tuple[str, ...]:
+    """Where new predictors are tried."""
+    if settings.blocks is not None:
+        return settings.blocks
+    names = served.engine.traced.blocks
+    return tuple(dict.fromkeys(names[int(share * len(names))] for share in _EARLY))
+
+
+def _worth_it(found: Retrained) -> bool:
+    """Whether the new caches are better, and not by a hair: every change is a risk."""
+    before, after = found.before, found.after
+    if not found.better or not before.certified:
+        return found.better
+    return after.mean_latency_ms < before.mean_latency_ms * (1.0 - _LEAST_ADVANTAGE)
 
 
 @torch.inference_mode()
