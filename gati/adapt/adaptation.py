@@ -214,7 +214,11 @@ class Adaptation:
     def _sampling(self) -> float:
         """The share of requests to sample now: more where few hit and samples are wanted, at no more cost."""
         share = self.settings.sampling
-        if not self.settings.enabled or (self._fitted and self._triggers.changed_at is None):
+        if not self.settings.enabled:
+            return share
+        if not self._follow.may_hit:
+            return 1.0
+        if self._fitted and self._triggers.changed_at is None:
             return share
         hit_rate = self._triggers.hit_rate
         return share if hit_rate is None else min(1.0, share / max(hit_rate, share))
@@ -225,7 +229,8 @@ class Adaptation:
             if self._due is not None and time_s >= self._due[0]:
                 outcome, self._due = self._due[1], None
                 self._put_in_place(outcome)
-            if not self.settings.enabled or self._renewing or self._due is not None:
+            busy = self._renewing or self._due is not None or self._follow.on_trial
+            if busy or not self.settings.enabled:
                 return
             triggers = self._triggers
             reason = triggers.reason(self._samples, time_s=time_s, known_scenes=self._scenes > 0)
@@ -262,7 +267,7 @@ class Adaptation:
             self._triggers.replaced(outcome.deployed.promised)
             self._fitted = True
             self._scenes = len(self._deployments.scenes())
-        if outcome.kind != "kept" or (self._follow.state == "stopped" and not self._follow.probation):
+        if outcome.kind != "kept" or (self._follow.state == "stopped" and not self._follow.on_trial):
             self._follow.replaced()
         self._tell(outcome.kind, outcome.message, outcome.details)
 

@@ -17,6 +17,8 @@ from gati.runtime.exits import BASE, Prediction
 
 __all__ = ["FollowUp", "OnSample"]
 
+_PATIENCE = 3  # times the audits that perfect caches need to pass
+
 OnSample = Callable[[Sample, Prediction], None]  # the sample, and what was answered
 
 
@@ -57,6 +59,7 @@ class FollowUp:
         )
         self.epoch = 0  # of the watch: audits drawn in another one say nothing about this
         self.probation = False
+        self._tried, self._patience = 0, _PATIENCE * promise.required
         self.audits = self.losses = self.left_out = 0
 
     @property
@@ -69,6 +72,11 @@ class FollowUp:
         """Whether the caches serve."""
         return self._watch.state
 
+    @property
+    def on_trial(self) -> bool:
+        """Whether caches are on probation and may still pass: three times the audits of perfect ones."""
+        return self.probation and self._tried < self._patience
+
     def draw(self, sampling: float) -> tuple[bool, bool]:
         """Whether the next request is to be audited and sampled, before anything is known of its answer."""
         with self._lock:
@@ -78,6 +86,7 @@ class FollowUp:
         """Other caches, or the same ones once more, begin: on probation where they were stopped."""
         with self._lock:
             self.epoch += 1
+            self._tried = 0
             self._watch.replaced()
             self.probation = self._watch.state == "stopped"
 
@@ -120,6 +129,7 @@ class FollowUp:
             if ticket.sampled:
                 self._sample(ticket, base)
             if ticket.epoch == self.epoch:
+                self._tried += 1
                 self._watch.audited(agreed=audit.agreed)
         if self._on_audit is not None:
             self._on_audit(audit)

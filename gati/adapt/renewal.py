@@ -188,7 +188,9 @@ class Renewal:
                 return asked
         return self._promise.accuracy
 
-    def _new_caches(self) -> NewCaches:
+    def _new_caches(self) -> NewCaches | None:
+        if not self._blocks:
+            return None
         variants = self._settings.variants
         costs = {variant: self._costs.of_variant(variant, self._blocks[0]) for variant in variants}
         return NewCaches(self._blocks, variants, lookup_ms=costs)

@@ -37,11 +37,11 @@ class AdaptSettings:
     """How an adaptation samples, watches and retrains. Times are in seconds of the time told with requests.
 
     Samples: `sampling` is the share of requests drawn; until the first retraining, and where far fewer hit
-    than was promised, more are, as long as base answers have to be computed for no more than that share. At
-    most `window_inputs` of the last `window_s` are kept. `audit_budget` bounds the audits drawn besides, as a
-    share of the base model's time; `audits_to_false_alarm` is how many audits pass on average until an alarm
-    that is none. While caches are on probation, `probation` of the requests are looked up beside the base
-    model.
+    than was promised, more are, as long as base answers have to be computed for no more than that share, and
+    all are while the caches are stopped. At most `window_inputs` of the last `window_s` are kept.
+    `audit_budget` bounds the audits drawn besides, as a share of the base model's time;
+    `audits_to_false_alarm` is how many audits pass on average until an alarm that is none. While caches are
+    on probation, `probation` of the requests are looked up beside the base model.
 
     Retraining: every `interval_s`, on alarm, and when less than `falls_to` of the hit rate promised is met.
     `accuracy` and `confidence` are the composition's unless given; `margin` (0..1) is how much of the
