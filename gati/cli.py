@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 import gati
-from gati import cli_compare, cli_plan, cli_render, cli_serve
+from gati import cli_compare, cli_plan, cli_render, cli_serve, cli_stream
 from gati.cli_options import (
     Checkpoint,
     CompositionName,
@@ -270,6 +270,8 @@ _verb("gati report runs/mine", "gati report runs/mine --out mine.html")(cli_comp
 app.add_typer(cli_plan.pipeline)
 _verb("gati serve runs/mine", "gati serve examples/pipeline/pipeline.toml --port 0")(cli_serve.serve)
 _verb("gati query cifar10 cat.png --slo 80ms")(cli_serve.query)
+_verb("gati stream runs/mine --source camera:0 --adapt --page 8080")(cli_stream.stream)
+_verb("gati replay runs/mine --source road.mp4 --interval 10s --interval 60s")(cli_stream.replay)
 
 
 @_verb("gati predict runs/mine cat.jpg dog.png")

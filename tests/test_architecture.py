@@ -36,7 +36,7 @@ LAYERS = (
     ("gati.plan", "gati.adapt", "gati.video", "gati.report"),
     ("gati",),  # the package itself, the demo
     ("services",),
-    ("gati.cli", "gati.cli_serve", "gati.__main__"),  # the command line starts services
+    ("gati.cli", "gati.cli_serve", "gati.cli_stream", "gati.__main__"),  # the command line starts services
 )
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 

@@ -1,0 +1,299 @@
+"""One model that answers requests and keeps its caches fitting to what comes.
+
+    with Adaptation.open("runs/mine", settings=AdaptSettings(interval_s=600)) as adaptation:
+        answered = adaptation.answer(x, time_s=time.time(), source="camera:0")
+
+Every request is answered by one version. Base answers for samples and audits of early answers, and
+retraining, are the work of two threads beside; with `deterministic` all of it is done at the same point of
+stream time, untimed, so that a recorded stream gives the same answers every time.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor
+
+from gati.adapt import watch
+from gati.adapt.background import Background, Inline, Worker
+from gati.adapt.deployments import Deployments
+from gati.adapt.follow import FollowUp
+from gati.adapt.record import Record
+from gati.adapt.renewal import Outcome, Renewal, candidate_blocks, promise_of
+from gati.adapt.repository import ModelRepository
+from gati.adapt.samples import Sample, recall, recorded
+from gati.adapt.settings import (
+    AdaptSettings,
+    Answered,
+    Change,
+    ChangeKind,
+    OnAudit,
+    OnChange,
+    Status,
+    model_name,
+)
+from gati.adapt.shadow import Shadow, Ticket
+from gati.adapt.triggers import Triggers
+from gati.adapt.writer import BackgroundWriter
+from gati.errors import GatiError
+from gati.runtime.exits import BASE, Prediction
+from gati.runtime.load import Served, open_served
+
+__all__ = ["Adaptation"]
+
+_AUDITS_WAITING = 512
+_FAREWELL_S = 30.0
+
+
+class Adaptation:
+    """Serves `served` and its successors. One thread at a time calls `answer`; anything else is for any.
+
+    `repository` keeps versions of `model` over restarts, `writer` the samples, which `history` brings back
+    (their `time_s` and that of requests are seconds since 1970 then). `clock` times answers, in seconds.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        settings: AdaptSettings | None = None,
+        *,
+        model: str = "model",
+        repository: ModelRepository | None = None,
+        writer: BackgroundWriter | None = None,
+        history: Sequence[Record] = (),
+        on_change: OnChange | None = None,
+        on_audit: OnAudit | None = None,
+        deterministic: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.settings = settings or AdaptSettings()
+        self._folder = Path(tempfile.mkdtemp(prefix="gati-adapt-"))
+        store = repository or ModelRepository(self._folder / "repository")
+        blocks = candidate_blocks(served, self.settings)
+        self._deployments = Deployments(served, store, model, self._folder / "versions", blocks)
+        promise = promise_of(served, self.settings)
+        timer = _still if deterministic else time.perf_counter  # how long training takes may not matter
+        self._renewal = Renewal(self._deployments, served, self.settings, promise, clock=timer)
+        self._model, self._writer = model, writer
+        self._on_change, self._clock = on_change, clock
+        self._lock = threading.RLock()
+        self._samples = recall(history, served, self.settings)
+        self._triggers = Triggers(self.settings, self._renewal.least_inputs)
+        self._base = self._deployments.base_engine()
+        self._base.base(served.engine.traced.example()[:1].clone())  # ready when caches have to stop
+        self._auditing: Worker = Inline()
+        self._training: Worker = Inline()
+        if not deterministic:
+            self._auditing = Background("gati-audits", limit=_AUDITS_WAITING)
+            self._training = Background("gati-retraining", limit=1, on_error=self._failed)
+        self._follow = FollowUp(
+            self.settings,
+            promise,
+            self._samples,
+            Shadow(self._base if deterministic else self._deployments.base_engine()),
+            self._auditing,
+            self._lock,
+            on_watch=self._watched,
+            on_sample=None if writer is None else self._write,
+            on_audit=on_audit,
+        )
+        self._requests = self._hits = 0
+        self._now_s = 0.0
+        self._renewing = self._fitted = False
+        self._due: tuple[float, Outcome] | None = None
+        self._scenes = len(self._deployments.scenes())
+        self._begin()
+
+    def _begin(self) -> None:
+        """Go on with the version that is active in the repository."""
+        self._current, why_not = self._deployments.active()
+        self._triggers.replaced(self._current.promised)
+        if why_not:
+            self._tell("failed", f"the active version cannot serve: {why_not}")
+        elif self._current.number:
+            self._fitted = True
+            self._tell("resumed", f"version {self._current.number}, {len(self._samples)} samples")
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | Path,
+        settings: AdaptSettings | None = None,
+        *,
+        composition: str = "default",
+        threads: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """Adapt a composition of a cache library; `options` are the constructor's.
+
+        Raises as `gati.load` does, and AdaptError.
+        """
+        served = open_served(directory, composition=composition, threads=threads)
+        return cls(served, settings, **{"model": model_name(directory), **options})
+
+    @property
+    def version(self) -> int:
+        """The version that serves; 0 is the library's own."""
+        return self._current.number
+
+    @property
+    def served(self) -> Served:
+        """What serves now."""
+        return self._current.served
+
+    @property
+    def status(self) -> Status:
+        """Counts of this moment."""
+        with self._lock:
+            follow = self._follow
+            return Status(
+                *(self._current.number, follow.state, self._requests, self._hits),
+                *(self._triggers.hit_rate, follow.audits, follow.losses, follow.left_out),
+                *(len(self._samples), self._renewing),
+            )
+
+    def base(self, x: Tensor) -> Prediction:
+        """The base model's answer to an input [1, ...], on the same backend; of the thread of `answer`."""
+        return self._base.base(x)[0]
+
+    def answer(
+        self, x: Tensor, *, time_s: float, source: str = "", base: Prediction | None = None
+    ) -> Answered:
+        """Answer an input [1, ...] that came at `time_s`, which never goes back.
+
+        `base`, where the caller knows the base model's answer, saves computing it for samples and audits;
+        it does not become the answer. Raises DataError for an input of another shape.
+        """
+        began = self._clock()
+        current, epoch, may_hit = self._current, self._follow.epoch, self._follow.may_hit
+        drawn, sampled = self._follow.draw(self._sampling())
+        if may_hit:
+            prediction = current.served.engine(x)[0]
+        else:
+            prediction = self._base.base(x)[0]._replace(version=current.served.engine.version)
+        latency_ms = 1e3 * (self._clock() - began)
+        hit = prediction.exit != BASE
+        with self._lock:
+            self._now_s = time_s
+            self._requests += 1
+            self._hits += hit
+            if may_hit:
+                self._triggers.answered(self._requests, hit=hit, time_s=time_s)
+        ticket = Ticket(
+            *(x, self._requests, time_s, source, current, epoch, drawn or sampled, sampled, prediction)
+        )
+        self._follow.answered(ticket, drawn=drawn, may_hit=may_hit, base=base)
+        self._after(time_s)
+        return Answered(prediction, hit, ticket.audited, sampled, latency_ms, current.number)
+
+    def wait(self, deadline_s: float = 60.0) -> bool:
+        """Wait until nothing is under way beside, for at most `deadline_s` seconds each; whether so."""
+        return self._auditing.wait(deadline_s) and self._training.wait(deadline_s)
+
+    def close(self) -> None:
+        """End the work beside and remove local files; versions and samples stay where they are kept."""
+        self._auditing.close(_FAREWELL_S)
+        self._training.close(_FAREWELL_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _sampling(self) -> float:
+        """The share of requests to sample now: more where few hit and samples are wanted, at no more cost."""
+        share = self.settings.sampling
+        if not self.settings.enabled:
+            return share
+        if not self._follow.may_hit:
+            return 1.0
+        if self._fitted and self._triggers.changed_at is None:
+            return share
+        hit_rate = self._triggers.hit_rate
+        return share if hit_rate is None else min(1.0, share / max(hit_rate, share))
+
+    def _after(self, time_s: float) -> None:
+        """Between two requests: put a version in place that is due, or begin to look for one."""
+        with self._lock:
+            if self._due is not None and time_s >= self._due[0]:
+                outcome, self._due = self._due[1], None
+                self._put_in_place(outcome)
+            busy = self._renewing or self._due is not None or self._follow.on_trial
+            if busy or not self.settings.enabled:
+                return
+            triggers = self._triggers
+            reason = triggers.reason(self._samples, time_s=time_s, known_scenes=self._scenes > 0)
+            if reason is None:
+                return
+            self._renewing = True
+            changed_at = triggers.changed_at if reason == "hit rate" else None
+        self._training.submit(lambda: self._renew(reason, time_s, changed_at))
+
+    def _renew(self, reason: str, time_s: float, changed_at: int | None) -> None:
+        taken = self._samples.taken
+        tried = True
+        try:
+            if self._renewal.enough(self._samples, changed_at):
+                self._tell("retraining", reason)
+            outcome = self._renewal(self._current, self._samples, reason, changed_at)
+            tried = outcome is not None
+            with self._lock:
+                if outcome is not None and self._auditing.beside:
+                    self._put_in_place(outcome)
+                elif outcome is not None:
+                    self._due = (time_s + self.settings.delay_s, outcome)
+        except GatiError as error:
+            self._failed(error)
+        finally:
+            with self._lock:
+                self._renewing = False
+                self._triggers.attempted(taken=taken, time_s=time_s, tried=tried)
+
+    def _put_in_place(self, outcome: Outcome) -> None:
+        """Let the version found serve from the next request on; stopped caches are on probation first."""
+        if outcome.kind != "kept":
+            self._current = outcome.deployed
+            self._triggers.replaced(outcome.deployed.promised)
+            self._fitted = True
+            self._scenes = len(self._deployments.scenes())
+        if outcome.kind != "kept" or (self._follow.state == "stopped" and not self._follow.on_trial):
+            self._follow.replaced()
+        self._tell(outcome.kind, outcome.message, outcome.details)
+
+    def _watched(self, event: watch.Event) -> None:
+        counted = f"{event.losses} of {event.audits} audits disagree"
+        if event.state == "stopped":
+            self._triggers.alarmed = True
+            self._tell("alarm", f"caches stop: {counted}")
+        else:
+            self._triggers.replaced(self._current.promised)
+            self._triggers.alarmed = False
+            self._tell("returned", f"caches serve: {counted}")
+
+    def _write(self, sample: Sample, answered: Prediction) -> None:
+        if self._writer is not None:
+            self._writer.offer(recorded(sample, answered, self._model))
+
+    def _failed(self, error: Exception) -> None:
+        self._tell("failed", f"retraining failed: {error}")
+
+    def _tell(self, kind: ChangeKind, message: str = "", details: dict[str, object] | None = None) -> None:
+        if self._on_change is not None:
+            self._on_change(
+                Change(kind, self._now_s, self._requests, self._current.number, message, details or {})
+            )
+
+
+def _still() -> float:
+    return 0.0

@@ -1,0 +1,120 @@
+"""Work beside the serving of requests: in a thread that steps back, or at once where time is simulated."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+__all__ = ["Background", "Inline", "Worker"]
+
+Job = Callable[[], None]
+
+_NICENESS = 10
+
+_log = logging.getLogger(__name__)
+
+
+class Worker(Protocol):
+    """Does jobs in the order they come."""
+
+    beside: bool  # whether jobs run in a thread of their own
+
+    def submit(self, job: Job) -> bool:
+        """Take a job; False where too many wait and it was left out."""
+
+    def wait(self, deadline_s: float) -> bool:
+        """Wait until no job is left, for at most `deadline_s` seconds; whether that is so."""
+
+    def close(self, deadline_s: float) -> None:
+        """Drop what waits; the job under way has `deadline_s` seconds to end."""
+
+
+class Inline:
+    """Does each job at once, in the caller's thread."""
+
+    beside = False
+
+    def submit(self, job: Job) -> bool:
+        """Do it."""
+        job()
+        return True
+
+    def wait(self, deadline_s: float) -> bool:
+        """Nothing ever waits."""
+        return True
+
+    def close(self, deadline_s: float) -> None:
+        """Nothing to be closed."""
+
+
+class Background:
+    """A thread of low priority that computes with one torch thread; at most `limit` jobs wait.
+
+    A job that fails is told to `on_error` and logged; the next one goes on.
+    """
+
+    beside = True
+
+    def __init__(self, name: str, *, limit: int, on_error: Callable[[Exception], None] | None = None) -> None:
+        self._limit = limit
+        self._on_error = on_error
+        self._jobs: deque[Job] = deque()
+        self._busy = self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> bool:
+        """Queue it and return at once; False where the queue is full or closed."""
+        with self._changed:
+            if self._closed or len(self._jobs) >= self._limit:
+                return False
+            self._jobs.append(job)
+            self._changed.notify_all()
+            return True
+
+    def wait(self, deadline_s: float) -> bool:
+        """Wait until the queue is empty and nothing under way."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._jobs and not self._busy, timeout=deadline_s)
+
+    def close(self, deadline_s: float) -> None:
+        """Take no more jobs and drop those that wait."""
+        with self._changed:
+            self._closed = True
+            self._jobs.clear()
+            self._changed.notify_all()
+        self._thread.join(deadline_s)
+
+    def _run(self) -> None:
+        _step_back()
+        while (job := self._next()) is not None:
+            try:
+                job()
+            except Exception as error:  # whatever it is, serving goes on
+                _log.exception("work in the background failed")
+                if self._on_error is not None:
+                    self._on_error(error)
+
+    def _next(self) -> Job | None:
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._jobs or self._closed)
+            if self._closed:
+                return None
+            self._busy = True
+            return self._jobs.popleft()
+
+
+def _step_back() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    with contextlib.suppress(OSError, AttributeError):  # not every system has priorities of threads
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -1,0 +1,149 @@
+"""Versions of one model that can serve here: the library's own, and those kept in a repository."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gati.adapt.lineage import Lineage
+from gati.adapt.lineage import Window as Trained
+from gati.adapt.repository import ModelRepository
+from gati.adapt.retrain import Retrained
+from gati.adapt.scene import Signature
+from gati.adapt.versions import Graphs, open_version, save_version
+from gati.compose.engines import graph_files
+from gati.errors import CompositionError, RepositoryError
+from gati.runtime.backends import GraphBackend, get_backend
+from gati.runtime.engine import Engine
+from gati.runtime.load import Served
+
+__all__ = ["Deployed", "Deployments"]
+
+_SCENE = "scene"  # the tag with the signature
+_OPEN = 4  # versions beside the one that serves whose engines are kept
+_KEEP = 20  # versions in the repository
+
+
+class Deployed(NamedTuple):
+    """A version that can serve; number 0 is the composition that the library came with."""
+
+    number: int
+    served: Served
+    signature: Signature | None = None
+
+    @property
+    def promised(self) -> float:
+        """The hit rate it was measured with."""
+        return self.served.composition.expected.hit_rate
+
+
+class Deployments:
+    """Publishes, opens and remembers versions of `model`; `folder` is for local copies, and its own.
+
+    `blocks` are where versions may have exits beside those of `served`.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        repository: ModelRepository,
+        model: str,
+        folder: Path,
+        blocks: Sequence[str] = (),
+    ) -> None:
+        self._first = Deployed(0, served)
+        self._repository = repository
+        self._model = model
+        self._folder = folder
+        self._open: dict[int, Deployed] = {}
+        self._saved = 0
+        backend = get_backend(served.composition.backend)
+        self._graphs: Graphs | None = None
+        if isinstance(backend, GraphBackend):
+            self._graphs = Graphs({*blocks, *(leaving.block for leaving in served.engine.exits)})
+
+    def base_engine(self) -> Engine:
+        """A new engine without caches, on the backend of the composition, for one thread."""
+        served = self._first.served
+        kept = graph_files(served.library, [], served.composition.backend)[1]
+        engine = served.engine
+        return Engine(
+            engine.traced,
+            outputs_kind=engine.outputs_kind,
+            backend=engine.backend,
+            version=engine.version,
+            class_names=engine.class_names,
+            preprocessing=engine.preprocessing,
+            graphs=(kept, kept),
+        )
+
+    def active(self) -> tuple[Deployed, str]:
+        """The version to begin with, and why it is not the active one of the repository, if so."""
+        number = self._repository.active(self._model)
+        if number is None:
+            return self._first, ""
+        try:
+            return self.open(number), ""
+        except (RepositoryError, CompositionError) as error:
+            return self._first, str(error)
+
+    def open(self, number: int) -> Deployed:
+        """Open a version. Raises RepositoryError or CompositionError where it cannot serve this library."""
+        if number == 0:
+            return self._first
+        if number not in self._open:
+            folder = self._folder / f"fetched-{number}"
+            stored = self._repository.version(self._model, number)
+            if not folder.exists():
+                self._repository.fetch(self._model, number, folder)
+            self._remember(self._opened(number, folder, _signature(stored.lineage.tags)))
+        return self._open[number]
+
+    def scenes(self) -> list[tuple[int, Signature]]:
+        """The versions that know what scene they were made for."""
+        stored = self._repository.versions(self._model)
+        found = ((each.version, _signature(each.lineage.tags)) for each in stored)
+        return [(number, signature) for number, signature in found if signature is not None]
+
+    def publish(
+        self, retrained: Retrained, *, parent: Deployed, trained: Trained, signature: Signature, reason: str
+    ) -> Deployed:
+        """Keep the retrained caches as the next version, and open it; it is not activated yet."""
+        self._saved += 1
+        folder = self._folder / f"saved-{self._saved}"
+        save_version(folder, retrained.composition, retrained.exits, signature=signature)
+        opened = self._opened(0, folder, signature)
+        lineage = Lineage(
+            retrained.composition.checkpoint_sha256,
+            parent=parent.number or None,
+            window=trained,
+            measurements={"before": vars(retrained.before), "after": vars(retrained.after)},
+            certificate=retrained.certificate.to_json(),
+            tags={_SCENE: [float(value) for value in signature], "reason": reason},
+        )
+        number = self._repository.publish(self._model, folder, lineage)
+        deployed = opened._replace(number=number)
+        self._remember(deployed)
+        return deployed
+
+    def activate(self, deployed: Deployed) -> None:
+        """Let a version be the one that a restart begins with; forget what is too old."""
+        if deployed.number:
+            self._repository.activate(self._model, deployed.number)
+            self._repository.collect_garbage(self._model, keep=_KEEP)
+
+    def _opened(self, number: int, folder: Path, signature: Signature | None) -> Deployed:
+        return Deployed(number, open_version(self._first.served, folder, graphs=self._graphs), signature)
+
+    def _remember(self, deployed: Deployed) -> None:
+        self._open[deployed.number] = deployed
+        while len(self._open) > _OPEN + 1:
+            del self._open[next(iter(self._open))]
+
+
+def _signature(tags: dict[str, Any]) -> Signature | None:
+    values = tags.get(_SCENE)
+    return np.array(values, dtype=np.float32) if isinstance(values, list) else None

@@ -1,0 +1,59 @@
+"""What lookups cost where nobody measured it: by their arithmetic, against that of the base model.
+
+An estimate, but the same one every time, and in the units of the composition, whatever the backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from gati.caches import build_predictor
+from gati.compose.composition import Composition
+from gati.runtime.load import Served
+
+__all__ = ["LookupCosts"]
+
+_CALL_SHARE = 0.02  # of the base model's time: what a lookup costs beside its arithmetic
+
+
+class LookupCosts:
+    """Milliseconds of lookups beside the base model of `served`."""
+
+    def __init__(self, served: Served) -> None:
+        traced = served.engine.traced
+        self._traced = traced
+        self._base_ms = served.composition.expected.base_latency_ms
+        self._base_flops = max(_flops(traced.base, traced.example()[:1]), 1)
+
+    def of(self, network: nn.Module, block: str) -> float:
+        """Of a predictor or cache at that block."""
+        hidden = torch.zeros(1, *self._traced.hidden_shapes[block])
+        return self._base_ms * (_CALL_SHARE + _flops(network, hidden) / self._base_flops)
+
+    def of_variant(self, variant: str, block: str) -> float:
+        """Of a predictor of that kind, not trained yet."""
+        shape, classes = self._traced.hidden_shapes[block], self._traced.classes
+        with torch.random.fork_rng(devices=[]):
+            return self.of(build_predictor(variant, shape, classes).eval(), block)
+
+    def corrected(self, served: Served) -> Served:
+        """The same with lookups in the composition that cost at least what they are estimated to."""
+        exits, added_ms = [], 0.0
+        for described, leaving in zip(served.composition.exits, served.engine.exits, strict=True):
+            lookup_ms = max(described.lookup_ms, self.of(leaving.cache, leaving.block))
+            added_ms += lookup_ms - described.lookup_ms
+            exits.append(replace(described, lookup_ms=lookup_ms, exit_ms=described.exit_ms + added_ms))
+        composition: Composition = replace(served.composition, exits=tuple(exits))
+        return replace(served, composition=composition)
+
+
+@torch.no_grad()
+def _flops(network: Callable[[Tensor], object], x: Tensor) -> int:
+    with FlopCounterMode(display=False) as counter:
+        network(x.clone())
+    return int(counter.get_total_flops())

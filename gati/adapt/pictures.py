@@ -1,0 +1,52 @@
+"""From pictures of a stream to inputs of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from gati.errors import DataError
+from gati.model.preprocess import Preprocessing
+from gati.video.frames import Frame, Region
+
+__all__ = ["Pictures"]
+
+
+class Pictures:
+    """Cuts the regions out of pictures, and prepares them as inputs [1, C, h, w] of one network.
+
+    Where the network's own preprocessing does not say how to come to its input size, regions are stretched
+    to it.
+    """
+
+    def __init__(
+        self, preprocessing: Preprocessing | None, input_shape: Sequence[int], regions: Sequence[Region] = ()
+    ) -> None:
+        if len(input_shape) != 3:
+            raise DataError(f"the network takes inputs of shape {list(input_shape)}, which are no pictures")
+        channels, height, width = input_shape
+        chosen = preprocessing or Preprocessing((0.0,) * channels, (1.0,) * channels, channels=channels)
+        if chosen.channels not in (1, 3):
+            raise DataError(f"pictures have 1 or 3 channels, the network takes {chosen.channels}")
+        if chosen.size is None and chosen.resize is None:
+            chosen = replace(chosen, size=(height, width), crop=None)
+        self._preprocessing = chosen
+        self.regions: tuple[Region | None, ...] = tuple(regions) or (None,)
+
+    def inputs(self, frame: Frame) -> list[tuple[Region | None, Tensor]]:
+        """The input of each region of a picture, or of all of it. VideoError for regions outside it."""
+        found: list[tuple[Region | None, Tensor]] = []
+        for region in self.regions:
+            image = frame.image if region is None else region.crop(frame)
+            found.append((region, self._preprocessing(self._coloured(image)[None])))
+        return found
+
+    def _coloured(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        if self._preprocessing.channels == 3:
+            return image
+        return np.array(Image.fromarray(image).convert("L"))[..., None]

@@ -1,0 +1,253 @@
+"""What to do when the caches that serve have to be renewed: an earlier version, a retrained one, or none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+
+from gati.adapt.contenders import NewCaches
+from gati.adapt.deployments import Deployed, Deployments
+from gati.adapt.lineage import Window as Trained
+from gati.adapt.lookups import LookupCosts
+from gati.adapt.retrain import Retrained, retrain
+from gati.adapt.samples import Sample, Samples, window_of
+from gati.adapt.scene import nearest_scene, scene_signature
+from gati.adapt.settings import AdaptSettings
+from gati.adapt.tune import Recipe
+from gati.adapt.window import Window, original_sample, split_window
+from gati.compose.certificate import p_value, required_inputs
+from gati.errors import DataError
+from gati.runtime.exits import BASE
+from gati.runtime.load import Served
+
+__all__ = ["Outcome", "Promise", "Renewal", "candidate_blocks", "promise_of"]
+
+_LEAST_ADVANTAGE = 0.03  # of the latency expected, for which caches that keep the promise are replaced
+_MORE_HITS = 1.2  # an earlier version needs so many times those of the one that serves
+_EARLY = (0.0, 0.08, 0.2)  # how deep in the network new predictors are tried, as a share of its blocks
+_HELD_SHARE = 0.5
+_CERTIFY_SHARE = _HELD_SHARE / 2
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Agreement of at least `accuracy`, at that `confidence`."""
+
+    accuracy: float
+    confidence: float
+
+    @property
+    def required(self) -> int:
+        """Inputs that prove it where none is answered differently."""
+        return required_inputs(self.accuracy, 1.0 - self.confidence)
+
+    def kept(self, losses: int, count: int) -> bool:
+        """Whether so many losses of so many inputs prove it."""
+        return count > 0 and p_value(losses, count, self.accuracy) <= 1.0 - self.confidence
+
+
+def promise_of(served: Served, settings: AdaptSettings) -> Promise:
+    """What is asked for, else what the composition was made for."""
+    chosen = served.composition
+    return Promise(
+        chosen.accuracy_target if settings.accuracy is None else settings.accuracy,
+        settings.confidence or chosen.confidence or 0.95,
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it; `deployed` is to serve from now on, unless the old one is kept."""
+
+    kind: Literal["activated", "reused", "kept"]
+    deployed: Deployed
+    message: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class Renewal:
+    """Looks for better caches among earlier versions, then by retraining. One thread at a time calls it."""
+
+    def __init__(
+        self,
+        deployments: Deployments,
+        first: Served,
+        settings: AdaptSettings,
+        promise: Promise,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._deployments = deployments
+        self._first = first
+        self._settings = settings
+        self._promise = promise
+        self._clock = clock
+        self._costs = LookupCosts(first)
+        self._blocks = candidate_blocks(first, settings)
+        self._original: Window | None = None
+        self._original_known = False
+
+    @cached_property
+    def least_inputs(self) -> int:
+        """Samples below which a retraining could prove nothing."""
+        count = math.ceil(self._promise.required / _CERTIFY_SHARE)
+        while len(split_window(count, _HELD_SHARE).certify) < self._promise.required:
+            count += 1
+        return count
+
+    def __call__(
+        self, current: Deployed, samples: Samples, reason: str, changed_at: int | None = None
+    ) -> Outcome | None:
+        """Find what is to serve from now on; None where too little was sampled to say.
+
+        Only samples of requests after `changed_at` are trained on, and counted for the certificate.
+        """
+        recent = samples.recent(max(self._settings.recent_inputs, self._promise.required))
+        if reason != "interval" and (known := self._known_scene(current, recent)) is not None:
+            return known
+        if not self.enough(samples, changed_at):
+            return None
+        return self._retrained(current, samples.window(changed_at), recent, reason)
+
+    def enough(self, samples: Samples, changed_at: int | None) -> bool:
+        """Whether so much was sampled that a retraining could prove something."""
+        return (len(samples) if changed_at is None else samples.count(changed_at)) >= self.least_inputs
+
+    def _known_scene(self, current: Deployed, recent: list[Sample]) -> Outcome | None:
+        """An earlier version made for a scene like that of the `recent` samples, if it does well on them."""
+        scenes = [each for each in self._deployments.scenes() if each[0] != current.number]
+        if len(recent) < self._promise.required or not scenes:
+            return None
+        window = window_of(recent)
+        found = nearest_scene(
+            [signature for _, signature in scenes],
+            scene_signature(window.inputs),
+            self._settings.scene_tolerance,
+        )
+        if found is None:
+            return None
+        earlier = self._deployments.open(scenes[found][0])
+        hits, losses = _tried(earlier, window)
+        usual = earlier.promised * self._settings.falls_to
+        now, _ = _tried(current, window)
+        if not self._promise.kept(losses, len(window)) or hits < max(usual * len(window), _MORE_HITS * now):
+            return None
+        self._deployments.activate(earlier)
+        details = {"samples": len(window), "hit_rate": hits / len(window), "losses": losses}
+        return Outcome("reused", earlier, f"version {earlier.number} knows this scene", details)
+
+    def _retrained(self, current: Deployed, window: Window, recent: list[Sample], reason: str) -> Outcome:
+        chosen = current.served.composition
+        found = retrain(
+            self._to_train_on(current),
+            window,
+            original=self._mixed_in(),
+            new=self._new_caches(),
+            accuracy=self._asked(len(window)),
+            confidence=self._promise.confidence,
+            held_share=_HELD_SHARE,
+            recipe=Recipe(),
+            version=f"{self._first.composition.name}-at-{recent[-1].request}",
+            seed=self._settings.seed,
+            clock=self._clock,
+        )
+        details = _details(found, len(window))
+        if not _worth_it(found):
+            what = "no caches could be certified" if not found.exits else "retrained caches are not faster"
+            return Outcome("kept", current, f"{what} on {found.after.n} inputs kept back", details)
+        oldest, newest = recent[0].time_s, recent[-1].time_s
+        deployed = self._deployments.publish(
+            found,
+            parent=current,
+            trained=Trained(len(window), oldest, newest),
+            signature=scene_signature(torch.stack([sample.input for sample in recent])),
+            reason=reason,
+        )
+        self._deployments.activate(deployed)
+        message = (
+            f"hit rate {found.after.hit_rate:.0%} instead of {found.before.hit_rate:.0%} expected, "
+            f"{len(found.exits)} caches instead of {len(chosen.exits)}"
+        )
+        return Outcome("activated", deployed, message, details)
+
+    def _to_train_on(self, current: Deployed) -> Served:
+        """The version that serves; where it has no caches left, the library's own."""
+        return self._costs.corrected(current.served if current.served.engine.exits else self._first)
+
+    def _asked(self, count: int) -> float:
+        """The accuracy to ask new caches for: the promise with its margin, as far as it can be proven."""
+        tolerated, inputs = 1.0 - self._promise.accuracy, int(count * _CERTIFY_SHARE) - 1
+        for margin in (self._settings.margin, self._settings.margin / 2.0):
+            asked = 1.0 - tolerated * (1.0 - margin)
+            if required_inputs(asked, 1.0 - self._promise.confidence) <= inputs:
+                return asked
+        return self._promise.accuracy
+
+    def _new_caches(self) -> NewCaches | None:
+        if not self._blocks:
+            return None
+        variants = self._settings.variants
+        costs = {variant: self._costs.of_variant(variant, self._blocks[0]) for variant in variants}
+        return NewCaches(self._blocks, variants, lookup_ms=costs)
+
+    def _mixed_in(self) -> Window | None:
+        """Original data with what the blocks hand on for it, kept from one retraining to the next."""
+        if not self._original_known and self._settings.original_inputs > 0:
+            try:
+                self._original = original_sample(
+                    self._first, self._settings.original_inputs, seed=self._settings.seed
+                )
+            except DataError:  # the inputs of explore are gone: the window alone has to do
+                self._original = None
+        self._original_known = True
+        if self._original is not None:
+            blocks = {leaving.block for leaving in self._first.engine.exits}
+            self._original = self._original.collected(self._first.engine.traced, {*blocks, *self._blocks})
+        return self._original
+
+
+def candidate_blocks(served: Served, settings: AdaptSettings) -> tuple[str, ...]:
+    """Where new predictors are tried."""
+    if settings.blocks is not None:
+        return settings.blocks
+    names = served.engine.traced.blocks
+    return tuple(dict.fromkeys(names[int(share * len(names))] for share in _EARLY))
+
+
+def _worth_it(found: Retrained) -> bool:
+    """Whether the new caches are better, and not by a hair: every change is a risk."""
+    before, after = found.before, found.after
+    if not found.better or not before.certified:
+        return found.better
+    return after.mean_latency_ms < before.mean_latency_ms * (1.0 - _LEAST_ADVANTAGE)
+
+
+@torch.inference_mode()
+def _tried(version: Deployed, window: Window) -> tuple[int, int]:
+    """How many inputs of a window a version answers early, and how many of them wrongly."""
+    answers = version.served.engine(window.inputs)
+    early = [
+        answer.class_index == base
+        for answer, base in zip(answers, window.base_class.tolist(), strict=True)
+        if answer.exit != BASE
+    ]
+    return len(early), early.count(False)
+
+
+def _details(found: Retrained, count: int) -> dict[str, Any]:
+    return {
+        "samples": count,
+        "held_back": found.after.n,
+        "hit_rate_before": found.before.hit_rate,
+        "hit_rate": found.after.hit_rate,
+        "agreement": found.after.agreement,
+        "certified": found.after.certified,
+        "expected_gain": found.composition.expected.gain,
+        "exits": [f"{leaving.block} {leaving.variant}" for leaving in found.exits],
+        "seconds": {name: round(value, 3) for name, value in found.seconds.items()},
+    }

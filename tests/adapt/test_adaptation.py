@@ -1,0 +1,276 @@
+"""Adaptation on streams of digits that change: what is swapped, when caches stop, what a restart finds."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gati.adapt.adaptation import Adaptation
+from gati.adapt.background import Background
+from gati.adapt.replay import Recording, replay, sweep
+from gati.adapt.repository import ModelRepository
+from gati.adapt.settings import AdaptSettings, Answered, Audit, Change
+from gati.adapt.store import RecordStore
+from gati.adapt.writer import BackgroundWriter
+from gati.errors import AdaptError, StorageError
+from gati.runtime.load import Served
+from tests.adapt.deployed import FAMILIAR, STRANGE, make_deployed, stream
+
+SETTINGS = AdaptSettings(
+    interval_s=1e9, window_inputs=600, accuracy=0.95, blocks=("blocks.0",), original_inputs=0, seed=1
+)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return make_deployed(tmp_path_factory.mktemp("deployed"))
+
+
+@pytest.fixture(scope="module")
+def drift() -> Tensor:
+    """What the caches do not know, then what they know, then the former again."""
+    parts = [stream(STRANGE, 1500, seed=2), stream(FAMILIAR, 1500, seed=5), stream(STRANGE, 600, seed=7)]
+    return torch.cat(parts)
+
+
+class Told:
+    """Keeps changes and audits."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.audits: list[Audit] = []
+
+    @property
+    def kinds(self) -> list[str]:
+        return [change.kind for change in self.changes]
+
+    def first(self, kind: str) -> Change:
+        return next(change for change in self.changes if change.kind == kind)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+def adapting(served: Served, told: Told, settings: AdaptSettings = SETTINGS, **options: Any) -> Adaptation:
+    options = {"deterministic": True, **options}
+    return Adaptation(
+        served, settings, on_change=told.changes.append, on_audit=told.audits.append, **options
+    )
+
+
+def feed(adaptation: Adaptation, inputs: Tensor, begin_s: float = 0.0) -> Iterator[Answered]:
+    for number, x in enumerate(inputs.split(1)):
+        yield adaptation.answer(x, time_s=begin_s + 0.1 * number, source="test")
+
+
+def test_the_course_of_things(served: Served, drift: Tensor, told: Told) -> None:
+    """Alarm, retraining, probation, return; another scene; and the first one again."""
+    with adapting(served, told) as adaptation:
+        answers = list(feed(adaptation, drift))
+        status = adaptation.status
+    assert told.kinds[:3] == ["alarm", "retraining", "activated"]
+    stopped = told.first("alarm").request
+    returned = told.first("returned").request
+    assert not any(answer.hit for answer in answers[stopped:returned])  # from the very next request on
+    back = told.first("reused")
+    assert back.request > 3000  # where the first scene is back
+    assert any(c.kind == "activated" and c.version == back.version and c.request < 1500 for c in told.changes)
+    assert status.requests == len(drift) and status.hits == sum(answer.hit for answer in answers)
+    base = served.engine.reference(drift).tolist()
+    agreed = [answer.prediction.class_index == other for answer, other in zip(answers, base, strict=True)]
+    assert np.mean(agreed[returned:]) >= 0.95
+
+
+def test_every_request_is_answered_by_one_version(served: Served, drift: Tensor, told: Told) -> None:
+    with adapting(served, told) as adaptation:
+        names: dict[int, set[str]] = {}
+        for answer, x in zip(feed(adaptation, drift[:2500]), drift.split(1), strict=False):
+            names.setdefault(answer.version, set()).add(answer.prediction.version)
+            if answer.hit:  # what that version says of this input, and no other
+                again = adaptation._deployments.open(answer.version).served.engine(x)[0]
+                assert again.exit == answer.prediction.exit
+                assert torch.equal(again.probabilities, answer.prediction.probabilities)
+    assert len(names) >= 3 and all(len(each) == 1 for each in names.values())
+
+
+def test_while_stopped_the_base_model_answers(served: Served, drift: Tensor, told: Told) -> None:
+    with adapting(served, told, replace(SETTINGS, enabled=False)) as adaptation:
+        answers = list(feed(adaptation, drift[:700]))
+        x = drift[650:651]
+        assert told.kinds == ["alarm"]
+        assert not any(answer.hit for answer in answers[told.first("alarm").request :])
+        given = adaptation.answer(x, time_s=1e3).prediction
+        assert torch.equal(given.probabilities, served.engine.base(x)[0].probabilities)
+
+
+def test_new_caches_that_are_not_better_do_not_serve(served: Served, told: Told) -> None:
+    """Noise on which the base model has an opinion that nobody can learn."""
+    inputs = torch.rand(900, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 4 - 2
+    settings = replace(SETTINGS, interval_s=20.0, blocks=(), falls_to=0.0)
+    with adapting(served, told, settings) as adaptation:
+        answers = list(feed(adaptation, inputs))
+    assert "kept" in told.kinds and "activated" not in told.kinds
+    assert {answer.version for answer in answers} == {0}
+
+
+def test_a_new_version_waits_for_its_time(served: Served, drift: Tensor, told: Told) -> None:
+    with adapting(served, told, replace(SETTINGS, delay_s=5.0)) as adaptation:
+        list(feed(adaptation, drift[:400]))
+    assert told.first("activated").time_s >= told.first("retraining").time_s + 5.0
+
+
+def test_audits_are_of_drawn_requests_and_within_the_budget(served: Served, told: Told) -> None:
+    inputs = stream(FAMILIAR, 2000, seed=11)
+    settings = replace(SETTINGS, sampling=1e-9, audit_budget=0.05, enabled=False, accuracy=0.5)
+    with adapting(served, told, settings) as adaptation:
+        answers = list(feed(adaptation, inputs))
+    paid = [audit for audit in told.audits if audit.exit != "base"]
+    assert 0 < len(paid) <= 0.05 * len(inputs)
+    assert sum(answer.audited for answer in answers) == len(told.audits)
+    base = served.engine.reference(inputs).tolist()
+    for audit in told.audits:
+        given = answers[audit.request - 1].prediction.class_index
+        assert (audit.class_index, audit.base_class) == (given, base[audit.request - 1])
+
+
+def recorded(served: Served, inputs: Tensor) -> Recording:
+    rows = inputs.split(1)
+    frames = np.arange(len(rows))
+    return Recording("test", rows, 0.1 * frames, frames, [served.engine.base(x)[0] for x in rows])
+
+
+def test_a_replay_gives_the_same_twice(served: Served, drift: Tensor) -> None:
+    recording = recorded(served, drift[:1500])
+    one, other = replay(served, recording, SETTINGS), replay(served, recording, SETTINGS)
+    assert (one.exits, one.classes) == (other.exits, other.classes)
+    assert [(c.kind, c.request, c.version) for c in one.changes] == [
+        (c.kind, c.request, c.version) for c in other.changes
+    ]
+    assert sum(period.requests for period in one.periods) == one.total.requests == 1500
+
+
+def test_a_replay_counts_agreement_over_all_requests_and_windows(served: Served, drift: Tensor) -> None:
+    recording = recorded(served, drift[:900])
+    report = replay(served, recording, SETTINGS)
+    agreed = np.array(
+        [given == base.class_index for given, base in zip(report.classes, recording.base, strict=True)]
+    )
+    assert report.total.agreement == agreed.mean()
+    assert report.total.worst_agreement == min(agreed[at : at + 200].mean() for at in range(701))
+    assert report.total.hit_rate == np.mean([name != "base" for name in report.exits])
+
+
+def test_a_sweep_has_every_combination() -> None:
+    found = sweep(SETTINGS, sampling=[0.1, 0.2], interval_s=[5.0, 10.0, 20.0])
+    counted = Counter((each.sampling, each.interval_s, each.window_s) for each in found)
+    assert len(counted) == 6 and set(counted.values()) == {1}
+
+
+def test_a_restart_goes_on_with_the_active_version_and_the_samples(
+    served: Served, drift: Tensor, told: Told, tmp_path: Path
+) -> None:
+    repository = ModelRepository(tmp_path / "versions")
+    with (
+        RecordStore.open(f"sqlite:///{tmp_path}/records.db", clock=lambda: 1000.0) as store,
+        BackgroundWriter(store) as writer,
+    ):
+        with adapting(served, told, model="digits", repository=repository, writer=writer) as adaptation:
+            list(feed(adaptation, drift[:600], begin_s=900.0))
+            before = adaptation.status
+        assert writer.flush()
+        history = store.window("digits")
+    assert len(history) == before.samples and before.version >= 1
+    again = Told()
+    options: Any = {"model": "digits", "repository": ModelRepository(tmp_path / "versions")}
+    with adapting(served, again, history=history, **options) as adaptation:
+        assert again.kinds == ["resumed"]
+        assert adaptation.version == before.version and adaptation.status.samples == before.samples
+        assert any(answer.hit for answer in feed(adaptation, drift[600:700], begin_s=960.0))
+
+
+class KilledError(BaseException):
+    """The process dies here."""
+
+
+@pytest.mark.parametrize("moment", ["publish", "activate"])
+def test_killed_while_publishing_the_old_version_serves_and_the_next_attempt_succeeds(
+    served: Served, drift: Tensor, told: Told, tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = ModelRepository(tmp_path / "versions")
+
+    def killed(*_: object, **__: object) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            repository._place if moment == "publish" else repository,
+            "publish" if moment == "publish" else "activate",
+            killed,
+        )
+        with pytest.raises(KilledError), adapting(served, told, repository=repository) as adaptation:
+            list(feed(adaptation, drift[:600]))
+    again = Told()
+    with adapting(served, again, repository=ModelRepository(tmp_path / "versions")) as adaptation:
+        assert adaptation.version == 0 and again.kinds == []
+        list(feed(adaptation, drift[:600]))
+        assert adaptation.version >= 1 and "activated" in again.kinds
+
+
+def test_a_full_disk_keeps_the_old_version(
+    served: Served, drift: Tensor, told: Told, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    repository = ModelRepository(tmp_path)
+
+    def full(*_: object, **__: object) -> None:
+        raise StorageError("disk full")
+
+    monkeypatch.setattr(repository, "publish", full)
+    with adapting(served, told, repository=repository) as adaptation:
+        answers = list(feed(adaptation, drift[:500]))
+    assert "failed" in told.kinds and {answer.version for answer in answers} == {0}
+
+
+def test_live_it_adapts_beside_and_counts_everything(served: Served, drift: Tensor, told: Told) -> None:
+    with adapting(served, told, deterministic=False) as adaptation:
+        answers = []
+        for answer in feed(adaptation, drift[:1200]):
+            answers.append(answer)
+            if len(answers) % 20 == 0:  # as a camera would: the machine has time in between
+                assert adaptation.wait()
+        status = adaptation.status
+    assert {"alarm", "activated", "returned"} <= set(told.kinds)
+    assert status.left_out == 0 and status.requests == 1200 and status.version >= 1
+    stopped = told.first("alarm").request
+    assert not any(answer.hit for answer in answers[stopped : told.first("activated").request])
+
+
+def test_background_work_that_fails_is_told_and_the_next_is_done() -> None:
+    errors: list[Exception] = []
+    done = threading.Event()
+    worker = Background("test", limit=2, on_error=errors.append)
+    worker.submit(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    worker.submit(done.set)
+    assert done.wait(5.0) and worker.wait(5.0)
+    assert isinstance(errors[0], ZeroDivisionError)
+    worker.close(5.0)
+    assert not worker.submit(done.set)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"sampling": 0.0}, {"audit_budget": 2.0}, {"interval_s": 0.0}, {"margin": 1.0}, {"delay_s": -1.0}],
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(AdaptError):
+        AdaptSettings(**wrong)  # type: ignore[arg-type]
