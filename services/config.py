@@ -14,7 +14,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from gati.errors import ConfigError
 from gati.types import NAME_PATTERN, is_name
 
-__all__ = ["ENVIRONMENT_PREFIX", "Effective", "ModelConfig", "PipelineConfig", "ServeConfig", "read_config"]
+__all__ = [
+    "ENVIRONMENT_PREFIX",
+    "AdaptationConfig",
+    "Effective",
+    "ModelConfig",
+    "PipelineConfig",
+    "ServeConfig",
+    "read_config",
+]
 
 ENVIRONMENT_PREFIX = "GATI_SERVE_"
 MIB = 2**20
@@ -70,6 +78,15 @@ class PipelineConfig(_Strict):
     latency_slo_ms: float | None = Field(default=None, gt=0.0)  # of queries that name none
 
 
+class AdaptationConfig(_Strict):
+    """The service that retrains the caches of every model with `records` and a `repository`."""
+
+    interval_s: float = Field(default=600.0, gt=0.0)
+    window_s: float = Field(default=3600.0, gt=0.0)
+    window_inputs: int = Field(default=1400, ge=100)
+    look_every_s: float = Field(default=5.0, gt=0.0)
+
+
 class ServeConfig(_Strict):
     """Everything that `gati serve` can be told."""
 
@@ -83,6 +100,7 @@ class ServeConfig(_Strict):
     largest_image_pixels: int = Field(default=50_000_000, ge=1)
     drain_timeout_s: float = Field(default=10.0, ge=0.0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    adaptation: AdaptationConfig | None = None
     models: dict[str, ModelConfig] = Field(default_factory=dict)
     pipelines: dict[str, PipelineConfig] = Field(default_factory=dict)
 
@@ -118,7 +136,7 @@ def read_config(
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
         if not name.startswith(ENVIRONMENT_PREFIX):
             continue
-        if key not in ServeConfig.model_fields or key in ("models", "pipelines"):
+        if key not in ServeConfig.model_fields or key in ("adaptation", "models", "pipelines"):
             raise ConfigError(f"no setting is called {name}; see gati serve --dry-run for their names")
         values[key] = text
         origins[key] = f"environment {name}"
@@ -148,6 +166,9 @@ def _from_target(target: Path) -> tuple[dict[str, Any], dict[str, str]]:
         entries = document.get(table, {})
         for entry in entries.values() if isinstance(entries, dict) else ():
             _resolve(entry, target.parent)
+    for entry in document.get("models", {}).values():
+        if isinstance(entry, dict) and "://" not in str(entry.get("repository", "://")):
+            entry["repository"] = str(target.parent.absolute() / entry["repository"])
     return _origins(document, str(target))
 
 

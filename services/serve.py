@@ -17,6 +17,7 @@ import uvloop
 from gati.errors import ConfigError
 from gati.plan import CacheLibrary, Option, PlainModel, Planner, load_pipeline
 from services import logs
+from services.adaptation.settings import AdaptationSettings, AdaptedModel
 from services.config import ModelConfig, PipelineConfig, ServeConfig
 from services.inference.settings import InferenceSettings
 from services.scheduler.app import create_app
@@ -63,7 +64,7 @@ def build_scheduler(config: ServeConfig) -> Scheduler:
     pipelines = {
         name: _pipeline(name, settings, models, serving) for name, settings in config.pipelines.items()
     }
-    return Scheduler(config, models, pipelines)
+    return Scheduler(config, models, pipelines, _adaptation(config))
 
 
 # --------------------------------------------------------------------------------------------------------
@@ -151,7 +152,30 @@ def _model(name: str, own: ModelConfig, config: ServeConfig) -> Model:
         end_with_stdin=True,
         log_level=config.log_level,
     )
-    return Model(name, supervised=Supervised(settings))
+    return Model(name, supervised=Supervised(name, "services.inference", settings))
+
+
+def _adaptation(config: ServeConfig) -> Supervised | None:
+    """The process that retrains, where it is asked for. Raises `ConfigError` where it would have no model."""
+    if config.adaptation is None:
+        return None
+    models = tuple(
+        AdaptedModel(
+            name=name,
+            library=own.library.absolute(),
+            composition=own.composition,
+            records=own.records,
+            repository=own.repository,
+        )
+        for name, own in config.models.items()
+        if own.library is not None and own.composition is not None and own.records and own.repository
+    )
+    if not models:
+        raise ConfigError("[adaptation] has no model; give one a library, records and a repository")
+    settings = AdaptationSettings(
+        models=models, end_with_stdin=True, log_level=config.log_level, **config.adaptation.model_dump()
+    )
+    return Supervised("adaptation", "services.adaptation", settings)
 
 
 def _pipeline(

@@ -1,4 +1,4 @@
-"""Keeps an inference process running: starts it, hears where it listens, restarts it when it dies.
+"""Keeps a service's process running: starts it, hears where it listens, restarts it when it dies.
 
 A process that dies is started again after a pause that doubles with every death in a row. What it last said
 on stderr is kept: "the worker died" without a cause helps nobody.
@@ -16,8 +16,9 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from gati.errors import UnavailableError
-from services.inference.settings import InferenceSettings
 
 __all__ = ["Supervised"]
 
@@ -32,9 +33,14 @@ _PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent)
 
 
 class Supervised:
-    """One inference process. `start` it once; `address` waits until it takes calls."""
+    """The process of one service, a package that `python -m` runs with its settings as JSON.
 
-    def __init__(self, settings: InferenceSettings) -> None:
+    `start` it once; `address` waits until it takes calls.
+    """
+
+    def __init__(self, name: str, package: str, settings: BaseModel) -> None:
+        self._name = name
+        self._package = package
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
         self._address: asyncio.Future[str] | None = None
@@ -79,7 +85,7 @@ class Supervised:
                 async with asyncio.timeout(timeout_s):
                     await process.wait()
             except TimeoutError:
-                _log.warning("killed: it did not drain in time", extra={"model": self._settings.name})
+                _log.warning("killed: it did not drain in time", extra={"process": self._name})
                 process.kill()
         if self._task is not None:
             self._task.cancel()
@@ -100,7 +106,7 @@ class Supervised:
             self.restarts += 1
             self.cause = self._obituary(status)
             _log.error(
-                "inference process died", extra={"model": self._settings.name, "cause": self.cause}
+                "process died", extra={"process": self._name, "cause": self.cause}
             )
             await asyncio.sleep(pause_s)
             pause_s = min(2.0 * pause_s, _LONGEST_PAUSE_S)
@@ -115,7 +121,7 @@ class Supervised:
             filter(None, (environment.get("PYTHONPATH"), _PACKAGE_PARENT))
         )
         self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "services.inference", self._settings.model_dump_json()),
+            *(sys.executable, "-P", "-m", self._package, self._settings.model_dump_json()),
             stdin=asyncio.subprocess.PIPE,  # its end tells the process that we are gone
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -172,3 +172,27 @@ service Inference {
   Health health()
   Statistics statistics()
 }
+
+/** How the caches of one model are kept fitting. */
+struct AdaptationStatus {
+  1: required string model
+  /** Active in the repository; 0 is the composition that the library came with. */
+  2: required i32 version
+  /** Samples in the window. */
+  3: required i64 samples
+  4: required bool retraining
+  /** What came of the last attempt: activated, reused, kept, skipped or failed; empty before the first. */
+  5: required string outcome
+  6: required string message
+  /** Hit rate of the samples since the version is active, and the one it was measured with. */
+  7: required double hit_rate
+  8: required double promised_hit_rate
+}
+
+/** Retrains the caches of several models from their record stores, and publishes what is better. */
+service Adaptation {
+  /** Look for better caches of a model now, whether or not it is time. */
+  AdaptationStatus adapt(1: string model) throws (1: ServiceError error)
+  list<AdaptationStatus> status()
+  Health health()
+}

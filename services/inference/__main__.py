@@ -10,17 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
-import signal
 import sys
-import threading
-from contextlib import suppress
 
 import uvloop
 from pydantic import ValidationError
 
 from gati.errors import GatiError
 from services import logs
+from services.ending import ended
 from services.inference.service import InferenceService
 from services.inference.settings import InferenceSettings
 from services.wire.codec import Service
@@ -47,19 +44,13 @@ def main() -> int:
 
 
 async def _serve(settings: InferenceSettings) -> None:
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, stopped.set)
+    waiting = asyncio.create_task(ended(with_stdin=settings.end_with_stdin))
     service = InferenceService(settings)
     calls = ("infer", "cancel", "load", "activate", "unload", "describe", "health", "statistics")
     server = WireServer(Service(Inference), {name: getattr(service, name) for name in calls})
     port = await server.start(settings.host, settings.port)
     print(json.dumps({"listening": f"{settings.host}:{port}"}), flush=True)
-    if settings.end_with_stdin:
-        threading.Thread(target=_wait_for_end, args=(loop, stopped), daemon=True).start()
     starting = asyncio.create_task(service.start())
-    waiting = asyncio.create_task(stopped.wait())
     await asyncio.wait([starting, waiting], return_when=asyncio.FIRST_COMPLETED)
     if starting.done():
         starting.result()  # a model that does not load ends the process
@@ -67,14 +58,6 @@ async def _serve(settings: InferenceSettings) -> None:
     _log.info("draining")
     async with asyncio.timeout(settings.drain_timeout_s):
         await asyncio.gather(service.drain(), server.drain(settings.drain_timeout_s))
-
-
-def _wait_for_end(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
-    stdin = sys.stdin.fileno()
-    while os.read(stdin, 4096):
-        continue
-    with suppress(RuntimeError):  # the loop has ended before
-        loop.call_soon_threadsafe(stopped.set)
 
 
 if __name__ == "__main__":

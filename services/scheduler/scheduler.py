@@ -16,6 +16,7 @@ from services.scheduler.metrics import Metrics
 from services.scheduler.models import Asked, Model
 from services.scheduler.pipelines import ServedPipeline
 from services.scheduler.timing import Timing, trace_id_of
+from services.supervisor import Supervised
 
 __all__ = ["Scheduler"]
 
@@ -31,12 +32,17 @@ class Scheduler:
     """Models and pipelines by name. `start` and `stop` act on all of them."""
 
     def __init__(
-        self, config: ServeConfig, models: dict[str, Model], pipelines: dict[str, ServedPipeline]
+        self,
+        config: ServeConfig,
+        models: dict[str, Model],
+        pipelines: dict[str, ServedPipeline],
+        adaptation: Supervised | None = None,
     ) -> None:
         self.config = config
         self.models = models
         self.pipelines = pipelines
         self.metrics = Metrics()
+        self._adaptation = adaptation
         self.draining = False
         self.unloaded: set[str] = set()
         self._under_way = 0
@@ -56,6 +62,8 @@ class Scheduler:
         self._lag.start()
         for model in self.models.values():
             model.start()
+        if self._adaptation is not None:
+            self._adaptation.start()
 
     def check_lag(self) -> None:
         """Refuse a request while the event loop is far behind. Raises `OverloadError`."""
@@ -80,7 +88,10 @@ class Scheduler:
                 await self._idle.wait()
         except TimeoutError:
             _log.warning("not everything was answered in time", extra={"under_way": self._under_way})
-        await asyncio.gather(*(model.stop(timeout_s) for model in self.models.values()))
+        ours = [model.stop(timeout_s) for model in self.models.values()]
+        if self._adaptation is not None:
+            ours.append(self._adaptation.stop(timeout_s))
+        await asyncio.gather(*ours)
 
     def model(self, name: str) -> Model:
         """The model of that name. Raises `NotFoundError`."""

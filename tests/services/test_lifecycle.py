@@ -95,8 +95,8 @@ def test_a_model_that_cannot_load_says_why(folder: Path, tmp_path: Path) -> None
     )
     running = Serving(file)
     try:
-        until(lambda: any("inference process died" in line for line in running.said))
-        died = next(line for line in running.said if "inference process died" in line)
+        until(lambda: any("process died" in line for line in running.said))
+        died = next(line for line in running.said if "process died" in line)
         assert "no composition 'missing'" in died and running.process.poll() is None
     finally:
         assert running.stop() == 0

@@ -1,1 +1,1 @@
-__all__ = ['ttypes', 'constants', 'Inference']
+__all__ = ['ttypes', 'constants', 'Inference', 'Adaptation']

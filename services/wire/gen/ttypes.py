@@ -1481,6 +1481,158 @@ class Statistics(object):
 
     def __ne__(self, other):
         return not (self == other)
+
+
+class AdaptationStatus(object):
+    """
+    How the caches of one model are kept fitting.
+
+    Attributes:
+     - model
+     - version: Active in the repository; 0 is the composition that the library came with.
+     - samples: Samples in the window.
+     - retraining
+     - outcome: What came of the last attempt: activated, reused, kept, skipped or failed; empty before the first.
+     - message
+     - hit_rate: Hit rate of the samples since the version is active, and the one it was measured with.
+     - promised_hit_rate
+
+    """
+
+
+    def __init__(self, model=None, version=None, samples=None, retraining=None, outcome=None, message=None, hit_rate=None, promised_hit_rate=None,):
+        self.model = model
+        self.version = version
+        self.samples = samples
+        self.retraining = retraining
+        self.outcome = outcome
+        self.message = message
+        self.hit_rate = hit_rate
+        self.promised_hit_rate = promised_hit_rate
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.model = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.I32:
+                    self.version = iprot.readI32()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.I64:
+                    self.samples = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.BOOL:
+                    self.retraining = iprot.readBool()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.STRING:
+                    self.outcome = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 6:
+                if ftype == TType.STRING:
+                    self.message = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 7:
+                if ftype == TType.DOUBLE:
+                    self.hit_rate = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 8:
+                if ftype == TType.DOUBLE:
+                    self.promised_hit_rate = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('AdaptationStatus')
+        if self.model is not None:
+            oprot.writeFieldBegin('model', TType.STRING, 1)
+            oprot.writeString(self.model.encode('utf-8') if sys.version_info[0] == 2 else self.model)
+            oprot.writeFieldEnd()
+        if self.version is not None:
+            oprot.writeFieldBegin('version', TType.I32, 2)
+            oprot.writeI32(self.version)
+            oprot.writeFieldEnd()
+        if self.samples is not None:
+            oprot.writeFieldBegin('samples', TType.I64, 3)
+            oprot.writeI64(self.samples)
+            oprot.writeFieldEnd()
+        if self.retraining is not None:
+            oprot.writeFieldBegin('retraining', TType.BOOL, 4)
+            oprot.writeBool(self.retraining)
+            oprot.writeFieldEnd()
+        if self.outcome is not None:
+            oprot.writeFieldBegin('outcome', TType.STRING, 5)
+            oprot.writeString(self.outcome.encode('utf-8') if sys.version_info[0] == 2 else self.outcome)
+            oprot.writeFieldEnd()
+        if self.message is not None:
+            oprot.writeFieldBegin('message', TType.STRING, 6)
+            oprot.writeString(self.message.encode('utf-8') if sys.version_info[0] == 2 else self.message)
+            oprot.writeFieldEnd()
+        if self.hit_rate is not None:
+            oprot.writeFieldBegin('hit_rate', TType.DOUBLE, 7)
+            oprot.writeDouble(self.hit_rate)
+            oprot.writeFieldEnd()
+        if self.promised_hit_rate is not None:
+            oprot.writeFieldBegin('promised_hit_rate', TType.DOUBLE, 8)
+            oprot.writeDouble(self.promised_hit_rate)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        if self.model is None:
+            raise TProtocolException(message='Required field model is unset!')
+        if self.version is None:
+            raise TProtocolException(message='Required field version is unset!')
+        if self.samples is None:
+            raise TProtocolException(message='Required field samples is unset!')
+        if self.retraining is None:
+            raise TProtocolException(message='Required field retraining is unset!')
+        if self.outcome is None:
+            raise TProtocolException(message='Required field outcome is unset!')
+        if self.message is None:
+            raise TProtocolException(message='Required field message is unset!')
+        if self.hit_rate is None:
+            raise TProtocolException(message='Required field hit_rate is unset!')
+        if self.promised_hit_rate is None:
+            raise TProtocolException(message='Required field promised_hit_rate is unset!')
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
 all_structs.append(ServiceError)
 ServiceError.thrift_spec = (
     None,  # 0
@@ -1586,6 +1738,18 @@ Statistics.thrift_spec = (
     (10, TType.I64, 'audits_agreed', None, None, ),  # 10
     (11, TType.I64, 'audits_disagreed', None, None, ),  # 11
     (12, TType.BOOL, 'stopped', None, None, ),  # 12
+)
+all_structs.append(AdaptationStatus)
+AdaptationStatus.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'model', 'UTF8', None, ),  # 1
+    (2, TType.I32, 'version', None, None, ),  # 2
+    (3, TType.I64, 'samples', None, None, ),  # 3
+    (4, TType.BOOL, 'retraining', None, None, ),  # 4
+    (5, TType.STRING, 'outcome', 'UTF8', None, ),  # 5
+    (6, TType.STRING, 'message', 'UTF8', None, ),  # 6
+    (7, TType.DOUBLE, 'hit_rate', None, None, ),  # 7
+    (8, TType.DOUBLE, 'promised_hit_rate', None, None, ),  # 8
 )
 fix_spec(all_structs)
 del all_structs

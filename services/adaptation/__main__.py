@@ -1,0 +1,122 @@
+"""Run the adaptation service: `python -m services.adaptation SETTINGS`, with its settings as JSON.
+
+It writes `{"listening": "HOST:PORT"}` to stdout when it takes calls, and ends with SIGTERM, or with its stdin
+where `gati serve` started it. Killed at any moment it loses nothing: samples are in the record store,
+versions in the repository.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import uvloop
+from pydantic import ValidationError
+
+from gati.errors import GatiError, NotFoundError, UnavailableError
+from services import logs
+from services.adaptation.model import ModelAdaptation
+from services.adaptation.settings import AdaptationSettings
+from services.ending import ended
+from services.wire.codec import Service
+from services.wire.gen import Adaptation
+from services.wire.gen.ttypes import Health
+from services.wire.server import WireServer
+
+_log = logging.getLogger("gati.adaptation")
+
+
+def main() -> int:
+    """Serve as the settings on the command line say; the exit status is 2 for what the user can mend."""
+    try:
+        settings = AdaptationSettings.model_validate_json(sys.argv[1])
+    except (IndexError, ValidationError) as error:
+        print(f"error: settings as JSON are needed: {error}", file=sys.stderr)
+        return 2
+    logs.configure("adaptation", settings.log_level)
+    if hasattr(os, "nice"):
+        os.nice(settings.niceness)
+    try:
+        uvloop.run(_serve(settings))
+    except GatiError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+class _Adaptations:
+    """The calls of `service Adaptation`; all work on models is done in one thread."""
+
+    def __init__(self, settings: AdaptationSettings) -> None:
+        self._settings = settings
+        self._models: dict[str, ModelAdaptation] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gati-adaptation")
+
+    async def start(self) -> None:
+        """Open every model. Raises what opening raises."""
+        for model in self._settings.models:
+            self._models[model.name] = await self._run(ModelAdaptation, model, self._settings)
+
+    async def keep_looking(self) -> None:
+        """Look after every model, again and again, until cancelled."""
+        while True:
+            for model in self._models.values():
+                await self._run(model.look)
+            await asyncio.sleep(self._settings.look_every_s)
+
+    async def adapt(self, model: str) -> Any:
+        """Look for better caches now."""
+        found = self._model(model)
+        await self._run(lambda: found.look(asked=True))
+        return found.status()
+
+    async def status(self) -> Any:
+        """How every model is."""
+        return [model.status() for model in self._models.values()]
+
+    async def health(self) -> Any:
+        """Ready once every model is open."""
+        ready = len(self._models) == len(self._settings.models)
+        return Health(ready=ready, draining=False, state="serving" if ready else "loading")
+
+    def _model(self, name: str) -> ModelAdaptation:
+        if len(self._models) < len(self._settings.models):
+            raise UnavailableError("the models are being opened", retry_after_s=1.0)
+        if name not in self._models:
+            raise NotFoundError(f"no model '{name}'; there are: {', '.join(self._models)}")
+        return self._models[name]
+
+    async def _run(self, work: Any, *arguments: Any) -> Any:
+        def quietly() -> Any:
+            import torch
+
+            torch.set_num_threads(self._settings.threads)
+            return work(*arguments)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, quietly)
+
+
+async def _serve(settings: AdaptationSettings) -> None:
+    adaptations = _Adaptations(settings)
+    calls = ("adapt", "status", "health")
+    server = WireServer(Service(Adaptation), {name: getattr(adaptations, name) for name in calls})
+    port = await server.start(settings.host, settings.port)
+    print(json.dumps({"listening": f"{settings.host}:{port}"}), flush=True)
+    stopped = asyncio.create_task(ended(with_stdin=settings.end_with_stdin))
+    await adaptations.start()
+    _log.info("ready", extra={"models": [model.name for model in settings.models]})
+    looking = asyncio.create_task(adaptations.keep_looking())
+    await asyncio.wait((stopped, looking), return_when=asyncio.FIRST_COMPLETED)
+    if looking.done():
+        looking.result()
+    await server.drain(1.0)
+    os._exit(0)  # a training under way is not waited for: nothing it has is kept before it is published
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""The whole circle with real processes: requests, samples, retraining, a version that serves at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from gati.adapt.repository import ModelRepository
+from tests.adapt.deployed import STRANGE, make_deployed, stream
+from tests.services.running import Serving
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+[adaptation]
+interval_s = 4.0
+look_every_s = 0.5
+window_inputs = 900
+[models.digits]
+library = "library"
+threads = 1
+audit_budget = 0.5
+records = "sqlite:///{folder}/records.db"
+sampling = 1.0
+repository = "versions"
+"""
+
+
+def ask(running: Serving, x: Tensor) -> dict[str, Any]:
+    rows = x.numpy()
+    tensor = {
+        "name": "input",
+        "shape": list(rows.shape),
+        "datatype": "FP32",
+        "data": rows.ravel().tolist(),
+    }
+    reply = running.client.post("/v2/models/digits/infer", json={"inputs": [tensor]})
+    assert reply.status_code == 200, reply.text
+    return dict(reply.json())
+
+
+def hit_rate(running: Serving, seed: int) -> float:
+    exits = ask(running, stream(STRANGE, 60, seed=seed, unseen=True))["outputs"][3]["data"]
+    return float(np.mean([name != "base" for name in exits]))
+
+
+def adaptation_process() -> int | None:
+    lines = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    found = [int(line.split()[0]) for line in lines.splitlines() if "-m services.adaptation" in line]
+    return found[0] if found else None
+
+
+def test_caches_follow_the_stream_though_the_adaptation_is_killed(tmp_path: Path) -> None:
+    make_deployed(tmp_path)
+    file = tmp_path / "serve.toml"
+    file.write_text(CONFIG.format(folder=tmp_path), encoding="utf-8")
+    with Serving(file) as running:
+        before = hit_rate(running, seed=100)
+        deadline_s = time.monotonic() + 240.0
+        version, killed, seed = "default", False, 0
+        while version == "default":
+            assert time.monotonic() < deadline_s, "no version was published and served: " + "".join(
+                line for line in running.said if "adaptation" in line
+            )
+            seed += 1
+            version = ask(running, stream(STRANGE, 30, seed=seed))["model_version"]
+            process = adaptation_process()
+            if not killed and process is not None and seed > 20:
+                os.kill(process, signal.SIGKILL)  # requests go on, and it comes back
+                killed = True
+            time.sleep(0.05)
+        assert killed
+        assert hit_rate(running, seed=101) > before
+        repository = ModelRepository(tmp_path / "versions")
+        active = repository.active("digits")
+        assert active is not None
+        lineage = repository.version("digits", active).lineage
+        assert lineage.window is not None and lineage.measurements["after"]["certified"]
