@@ -224,7 +224,8 @@ def _policy(html: str) -> str:
 
     return (
         f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; "
-        "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 
 

@@ -99,7 +99,7 @@ class LiveState:
         """
         now_s = self._clock()
         name = result.get("class_name")
-        answer = {
+        answer: dict[str, Any] = {
             "source": self._shown_source(result.get("source")),
             "region": _region(result.get("region")),
             "class_name": _text(result.get("class_index", "") if name is None else name),
@@ -193,6 +193,7 @@ class LiveState:
         with self._lock:
             points = tuple(self._points)
             document: dict[str, Any] = {
+                "key": self.key,
                 "sequence": self._sequence,
                 "title": self._title,
                 "promise": self._promise,
@@ -222,9 +223,7 @@ class LiveState:
         if time_s is None:
             time_s = self._points[-1].time_s if self._points else 0.0
         self._sequence += 1
-        self._events.append(
-            _Event(self._sequence, self._clock(), _finite(time_s) or 0.0, kind, _text(text))
-        )
+        self._events.append(_Event(self._sequence, self._clock(), _finite(time_s) or 0.0, kind, _text(text)))
 
     def _known_exit(self, name: str) -> str:
         if name not in self._order:
