@@ -19,7 +19,7 @@ from typing import Any, Self
 import orjson
 import uvicorn
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import ORJSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -63,7 +63,7 @@ def live_router(
     async def events(request: Request) -> Response:
         if len(viewers) >= _MOST_VIEWERS:
             text = f"{_MOST_VIEWERS} viewers are here already; close one of the pages"
-            return ORJSONResponse({"error": text}, 503, {"Retry-After": "10"})
+            return JSONResponse({"error": text}, 503, {"Retry-After": "10"})
         told = _told(state, request.headers.get("last-event-id", ""))
 
         async def stream() -> AsyncIterator[bytes]:
@@ -84,7 +84,7 @@ def live_router(
     async def frame() -> Response:
         content = await run_in_threadpool(state.jpeg)
         if content is None:
-            return ORJSONResponse({"error": "no picture has come yet"}, 404, _HEADERS)
+            return JSONResponse({"error": "no picture has come yet"}, 404, _HEADERS)
         return Response(content, media_type="image/jpeg", headers=_HEADERS)
 
     return router
@@ -173,7 +173,7 @@ class _LocalNames:
         if scope["type"] == "http":
             host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
             if not _is_loopback(re.sub(r":\d+\Z", "", host).strip("[]")):
-                refusal = ORJSONResponse({"error": "this page answers to localhost only"}, 403)
+                refusal = JSONResponse({"error": "this page answers to localhost only"}, 403)
                 return await refusal(scope, receive, send)
         await self._app(scope, receive, send)
 

@@ -353,7 +353,7 @@ def visit(browser: Any, url: str, width: int = 1280) -> Iterator[Any]:
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(url)
-    page.wait_for_function("document.querySelector('#version').textContent !== '-'")
+    page.wait_for_selector("#version:not(:text-is('-'))")
     yield page
     assert complaints == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -404,7 +404,7 @@ def test_the_page_follows_what_happens(browser: Any) -> None:
         state.event("recovered", "proven on 299 audits")
         page.wait_for_selector(".banner.good")
         state.publish({**ANSWER, "version": "v4-a-rather-long-name"})
-        page.wait_for_function("document.querySelector('#version').textContent.startsWith('v4')")
+        page.wait_for_selector("#version:text('v4')")
         page.focus("#latency")
         page.keyboard.press("End")
         page.wait_for_selector("#tip:not([hidden])")
