@@ -290,6 +290,27 @@ def test_a_slow_viewer_holds_up_nobody(running: tuple[LiveState, RunningPage]) -
         slow.close()
 
 
+def test_viewers_are_bounded_and_those_who_leave_make_room(running: tuple[LiveState, RunningPage]) -> None:
+    state, page = running
+    asked = b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    viewers = [socket.create_connection(("127.0.0.1", page.port)) for _ in range(64)]
+    for each in viewers:
+        each.sendall(asked)
+    for each in viewers:
+        assert b"200 OK" in each.recv(1000)
+    refused = httpx.get(page.url + "events")
+    assert refused.status_code == 503 and "close one of the pages" in refused.json()["error"]
+    for each in viewers:
+        each.close()
+    until_s = time.monotonic() + 10.0
+    while time.monotonic() < until_s:
+        with httpx.stream("GET", page.url + "events") as response:
+            if response.status_code == 200:
+                return
+        time.sleep(0.1)
+    raise AssertionError("nobody made room")
+
+
 def test_closing_lets_viewers_go_at_once() -> None:
     page = serve_page(scene("running"))
     with viewer(page.url) as events:
