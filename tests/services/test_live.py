@@ -435,6 +435,21 @@ def test_the_page_follows_what_happens(browser: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_paused_view_stands_still_but_not_for_an_alarm(browser: Any) -> None:
+    state = scene("running")
+    with serve_page(state) as running, visit(browser, running.url) as page:
+        page.click("#pause")
+        state.publish({**ANSWER, "version": "v9"})
+        state.event("alarm", "losses")
+        page.wait_for_selector(".banner.alarm")
+        page.hover("#latency")
+        page.wait_for_selector("#tip:not([hidden])")
+        assert page.locator("#version").text_content() == "v3"
+        page.click("#pause")
+        page.wait_for_selector("#version:text-is('v9')")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [375, 1280])
 def test_long_and_wicked_names_are_only_text(browser: Any, width: int) -> None:
     wicked = "<img src=x onerror=alert(1)>" + "W" * 250
