@@ -1,0 +1,238 @@
+"""The live page over HTTP: one HTML file, server-sent events, the newest picture."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import ipaddress
+import re
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+import uvicorn
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gati.errors import ConfigError
+from services.live.state import LiveState
+
+__all__ = ["RunningPage", "live_router", "serve_page"]
+
+_HTML = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+_MOST_VIEWERS = 64
+_START_TIMEOUT_S = 10.0
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+def live_router(
+    state: LiveState,
+    *,
+    interval_s: float = 0.1,
+    heartbeat_s: float = 5.0,
+    stopping: threading.Event | None = None,
+) -> APIRouter:
+    """The routes `/` (the page), `/events` and `/frame.jpg`, to be included under a prefix or none.
+
+    Viewers are told what is new at most every `interval_s`, and that the server lives every `heartbeat_s`.
+    They are let go when `stopping` is set.
+    """
+    router = APIRouter(include_in_schema=False)
+    page_headers = {**_HEADERS, "Content-Security-Policy": _policy(_HTML)}
+    viewers: set[object] = set()
+
+    @router.get("/")
+    async def page() -> Response:
+        return Response(_HTML, media_type="text/html", headers=page_headers)
+
+    @router.get("/events")
+    async def events(request: Request) -> Response:
+        if len(viewers) >= _MOST_VIEWERS:
+            text = f"{_MOST_VIEWERS} viewers are here already; close one of the pages"
+            return JSONResponse({"error": text}, 503, {"Retry-After": "10"})
+        told = _told(state, request.headers.get("last-event-id", ""))
+
+        async def stream() -> AsyncIterator[bytes]:
+            viewer = object()
+            viewers.add(viewer)
+            try:
+                async for each in _tell(state, told, interval_s, heartbeat_s):
+                    yield each
+                    if (stopping and stopping.is_set()) or await request.is_disconnected():
+                        return
+            finally:
+                viewers.discard(viewer)
+
+        headers = {**_HEADERS, "X-Accel-Buffering": "no"}
+        return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
+
+    @router.get("/frame.jpg")
+    async def frame() -> Response:
+        content = await run_in_threadpool(state.jpeg)
+        if content is None:
+            return JSONResponse({"error": "no picture has come yet"}, 404, _HEADERS)
+        return Response(content, media_type="image/jpeg", headers=_HEADERS)
+
+    return router
+
+
+def serve_page(state: LiveState, host: str = "127.0.0.1", port: int = 0) -> RunningPage:
+    """Show a state at `RunningPage.url` until it is closed; port 0 takes a free one.
+
+    **Raises:** `ConfigError` when the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot show the live page on {host}:{port} ({error.strerror or error}); choose another port"
+        ) from error
+    running = RunningPage(state, host, listening)
+    running.start()
+    return running
+
+
+class RunningPage:
+    """A live page in a thread of its own, from `serve_page`."""
+
+    def __init__(self, state: LiveState, host: str, listening: socket.socket) -> None:
+        self.port: int = listening.getsockname()[1]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
+        self._listening = listening
+        self._stopping = threading.Event()
+        app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+        app.include_router(live_router(state, stopping=self._stopping))
+        self._server = _Server(
+            uvicorn.Config(
+                _LocalNames(app) if _is_loopback(host) else app,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._thread = threading.Thread(target=self._run, name="live-page", daemon=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+        until_s = time.monotonic() + _START_TIMEOUT_S
+        while not self._server.started and self._thread.is_alive() and time.monotonic() < until_s:
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        """Let the viewers go and stop answering. May be called twice."""
+        self._stopping.set()
+        self._server.should_exit = True
+        self._thread.join()
+        self._listening.close()
+
+    def _run(self) -> None:
+        asyncio.run(self._server.serve([self._listening]))
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to whoever streams."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _LocalNames:
+    """Refuses names that only rebound DNS would give this machine: pictures of a camera are private."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+            if not _is_loopback(re.sub(r":\d+\Z", "", host).strip("[]")):
+                refusal = JSONResponse({"error": "this page answers to localhost only"}, 403)
+                return await refusal(scope, receive, send)
+        await self._app(scope, receive, send)
+
+
+# --------------------------------------------------------------------------------------------------------
+
+
+async def _tell(
+    state: LiveState, told: int | None, interval_s: float, heartbeat_s: float
+) -> AsyncIterator[bytes]:
+    """Everything, then what is new. What a slow viewer leaves lying is told to it in one piece later."""
+    yield b"retry: 1000\n\n"
+    last_s = time.monotonic()
+    while True:
+        if told is None or state.sequence != told:
+            document = state.since(told or 0)
+            kind = "snapshot" if told is None else "delta"
+            told = document["sequence"]
+            last_s = time.monotonic()
+            yield _event(kind, f"{state.key}-{told}", document)
+        elif time.monotonic() - last_s >= heartbeat_s:
+            last_s = time.monotonic()
+            yield b"event: heartbeat\ndata: {}\n\n"
+        else:
+            yield b""  # for the caller to see whether anybody is still there
+        await asyncio.sleep(interval_s)
+
+
+def _event(kind: str, identity: str, document: dict[str, Any]) -> bytes:
+    return b"id: %s\nevent: %s\ndata: %s\n\n" % (identity.encode(), kind.encode(), orjson.dumps(document))
+
+
+def _told(state: LiveState, last_event_id: str) -> int | None:
+    """What a viewer who returns has been told; None for a new one, or one of an earlier run."""
+    key, _, sequence = last_event_id.rpartition("-")
+    if key != state.key or not re.fullmatch(r"[0-9]{1,15}", sequence) or int(sequence) > state.sequence:
+        return None
+    return int(sequence)
+
+
+def _policy(html: str) -> str:
+    """A content security policy that lets the page's own script and style run, and nothing else."""
+
+    def hashes(tag: str) -> str:
+        found = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+        digests = (base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in found)
+        return " ".join(f"'sha256-{digest}'" for digest in digests)
+
+    return (
+        f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; "
+        "img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

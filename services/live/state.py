@@ -1,0 +1,291 @@
+"""What a live page knows: the last answers, audits, events, and how the source does."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.video.frames import Region, redact
+from services.live.pictures import Pictures
+
+__all__ = ["BASE", "EventKind", "LiveState", "SourceWord"]
+
+BASE = "base"
+EventKind = Literal["version", "alarm", "recovered", "retraining", "source"]
+SourceWord = Literal["running", "paused", "reconnecting", "ended", "error"]
+
+_POINTS = 600
+_RECENT = 200  # answers that rates and means are of
+_EVENTS = 100
+_AUDITS = 60
+_REGIONS = 32
+_EXITS = 64
+_LONGEST = 300  # of a text, in characters
+
+
+class _Point(NamedTuple):
+    sequence: int
+    at_s: float  # since the epoch
+    time_s: float
+    latency_ms: float | None
+    base_latency_ms: float | None
+    exit: str
+
+
+class _Event(NamedTuple):
+    sequence: int
+    at_s: float
+    time_s: float
+    kind: EventKind
+    text: str
+
+
+class LiveState:
+    """What a live page shows; all methods may be called from any thread, and never wait for a viewer.
+
+    Everything is kept in windows: the last 600 answers, 100 events, 60 audits, 32 regions, one picture.
+    Viewers ask for what is new `since` the sequence number they have, so that none needs a queue.
+
+    `promise` is the agreement that was certified. `pictures` False is for servers, which show none.
+    """
+
+    def __init__(
+        self,
+        title: str = "",
+        *,
+        promise: float | None = None,
+        pictures: bool = True,
+        pictures_per_s: float = 10.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.key = secrets.token_hex(6)  # tells this state from that of an earlier run
+        self._title = _text(title)
+        self._promise = _share(promise)
+        self._shows_pictures = pictures
+        self._pictures = Pictures(pictures_per_s)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._sequence = 0
+        self._points: deque[_Point] = deque(maxlen=_POINTS)
+        self._events: deque[_Event] = deque(maxlen=_EVENTS)
+        self._answers: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()
+        self._order: list[str] = [BASE]
+        self._totals: Counter[str] = Counter()
+        self._outcomes: deque[bool] = deque(maxlen=_AUDITS)
+        self._audits: dict[str, Any] | None = None
+        self._source_name = ("", "")  # as told, as shown
+        self._source: dict[str, Any] = {"state": "waiting", "reason": "", "since_s": clock()}
+        self._version = ""
+        self._alarm: dict[str, Any] | None = None
+        self._retraining = False
+
+    @property
+    def sequence(self) -> int:
+        """Grows with everything that is told."""
+        return self._sequence
+
+    def publish(self, result: Mapping[str, Any]) -> None:
+        """Take in an answer: the fields of `gati.video.Result`, of which any but `exit` may be missing.
+
+        `region` is a `Region`, a mapping of its fields or [x, y, width, height]; None is the whole picture.
+        """
+        now_s = self._clock()
+        name = result.get("class_name")
+        answer: dict[str, Any] = {
+            "source": self._shown_source(result.get("source")),
+            "region": _region(result.get("region")),
+            "class_name": _text(result.get("class_index", "") if name is None else name),
+            "probability": _share(result.get("probability")),
+            "exit": _text(result["exit"]),
+            "latency_ms": _finite(result.get("latency_ms")),
+            "version": _text(result.get("version", "")),
+        }
+        with self._lock:
+            leaves = answer["exit"] = self._known_exit(answer["exit"])
+            previous_s = self._points[-1].time_s if self._points else 0.0
+            time_s = _finite(result.get("time_s"))
+            self._sequence += 1
+            self._points.append(
+                _Point(
+                    self._sequence,
+                    now_s,
+                    previous_s if time_s is None else time_s,
+                    answer["latency_ms"],
+                    _finite(result.get("base_latency_ms")),
+                    leaves,
+                )
+            )
+            self._totals[leaves] += 1
+            self._version = answer["version"] or self._version
+            place = (answer["source"], str(answer["region"]))
+            self._answers[place] = answer
+            self._answers.move_to_end(place)
+            if len(self._answers) > _REGIONS:
+                self._answers.popitem(last=False)
+            if self._source["state"] == "waiting":
+                self._source = {"state": "running", "reason": "", "since_s": now_s}
+
+    def frame(self, image: bytes | NDArray[np.uint8]) -> None:
+        """Take in a picture: a JPEG, or uint8 [H, W, 3] in RGB that nobody changes afterwards."""
+        with self._lock:
+            self._pictures.put(image)
+            self._sequence += 1
+
+    def audit(self, agreed: bool, n: int, losses: int, lower: float, upper: float) -> None:
+        """Take in an audit, and what is known of the agreement after it: `n` audits, its interval."""
+        with self._lock:
+            self._outcomes.append(agreed)
+            self._audits = {"n": n, "losses": losses, "lower": _share(lower), "upper": _share(upper)}
+            self._sequence += 1
+
+    def event(self, kind: EventKind, text: str, time_s: float | None = None) -> None:
+        """Take in an event at a stream time; without one it is that of the last answer.
+
+        `alarm` means that the caches stopped, until `recovered`; `retraining` lasts until one of `version`,
+        `recovered`. ValueError for another kind.
+        """
+        if kind not in get_args(EventKind):
+            raise ValueError(f"no event is called {kind!r}; there are {', '.join(get_args(EventKind))}")
+        with self._lock:
+            self._add_event(kind, text, time_s)
+            if kind == "alarm":
+                self._alarm = {"text": _text(text), "since_s": self._clock()}
+            elif kind == "recovered":
+                self._alarm = None
+            if kind != "source":
+                self._retraining = kind == "retraining" or (self._retraining and kind == "alarm")
+
+    def source(self, state: SourceWord, reason: str = "") -> None:
+        """Tell how the source does. A change becomes an event by itself. ValueError for another word."""
+        if state not in get_args(SourceWord):
+            raise ValueError(f"no source is {state!r}; there are {', '.join(get_args(SourceWord))}")
+        with self._lock:
+            before = self._source
+            changed = before["state"] != state
+            since_s = self._clock() if changed else before["since_s"]
+            self._source = {"state": state, "reason": _text(reason), "since_s": since_s}
+            self._sequence += 1
+            if changed and before["state"] != "waiting":
+                self._add_event("source", f"{state}: {reason}" if reason else state, None)
+
+    def exits(self, names: Sequence[str]) -> None:
+        """The exits in the order of the network; the base model comes last by itself."""
+        with self._lock:
+            self._order = [_text(name) for name in names if name != BASE][: _EXITS - 1] + [BASE]
+            self._sequence += 1
+
+    def promise(self, agreement: float | None) -> None:
+        """The agreement that is certified from now on; None when nothing is."""
+        with self._lock:
+            self._promise = _share(agreement)
+            self._sequence += 1
+
+    def since(self, sequence: int = 0) -> dict[str, Any]:
+        """What a page shows, as JSON values; of answers and events only those after `sequence`."""
+        with self._lock:
+            points = tuple(self._points)
+            document: dict[str, Any] = {
+                "key": self.key,
+                "sequence": self._sequence,
+                "title": self._title,
+                "promise": self._promise,
+                "version": self._version,
+                "source": {"name": self._source_name[1], **self._source},
+                "alarm": self._alarm,
+                "retraining": self._retraining,
+                "answers": list(self._answers.values()),
+                "exits": [(name, self._totals[name]) for name in self._order],
+                "events": [tuple(event) for event in self._events if event.sequence > sequence],
+                "audits": self._audits and {**self._audits, "outcomes": list(self._outcomes)},
+                "picture": {"number": self._pictures.number, "size": self._pictures.size},
+                "pictures": self._shows_pictures,
+            }
+        document["now_s"] = self._clock()
+        document["points"] = [tuple(point) for point in points if point.sequence > sequence]
+        document["recent"] = _summary(points[-_RECENT:])
+        return document
+
+    def jpeg(self) -> bytes | None:
+        """The newest picture; encodes it, in the caller's time, if nobody has asked for it yet."""
+        return self._pictures.jpeg()
+
+    # ----------------------------------------------------------------------------------------------------
+
+    def _add_event(self, kind: EventKind, text: str, time_s: float | None) -> None:
+        if time_s is None:
+            time_s = self._points[-1].time_s if self._points else 0.0
+        self._sequence += 1
+        self._events.append(_Event(self._sequence, self._clock(), _finite(time_s) or 0.0, kind, _text(text)))
+
+    def _known_exit(self, name: str) -> str:
+        if name not in self._order:
+            if len(self._order) >= _EXITS:
+                return BASE
+            self._order.insert(-1, name)
+        return name
+
+    def _shown_source(self, name: object) -> str:
+        told = "" if name is None else str(name)
+        if told != self._source_name[0]:
+            self._source_name = (told, _text(redact(told)))
+        return self._source_name[1]
+
+
+def _summary(points: Sequence[_Point]) -> dict[str, Any]:
+    """Counts and means of the answers of late."""
+    latencies = sorted(point.latency_ms for point in points if point.latency_ms is not None)
+    pairs = [
+        (point.latency_ms, point.base_latency_ms)
+        for point in points
+        if point.latency_ms is not None and point.base_latency_ms is not None
+    ]
+    own_ms, base_ms = sum(own for own, _ in pairs), sum(base for _, base in pairs)
+    counts = Counter(point.exit for point in points)
+    elapsed_s = points[-1].at_s - points[0].at_s if points else 0.0
+    return {
+        "n": len(points),
+        "exits": counts,
+        "hit_rate": 1.0 - counts[BASE] / len(points) if points else None,
+        "latency_ms": sum(latencies) / len(latencies) if latencies else None,
+        "p99_ms": latencies[math.ceil(0.99 * len(latencies)) - 1] if latencies else None,
+        "base_latency_ms": base_ms / len(pairs) if pairs else None,
+        "gain": base_ms / own_ms if own_ms > 0.0 else None,
+        "per_s": (len(points) - 1) / elapsed_s if elapsed_s > 0.0 else None,
+        "last_at_s": points[-1].at_s if points else None,
+    }
+
+
+def _text(value: object) -> str:
+    """A bounded text that UTF-8 can hold."""
+    return str(value)[:_LONGEST].encode("utf-8", "replace").decode("utf-8")
+
+
+def _finite(value: Any) -> float | None:
+    if value is None:
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _share(value: Any) -> float | None:
+    number = _finite(value)
+    return None if number is None else min(1.0, max(0.0, number))
+
+
+def _region(value: Any) -> tuple[int, int, int, int] | None:
+    if value is None:
+        return None
+    if isinstance(value, Region):
+        return value.x, value.y, value.width, value.height
+    if isinstance(value, Mapping):
+        value = [value[name] for name in ("x", "y", "width", "height")]
+    x, y, width, height = (int(number) for number in value)
+    return x, y, width, height

@@ -1,0 +1,488 @@
+"""The live page: what its state keeps, what viewers are told over a socket, what a browser shows."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from gati.errors import ConfigError
+from gati.video import Frame, Region, Result
+from services.live import LiveSink, LiveState, RunningPage, live_router, serve_page
+from services.live.pictures import Pictures
+from tests.services.living import EXITS, picture, scene
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ANSWER = {"time_s": 1.5, "source": "film.mp4", "region": None, "class_name": "car", "probability": 0.9,
+          "exit": "early", "latency_ms": 1.0, "base_latency_ms": 2.0, "version": "v1"}  # fmt: skip
+
+
+# --- the state ------------------------------------------------------------------------------------------
+
+
+def test_everything_is_kept_in_windows() -> None:
+    state = LiveState()
+    for k in range(2000):
+        state.publish({**ANSWER, "exit": f"exit{k}", "region": [k, 0, 5, 5], "class_name": "x" * 5000})
+        state.event("version", "y" * 5000)
+        state.audit(True, k + 1, 0, 0.9, 1.0)
+    known = state.since()
+    assert len(known["points"]) == 600 and len(known["events"]) == 100
+    assert len(known["answers"]) == 32 and len(known["exits"]) == 64
+    assert len(known["audits"]["outcomes"]) == 60 and known["audits"]["n"] == 2000
+    assert len(known["answers"][0]["class_name"]) == 300
+    assert len(json.dumps(known)) < 300_000
+
+
+def test_rates_and_means_are_of_the_last_200_answers() -> None:
+    state = LiveState()
+    for _ in range(500):
+        state.publish({**ANSWER, "exit": "base", "latency_ms": 9.0})
+    for k in range(200):
+        state.publish({**ANSWER, "exit": "early" if k % 4 else "base", "latency_ms": 1.0})
+    recent = state.since()["recent"]
+    assert recent["n"] == 200 and recent["hit_rate"] == 0.75 and recent["exits"] == {"early": 150, "base": 50}
+    assert recent["latency_ms"] == 1.0 and recent["gain"] == 2.0
+    assert dict(state.since()["exits"]) == {"early": 150, "base": 550}
+
+
+def test_exits_stand_in_the_order_of_the_network_and_the_base_model_is_last() -> None:
+    state = LiveState()
+    state.exits(["b", "a", "base"])
+    for name in ("base", "late", "a"):
+        state.publish({**ANSWER, "exit": name})
+    assert [name for name, _ in state.since()["exits"]] == ["b", "a", "late", "base"]
+
+
+def test_only_what_is_new_is_told() -> None:
+    state = LiveState()
+    state.publish(ANSWER)
+    state.event("version", "v1")
+    told = state.since()["sequence"]
+    assert state.since(told)["points"] == [] and state.since(told)["events"] == []
+    state.publish({**ANSWER, "latency_ms": 5.0})
+    news = state.since(told)
+    assert [point[3] for point in news["points"]] == [5.0] and news["events"] == []
+
+
+def test_an_alarm_lasts_until_the_caches_recovered() -> None:
+    state = LiveState()
+    state.event("alarm", "too many differ")
+    state.event("retraining", "on the last hour")
+    assert state.since()["alarm"]["text"] == "too many differ" and state.since()["retraining"]
+    state.event("version", "v2")
+    assert state.since()["alarm"] is not None and not state.since()["retraining"]
+    state.event("recovered", "certified again")
+    assert state.since()["alarm"] is None
+
+
+def test_a_change_of_the_source_is_an_event_by_itself() -> None:
+    state = LiveState()
+    for word, reason in (("running", ""), ("reconnecting", "silent"), ("reconnecting", "refused")):
+        state.source(word, reason)  # type: ignore[arg-type]
+    known = state.since()
+    assert (known["source"]["state"], known["source"]["reason"]) == ("reconnecting", "refused")
+    assert [event[4] for event in known["events"]] == ["reconnecting: silent"]
+
+
+def test_words_that_mean_nothing_are_refused() -> None:
+    state = LiveState()
+    with pytest.raises(ValueError, match="no event is called 'fire'; there are version, alarm"):
+        state.event("fire", "")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no source is 'gone'; there are running, paused"):
+        state.source("gone")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"uint8 \[H, W, 3\], not float64 \[4, 4\]"):
+        state.frame(np.zeros((4, 4)))  # type: ignore[arg-type]
+
+
+def test_what_comes_is_made_harmless() -> None:
+    state = LiveState()
+    state.publish(
+        {**ANSWER, "latency_ms": float("nan"), "probability": float("inf"), "class_name": "\udcff",
+         "source": "rtsp://user:secret@camera/1"}
+    )  # fmt: skip
+    known = state.since()
+    assert known["points"][0][3] is None and known["answers"][0]["probability"] is None
+    assert known["answers"][0]["class_name"] == "?"
+    assert "secret" not in json.dumps(known)
+
+
+@pytest.mark.parametrize(
+    "region", [Region(1, 2, 3, 4), [1, 2, 3, 4], {"x": 1, "y": 2, "width": 3, "height": 4}]
+)
+def test_regions_come_in_three_forms(region: Any) -> None:
+    state = LiveState()
+    state.publish({**ANSWER, "region": region})
+    assert state.since()["answers"][0]["region"] == (1, 2, 3, 4)
+
+
+def test_a_sink_shows_each_picture_once() -> None:
+    state = LiveState()
+    sink = LiveSink(state)
+    frame = Frame(picture(), 3, 0.1, "film.mp4")
+    for region in (Region(0, 0, 9, 9), Region(9, 0, 9, 9)):
+        sink.write(Result(0.1, 3, "film.mp4", region, 4, None, 0.8, "base", 2.0, None, "v1"), frame)
+    sink.close()
+    known = state.since()
+    assert known["picture"] == {"number": 1, "size": (320, 192)}
+    assert [answer["class_name"] for answer in known["answers"]] == ["4", "4"]
+
+
+def test_pictures_are_encoded_when_asked_for_and_not_too_often() -> None:
+    now_s = [0.0]
+    pictures = Pictures(10.0, lambda: now_s[0])
+    assert pictures.jpeg() is None
+    pictures.put(np.zeros((1500, 2000, 3), np.uint8))
+    first = pictures.jpeg()
+    assert first is not None and Image.open(io.BytesIO(first)).size == (960, 720)
+    pictures.put(picture())
+    assert pictures.jpeg() is first
+    now_s[0] += 0.1
+    assert pictures.jpeg() is not first
+    pictures.put(b"\xff\xd8 a JPEG")
+    now_s[0] += 0.1
+    assert pictures.jpeg() == b"\xff\xd8 a JPEG"
+
+
+def test_telling_costs_microseconds() -> None:
+    state, image = LiveState(), np.zeros((1080, 1920, 3), np.uint8)
+    begun_s = time.perf_counter()
+    for _ in range(2000):
+        state.publish(ANSWER)
+        state.frame(image)
+    assert (time.perf_counter() - begun_s) / 2000 < 200e-6  # about 10; room for a busy machine
+
+
+def test_producers_may_be_many() -> None:
+    state = LiveState()
+
+    def produce() -> None:
+        for k in range(500):
+            state.publish({**ANSWER, "exit": EXITS[k % 3]})
+            state.since(state.sequence - 5)
+
+    threads = [threading.Thread(target=produce) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(total for _, total in state.since()["exits"]) == 2000 == state.sequence
+
+
+# --- over a socket --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def running() -> Iterator[tuple[LiveState, RunningPage]]:
+    state = scene("running")
+    with serve_page(state) as page:
+        yield state, page
+
+
+@contextmanager
+def viewer(url: str, last_event_id: str = "") -> Iterator[Iterator[tuple[str, str, Any]]]:
+    headers = {"Last-Event-ID": last_event_id} if last_event_id else {}
+    with httpx.stream("GET", url + "events", headers=headers, timeout=20) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        yield told(response)
+
+
+def told(response: httpx.Response) -> Iterator[tuple[str, str, Any]]:
+    fields: dict[str, str] = {}
+    for line in response.iter_lines():
+        if line:
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif "event" in fields:
+            yield fields["event"], fields.get("id", ""), json.loads(fields["data"])
+            fields = {}
+
+
+def test_a_viewer_is_told_everything_and_then_what_is_new(running: tuple[LiveState, RunningPage]) -> None:
+    state, page = running
+    with viewer(page.url) as events:
+        kind, identity, document = next(events)
+        assert kind == "snapshot" and len(document["points"]) == 600 and document["version"] == "v3"
+        state.publish({**ANSWER, "class_name": "bus"})
+        kind, identity, document = next(events)
+        assert kind == "delta" and len(document["points"]) == 1
+        assert document["answers"][-1]["class_name"] == "bus"
+    state.publish(ANSWER)
+    with viewer(page.url, identity) as events:  # as a browser that lost its connection does
+        kind, _, document = next(events)
+        assert kind == "delta" and len(document["points"]) == 1
+    with viewer(page.url, "another-12") as events:
+        assert next(events)[0] == "snapshot"
+
+
+def test_news_come_about_ten_times_a_second_at_most(running: tuple[LiveState, RunningPage]) -> None:
+    state, page = running
+    with viewer(page.url) as events:
+        next(events)
+        until_s, deltas, points = time.monotonic() + 1.0, 0, 0
+        producing = threading.Thread(
+            target=lambda: [(state.publish(ANSWER), time.sleep(0.002)) for _ in range(400)]
+        )
+        producing.start()
+        while time.monotonic() < until_s:
+            deltas += 1
+            points += len(next(events)[2]["points"])
+            if points >= 400:
+                break
+        producing.join()
+    assert deltas <= 13 and points > 4 * deltas
+
+
+def test_a_heartbeat_comes_when_nothing_else_does() -> None:
+    from fastapi import FastAPI
+
+    from services.live import page as module
+
+    app = FastAPI()
+    app.include_router(live_router(LiveState(), interval_s=0.02, heartbeat_s=0.1), prefix="/dashboard")
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = module._Server(
+        module.uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+    )
+    thread = threading.Thread(target=lambda: server.run([listening]))
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/dashboard"
+        with viewer(url + "/") as events:
+            assert [next(events)[0] for _ in range(3)] == ["snapshot", "heartbeat", "heartbeat"]
+        page = httpx.get(url, follow_redirects=True)  # relative addresses need the slash
+        assert str(page.url) == url + "/" and "<title>Gati live" in page.text
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def test_a_slow_viewer_holds_up_nobody(running: tuple[LiveState, RunningPage]) -> None:
+    state, page = running
+    slow = socket.create_connection(("127.0.0.1", page.port))
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")  # and never reads
+    try:
+        slowest_s = 0.0
+        until_s = time.monotonic() + 2.0
+        with viewer(page.url) as events:
+            next(events)
+            while time.monotonic() < until_s:
+                begun_s = time.perf_counter()
+                for _ in range(500):
+                    state.publish(ANSWER)
+                slowest_s = max(slowest_s, time.perf_counter() - begun_s)
+                assert len(next(events)[2]["points"]) > 0
+        assert slowest_s < 0.5
+    finally:
+        slow.close()
+
+
+def test_viewers_are_bounded_and_those_who_leave_make_room(running: tuple[LiveState, RunningPage]) -> None:
+    state, page = running
+    asked = b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    viewers = [socket.create_connection(("127.0.0.1", page.port)) for _ in range(64)]
+    for each in viewers:
+        each.sendall(asked)
+    for each in viewers:
+        assert b"200 OK" in each.recv(1000)
+    refused = httpx.get(page.url + "events")
+    assert refused.status_code == 503 and "close one of the pages" in refused.json()["error"]
+    for each in viewers:
+        each.close()
+    until_s = time.monotonic() + 10.0
+    while time.monotonic() < until_s:
+        with httpx.stream("GET", page.url + "events") as response:
+            if response.status_code == 200:
+                return
+        time.sleep(0.1)
+    raise AssertionError("nobody made room")
+
+
+def test_closing_lets_viewers_go_at_once() -> None:
+    page = serve_page(scene("running"))
+    with viewer(page.url) as events:
+        next(events)
+        begun_s = time.monotonic()
+        page.close()
+        assert list(events) == [] and time.monotonic() - begun_s < 3.0
+    page.close()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(page.url)
+
+
+def test_a_taken_port_is_told_in_a_line(running: tuple[LiveState, RunningPage]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"cannot show the live page on 127\.0\.0\.1:\d+ .*choose another port"
+    ):
+        serve_page(LiveState(), port=running[1].port)
+
+
+def test_the_newest_picture_is_a_jpeg(running: tuple[LiveState, RunningPage]) -> None:
+    state, page = running
+    found = httpx.get(page.url + "frame.jpg")
+    assert found.headers["content-type"] == "image/jpeg" and found.headers["cache-control"] == "no-store"
+    assert Image.open(io.BytesIO(found.content)).size == (320, 192)
+    with serve_page(LiveState()) as other:
+        assert httpx.get(other.url + "frame.jpg").json() == {"error": "no picture has come yet"}
+
+
+def test_the_page_lets_nothing_in(running: tuple[LiveState, RunningPage]) -> None:
+    _, page = running
+    found = httpx.get(page.url)
+    policy = found.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+    assert "innerHTML" not in found.text and ' style="' not in found.text
+    assert page.url.startswith("http://127.0.0.1:")
+    assert httpx.get(page.url, headers={"Host": "evil.example"}).status_code == 403
+    for own in ("localhost:1", "127.0.0.1", "[::1]:80"):
+        assert httpx.get(page.url, headers={"Host": own}).status_code == 200
+
+
+# --- in a browser ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs pip install playwright")
+    if CHROMIUM is None:
+        pytest.skip("needs a browser: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@contextmanager
+def visit(browser: Any, url: str, width: int = 1280) -> Iterator[Any]:
+    """A visit that ends in an assertion: nothing was complained of, nothing sticks out."""
+    context = browser.new_context(viewport={"width": width, "height": 812}, reduced_motion="reduce")
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(url)
+    page.wait_for_selector("#version:not(:text-is('-'))")
+    yield page
+    assert complaints == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    context.close()
+
+
+BANNERS = {
+    "running": "Running",
+    "alarm": "ALARM: caches stopped, the base model answers",
+    "lost": "Source lost, reconnecting: no picture for 5 s, attempt 3",
+    "ended": "Ended: the file is over",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [375, 1280])
+@pytest.mark.parametrize("name", BANNERS)
+def test_every_state_can_be_seen(browser: Any, name: str, width: int) -> None:
+    with serve_page(scene(name)) as running, visit(browser, running.url, width) as page:
+        page.wait_for_selector("#frame:not([hidden])")
+        assert page.locator("#banners strong").all_text_contents() == [BANNERS[name]]
+        assert page.locator("#banners").get_attribute("aria-live") == "assertive"
+        assert page.locator("#version").text_content() == "v3"
+        assert [each.split(" ")[0] for each in page.locator("#exits li").all_text_contents()][-1] == "base"
+        assert page.locator("#exits li").count() == 4
+        assert "promise 97 %" in (page.locator("#interval").text_content() or "")
+        assert page.locator("#marks .tag").count() == 2 and page.locator("#marks .box").count() == 2
+        assert page.locator("#answers td:nth-child(2)").all_text_contents() == ["automobile", "truck"]
+        assert ("Alarm" in page.locator("#log .kind").all_text_contents()) == (name == "alarm")
+        drawn = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v)"
+        assert page.locator("#latency").evaluate(drawn)
+        for label in page.locator("#marks .tag").all():  # labels stay inside the picture
+            box, frame = label.bounding_box(), page.locator("#picture").bounding_box()
+            assert frame["x"] <= box["x"] and box["x"] + box["width"] <= frame["x"] + frame["width"] + 1
+
+
+@pytest.mark.slow
+def test_the_page_follows_what_happens(browser: Any) -> None:
+    state = scene("running")
+    with serve_page(state) as running, visit(browser, running.url) as page:
+        state.event("alarm", "losses")
+        page.wait_for_selector(".banner.alarm")
+        assert page.title().startswith("ALARM")
+        state.source("reconnecting", "silent")
+        page.wait_for_selector(".banner.lost")
+        assert page.locator(".banner").count() == 2
+        state.source("running")
+        state.event("recovered", "proven on 299 audits")
+        page.wait_for_selector(".banner.good")
+        state.publish({**ANSWER, "version": "v4-a-rather-long-name"})
+        page.wait_for_selector("#version:text('v4')")
+        page.focus("#latency")
+        page.keyboard.press("End")
+        page.wait_for_selector("#tip:not([hidden])")
+        assert "left at early" in page.locator("#tip").text_content()
+        page.keyboard.press("Escape")
+        page.wait_for_selector("#tip", state="hidden")
+
+
+@pytest.mark.slow
+def test_a_paused_view_stands_still_but_not_for_an_alarm(browser: Any) -> None:
+    state = scene("running")
+    with serve_page(state) as running, visit(browser, running.url) as page:
+        page.click("#pause")
+        state.publish({**ANSWER, "version": "v9"})
+        state.event("alarm", "losses")
+        page.wait_for_selector(".banner.alarm")
+        page.hover("#latency")
+        page.wait_for_selector("#tip:not([hidden])")
+        assert page.locator("#version").text_content() == "v3"
+        page.click("#pause")
+        page.wait_for_selector("#version:text-is('v9')")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [375, 1280])
+def test_long_and_wicked_names_are_only_text(browser: Any, width: int) -> None:
+    wicked = "<img src=x onerror=alert(1)>" + "W" * 250
+    state = LiveState(wicked, promise=0.97)
+    state.exits([wicked])
+    state.publish({**ANSWER, **dict.fromkeys(("class_name", "exit", "version", "source"), wicked)})
+    state.publish({**ANSWER, "class_name": wicked, "region": [300, 150, 19, 40]})
+    state.event("alarm", wicked)
+    state.frame(picture())
+    with serve_page(state) as running, visit(browser, running.url, width) as page:
+        page.wait_for_selector("#frame:not([hidden])")
+        assert page.locator("img").count() == 1
+
+
+@pytest.mark.slow
+def test_a_lost_server_is_told_and_found_again(browser: Any, tmp_path: Path) -> None:
+    state = scene("running")
+    running = serve_page(state)
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(running.url)
+    page.wait_for_selector(".banner.good")
+    running.close()
+    page.wait_for_selector(".banner.lost")
+    assert "Connection to Gati lost" in page.locator("#banners").text_content()
+    with serve_page(state, port=running.port):
+        page.wait_for_selector(".banner.good", timeout=20_000)
+        context.close()
+
+
+@pytest.mark.slow
+def test_a_server_without_pictures_shows_no_empty_frame(browser: Any) -> None:
+    state = LiveState("small", pictures=False)
+    state.publish(ANSWER)
+    with serve_page(state) as running, visit(browser, running.url) as page:
+        assert not page.locator("#picture").is_visible() and page.locator("#answers").is_visible()
