@@ -85,7 +85,7 @@ class Supervised:
                 async with asyncio.timeout(timeout_s):
                     await process.wait()
             except TimeoutError:
-                _log.warning("killed: it did not drain in time", extra={"process": self._name})
+                _log.warning("killed: it did not drain in time", extra={"child": self._name})
                 process.kill()
         if self._task is not None:
             self._task.cancel()
@@ -106,7 +106,7 @@ class Supervised:
             self.restarts += 1
             self.cause = self._obituary(status)
             _log.error(
-                "process died", extra={"process": self._name, "cause": self.cause}
+                "process died", extra={"child": self._name, "cause": self.cause}
             )
             await asyncio.sleep(pause_s)
             pause_s = min(2.0 * pause_s, _LONGEST_PAUSE_S)
