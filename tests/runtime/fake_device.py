@@ -32,11 +32,12 @@ class FakeDevice:
 
     With `order` "needed" nothing is done before it must be; otherwise one lane runs as far ahead as events
     let it whenever the host waits. `pays` says whether segments take less than a round trip. While `slow` is
-    above zero, so many queries find the event not yet happened, whatever it is.
+    above zero, so many queries find the lookup beside not yet done. `longest` is how many graphs were queued
+    on `main` at most.
     """
 
     def __init__(self, order: Order = "needed", *, pays: bool = False) -> None:
-        self.order, self.pays, self.slow = order, pays, 0
+        self.order, self.pays, self.slow, self.longest = order, pays, 0, 0
         self.log: list[str] = []
         self.done: list[str] = []
         self._queues: dict[Lane, list[tuple[str, Callable[[], bool]]]] = {"main": [], "beside": []}
@@ -53,7 +54,7 @@ class FakeDevice:
     def capture(
         self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], lane: Lane
     ) -> tuple[Any, tuple[Tensor, ...]]:
-        self._drain()  # as torch.cuda.graph does
+        self.drain()  # as torch.cuda.graph does
         before = [tensor.clone() for tensor in inputs]
         outputs = run(*inputs)
         owned = {tensor.untyped_storage().data_ptr() for tensor in inputs}
@@ -76,6 +77,8 @@ class FakeDevice:
         captured_on, replay = self._graphs[graph]
         assert captured_on == lane, "graphs of one lane share memory"
         self._queue(lane, f"graph {graph}", replay)
+        queued = [name for name, _ in self._queues["main"] if name.startswith("graph")]
+        self.longest = max(self.longest, len(queued))
 
     def copy(self, source: Tensor, target: Tensor, lane: Lane) -> None:
         def copied() -> None:
@@ -97,7 +100,7 @@ class FakeDevice:
         self._queues[lane].append(("wait", lambda: self._position[source] >= at))
 
     def query(self, event: Event) -> bool:
-        if self.slow > 0:
+        if event.lane == "beside" and self.slow > 0:
             self.slow -= 1
             return False
         self._reach(event.lane, event.at)  # sooner or later it happens
@@ -163,6 +166,7 @@ class FakeDevice:
         while self._step(lane):
             pass
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        """Do everything that is queued."""
         for lane in self._queues:
             self._reach(lane, self._position[lane] + len(self._queues[lane]))

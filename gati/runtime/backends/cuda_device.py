@@ -41,7 +41,8 @@ class Device(Protocol):
     ) -> tuple[Any, tuple[Tensor, ...]]:
         """`run(*inputs)` as a graph, and its outputs, which each replay fills anew.
 
-        Leaves `inputs` as they are. Graphs of one lane share memory: they are replayed one after the other, never beside each other.
+        Leaves `inputs` as they are. Graphs of one lane share memory: they are
+        replayed one after the other, never beside each other.
         """
 
     def replay(self, graph: Any, lane: Lane) -> None:
