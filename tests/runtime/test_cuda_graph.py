@@ -174,6 +174,18 @@ def test_changes_in_place_reach_neither_the_request_nor_a_lookup(
     assert len(seen) > 1
 
 
+def test_a_late_lookup_reads_the_hidden_output_as_it_was(fake: Fake) -> None:
+    """The network has changed it in place by the time the lookup runs."""
+    made = fake("main first")
+    traced = wide()
+    leaving = EngineExit("first", ready(Cache()), 0.0, "overlapped")
+    engine = Engine(traced, [leaving], backend="cuda-graph")
+    made[-1].slow = 1000
+    plain = Engine(traced, [replace(leaving, placement="inline")])
+    for x in inputs(3).split(1):
+        assert torch.equal(engine(x)[0].probabilities, plain(x)[0].probabilities)
+
+
 def test_batches_run_as_on_backend_torch(fake: Fake) -> None:
     made = fake()
     traced = traced_network()
@@ -315,8 +327,11 @@ def test_after_a_failure_the_next_request_gets_its_own_answer(
         replay(graph, lane)  # type: ignore[arg-type]
 
     monkeypatch.setattr(made[-1], "replay", fails)
+    made[-1].slow = 1000
     with pytest.raises(RuntimeError, match="device lost"):
         engine(inputs(1))
+    assert made[-1].calls()[-2:] == ["main: wait", "main: record"]  # the lookup left behind is joined
+    made[-1].slow = 0
     monkeypatch.setattr(made[-1], "replay", replay)
     for x in inputs(10, seed=6).split(1):
         assert torch.equal(engine(x)[0].probabilities, plain(x)[0].probabilities)
