@@ -162,7 +162,7 @@ class CapturedPath(SinglePath):
         if pending is None:
             return False
         last = position == len(self._pieces) - 1
-        return pending.inline or last or self._pieces[position].exit is not None
+        return last or self._pieces[position].exit is not None
 
     def _settle(self) -> tuple[Tensor, int] | None:
         """Wait for the lookup that is pending; its answer on a hit."""
