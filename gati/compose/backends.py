@@ -60,13 +60,17 @@ def reduced_precisions(
 
 def _others(library: Library, settings: Settings, precision: str) -> list[str]:
     """Backends beside the one that `explore` measured; published forms need no model and stay on that."""
-    from gati.runtime.backends import BACKENDS, GraphBackend
+    from gati.runtime.backends import BACKENDS
 
     asked = settings.backend == "auto" and settings.objective == "exact"
-    if not asked or library.manifest.profile.device != "cpu":
+    if not asked:
         return []
+    kind_of_device = library.manifest.profile.device.partition(":")[0]
     return [
         name
         for name, kind in BACKENDS.items()
-        if issubclass(kind, GraphBackend) and kind.installed() and kind.precision == precision
+        if kind.automatic
+        and kind_of_device in kind.devices
+        and kind.precision == precision
+        and kind.installed()
     ]

@@ -134,9 +134,10 @@ def measure(library: Library, backend: str, progress: Callable[[int, int], None]
     from gati.runtime.segment_costs import measure_segments
 
     profile, kind = library.manifest.profile, outputs_kind(library)
-    if isinstance(get_backend(backend), SegmentBackend):  # refused before a model is loaded, if at all
+    found = get_backend(backend)  # refused before a model is loaded, if at all
+    if isinstance(found, SegmentBackend):
         costs = measure_segments(
-            traced_network(library), profile, backend, _one_of_each(library), progress
+            traced_network(library, found.devices), profile, backend, _one_of_each(library), progress
         )
     else:  # how long a graph takes hangs little on its ranges, so a few inputs will do to calibrate it
         executes = graph_backend(library, backend, calibrate_on=8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -132,15 +132,20 @@ def outputs_kind(library: Library) -> OutputsKind:
     return "probabilities" if library.manifest.outputs_kind == "probabilities" else "logits"
 
 
-def traced_network(library: Library) -> TracedModel:
-    """Load the base model and make it ready to be cut.
+def traced_network(library: Library, devices: Collection[str] = ("cpu",)) -> TracedModel:
+    """Load the base model and make it ready to be cut, on the device that the library was measured on.
 
     Raises LibraryError for other weights than the library was made from, BackendError for a library measured
-    on a GPU, and as `load_model` does.
+    on another kind of device than `devices`, and as `load_model` does.
     """
     manifest = library.manifest
-    if manifest.profile.device != "cpu":
-        raise BackendError("this library was measured on a GPU, other backends run on the cpu; use torch")
+    device = torch.device(manifest.profile.device)
+    if device.type not in devices and device.type == "cpu":
+        raise BackendError("this library was measured on the cpu; run gati explore again with --device cuda")
+    if device.type not in devices:
+        raise BackendError(
+            "this library was measured on a GPU, that backend runs on the cpu; use torch or cuda-graph"
+        )
     loaded = load_model(manifest.model_source, manifest.checkpoint_path)
     if loaded.checkpoint_sha256 != manifest.checkpoint_sha256:
         raise LibraryError(
@@ -149,7 +154,7 @@ def traced_network(library: Library) -> TracedModel:
             "bring the old checkpoint back or run gati explore again"
         )
     example = torch.randn(2, *manifest.input_shape, generator=torch.Generator().manual_seed(0))
-    return trace(loaded.module, example, [block.name for block in manifest.blocks])
+    return trace(loaded.module.to(device), example.to(device), [block.name for block in manifest.blocks])
 
 
 def graph_files(

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from gati.errors import BackendError, CutError, DataError, LibraryError
 from gati.model.segments import Segment, TracedModel
-from gati.runtime.backends import Graph, GraphBackend, SegmentBackend, get_backend, segment_backend
+from gati.runtime.backends import (
+    Graph,
+    GraphBackend,
+    SegmentBackend,
+    SingleExit,
+    SinglePath,
+    get_backend,
+    segment_backend,
+)
 from gati.runtime.batching import BatchedSegment, Outcome, Stage, answer_rows, rows_of, segments_of
 from gati.runtime.exits import BASE, EngineExit, Prediction, doubtful_class, tie_tolerance
 from gati.runtime.placement import Beside, beside_for
@@ -83,6 +91,7 @@ class Engine:
         self._stages: tuple[Stage, ...] = ()
         executes = get_backend(backend)
         self._graph: Graph | None = None
+        self._single: SinglePath | None = None
         if isinstance(executes, GraphBackend):
             kept = None if graphs is None else graphs[0]
             self._graph = executes.early_exit(traced, self.exits, outputs_kind, kept)
@@ -93,7 +102,11 @@ class Engine:
         self._last: Callable[..., Tensor] = path.segments[-1].run
         self._stages = self._build_stages(path.segments)
         self._rows_selectable = all(segment.rows_selectable for segment in path.segments)
-        self._steps = self._build_steps() if overlapped else ()
+        pieces = self._finest_segments() if overlapped else path.segments
+        self._single = self._build_single(pieces)
+        if self._single is not None:
+            self._beside = None  # it runs lookups beside the network by itself
+        self._steps = self._build_steps(pieces) if self._beside is not None else ()
         self._segments = segments_of(self._stages, self._last, self._tolerance)
 
     def __call__(self, x: Tensor) -> list[Prediction]:
@@ -226,13 +239,23 @@ class Engine:
                 stages.append(Stage(segment.run, lookup, leaving.threshold, leaving.block, batched))
         return tuple(stages)
 
-    def _build_steps(self) -> tuple[_Step, ...]:
+    def _build_single(self, segments: Sequence[Segment]) -> SinglePath | None:
+        """The backend's own way for a single request, if it has one."""
+        exits = {
+            leaving.block: SingleExit(
+                index, stage.lookup, leaving.threshold, leaving.placement == "overlapped"
+            )
+            for index, (leaving, stage) in enumerate(zip(self.exits, self._stages, strict=True))
+        }
+        return segment_backend(self.backend).single(self.traced, segments, exits)
+
+    def _build_steps(self, segments: Sequence[Segment]) -> tuple[_Step, ...]:
         """The path of a single request where lookups run beside it: cut at every block, to stop soon."""
         exits = {
             leaving.block: (leaving, stage) for leaving, stage in zip(self.exits, self._stages, strict=True)
         }
         steps = []
-        for segment in self._finest_segments():
+        for segment in segments:
             leaving, stage = exits.get(segment.block or "", (None, None))
             if leaving is None or stage is None:
                 steps.append(_Step(segment.run, None, 0.0, "", beside=False, copy_hidden=False))
@@ -279,6 +302,9 @@ class Engine:
         if self._graph is not None:
             probabilities, position = self._graph.answer(x)
             return probabilities, BASE if position == len(self.exits) else self.exits[position].block
+        if self._single is not None:
+            values, position = self._single.answer(x)
+            return values, BASE if position == len(self.exits) else self.exits[position].block
         if self._beside is not None:
             return self._one_beside(x, self._beside)
         carried: tuple[Tensor, ...] = (x,)

@@ -108,7 +108,12 @@ def anchors(known: Profile) -> list[int]:
 
 
 def profile_between(
-    known: Profile, backend: str, at: Sequence[int], reached_ms: Sequence[float], base_ms: float
+    known: Profile,
+    backend: str,
+    at: Sequence[int],
+    reached_ms: Sequence[float],
+    base_ms: float,
+    device: str = "cpu",
 ) -> Profile:
     """Return the profile of a backend on which the blocks `at` are reached after `reached_ms`.
 
@@ -122,7 +127,7 @@ def profile_between(
         BlockProfile(block.index, block.name, block.kind, block.output_shape, float(own), float(reached))
         for block, own, reached in zip(known.blocks, own_ms, reach_ms, strict=True)
     )
-    return Profile(backend, "cpu", torch.get_num_threads(), base_ms, blocks)
+    return Profile(backend, device, torch.get_num_threads(), base_ms, blocks)
 
 
 def _medians(base: Graph, graph: Graph, request: Tensor) -> tuple[float, float]:

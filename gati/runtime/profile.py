@@ -55,7 +55,7 @@ def measure_profile(
     """
     names = tuple(traced.blocks if blocks is None else blocks)
     request = _single(traced.example() if example is None else example)
-    path = segment_backend(backend).path(traced, names)
+    path = segment_backend(backend).timed_path(traced, names)
     whole, pieces = [], []
     with quiet(), torch.inference_mode():
         for _ in range(_WARM_UP_ROUNDS):
@@ -93,7 +93,7 @@ def measure_lookup(
     example = _single(hidden)
     runner: SegmentBackend = segment_backend(backend)
     with quiet(), torch.inference_mode():
-        lookup = runner.lookup(cache, example)
+        lookup = runner.timed_lookup(cache, example)
         for _ in range(3):
             _looked_up(lookup, example)
         times: list[float] = []
@@ -102,6 +102,8 @@ def measure_lookup(
         ):
             if between is not None:
                 between()
+                if example.device.type == "cuda":  # or its work would be counted as the lookup's
+                    torch.cuda.synchronize(example.device)
             times.append(time_call_ms(lambda hidden: _looked_up(lookup, hidden), example, example.device))
     return median(times)
 

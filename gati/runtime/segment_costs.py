@@ -31,15 +31,15 @@ def measure_segments(
     names = [known.blocks[index].name for index in at]
     found = measure_profile(traced, names, backend=backend)
     profile = profile_between(
-        known, backend, at, [block.reach_ms for block in found.blocks], found.base_ms
+        known, backend, at, [block.reach_ms for block in found.blocks], found.base_ms, found.device
     )
     request = traced.example()
     base = segment_backend(backend).path(traced, names[:1]).base
     lookup_ms: dict[str, float] = {}
     for done, (key, (block, cache)) in enumerate(caches.items(), start=1):
-        hidden = torch.randn(1, *traced.hidden_shapes[block])
+        hidden = torch.randn(1, *traced.hidden_shapes[block], device=traced.device)
         lookup_ms[key] = measure_lookup(
-            cache, hidden, backend=backend, between=lambda: base(request.clone())
+            cache.to(traced.device), hidden, backend=backend, between=lambda: base(request.clone())
         )
         if progress is not None:
             progress(done, len(caches))

@@ -124,7 +124,7 @@ def test_other_numbers_of_threads_are_measured_anew(library: Library) -> None:
 
 
 def test_an_unknown_backend_lists_the_known(library: Library) -> None:
-    with pytest.raises(BackendError, match="unknown backend 'abacus'; choose one of auto, onnxruntime"):
+    with pytest.raises(BackendError, match="unknown backend 'abacus'; choose one of auto, cuda-graph, onnx"):
         compose(library.directory, backend="abacus")
 
 

@@ -8,10 +8,13 @@ from gati.runtime.backends.base import (
     OutputsKind,
     Path,
     SegmentBackend,
+    SingleExit,
+    SinglePath,
     get_backend,
     register_backend,
     segment_backend,
 )
+from gati.runtime.backends.cuda_graph import CudaGraphBackend
 from gati.runtime.backends.onnxruntime import OnnxRuntimeBackend
 from gati.runtime.backends.openvino import OpenVinoBackend, OpenVinoBf16Backend, OpenVinoInt8Backend
 from gati.runtime.backends.torch import TorchBackend
@@ -20,6 +23,7 @@ from gati.runtime.backends.torch_compile import TorchCompileBackend
 __all__ = [
     "BACKENDS",
     "Backend",
+    "CudaGraphBackend",
     "Graph",
     "GraphBackend",
     "OnnxRuntimeBackend",
@@ -29,6 +33,8 @@ __all__ = [
     "OutputsKind",
     "Path",
     "SegmentBackend",
+    "SingleExit",
+    "SinglePath",
     "TorchBackend",
     "TorchCompileBackend",
     "get_backend",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
@@ -27,6 +27,8 @@ __all__ = [
     "OutputsKind",
     "Path",
     "SegmentBackend",
+    "SingleExit",
+    "SinglePath",
     "get_backend",
     "register_backend",
     "segment_backend",
@@ -44,6 +46,8 @@ class Backend(ABC):
 
     name: ClassVar[str]
     precision: ClassVar[Literal["f32", "bf16", "int8"]] = "f32"
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)  # on which kinds of device its costs can be measured
+    automatic: ClassVar[bool] = False  # whether `--backend auto` tries it
 
     @classmethod
     def installed(cls) -> bool:
@@ -62,6 +66,26 @@ class Path:
     segments: tuple[Segment, ...]
 
 
+class SingleExit(NamedTuple):
+    """An exit on a single request's path, `position` in forward order; score >= `threshold` is a hit."""
+
+    position: int
+    lookup: Lookup
+    threshold: float
+    overlapped: bool
+
+
+class SinglePath(ABC):
+    """The path of single requests made ready as a whole, lookups and decisions with it."""
+
+    @abstractmethod
+    def answer(self, x: Tensor) -> tuple[Tensor, int]:
+        """For `x` [1, ...]: an exit's probabilities [1, K] and its index.
+
+        At the end of the network its class scores [1, K] and the number of exits.
+        """
+
+
 class SegmentBackend(Backend):
     """Runs segments and lookups as functions that the engine calls in turn, or beside each other."""
 
@@ -72,6 +96,20 @@ class SegmentBackend(Backend):
     @abstractmethod
     def lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
         """`cache` as a function of hidden outputs like `hidden` [B, ...], giving [B, K] and scores [B]."""
+
+    def single(
+        self, traced: TracedModel, segments: Sequence[Segment], exits: Mapping[str, SingleExit]
+    ) -> SinglePath | None:
+        """Another way for single requests through `segments`, `exits` by block; None: call them in turn."""
+        return None
+
+    def timed_path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
+        """As `path`, with segments as single requests run them; for one thread, to be timed in turn."""
+        return self.path(traced, blocks)
+
+    def timed_lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
+        """As `lookup`, as a single request runs it, to be timed."""
+        return self.lookup(cache, hidden)
 
 
 class Graph(ABC):
@@ -88,6 +126,7 @@ class GraphBackend(Backend):
     A backend that is `calibrated` takes a look at typical inputs, [n, ...], before it makes a graph.
     """
 
+    automatic: ClassVar[bool] = True
     stored_as: ClassVar[str] = "onnx"  # what a kept graph is; those of one kind can be shared
     calibrated: ClassVar[bool] = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -16,6 +17,8 @@ __all__ = ["TorchBackend"]
 @register_backend("torch")
 class TorchBackend(SegmentBackend):
     """Runs the traced operators one by one, on the CPU or on CUDA."""
+
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     def path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
         """The flat network and its segments."""

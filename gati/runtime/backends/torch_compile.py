@@ -6,7 +6,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,8 @@ class _Compiled:
 @register_backend("torch-compile")
 class TorchCompileBackend(TorchBackend):
     """Runs the network through `torch.compile`; needs a C++ compiler and takes seconds a segment to start."""
+
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def __init__(self) -> None:
         if not self.installed():

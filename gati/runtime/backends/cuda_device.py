@@ -1,0 +1,193 @@
+"""What captured requests ask of a GPU: a handful of calls, so that everything else can be tested without one.
+
+Tested against a fake that keeps the order of operations; `CudaDevice` has not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["CudaDevice", "Device", "Lane", "why_no_cuda"]
+
+Lane = Literal["main", "beside"]
+
+_WARM_UP_CALLS = 3
+_TIMED_CALLS = 15
+_CAPTURING = threading.Lock()  # one capture at a time in a process
+
+
+class Device(Protocol):
+    """Two lanes of work in order, and events between them: on CUDA, streams.
+
+    `main` is the caller's current stream. Nothing here makes the host wait but `synchronize`, `taken` where
+    it must, and the two that measure.
+    """
+
+    def static(self, like: Tensor) -> Tensor:
+        """A copy of `like` that stays where it is."""
+
+    def pinned(self, like: Tensor) -> Tensor:
+        """Host memory for a copy of `like` that does not make the host wait."""
+
+    def capture(
+        self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], lane: Lane
+    ) -> tuple[Any, tuple[Tensor, ...]]:
+        """`run(*inputs)` as a graph, and its outputs, which each replay fills anew.
+
+        Leaves `inputs` as they are. Graphs of one lane share memory: they are
+        replayed one after the other, never beside each other.
+        """
+
+    def replay(self, graph: Any, lane: Lane) -> None:
+        """Queue a graph."""
+
+    def copy(self, source: Tensor, target: Tensor, lane: Lane) -> None:
+        """Queue a copy, into static or into pinned memory."""
+
+    def event(self) -> Any:
+        """An event that nothing has recorded."""
+
+    def record(self, event: Any, lane: Lane) -> None:
+        """Queue the event: it happens when everything queued on the lane before has."""
+
+    def wait(self, event: Any, lane: Lane) -> None:
+        """Nothing queued on the lane from now on begins before the event; one never recorded has happened."""
+
+    def query(self, event: Any) -> bool:
+        """Whether the event has happened; does not wait."""
+
+    def synchronize(self, event: Any) -> None:
+        """Make the host wait for the event."""
+
+    def taken(self, tensor: Tensor) -> Tensor:
+        """A copy, ordered after what is queued on `main`, that later replays leave alone."""
+
+    def device_ms(self, queue: Callable[[], None]) -> float:
+        """How long the device takes for what `queue` queues on `main`."""
+
+    def host_ms(self, work: Callable[[], None]) -> float:
+        """How long the host takes for `work`, which waits for the device itself."""
+
+
+class CudaDevice:
+    """The calls on a CUDA device. `main` is the stream current when a call is made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        # Captures and warm-up of a lane keep to one stream: memory of a shared pool and the workspaces of
+        # cuBLAS belong to a stream, so lanes that run beside each other never share either.
+        self._streams: dict[Lane, torch.cuda.Stream] = {
+            "main": torch.cuda.Stream(device),
+            "beside": torch.cuda.Stream(device),
+        }
+        self._pools: dict[Lane, Any] = {lane: torch.cuda.graph_pool_handle() for lane in self._streams}
+
+    def static(self, like: Tensor) -> Tensor:
+        """As `Device.static`."""
+        with torch.inference_mode(False):  # written to from both modes
+            return torch.empty(like.shape, dtype=like.dtype, device=self._device).copy_(like)
+
+    def pinned(self, like: Tensor) -> Tensor:
+        """As `Device.pinned`."""
+        with torch.inference_mode(False):
+            return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+
+    def capture(
+        self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], lane: Lane
+    ) -> tuple[Any, tuple[Tensor, ...]]:
+        """As `Device.capture`, after warm-up on copies: an operator may change its input in place."""
+        stream, graph = self._streams[lane], torch.cuda.CUDAGraph()
+        with _CAPTURING, torch.cuda.device(self._device):
+            current = torch.cuda.current_stream(self._device)
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UP_CALLS):
+                    run(*(tensor.clone() for tensor in inputs))
+            current.wait_stream(stream)
+            # "thread_local": other threads go on serving, and allocating, meanwhile.
+            with torch.cuda.graph(
+                graph, pool=self._pools[lane], stream=stream, capture_error_mode="thread_local"
+            ):
+                outputs = run(*inputs)
+        return graph, outputs
+
+    def replay(self, graph: Any, lane: Lane) -> None:
+        """As `Device.replay`."""
+        if lane == "main":
+            graph.replay()
+            return
+        with torch.cuda.stream(self._streams["beside"]):
+            graph.replay()
+
+    def copy(self, source: Tensor, target: Tensor, lane: Lane) -> None:
+        """As `Device.copy`."""
+        if lane == "main":
+            target.copy_(source, non_blocking=True)
+            return
+        with torch.cuda.stream(self._streams["beside"]):
+            target.copy_(source, non_blocking=True)
+
+    def event(self) -> Any:
+        """As `Device.event`."""
+        return torch.cuda.Event()
+
+    def record(self, event: Any, lane: Lane) -> None:
+        """As `Device.record`."""
+        event.record(self._stream(lane))
+
+    def wait(self, event: Any, lane: Lane) -> None:
+        """As `Device.wait`."""
+        self._stream(lane).wait_event(event)
+
+    def query(self, event: Any) -> bool:
+        """As `Device.query`."""
+        return bool(event.query())
+
+    def synchronize(self, event: Any) -> None:
+        """As `Device.synchronize`."""
+        event.synchronize()
+
+    def taken(self, tensor: Tensor) -> Tensor:
+        """As `Device.taken`; the host does not wait here."""
+        return tensor.clone()
+
+    def device_ms(self, queue: Callable[[], None]) -> float:
+        """As `Device.device_ms`, the median of a few, by CUDA events."""
+        times = []
+        for _ in range(_TIMED_CALLS):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record(self._stream("main"))
+            queue()
+            end.record(self._stream("main"))
+            end.synchronize()
+            times.append(float(begin.elapsed_time(end)))
+        return median(times)
+
+    def host_ms(self, work: Callable[[], None]) -> float:
+        """As `Device.host_ms`, the median of a few."""
+        times = []
+        for _ in range(_TIMED_CALLS):
+            torch.cuda.synchronize(self._device)
+            start = time.perf_counter_ns()
+            work()
+            times.append((time.perf_counter_ns() - start) / 1e6)
+        return median(times)
+
+    def _stream(self, lane: Lane) -> torch.cuda.Stream:
+        return self._streams["beside"] if lane == "beside" else torch.cuda.current_stream(self._device)
+
+
+def why_no_cuda() -> str | None:
+    """Why no CUDA device can be used here, None where one can."""
+    if torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    return f"torch {torch.__version__} sees no CUDA device"
