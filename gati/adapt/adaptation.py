@@ -139,11 +139,6 @@ class Adaptation:
         return cls(served, settings, **{"model": model_name(directory), **options})
 
     @property
-    def version(self) -> int:
-        """The version that serves; 0 is the library's own."""
-        return self._current.number
-
-    @property
     def served(self) -> Served:
         """What serves now."""
         return self._current.served

@@ -207,7 +207,7 @@ def test_a_restart_goes_on_with_the_active_version_and_the_samples(
     options: Any = {"model": "digits", "repository": ModelRepository(tmp_path / "versions")}
     with adapting(served, again, history=history, **options) as adaptation:
         assert again.kinds == ["resumed"]
-        assert adaptation.version == before.version and adaptation.status.samples == before.samples
+        assert adaptation.status.version == before.version and adaptation.status.samples == before.samples
         assert any(answer.hit for answer in feed(adaptation, drift[600:700], begin_s=960.0))
 
 
@@ -234,9 +234,9 @@ def test_killed_while_publishing_the_old_version_serves_and_the_next_attempt_suc
             list(feed(adaptation, drift[:600]))
     again = Told()
     with adapting(served, again, repository=ModelRepository(tmp_path / "versions")) as adaptation:
-        assert adaptation.version == 0 and again.kinds == []
+        assert adaptation.status.version == 0 and again.kinds == []
         list(feed(adaptation, drift[:600]))
-        assert adaptation.version >= 1 and {"activated", "reused"} & set(again.kinds)
+        assert adaptation.status.version >= 1 and {"activated", "reused"} & set(again.kinds)
 
 
 def test_a_full_disk_keeps_the_old_version(
