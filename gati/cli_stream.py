@@ -155,6 +155,8 @@ def _run(
                 tell_source(streamed.source.value)
     except KeyboardInterrupt:  # how a stream is ended that does not end by itself
         typer.echo("ended by Ctrl-C", err=True)
+    if adaptation.status.retraining:
+        typer.echo("a retraining is under way: its version is for the next run; please wait", err=True)
     cli_live.summary(tally, adaptation.status, source)
 
 

@@ -49,7 +49,7 @@ from gati.runtime.load import Served, open_served
 __all__ = ["Adaptation"]
 
 _AUDITS_WAITING = 512
-_FAREWELL_S = 30.0
+_FAREWELL_S = 600.0  # a retraining cannot be interrupted, and a thread inside an engine not be left
 
 
 class Adaptation:
@@ -139,11 +139,6 @@ class Adaptation:
         return cls(served, settings, **{"model": model_name(directory), **options})
 
     @property
-    def version(self) -> int:
-        """The version that serves; 0 is the library's own."""
-        return self._current.number
-
-    @property
     def served(self) -> Served:
         """What serves now."""
         return self._current.served
@@ -198,7 +193,10 @@ class Adaptation:
         return self._auditing.wait(deadline_s) and self._training.wait(deadline_s)
 
     def close(self) -> None:
-        """End the work beside and remove local files; versions and samples stay where they are kept."""
+        """End the work beside and remove local files; versions and samples stay where they are kept.
+
+        A retraining under way comes to its end, and the next run begins with what it published.
+        """
         self._auditing.close(_FAREWELL_S)
         self._training.close(_FAREWELL_S)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -42,12 +42,19 @@ class LookupCosts:
             return self.of(build_predictor(variant, shape, classes).eval(), block)
 
     def corrected(self, served: Served) -> Served:
-        """The same with lookups in the composition that cost at least what they are estimated to."""
-        exits, added_ms = [], 0.0
+        """The same with a composition in which lookups, and the way to them, cost at least as estimated.
+
+        The way to a block is the share of the base model's time that the library's profile says.
+        """
+        profile = served.library.manifest.profile
+        reach_ms = {each.name: self._base_ms * each.reach_ms / profile.base_ms for each in profile.blocks}
+        exits, added_ms, paid_ms = [], 0.0, 0.0
         for described, leaving in zip(served.composition.exits, served.engine.exits, strict=True):
             lookup_ms = max(described.lookup_ms, self.of(leaving.cache, leaving.block))
             added_ms += lookup_ms - described.lookup_ms
-            exits.append(replace(described, lookup_ms=lookup_ms, exit_ms=described.exit_ms + added_ms))
+            paid_ms += lookup_ms
+            exit_ms = max(described.exit_ms + added_ms, reach_ms[leaving.block] + paid_ms)
+            exits.append(replace(described, lookup_ms=lookup_ms, exit_ms=exit_ms))
         composition: Composition = replace(served.composition, exits=tuple(exits))
         return replace(served, composition=composition)
 

@@ -14,10 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from gati.adapt import renewal
 from gati.adapt.adaptation import Adaptation
 from gati.adapt.background import Background
 from gati.adapt.replay import Recording, replay, sweep
 from gati.adapt.repository import ModelRepository
+from gati.adapt.retrain import Retrained, retrain
 from gati.adapt.settings import AdaptSettings, Answered, Audit, Change
 from gati.adapt.store import RecordStore
 from gati.adapt.writer import BackgroundWriter
@@ -26,7 +28,7 @@ from gati.runtime.load import Served
 from tests.adapt.deployed import FAMILIAR, STRANGE, make_deployed, stream
 
 SETTINGS = AdaptSettings(
-    interval_s=1e9, window_inputs=600, accuracy=0.95, blocks=("blocks.0",), original_inputs=0, seed=1
+    interval_s=1e9, window_inputs=600, accuracy=0.9, blocks=("blocks.0",), original_inputs=0, seed=1
 )
 
 
@@ -38,7 +40,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
 @pytest.fixture(scope="module")
 def drift() -> Tensor:
     """What the caches do not know, then what they know, then the former again."""
-    parts = [stream(STRANGE, 1500, seed=2), stream(FAMILIAR, 1500, seed=5), stream(STRANGE, 600, seed=7)]
+    parts = [stream(STRANGE, 900, seed=2), stream(FAMILIAR, 900, seed=5), stream(STRANGE, 400, seed=7)]
     return torch.cat(parts)
 
 
@@ -79,23 +81,23 @@ def test_the_course_of_things(served: Served, drift: Tensor, told: Told) -> None
     with adapting(served, told) as adaptation:
         answers = list(feed(adaptation, drift))
         status = adaptation.status
-    assert told.kinds[:3] == ["alarm", "retraining", "activated"]
+    assert told.kinds[:4] == ["alarm", "retraining", "activated", "returned"]
     stopped = told.first("alarm").request
     returned = told.first("returned").request
     assert not any(answer.hit for answer in answers[stopped:returned])  # from the very next request on
     back = told.first("reused")
-    assert back.request > 3000  # where the first scene is back
-    assert any(c.kind == "activated" and c.version == back.version and c.request < 1500 for c in told.changes)
+    assert back.request > 1800  # where the first scene is back
+    assert any(c.kind == "activated" and c.version == back.version and c.request < 900 for c in told.changes)
     assert status.requests == len(drift) and status.hits == sum(answer.hit for answer in answers)
     base = served.engine.reference(drift).tolist()
     agreed = [answer.prediction.class_index == other for answer, other in zip(answers, base, strict=True)]
-    assert np.mean(agreed[returned:]) >= 0.95
+    assert np.mean(agreed[returned:]) >= 0.9
 
 
 def test_every_request_is_answered_by_one_version(served: Served, drift: Tensor, told: Told) -> None:
     with adapting(served, told) as adaptation:
         names: dict[int, set[str]] = {}
-        for answer, x in zip(feed(adaptation, drift[:2500]), drift.split(1), strict=False):
+        for answer, x in zip(feed(adaptation, drift[:1600]), drift.split(1), strict=False):
             names.setdefault(answer.version, set()).add(answer.prediction.version)
             if answer.hit:  # what that version says of this input, and no other
                 again = adaptation._deployments.open(answer.version).served.engine(x)[0]
@@ -114,14 +116,24 @@ def test_while_stopped_the_base_model_answers(served: Served, drift: Tensor, tol
         assert torch.equal(given.probabilities, served.engine.base(x)[0].probabilities)
 
 
-def test_new_caches_that_are_not_better_do_not_serve(served: Served, told: Told) -> None:
-    """Noise on which the base model has an opinion that nobody can learn."""
-    inputs = torch.rand(900, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 4 - 2
-    settings = replace(SETTINGS, interval_s=20.0, blocks=(), falls_to=0.0)
+@pytest.mark.parametrize("fault", ["slower", "hardly faster", "not certified"])
+def test_new_caches_that_are_not_better_do_not_serve(
+    served: Served, told: Told, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def worse(*arguments: Any, **options: Any) -> Retrained:
+        found = retrain(*arguments, **options)
+        before = replace(found.before, certified=True)
+        factor = 1.1 if fault == "slower" else 0.99 if fault == "hardly faster" else 0.5
+        latency_ms = before.mean_latency_ms * factor
+        after = replace(found.after, mean_latency_ms=latency_ms, certified=fault != "not certified")
+        return replace(found, before=before, after=after)
+
+    monkeypatch.setattr(renewal, "retrain", worse)
+    settings = replace(SETTINGS, interval_s=20.0, falls_to=0.0, accuracy=0.8)
     with adapting(served, told, settings) as adaptation:
-        answers = list(feed(adaptation, inputs))
+        answers = list(feed(adaptation, stream(FAMILIAR, 600, seed=3)))
     assert "kept" in told.kinds and "activated" not in told.kinds
-    assert {answer.version for answer in answers} == {0}
+    assert {answer.version for answer in answers} == {0} and any(answer.hit for answer in answers[-50:])
 
 
 def test_a_new_version_waits_for_its_time(served: Served, drift: Tensor, told: Told) -> None:
@@ -195,7 +207,7 @@ def test_a_restart_goes_on_with_the_active_version_and_the_samples(
     options: Any = {"model": "digits", "repository": ModelRepository(tmp_path / "versions")}
     with adapting(served, again, history=history, **options) as adaptation:
         assert again.kinds == ["resumed"]
-        assert adaptation.version == before.version and adaptation.status.samples == before.samples
+        assert adaptation.status.version == before.version and adaptation.status.samples == before.samples
         assert any(answer.hit for answer in feed(adaptation, drift[600:700], begin_s=960.0))
 
 
@@ -222,9 +234,9 @@ def test_killed_while_publishing_the_old_version_serves_and_the_next_attempt_suc
             list(feed(adaptation, drift[:600]))
     again = Told()
     with adapting(served, again, repository=ModelRepository(tmp_path / "versions")) as adaptation:
-        assert adaptation.version == 0 and again.kinds == []
+        assert adaptation.status.version == 0 and again.kinds == []
         list(feed(adaptation, drift[:600]))
-        assert adaptation.version >= 1 and "activated" in again.kinds
+        assert adaptation.status.version >= 1 and {"activated", "reused"} & set(again.kinds)
 
 
 def test_a_full_disk_keeps_the_old_version(
