@@ -21,7 +21,8 @@ def test_all_is_sorted_and_complete() -> None:
     assert verbs | {"bench", "compose_within_latency", "pareto", "predict", "report"} == set(FUNCTIONS)
 
 
-SERVICES = {"serve", "query"}  # they start processes, or ask them: the library knows nothing of those
+# They start processes, ask them, or follow a stream: what they do is in `services` and `gati.adapt`.
+SERVICES = {"serve", "query", "stream", "replay"}
 
 
 def test_every_verb_of_the_command_line_is_a_function() -> None:

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 import gati
 from gati.errors import GatiError
 from services.scheduler import operations, pipeline_routes, replies, v2
+from services.scheduler.dashboard import dashboards_router
 from services.scheduler.scheduler import Scheduler
 
 __all__ = ["create_app"]
@@ -34,6 +35,7 @@ def create_app(scheduler: Scheduler) -> FastAPI:
     app.state.scheduler = scheduler
     for router in (v2.router, pipeline_routes.router, operations.router):
         app.include_router(router)
+    app.include_router(dashboards_router(scheduler.dashboards))
     app.add_exception_handler(GatiError, _refused)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from gati.errors import GatiError, NotFoundError, OverloadError, UnavailableError
 from services.config import ServeConfig
 from services.quantile import RunningQuantile
+from services.scheduler.dashboard import Dashboard
 from services.scheduler.lag import LagMeter
 from services.scheduler.metrics import Metrics
 from services.scheduler.models import Asked, Model
@@ -43,6 +44,8 @@ class Scheduler:
         self.pipelines = pipelines
         self.metrics = Metrics()
         self._adaptation = adaptation
+        self.dashboards = {name: Dashboard(model) for name, model in models.items()}
+        self._looking: list[asyncio.Task[None]] = []
         self.draining = False
         self.unloaded: set[str] = set()
         self._under_way = 0
@@ -60,6 +63,7 @@ class Scheduler:
     def start(self) -> None:
         """Start and connect all models."""
         self._lag.start()
+        self._looking = [asyncio.create_task(each.keep_looking()) for each in self.dashboards.values()]
         for model in self.models.values():
             model.start()
         if self._adaptation is not None:
@@ -82,6 +86,8 @@ class Scheduler:
         """Refuse what is new, wait until everything is answered, and stop the models."""
         self.draining = True
         self._lag.stop()
+        for task in self._looking:
+            task.cancel()
         timeout_s = self.config.drain_timeout_s
         try:
             async with asyncio.timeout(timeout_s):

@@ -120,6 +120,7 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
         found = await unless_gone(request, model.infer(asked.tensor, scheduler.asked(timing), version))
     latency_ms = timing.elapsed_ms()
     scheduler.answered(latency_ms, found.latency_ms)
+    scheduler.dashboards[name].answered(found, latency_ms)
     scheduler.metrics.request_seconds.labels(name).observe(latency_ms / 1e3)
     head = {
         "model_name": name,

@@ -249,6 +249,15 @@ def test_documentation_needs_no_network(serving: Serving) -> None:
     assert "/v1/pipelines/{pipeline}/query" in paths and "/v2/models/{model}/infer" in paths
 
 
+def test_every_model_has_a_live_page(serving: Serving) -> None:
+    page = serving.client.get("/dashboard", follow_redirects=True)
+    assert page.status_code == 200 and str(page.url).endswith("/dashboard/small/")
+    serving.infer()
+    with serving.client.stream("GET", "/dashboard/small/events") as events:
+        told = next(line for line in events.iter_lines() if line.startswith("data:"))
+    assert "layer" in told or "base" in told
+
+
 def test_the_trace_goes_through(serving: Serving) -> None:
     trace = "0af7651916cd43dd8448eb211c80319c"
     headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}

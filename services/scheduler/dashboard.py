@@ -1,0 +1,101 @@
+"""The live page of each model at `/dashboard/NAME`: its answers, where they leave, what the guard says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter
+from fastapi.responses import RedirectResponse, Response
+from scipy.stats import beta
+
+from gati.errors import GatiError
+from services.live import LiveState, live_router
+from services.scheduler.models import Model
+
+__all__ = ["Dashboard", "dashboards_router"]
+
+_INTERVAL_S = 1.0
+_CONFIDENCE = 0.95
+
+
+class Dashboard:
+    """What the page of one model shows; told of every answer, and asking its service now and then."""
+
+    def __init__(self, model: Model) -> None:
+        self.state = LiveState(model.name, pictures=False)
+        self._model = model
+        self._version = ""
+        self._audits = (0, 0)
+        self._stopped = False
+
+    def answered(self, found: Any, latency_ms: float) -> None:
+        """Show the answers to a request."""
+        names = self._model.info.class_names
+        for each in found.answers:
+            index = each.class_index
+            self.state.publish(
+                {
+                    "time_s": time.time(),
+                    "source": "REST",
+                    "region": None,
+                    "class_name": str(index) if names is None else names[index],
+                    "probability": float(np.frombuffer(each.probabilities, "<f4")[index]),
+                    "exit": each.exit,
+                    "latency_ms": latency_ms,
+                    "base_latency_ms": None,
+                    "version": found.version,
+                }
+            )
+
+    async def keep_looking(self) -> None:
+        """Show versions, audits and alarms, until cancelled."""
+        while True:
+            with suppress(GatiError):
+                await self._look()
+            await asyncio.sleep(_INTERVAL_S)
+
+    async def _look(self) -> None:
+        if not self._model.ready:
+            self.state.source("reconnecting", self._model.cause)
+            return
+        self.state.source("running")
+        active = self._model.active
+        if active.version != self._version:
+            self._version = active.version
+            self.state.exits([name for name in active.exits if name != "base"])
+            self.state.promise((self._model.certificate(active.version) or {}).get("accuracy"))
+            self.state.event("version", f"{active.version} answers from now on")
+        found = await self._model.statistics()
+        self._audited(found.audits_agreed, found.audits_disagreed)
+        if found.stopped != self._stopped:
+            self._stopped = found.stopped
+            text = "caches stopped, the base model answers" if found.stopped else "caches answer again"
+            self.state.event("alarm" if found.stopped else "recovered", text)
+
+    def _audited(self, agreed: int, disagreed: int) -> None:
+        if (agreed, disagreed) == self._audits:
+            return
+        lost = disagreed > self._audits[1]
+        self._audits = agreed, disagreed
+        count, tail = agreed + disagreed, (1.0 - _CONFIDENCE) / 2.0
+        lower = float(beta.ppf(tail, agreed, disagreed + 1)) if agreed else 0.0
+        upper = float(beta.ppf(1.0 - tail, agreed + 1, disagreed)) if disagreed else 1.0
+        self.state.audit(not lost, count, disagreed, lower, upper)
+
+
+def dashboards_router(dashboards: Mapping[str, Dashboard]) -> APIRouter:
+    """`/dashboard` for the first model, `/dashboard/NAME` for each."""
+    found = APIRouter(include_in_schema=False)
+
+    @found.get("/dashboard")
+    async def first() -> Response:
+        return RedirectResponse(f"/dashboard/{next(iter(dashboards))}/")
+
+    for name, dashboard in dashboards.items():
+        found.include_router(live_router(dashboard.state), prefix=f"/dashboard/{name}")
+    return found
