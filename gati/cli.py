@@ -270,7 +270,7 @@ _verb("gati report runs/mine", "gati report runs/mine --out mine.html")(cli_comp
 app.add_typer(cli_plan.pipeline)
 _verb("gati serve runs/mine", "gati serve examples/pipeline/pipeline.toml --port 0")(cli_serve.serve)
 _verb("gati query cifar10 cat.png --slo 80ms")(cli_serve.query)
-_verb("gati stream runs/mine --source camera:0 --adapt --page 8080")(cli_stream.stream)
+_verb("gati stream runs/mine --source camera:0 --adapt --page")(cli_stream.stream)
 _verb("gati replay runs/mine --source road.mp4 --interval 10s --interval 60s")(cli_stream.replay)
 
 

@@ -9,7 +9,7 @@ import time
 
 __all__ = ["configure"]
 
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
 class _JsonLines(logging.Formatter):

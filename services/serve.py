@@ -138,7 +138,7 @@ def _model(name: str, own: ModelConfig, config: ServeConfig) -> Model:
         model=own.model,
         checkpoint=None if own.checkpoint is None else own.checkpoint.absolute(),
         size=own.height_and_width,
-        composition=own.composition if own.caches else None,
+        composition=own.composition if own.caches and own.library is not None else None,
         device=own.device,
         threads=own.threads or os.cpu_count() or 1,
         workers=own.workers,

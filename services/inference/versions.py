@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gati.errors import ConfigError, NotFoundError, RequestError, UnavailableError
+from gati.errors import CompositionError, ConfigError, NotFoundError, RequestError, UnavailableError
 from gati.types import is_name
 from services.inference.counts import Counts
 from services.inference.following import Following, watch_for
@@ -238,8 +238,10 @@ def _composition(model: OpenedModel, composition: str | None, folder: Path | Non
 
     if folder is not None:
         return Composition.load(folder / "composition.json")
-    if composition is None or model.library is None:
+    if composition is None:
         return None
+    if model.library is None:
+        raise CompositionError("a plain model has no compositions; explore it to make a cache library")
     return Composition.load(model.library.composition_path(composition))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -21,6 +22,8 @@ from services.scheduler.scheduler import Scheduler
 __all__ = ["answer", "router"]
 
 router = APIRouter(tags=["pipelines"])
+
+_log = logging.getLogger("gati.rest")
 
 _MOST_PARTS = 16
 
@@ -74,6 +77,16 @@ async def answer(request: Request, pipeline: str) -> Response:
     latency_ms = timing.elapsed_ms()
     scheduler.answered(latency_ms, sum(stage["service_ms"] for stage in found.stages))
     scheduler.metrics.pipeline_seconds.labels(pipeline).observe(latency_ms / 1e3)
+    _log.debug(
+        "query",
+        extra={
+            "pipeline": pipeline,
+            "label": found.label,
+            "options": [stage["option"] for stage in found.stages],
+            "latency_ms": round(latency_ms, 3),
+            "trace_id": timing.trace_id,
+        },
+    )
     slo_met = None if slo_ms is None else latency_ms <= slo_ms
     if slo_met is False:
         scheduler.metrics.slo_missed.labels(pipeline).inc()

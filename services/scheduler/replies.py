@@ -12,7 +12,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gati.errors import CancelledError, GatiError, NotAllowedError
+from gati.errors import GatiError, NotAllowedError
 
 __all__ = ["Json", "check_key", "error", "mistake", "refused"]
 
@@ -35,8 +35,7 @@ class Json(Response):
 
 def refused(request: Request, found: GatiError) -> Response:
     """What a refusal looks like: its status, one line, and when to try again."""
-    if isinstance(found, CancelledError):
-        _log.debug("client gone", extra={"path": request.url.path})
+    _log.debug("refused", extra={"path": request.url.path, "reason": str(found)})
     headers = {}
     retry_after_s = getattr(found, "retry_after_s", None)
     if retry_after_s is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -18,6 +19,8 @@ from services.scheduler.scheduler import Scheduler
 __all__ = ["answer", "router"]
 
 router = APIRouter(tags=["models"])
+
+_log = logging.getLogger("gati.rest")
 
 _EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics"]
 
@@ -122,6 +125,17 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
     scheduler.answered(latency_ms, found.latency_ms)
     scheduler.dashboards[name].answered(found, latency_ms)
     scheduler.metrics.request_seconds.labels(name).observe(latency_ms / 1e3)
+    _log.debug(
+        "request",
+        extra={
+            "model": name,
+            "version": found.version,
+            "exits": [each.exit for each in found.answers],
+            "latency_ms": round(latency_ms, 3),
+            "service_ms": round(found.latency_ms, 3),
+            "trace_id": timing.trace_id,
+        },
+    )
     head = {
         "model_name": name,
         "model_version": found.version,

@@ -86,3 +86,27 @@ def test_a_port_that_is_taken(folder: Path, repository: Path) -> None:
         done = gati("serve", str(folder / "library"), "--port", port, cwd=repository)
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
     assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+
+
+def test_a_plain_model_is_served_and_debug_logs_a_line_a_request(folder: Path, repository: Path) -> None:
+    """A network without a cache library, by a file of its own; every request is a line at debug."""
+    from tests.runtime import networks
+    from tests.services.running import Serving
+
+    file = folder / "plain.toml"
+    file.write_text(
+        f'[models.plain]\nmodel = "{networks.__file__}:Network"\nsize = "6x6"\n'
+        f'checkpoint = "{folder}/weights.safetensors"\nthreads = 1\n',
+        encoding="utf-8",
+    )
+    tensor = {"name": "input", "shape": [1, 1, 6, 6], "datatype": "FP32", "data": [0.5] * 36}
+    with Serving(file, "--log-level", "debug") as running:
+        reply = running.client.post("/v2/models/plain/infer", json={"inputs": [tensor]})
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["parameters"]["exit"] == "base" and reply.json()["model_version"] == "base"
+        refused = running.client.post(
+            "/v2/repository/models/plain/load", json={"parameters": {"composition": "default"}}
+        )
+        assert refused.status_code == 409
+    lines = [line for line in running.said if '"message": "request"' in line]
+    assert len(lines) == 1 and '"exits": ["base"]' in lines[0]
