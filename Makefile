@@ -20,11 +20,11 @@ demo: $(STAMP) ## train, explore, compose and evaluate on handwritten digits (ab
 	$(BIN)/gati demo
 
 test: check $(STAMP) ## lint, types and all tests: what continuous integration runs
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 	$(BIN)/python -m pytest -m slow
 
 test-fast: $(STAMP) ## only the tests that train nothing
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 check: lint types ## lint and types
 
