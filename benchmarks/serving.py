@@ -299,7 +299,7 @@ def main() -> None:
     from gati.model.preprocess import Preprocessing
 
     preprocessing = Preprocessing.from_json(Library.open(asked.library).manifest.preprocessing)
-    inputs = load_data(str(asked.data), preprocessing, what="data").images(list(range(200))).numpy()
+    inputs = load_data(str(asked.data), preprocessing, what="data").images(list(range(2000))).numpy()
     name = asked.library.resolve().name
     document: dict[str, Any] = {}
     with serving(asked.library) as port:

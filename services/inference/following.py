@@ -101,6 +101,11 @@ class Following:
         """Whether the guard keeps the caches from answering."""
         return self.watch is not None and not self.watch.may_hit
 
+    @property
+    def serving(self) -> RequestQueue:
+        """The queue in which requests are answered now: the base model's own while the caches are stopped."""
+        return self._base if self.stopped and self._base is not None else self._early
+
     def draw(self) -> Drawn:
         """Decide about the next request, before it is answered."""
         audit = self.watch is not None and self.watch.draw()

@@ -124,7 +124,7 @@ class InferenceService:
     async def statistics(self) -> Any:
         """Counts since the service began."""
         loaded = self._versions.loaded
-        expected_s = self._versions.active.queue.expected_wait_s() if loaded else 0.0
+        expected_s = self._versions.active.following.serving.expected_wait_s() if loaded else 0.0
         return Statistics(
             inputs=self._counts.inputs,
             refused=dict(self._counts.refused),
@@ -155,7 +155,7 @@ class InferenceService:
                 f"a batch of {inputs} inputs; send 1 to {self._settings.largest_batch} at a time"
             )
         slo_s = None if request.latency_slo_ms is None else request.latency_slo_ms / 1e3
-        version.queue.admit(inputs, priority, slo_s)
+        version.following.serving.admit(inputs, priority, slo_s)
         given = from_tensor(request.input)
         rows = await self._rows(version, given)
         deadline_s = arrived_s + request.time_remaining_ms / 1e3
