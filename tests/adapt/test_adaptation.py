@@ -256,7 +256,7 @@ def test_a_full_disk_keeps_the_old_version(
 def test_live_it_adapts_beside_and_counts_everything(served: Served, drift: Tensor, told: Told) -> None:
     with adapting(served, told, deterministic=False) as adaptation:
         answers = []
-        for answer in feed(adaptation, drift[:900].repeat(6, 1, 1, 1)):  # a slow machine may need several tries
+        for answer in feed(adaptation, drift[:900].repeat(6, 1, 1, 1)):  # slow machines try again
             answers.append(answer)
             if len(answers) % 20 == 0:  # as a camera would: the machine has time in between
                 assert adaptation.wait()
