@@ -19,8 +19,8 @@ from gati.types import TrialId
 from tests.compose.libraries import make_library
 
 VERBS = [
-    "blocks", "explore", "compose", "certify", "evaluate", "bench", "report", "predict", "export", "demo",
-    "pipeline",
+    "blocks", "explore", "compose", "evaluate", "certify", "bench", "report", "serve", "query", "stream",
+    "replay", "predict", "export", "demo", "pipeline",
 ]  # fmt: skip
 
 

@@ -69,7 +69,7 @@ def test_stream_with_adapt_keeps_samples_for_the_next_run(library: Path, video: 
 
 def test_ctrl_c_ends_a_stream_with_a_summary(library: Path, tmp_path: Path) -> None:
     lines = tmp_path / "results.jsonl"
-    endless = film(tmp_path / "long.mp4", 3000)
+    endless = film(tmp_path / "long.mp4", 20_000)
     command = [sys.executable, "-m", "gati", "stream", str(library), "--source", str(endless)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
