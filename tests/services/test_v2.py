@@ -168,7 +168,7 @@ def test_bodies_are_bounded_packed_and_unpacked(folder: Path) -> None:
 
 
 def test_a_deadline_and_an_slo_that_cannot_be_met(serving: Serving) -> None:
-    hopeless = serving.infer(latency_slo_ms=0.01)
+    hopeless = serving.infer(latency_slo_ms=0.01, timeout_ms=9000)
     assert hopeless.status_code == 429 and int(hopeless.headers["Retry-After"]) >= 1
     assert serving.infer(timeout_ms=0.001).status_code in (504, 429)
 
