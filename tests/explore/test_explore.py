@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import filecmp
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from gati.explore import prepare, rounds, schedule
 from gati.explore.explore import explore
 from gati.explore.library import CERTIFY, SELECT, Library
 from gati.explore.progress import SilentProgress
-from gati.types import BlockProfile
+from gati.types import BlockProfile, Trial, TrialId
 from tests.explore.networks import trained_state, write_digits
 
 NET = f"{Path(__file__).parent / 'networks.py'}:Net"
@@ -27,7 +28,19 @@ VARIANTS = ("fc(16)", "grid(16)", "pyramid(4)")
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
-    """Few steps, and the same variants skipped every time: on so small a network noise would decide."""
+    """Few steps, and the same trials every time: on so small a network noise would choose them."""
+
+    def chosen(
+        screened: Sequence[Trial],
+        hit_rates: Mapping[TrialId, float],
+        weight_layers: Mapping[str, int],
+        blocks: int,
+        base_ms: float,
+        limit: int,
+    ) -> list[TrialId]:
+        assert all(trial.lookup_ms for trial in screened) and base_ms > 0
+        alike = [replace(trial, lookup_ms=0.1) for trial in screened]
+        return schedule.select_for_main_round(alike, hit_rates, weight_layers, blocks, 1.0, limit)
 
     def skipped(lookup_ms: float, block: BlockProfile, base_ms: float) -> str:
         assert lookup_ms > 0 and 0 < block.reach_ms <= base_ms
@@ -35,6 +48,7 @@ def _quick() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prepare, "too_slow", skipped)
+        patch.setattr(rounds, "select_for_main_round", chosen)
         patch.setattr(schedule, "_LEAST_MAIN_STEPS", 105)
         yield
 

@@ -138,7 +138,7 @@ class Serving:
         """Process ids of the inference processes, by model."""
         found = {}
         for line in subprocess.run(
-            ["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
+            ["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
         ).stdout.splitlines():
             if "services.inference" in line and f" {self.process.pid} " in line:
                 name = re.search(r'"name":"([^"]+)"', line)
