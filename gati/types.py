@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NewType
 
 TrialId = NewType("TrialId", str)
+OutputsKind = Literal["logits", "probabilities"]  # what a base model ends with
 Placement = Literal["inline", "overlapped"]
 TrialStatus = Literal["trained", "skipped", "failed"]
 
@@ -16,6 +17,7 @@ __all__ = [
     "NAME_PATTERN",
     "BlockProfile",
     "OperatingPoint",
+    "OutputsKind",
     "Placement",
     "Profile",
     "Trial",

@@ -18,13 +18,13 @@ from pathlib import Path
 from gati.adapt.scene import Signature, read_signature, write_signature
 from gati.caches import LearnedCache, load_cache, save_cache
 from gati.compose.composition import Composition
-from gati.compose.engines import outputs_kind, traced_network
+from gati.compose.engines import traced_network
 from gati.errors import AdaptError, CompositionError, LibraryError, StorageError
 from gati.explore.library import Library
 from gati.files import atomic_write
 from gati.model.preprocess import Preprocessing
 from gati.model.segments import TracedModel
-from gati.runtime.backends import GraphBackend, OutputsKind, get_backend
+from gati.runtime.backends import GraphBackend, get_backend
 from gati.runtime.engine import Engine
 from gati.runtime.exits import EngineExit
 from gati.runtime.load import Served
@@ -54,8 +54,9 @@ class Graphs:
         cuts = self._blocks | {leaving.block for leaving in exits}
         if cuts != self._blocks:
             self._blocks, self._convert = frozenset(cuts), self._converter()
-        kind: OutputsKind = engine.outputs_kind
-        (model,) = backend.assembled(engine.traced, [exits], kind, convert=self._convert, cuts=self._blocks)
+        (model,) = backend.assembled(
+            engine.traced, [exits], engine.outputs_kind, convert=self._convert, cuts=self._blocks
+        )
         self._convert.forget_lookups()
         atomic_write(path, lambda temporary: _write_bytes(temporary, model))
 
@@ -164,7 +165,7 @@ def _open(
     engine = Engine(
         traced,
         exits,
-        outputs_kind=outputs_kind(library),
+        outputs_kind=manifest.outputs_kind,
         backend=composition.backend,
         version=f"{composition.name}@{manifest.checkpoint_sha256[:12]}",
         class_names=manifest.class_names,

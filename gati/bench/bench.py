@@ -20,7 +20,7 @@ from gati.bench.cascade import build_cascade
 from gati.bench.measure import WARM_UP_REQUESTS, Contender, measure_latency, measure_throughput
 from gati.bench.peers import build_peers
 from gati.bench.result import Bench, Kind, LeftOut, Row, spread
-from gati.compose.engines import graph_backend, outputs_kind, traced_network
+from gati.compose.engines import graph_backend, traced_network
 from gati.errors import BackendError, DataError, GatiError
 from gati.explore.library import Library
 from gati.files import atomic_write_text
@@ -158,7 +158,7 @@ class _Field:
             first, then = (
                 Engine(
                     network,
-                    outputs_kind=outputs_kind(library),
+                    outputs_kind=library.manifest.outputs_kind,
                     backend=own.backend,
                     graphs=self._quantised(library, network, own.backend, ()),
                 )
@@ -188,7 +188,7 @@ class _Field:
                 own.traced,
                 # A placement was chosen for its own backend; inline is what all of them can do.
                 exits if backend == own.backend else inline,
-                outputs_kind=outputs_kind(self.served.library),
+                outputs_kind=self.served.library.manifest.outputs_kind,
                 backend=backend,
                 graphs=self._quantised(self.served.library, own.traced, backend, inline),
             )
@@ -210,7 +210,7 @@ class _Field:
         paths = []
         for chosen in (exits, ()):
             path = Path(self._folder.name) / f"{len(list(Path(self._folder.name).iterdir()))}.zip"
-            (model,) = executes.assembled(traced, [chosen], outputs_kind(library))
+            (model,) = executes.assembled(traced, [chosen], library.manifest.outputs_kind)
             path.write_bytes(model)
             paths.append(path)
         return paths[0], paths[1]

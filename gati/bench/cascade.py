@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from gati.bench.measure import Contender
-from gati.compose.engines import outputs_kind
 from gati.errors import DataError
 from gati.explore.library import SELECT, Library
 from gati.explore.splits import held_out
@@ -61,7 +60,7 @@ def build_cascade(
         early=False,
         many=False,
         smaller=small_engine,
-        threshold=_threshold(larger, small_engine, outputs_kind(smaller), accuracy),
+        threshold=_threshold(larger, small_engine, smaller.manifest.outputs_kind, accuracy),
     )
 
 

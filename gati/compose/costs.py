@@ -128,12 +128,12 @@ def on_backend(
 
 def measure(library: Library, backend: str, progress: Callable[[int, int], None] | None) -> BackendCosts:
     """Measure base model, blocks, a decision and every architecture of cache on `backend`."""
-    from gati.compose.engines import graph_backend, outputs_kind, traced_network
+    from gati.compose.engines import graph_backend, traced_network
     from gati.runtime.backends import SegmentBackend, get_backend
     from gati.runtime.graph_costs import measure_graph
     from gati.runtime.segment_costs import measure_segments
 
-    profile, kind = library.manifest.profile, outputs_kind(library)
+    profile, kind = library.manifest.profile, library.manifest.outputs_kind
     found = get_backend(backend)  # refused before a model is loaded, if at all
     if isinstance(found, SegmentBackend):
         costs = measure_segments(

@@ -21,12 +21,12 @@ from gati.files import atomic_write
 from gati.graph.convert import Converter
 from gati.model.load import load_model
 from gati.model.segments import TracedModel, trace
-from gati.runtime.backends import BACKENDS, GraphBackend, OutputsKind, get_backend
+from gati.runtime.backends import BACKENDS, GraphBackend, get_backend
 from gati.runtime.exits import EngineExit
 from gati.types import TrialId
 from gati.version import __version__
 
-__all__ = ["EngineAnswers", "graph_backend", "graph_files", "outputs_kind", "traced_network"]
+__all__ = ["EngineAnswers", "graph_backend", "graph_files", "traced_network"]
 
 Setting = tuple[tuple[TrialId, float], ...]  # exits in forward order, with thresholds
 Answers = tuple[NDArray[np.int64], NDArray[np.int64]]  # where each input left, and its class
@@ -72,7 +72,7 @@ class EngineAnswers:
         for _, group in groupby(wanted, key=lambda setting: [exit_[0] for exit_ in setting]):
             settings = list(group)
             exits = [self._exits(setting) for setting in settings]
-            kind = outputs_kind(self._library)
+            kind = self._library.manifest.outputs_kind
             models = self._backend.assembled(
                 self._traced, exits, kind, convert=self._convert, cuts=self._cuts
             )
@@ -125,11 +125,6 @@ def graph_backend(library: Library, name: str, *, calibrate_on: int = _CALIBRATI
     if not isinstance(executes, GraphBackend):
         raise BackendError(f"backend '{name}' compiles no graphs; choose openvino or onnxruntime")
     return executes
-
-
-def outputs_kind(library: Library) -> OutputsKind:
-    """Return what the network gives."""
-    return "probabilities" if library.manifest.outputs_kind == "probabilities" else "logits"
 
 
 def traced_network(library: Library, devices: Collection[str] = ("cpu",)) -> TracedModel:

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from gati.errors import LibraryError
 from gati.files import atomic_write, atomic_write_text
-from gati.types import BlockProfile, OperatingPoint, Profile, Trial, TrialId
+from gati.types import BlockProfile, OperatingPoint, OutputsKind, Profile, Trial, TrialId
 
 __all__ = ["FORMAT", "SELECT", "CERTIFY", "BaseOutcomes", "Library", "Manifest", "TrialOutcomes"]
 
@@ -62,7 +62,7 @@ class Manifest:
     preprocessing: dict[str, Any]
     class_names: tuple[str, ...] | None
     classes: int
-    outputs_kind: str  # "logits" or "probabilities"
+    outputs_kind: OutputsKind
     input_shape: tuple[int, ...]  # without the batch dimension
     profile: Profile
     seed: int

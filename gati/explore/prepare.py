@@ -25,7 +25,7 @@ from gati.model.load import LoadedModel
 from gati.model.outputs import check_base_outputs, check_more_than_one_class, outputs_kind
 from gati.model.segments import TracedModel, trace
 from gati.runtime.profile import measure_lookup, measure_profile
-from gati.types import BlockProfile, Profile, Trial, TrialId
+from gati.types import BlockProfile, OutputsKind, Profile, Trial, TrialId
 
 __all__ = ["HeldOut", "Prepared", "Specification", "prepare", "trial_name"]
 
@@ -35,7 +35,7 @@ class HeldOut:
     """The base model's class of every held-out input, int64 [n]."""
 
     base_class: npt.NDArray[np.int64]
-    outputs_kind: str
+    outputs_kind: OutputsKind
     classes: int
 
 

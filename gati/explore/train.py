@@ -21,7 +21,7 @@ from gati.caches import distillation_loss
 from gati.explore.augment import Augmentation
 from gati.files import atomic_write
 from gati.model.hooks import collect_hidden
-from gati.types import TrialId
+from gati.types import OutputsKind, TrialId
 
 __all__ = ["LATENESS", "Inputs", "Learner", "SharedTraining", "bfloat16_pays", "training_precision"]
 
@@ -63,7 +63,7 @@ class SharedTraining:
         batch_size: int,
         seed: int,
         augmentation: Augmentation,
-        outputs_kind: str,
+        outputs_kind: OutputsKind,
         device: torch.device,
         learning_rate: float = 4e-3,
     ) -> None:

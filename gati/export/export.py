@@ -124,10 +124,7 @@ def _stages(served: Served) -> Stages:
     if blocks != [leaving.block for leaving in served.engine.exits]:
         listed = ", ".join(blocks)
         raise CompositionError(f"the exits {listed} are not in forward order; run gati compose again")
-    kind = served.library.manifest.outputs_kind
-    return build_stages(
-        served.engine.traced, served.engine.exits, "probabilities" if kind == "probabilities" else "logits"
-    )
+    return build_stages(served.engine.traced, served.engine.exits, served.library.manifest.outputs_kind)
 
 
 def _raw_preprocessing(served: Served) -> Preprocessing:

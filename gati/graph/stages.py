@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from gati.errors import CutError
 from gati.model.program import FlatFunction
 from gati.model.segments import TracedModel
 from gati.runtime.exits import EngineExit
+from gati.types import OutputsKind
 
 __all__ = [
     "INPUT",
@@ -113,7 +114,7 @@ class Stages:
 def build_stages(
     traced: TracedModel,
     exits: Sequence[EngineExit],
-    outputs_kind: Literal["logits", "probabilities"],
+    outputs_kind: OutputsKind,
     cuts: Collection[str] = (),
 ) -> Stages:
     """Cut the network at its exits, and after the blocks `cuts`, and put the lookups in.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.errors import DataError, ModelError
+from gati.types import OutputsKind
 
-__all__ = ["OutputsKind", "check_base_outputs", "check_more_than_one_class", "outputs_kind"]
+__all__ = ["check_base_outputs", "check_more_than_one_class", "outputs_kind"]
 
-OutputsKind = Literal["logits", "probabilities"]
 _SUM_TOLERANCE = 1e-3
 
 

@@ -25,6 +25,7 @@ from gati.runtime.backends import (
 from gati.runtime.batching import BatchedSegment, Outcome, Stage, answer_rows, rows_of, segments_of
 from gati.runtime.exits import BASE, EngineExit, Prediction, doubtful_class, tie_tolerance
 from gati.runtime.placement import Beside, beside_for
+from gati.types import OutputsKind
 
 if TYPE_CHECKING:
     from gati.model.preprocess import Preprocessing
@@ -64,7 +65,7 @@ class Engine:
         traced: TracedModel,
         exits: Sequence[EngineExit] = (),
         *,
-        outputs_kind: Literal["logits", "probabilities"] = "logits",
+        outputs_kind: OutputsKind = "logits",
         backend: str = "torch",
         version: str = "",
         class_names: Sequence[str] | None = None,
@@ -154,7 +155,7 @@ class Engine:
         return scores
 
     @property
-    def outputs_kind(self) -> Literal["logits", "probabilities"]:
+    def outputs_kind(self) -> OutputsKind:
         """What the base model ends with."""
         return self._outputs_kind
 

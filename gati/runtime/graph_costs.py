@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from gati.graph.convert import Converter
 from gati.model.segments import TracedModel
-from gati.runtime.backends import Graph, GraphBackend, OutputsKind
+from gati.runtime.backends import Graph, GraphBackend
 from gati.runtime.exits import EngineExit
 from gati.runtime.profile import quiet
-from gati.types import BlockProfile, Profile
+from gati.types import BlockProfile, OutputsKind, Profile
 
 __all__ = ["GraphCosts", "anchors", "measure_graph", "profile_between"]
 

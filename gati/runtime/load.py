@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import nn
@@ -21,6 +20,7 @@ from gati.model.segments import TracedModel, trace
 from gati.runtime.engine import Engine
 from gati.runtime.exits import EngineExit
 from gati.runtime.inspect import example_inputs
+from gati.types import OutputsKind
 
 __all__ = [
     "OpenedModel",
@@ -56,7 +56,7 @@ class OpenedModel:
     checkpoint_sha256: str
     preprocessing: Preprocessing
     class_names: Sequence[str] | None = None
-    outputs_kind: Literal["logits", "probabilities"] = "logits"
+    outputs_kind: OutputsKind = "logits"
 
     def engine(self, composition: Composition, caches: Path | None = None) -> Engine:
         """An engine for a composition of this model.
@@ -179,7 +179,7 @@ def open_model(
         manifest.checkpoint_sha256,
         Preprocessing.from_json(manifest.preprocessing),
         manifest.class_names,
-        "probabilities" if manifest.outputs_kind == "probabilities" else "logits",
+        manifest.outputs_kind,
     )
 
 

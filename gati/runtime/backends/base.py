@@ -15,6 +15,7 @@ from gati.errors import BackendError, StorageError
 from gati.files import atomic_write
 from gati.model.segments import Segment, TracedModel
 from gati.runtime.exits import EngineExit
+from gati.types import OutputsKind
 
 if TYPE_CHECKING:
     from gati.graph.convert import Converter
@@ -24,7 +25,6 @@ __all__ = [
     "Backend",
     "Graph",
     "GraphBackend",
-    "OutputsKind",
     "Path",
     "SegmentBackend",
     "SingleExit",
@@ -35,7 +35,6 @@ __all__ = [
 ]
 
 Lookup = Callable[[Tensor], tuple[Tensor, Tensor]]
-OutputsKind = Literal["logits", "probabilities"]
 
 
 class Backend(ABC):

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from gati.errors import BackendError
 from gati.model.segments import TracedModel
-from gati.runtime.backends.base import Graph, GraphBackend, OutputsKind, register_backend
+from gati.runtime.backends.base import Graph, GraphBackend, register_backend
 from gati.runtime.exits import EngineExit
+from gati.types import OutputsKind
 
 if TYPE_CHECKING:
     from gati.graph.convert import Converter
