@@ -68,17 +68,9 @@ class Deployments:
     def base_engine(self) -> Engine:
         """A new engine without caches, on the backend of the composition, for one thread."""
         served = self._first.served
-        kept = graph_files(served.library, [], served.composition.backend)[1]
-        engine = served.engine
-        return Engine(
-            engine.traced,
-            outputs_kind=engine.outputs_kind,
-            backend=engine.backend,
-            version=engine.version,
-            class_names=engine.class_names,
-            preprocessing=engine.preprocessing,
-            graphs=(kept, kept),
-        )
+        chosen = served.composition
+        kept = graph_files(served.library, [], chosen.backend)[1]
+        return served.model.engine_of([], chosen.name, chosen.backend, (kept, kept))
 
     def active(self) -> tuple[Deployed, str]:
         """The version to begin with, and why it is not the active one of the repository, if so."""

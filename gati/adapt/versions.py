@@ -13,23 +13,19 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gati.adapt.scene import Signature, read_signature, write_signature
-from gati.caches import LearnedCache, load_cache, save_cache
+from gati.caches import LearnedCache, save_cache
 from gati.compose.composition import Composition
-from gati.compose.engines import traced_network
-from gati.errors import AdaptError, CompositionError, LibraryError, StorageError
-from gati.explore.library import Library
+from gati.errors import AdaptError, StorageError
 from gati.files import atomic_write
-from gati.model.preprocess import Preprocessing
-from gati.model.segments import TracedModel
 from gati.runtime.backends import GraphBackend, get_backend
-from gati.runtime.engine import Engine
 from gati.runtime.exits import EngineExit
-from gati.runtime.load import Served
+from gati.runtime.load import OpenedModel, Served
 
-__all__ = ["Graphs", "load_version", "open_version", "save_version", "signature_of"]
+__all__ = ["Graphs", "open_version", "save_version", "signature_of"]
 
 _COMPOSITION = "composition.json"
 _SIGNATURE = "scene.json"
@@ -49,16 +45,18 @@ class Graphs:
         self._converter = Converter
         self._convert = Converter()
 
-    def write(self, path: Path, backend: GraphBackend, engine: Engine, exits: Sequence[EngineExit]) -> None:
-        """Write the network of `engine` with these exits to `path`, where its backend finds it."""
+    def write(
+        self, path: Path, backend: GraphBackend, model: OpenedModel, exits: Sequence[EngineExit]
+    ) -> None:
+        """Write the network of `model` with these exits to `path`, where its backend finds it."""
         cuts = self._blocks | {leaving.block for leaving in exits}
         if cuts != self._blocks:
             self._blocks, self._convert = frozenset(cuts), self._converter()
-        (model,) = backend.assembled(
-            engine.traced, [exits], engine.outputs_kind, convert=self._convert, cuts=self._blocks
+        (graph,) = backend.assembled(
+            model.traced, [exits], model.outputs_kind, convert=self._convert, cuts=self._blocks
         )
         self._convert.forget_lookups()
-        atomic_write(path, lambda temporary: _write_bytes(temporary, model))
+        atomic_write(path, lambda temporary: _write_bytes(temporary, graph))
 
 
 def _write_bytes(path: Path, content: bytes) -> None:
@@ -113,63 +111,19 @@ def open_version(served: Served, folder: str | Path, *, graphs: Graphs | None = 
         CompositionError: no version there, or one of another base model.
         LibraryError: its caches are missing or damaged.
     """
-    engine, composition = _open(served.library, served.engine.traced, Path(folder), served.engine, graphs)
-    return Served(engine, served.module, served.library, composition)
-
-
-def load_version(library: Library | str | Path, folder: str | Path) -> Engine:
-    """Make the engine of a version, on the CPU. Raises as `open_version`, and as `load` does."""
-    opened = library if isinstance(library, Library) else Library.open(library)
-    return _open(opened, traced_network(opened), Path(folder), None, None)[0]
+    place = Path(folder)
+    composition = Composition.load(place / _COMPOSITION)
+    exits = served.model.exits(composition, place / "caches")
+    backend = get_backend(composition.backend)
+    kept = place / "graphs" / f"{composition.backend}.onnx"
+    if graphs is not None and isinstance(backend, GraphBackend) and not kept.is_file():
+        graphs.write(kept, backend, served.model, exits)
+    kept_base = kept.with_name(f"{composition.backend}-base.onnx")
+    engine = served.model.engine_of(exits, composition.name, composition.backend, (kept, kept_base))
+    return replace(served, engine=engine, composition=composition)
 
 
 def signature_of(folder: str | Path) -> Signature | None:
     """The scene a version was made for, if it was saved with one."""
     path = Path(folder) / _SIGNATURE
     return read_signature(path) if path.is_file() else None
-
-
-def _open(
-    library: Library, traced: TracedModel, folder: Path, beside: Engine | None, maker: Graphs | None
-) -> tuple[Engine, Composition]:
-    manifest = library.manifest
-    composition = Composition.load(folder / _COMPOSITION)
-    if composition.checkpoint_sha256 != manifest.checkpoint_sha256:
-        raise CompositionError(
-            f"the version in {folder} was made for checkpoint {composition.checkpoint_sha256[:12]}, the "
-            f"library in {library.directory} is of {manifest.checkpoint_sha256[:12]}; retrain again"
-        )
-    exits = []
-    for leaving in composition.exits:
-        cache = load_cache(folder / "caches" / f"{leaving.trial_id}.safetensors")
-        if traced.hidden_shapes.get(leaving.block) != tuple(cache.hidden_shape):
-            raise LibraryError(
-                f"cache {leaving.trial_id} in {folder} takes {list(cache.hidden_shape)}, which block "
-                f"'{leaving.block}' does not give; retrain again"
-            )
-        exits.append(
-            EngineExit(
-                leaving.block,
-                cache.to(traced.device),
-                leaving.threshold,
-                leaving.placement,
-                leaving.variant,
-                cache.memory_bytes,
-            )
-        )
-    graphs = folder / "graphs"
-    kept = graphs / f"{composition.backend}.onnx"
-    backend = get_backend(composition.backend)
-    if maker is not None and beside is not None and isinstance(backend, GraphBackend) and not kept.is_file():
-        maker.write(kept, backend, beside, exits)
-    engine = Engine(
-        traced,
-        exits,
-        outputs_kind=manifest.outputs_kind,
-        backend=composition.backend,
-        version=f"{composition.name}@{manifest.checkpoint_sha256[:12]}",
-        class_names=manifest.class_names,
-        preprocessing=Preprocessing.from_json(manifest.preprocessing),
-        graphs=(kept, graphs / f"{composition.backend}-base.onnx"),
-    )
-    return engine, composition

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from gati.caches import LearnedCache, load_cache
 from gati.compose.problem import Candidate
-from gati.errors import BackendError, LibraryError
+from gati.errors import BackendError
 from gati.explore.library import SELECT, Library
+from gati.explore.network import load_network
 from gati.explore.splits import held_out
 from gati.files import atomic_write
 from gati.graph.convert import Converter
-from gati.model.load import load_model
-from gati.model.segments import TracedModel, trace
+from gati.model.segments import TracedModel
 from gati.runtime.backends import BACKENDS, GraphBackend, get_backend
 from gati.runtime.exits import EngineExit
 from gati.types import TrialId
@@ -130,26 +130,17 @@ def graph_backend(library: Library, name: str, *, calibrate_on: int = _CALIBRATI
 def traced_network(library: Library, devices: Collection[str] = ("cpu",)) -> TracedModel:
     """Load the base model and make it ready to be cut, on the device that the library was measured on.
 
-    Raises LibraryError for other weights than the library was made from, BackendError for a library measured
-    on another kind of device than `devices`, and as `load_model` does.
+    Raises BackendError for a library measured on another kind of device than `devices`, and as
+    `load_network` does.
     """
-    manifest = library.manifest
-    device = torch.device(manifest.profile.device)
+    device = torch.device(library.manifest.profile.device)
     if device.type not in devices and device.type == "cpu":
         raise BackendError("this library was measured on the cpu; run gati explore again with --device cuda")
     if device.type not in devices:
         raise BackendError(
             "this library was measured on a GPU, that backend runs on the cpu; use torch or cuda-graph"
         )
-    loaded = load_model(manifest.model_source, manifest.checkpoint_path)
-    if loaded.checkpoint_sha256 != manifest.checkpoint_sha256:
-        raise LibraryError(
-            f"the library in {library.directory} was made from weights {manifest.checkpoint_sha256[:12]}, "
-            f"{manifest.checkpoint_path or manifest.model_source} has {loaded.checkpoint_sha256[:12]} now; "
-            "bring the old checkpoint back or run gati explore again"
-        )
-    example = torch.randn(2, *manifest.input_shape, generator=torch.Generator().manual_seed(0))
-    return trace(loaded.module.to(device), example.to(device), [block.name for block in manifest.blocks])
+    return load_network(library, device).traced
 
 
 def graph_files(

@@ -14,7 +14,8 @@ from gati.compose.composition import Composition, Exit
 from gati.compose.engines import graph_files
 from gati.errors import BackendError, CompositionError, LibraryError
 from gati.explore.library import Library
-from gati.model.load import LoadedModel, load_model
+from gati.explore.network import load_network
+from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
 from gati.model.segments import TracedModel, trace
 from gati.runtime.engine import Engine
@@ -33,22 +34,13 @@ __all__ = [
     "parse_device",
 ]
 
-_EXAMPLE_SEED = 0
-
-
-@dataclass(frozen=True)
-class Served:
-    """An engine with what it was made from; `module` is the base model as the user's code built it."""
-
-    engine: Engine
-    module: nn.Module
-    library: Library
-    composition: Composition
-
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A base model from which engines are made: they share its weights. `library` None has no caches."""
+    """A base model from which engines are made: they share its weights. `library` None has no caches.
+
+    `module` is the base model as the user's code built it.
+    """
 
     library: Library | None
     module: nn.Module
@@ -59,12 +51,25 @@ class OpenedModel:
     outputs_kind: OutputsKind = "logits"
 
     def engine(self, composition: Composition, caches: Path | None = None) -> Engine:
-        """An engine for a composition of this model.
+        """An engine for a composition of this model. Raises as `exits` does, and `BackendError`."""
+        exits = self.exits(composition, caches)
+        graphs = None
+        if caches is None and self.library is not None:
+            settings = [(leaving.trial_id, leaving.threshold) for leaving in composition.exits]
+            graphs = graph_files(self.library, settings, composition.backend)
+        return self.engine_of(exits, composition.name, composition.backend, graphs)
+
+    def base(self) -> Engine:
+        """An engine without caches, on backend `torch`."""
+        return self.engine_of([], "base", "torch")
+
+    def exits(self, composition: Composition, caches: Path | None = None) -> list[EngineExit]:
+        """The exits of a composition of this model, in its order.
 
         `caches` is the folder with the weights of its caches, the library's own if None.
 
         **Raises:** `CompositionError` for a composition of another checkpoint, `LibraryError` for a cache
-        that is missing or does not fit, `BackendError`.
+        that is missing or does not fit.
         """
         library = self.library
         if library is None:
@@ -73,30 +78,28 @@ class OpenedModel:
             raise CompositionError(
                 f"composition '{composition.name}' was made for checkpoint "
                 f"{composition.checkpoint_sha256[:12]}, the library in {library.directory} is of "
-                f"{self.checkpoint_sha256[:12]}; run gati compose again"
+                f"{self.checkpoint_sha256[:12]}; run gati compose again, or retrain"
             )
         folder = library.directory / "caches" if caches is None else caches
-        settings = [(leaving.trial_id, leaving.threshold) for leaving in composition.exits]
-        return self._engine(
-            [self._exit(leaving, folder) for leaving in composition.exits],
-            composition.backend,
-            f"{composition.name}@{self.checkpoint_sha256[:12]}",
-            graph_files(library, settings, composition.backend) if caches is None else None,
-        )
+        return [self._exit(leaving, folder) for leaving in composition.exits]
 
-    def base(self, backend: str = "torch") -> Engine:
-        """An engine without caches."""
-        return self._engine([], backend, f"base@{self.checkpoint_sha256[:12]}", None)
-
-    def _engine(
-        self, exits: list[EngineExit], backend: str, version: str, graphs: tuple[Path, Path] | None
+    def engine_of(
+        self,
+        exits: Sequence[EngineExit],
+        name: str,
+        backend: str,
+        graphs: tuple[Path, Path] | None = None,
     ) -> Engine:
+        """An engine with these exits; `graphs` are the engine's. Answers bear `name` and the checkpoint.
+
+        **Raises:** `BackendError`.
+        """
         return Engine(
             self.traced,
             exits,
             outputs_kind=self.outputs_kind,
             backend=backend,
-            version=version,
+            version=f"{name}@{self.checkpoint_sha256[:12]}",
             class_names=self.class_names,
             preprocessing=self.preprocessing,
             graphs=graphs,
@@ -107,8 +110,9 @@ class OpenedModel:
         expected = self.traced.hidden_shapes.get(leaving.block)
         if expected != tuple(cache.hidden_shape):
             raise LibraryError(
-                f"cache {leaving.trial_id} takes {list(cache.hidden_shape)}, "
-                f"block '{leaving.block}' gives {expected and list(expected)}; run gati explore again"
+                f"cache {leaving.trial_id} in {caches} takes {list(cache.hidden_shape)}, "
+                f"block '{leaving.block}' gives {expected and list(expected)}; "
+                "run gati explore again, or retrain"
             )
         return EngineExit(
             leaving.block,
@@ -118,6 +122,21 @@ class OpenedModel:
             leaving.variant,
             cache.memory_bytes,
         )
+
+
+@dataclass(frozen=True)
+class Served:
+    """An engine with what it was made from."""
+
+    engine: Engine
+    model: OpenedModel
+    library: Library
+    composition: Composition
+
+    @property
+    def module(self) -> nn.Module:
+        """The base model as the user's code built it."""
+        return self.model.module
 
 
 def load(
@@ -159,7 +178,7 @@ def open_served(
     library = Library.open(directory)
     chosen = Composition.load(library.composition_path(composition))
     model = open_model(directory, device=device, threads=threads)
-    return Served(model.engine(chosen), model.module, library, chosen)
+    return Served(model.engine(chosen), model, library, chosen)
 
 
 def open_model(
@@ -170,12 +189,9 @@ def open_model(
     _set_threads(threads)
     library = Library.open(directory)
     manifest = library.manifest
-    module = _load_base(library).module.to(target)
-    blocks = [block.name for block in manifest.blocks]
     return OpenedModel(
         library,
-        module,
-        trace(module, _example(manifest.input_shape, target), blocks),
+        *load_network(library, target),
         manifest.checkpoint_sha256,
         Preprocessing.from_json(manifest.preprocessing),
         manifest.class_names,
@@ -227,21 +243,3 @@ def _set_threads(threads: int | None) -> None:
     if threads < 1:
         raise BackendError(f"threads is {threads}; at least 1 is needed")
     torch.set_num_threads(threads)
-
-
-def _load_base(library: Library) -> LoadedModel:
-    manifest = library.manifest
-    model = load_model(manifest.model_source, manifest.checkpoint_path)
-    if model.checkpoint_sha256 != manifest.checkpoint_sha256:
-        raise LibraryError(
-            f"the library in {library.directory} was made from weights {manifest.checkpoint_sha256[:12]}, "
-            f"but {manifest.checkpoint_path or manifest.model_source} now has "
-            f"{model.checkpoint_sha256[:12]}; bring the old checkpoint back or run gati explore again"
-        )
-    return model
-
-
-def _example(input_shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(_EXAMPLE_SEED)
-    return torch.randn(2, *input_shape, generator=generator).to(device)
-

@@ -14,11 +14,11 @@ from gati.adapt.contenders import NewCaches
 from gati.adapt.retrain import Retrained, retrain
 from gati.adapt.scene import nearest_scene, scene_signature
 from gati.adapt.tune import Recipe
-from gati.adapt.versions import Graphs, load_version, open_version, save_version, signature_of
+from gati.adapt.versions import Graphs, open_version, save_version, signature_of
 from gati.adapt.window import HoldBack, Window, split_window
 from gati.errors import AdaptError, CompositionError
 from gati.runtime.engine import Engine
-from gati.runtime.load import Served
+from gati.runtime.load import Served, open_served
 from tests.adapt.deployed import FAMILIAR, STRANGE, make_deployed, stream, window_of
 
 PATIENT = Recipe(epochs=12.0, limit_s=60.0, learning_rate=3e-3)
@@ -85,7 +85,7 @@ def test_a_saved_version_answers_as_before_it_was_saved(
     made = Engine(served.engine.traced, retrained.exits)
     save_version(tmp_path / "v2", retrained.composition, retrained.exits)
     for engine in (
-        load_version(served.library, tmp_path / "v2"),
+        open_version(open_served(served.library.directory), tmp_path / "v2").engine,
         open_version(served, tmp_path / "v2").engine,
     ):
         for answer, other in zip(engine(x), made(x), strict=True):
@@ -275,7 +275,7 @@ def test_a_version_of_another_base_model_is_refused(
     foreign = replace(retrained.composition, checkpoint_sha256="0" * 64)
     save_version(tmp_path / "v2", foreign, retrained.exits)
     with pytest.raises(CompositionError, match="was made for checkpoint 000000000000"):
-        load_version(served.library, tmp_path / "v2")
+        open_version(served, tmp_path / "v2")
     with pytest.raises(AdaptError, match="there is a version in .* already"):
         save_version(tmp_path / "v2", foreign, retrained.exits)
     assert not list(tmp_path.glob(".v2*"))
