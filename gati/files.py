@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gati.errors import StorageError
 
-__all__ = ["atomic_write", "atomic_write_text"]
+__all__ = ["atomic_write", "atomic_write_bytes", "atomic_write_text"]
 
 
 def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
@@ -38,11 +38,16 @@ def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
 
 def atomic_write_text(path: Path, text: str) -> None:
     """Write `text` as UTF-8 to `path`, atomically. Raises `StorageError` like `atomic_write`."""
-    atomic_write(path, lambda temporary: _write_text(temporary, text))
+    atomic_write_bytes(path, text.encode())
 
 
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+def atomic_write_bytes(path: Path, content: bytes) -> None:
+    """Write `content` to `path`, atomically. Raises `StorageError` like `atomic_write`."""
+
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(content)
+
+    atomic_write(path, write)
 
 
 def _storage_error(path: Path, error: OSError) -> StorageError:

@@ -20,7 +20,7 @@ from gati.adapt.scene import Signature, read_signature, write_signature
 from gati.caches import LearnedCache, save_cache
 from gati.compose.composition import Composition
 from gati.errors import AdaptError, StorageError
-from gati.files import atomic_write
+from gati.files import atomic_write_bytes
 from gati.runtime.backends import GraphBackend, get_backend
 from gati.runtime.exits import EngineExit
 from gati.runtime.load import OpenedModel, Served
@@ -56,11 +56,7 @@ class Graphs:
             model.traced, [exits], model.outputs_kind, convert=self._convert, cuts=self._blocks
         )
         self._convert.forget_lookups()
-        atomic_write(path, lambda temporary: _write_bytes(temporary, graph))
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+        atomic_write_bytes(path, graph)
 
 
 def save_version(

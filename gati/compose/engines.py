@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from gati.errors import BackendError
 from gati.explore.library import SELECT, Library
 from gati.explore.network import load_network
 from gati.explore.splits import held_out
-from gati.files import atomic_write
+from gati.files import atomic_write_bytes
 from gati.graph.convert import Converter
 from gati.model.segments import TracedModel
 from gati.runtime.backends import BACKENDS, GraphBackend, get_backend
@@ -87,7 +86,7 @@ class EngineAnswers:
         for path, setting in zip(
             graph_files(self._library, exits, self._backend.name), settings, strict=True
         ):
-            atomic_write(path, partial(_write_bytes, content=self._models[setting]))
+            atomic_write_bytes(path, self._models[setting])
 
     def _run(self, model: bytes) -> Answers:
         graph = self._backend.compile(model)
@@ -164,7 +163,3 @@ def graph_files(
 
 def _setting(candidates: Sequence[Candidate]) -> Setting:
     return tuple((candidate.trial_id, candidate.threshold) for candidate in candidates)
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    path.write_bytes(content)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 from torch import Tensor, nn
 
 from gati.errors import BackendError, StorageError
-from gati.files import atomic_write
+from gati.files import atomic_write_bytes
 from gati.model.segments import Segment, TracedModel
 from gati.runtime.exits import EngineExit
 from gati.types import OutputsKind
@@ -146,7 +146,7 @@ class GraphBackend(Backend):
         (model,) = self.assembled(traced, [exits], outputs_kind)
         if kept is not None:
             with suppress(StorageError):  # a library that may only be read is converted each time
-                atomic_write(kept, lambda temporary: _write_bytes(temporary, model))
+                atomic_write_bytes(kept, model)
         return self.compile(model)
 
     def assembled(
@@ -178,10 +178,6 @@ class GraphBackend(Backend):
     @abstractmethod
     def compile(self, model: bytes) -> Graph:
         """Make a model ready to run, with as many threads as torch has."""
-
-
-def _write_bytes(path: FilePath, content: bytes) -> None:
-    path.write_bytes(content)
 
 
 BACKENDS: dict[str, type[Backend]] = {}
