@@ -31,35 +31,14 @@ def open_engine(
     **Raises:** `LibraryError`, `CompositionError`, `BackendError`, `ModelError`, as `gati.load` does;
     `DataError` for a plain model without images.
     """
-    from gati.runtime.load import load, load_base
+    from gati.runtime.load import load, load_base, open_plain_model
 
     if isinstance(source, PlainModel):
-        return _open_plain(source, images, device, threads)
+        if images is None or len(images) < 2:
+            raise DataError(f"model {source.model} needs two images to know the size of its input; give some")
+        return open_plain_model(
+            source.model, source.checkpoint, images=images, device=device, threads=threads
+        ).base()
     if source.composition is None:
         return load_base(source.directory, device=device, threads=threads)
     return load(source.directory, composition=source.composition, device=device, threads=threads)
-
-
-def _open_plain(
-    source: PlainModel, images: NDArray[np.uint8] | None, device: str, threads: int | None
-) -> Engine:
-    import torch
-
-    from gati.model.load import load_model
-    from gati.model.segments import trace
-    from gati.runtime.engine import Engine
-    from gati.runtime.load import parse_device
-
-    target = parse_device(device)
-    if images is None or len(images) < 2:
-        raise DataError(f"model {source.model} needs two images to know the size of its input; give some")
-    if threads is not None:
-        torch.set_num_threads(threads)
-    loaded = load_model(source.model, source.checkpoint)
-    example = loaded.preprocessing(images[:2]).to(target)
-    return Engine(
-        trace(loaded.module.to(target), example, []),
-        version=f"base@{loaded.checkpoint_sha256[:12]}",
-        class_names=loaded.class_names,
-        preprocessing=loaded.preprocessing,
-    )

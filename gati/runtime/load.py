@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from gati.caches import load_cache
@@ -204,19 +206,25 @@ def open_plain_model(
     checkpoint: str | Path | None = None,
     *,
     size: tuple[int, int] | None = None,
+    images: NDArray[np.uint8] | None = None,
     device: str = "cpu",
+    threads: int | None = None,
 ) -> OpenedModel:
     """Load a network as `gati explore` would take it; `size` is the height and width of its inputs.
 
-    **Raises:** `ModelError`, `CheckpointError`, `BackendError`.
+    It is traced on `images`, two or more uint8 [N, H, W, C], if there are any, else on noise.
+
+    **Raises:** `ModelError`, `CheckpointError`, `BackendError`, `DataError` for a single image.
     """
     target = parse_device(device)
+    _set_threads(threads)
     loaded = load_model(model, checkpoint)
-    example = example_inputs(loaded, size).to(target)
+    example = example_inputs(loaded, size) if images is None else loaded.preprocessing(images[:2])
+    module = loaded.module.to(target)
     return OpenedModel(
         None,
-        loaded.module.to(target),
-        trace(loaded.module, example, []),
+        module,
+        trace(module, example.to(target), []),
         loaded.checkpoint_sha256,
         loaded.preprocessing,
         loaded.class_names,
