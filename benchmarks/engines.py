@@ -42,10 +42,7 @@ def main() -> int:
     for name, each in zip(arguments.composition, served, strict=True):
         contenders.setdefault(each.engine.backend, Contender(each.engine.backend, each.engine, early=False))
         contenders[name] = Contender(name, each.engine, early=True)
-    preprocessing = served[0].engine.preprocessing
-    if preprocessing is None:
-        raise AssertionError("load always sets the preprocessing")
-    data = load_data(str(arguments.data), preprocessing, what="requests")
+    data = load_data(str(arguments.data), served[0].model.preprocessing, what="requests")
     images = data.images(range(len(data)))
     measure_latency(
         list(contenders.values()), lambda index: images[index : index + 1], len(images), arguments.repetitions

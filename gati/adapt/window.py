@@ -103,7 +103,7 @@ def original_sample(served: Served, count: int, *, seed: int = 0) -> Window:
     traced = served.engine.traced
     with torch.inference_mode():
         scores = torch.cat([traced.base(part.clone().to(traced.device)) for part in images.split(_BATCH)])
-    likely = scores.softmax(1) if served.library.manifest.outputs_kind == "logits" else scores
+    likely = scores.softmax(1) if served.model.outputs_kind == "logits" else scores
     return Window(images, scores.argmax(1).cpu().numpy(), likely.float().cpu().clone())
 
 

@@ -76,9 +76,7 @@ def bench(
     if not 0.0 <= seconds < float("inf"):
         raise DataError(f"seconds is {seconds}; give 0 or more")
     served = open_served(directory, composition=composition, threads=threads)
-    if served.engine.preprocessing is None:
-        raise AssertionError("load always sets the preprocessing")
-    inputs = load_data(data, served.engine.preprocessing, what="benchmark data")
+    inputs = load_data(data, served.model.preprocessing, what="benchmark data")
     if limit is not None and limit < len(inputs):
         inputs = inputs.subset(range(limit))
     if len(inputs) == 0:
@@ -188,7 +186,7 @@ class _Field:
                 own.traced,
                 # A placement was chosen for its own backend; inline is what all of them can do.
                 exits if backend == own.backend else inline,
-                outputs_kind=self.served.library.manifest.outputs_kind,
+                outputs_kind=self.served.model.outputs_kind,
                 backend=backend,
                 graphs=self._quantised(self.served.library, own.traced, backend, inline),
             )

@@ -124,12 +124,12 @@ def _stages(served: Served) -> Stages:
     if blocks != [leaving.block for leaving in served.engine.exits]:
         listed = ", ".join(blocks)
         raise CompositionError(f"the exits {listed} are not in forward order; run gati compose again")
-    return build_stages(served.engine.traced, served.engine.exits, served.library.manifest.outputs_kind)
+    return build_stages(served.engine.traced, served.engine.exits, served.model.outputs_kind)
 
 
 def _raw_preprocessing(served: Served) -> Preprocessing:
     """The preprocessing, if images of the network's own size pass its resizing and cropping unchanged."""
-    preprocessing = Preprocessing.from_json(served.library.manifest.preprocessing)
+    preprocessing = served.model.preprocessing
     shape = served.engine.traced.input_shape
     if len(shape) != 3 or shape[0] != preprocessing.channels:
         raise DataError(f"--raw-input is for images, the network takes {list(shape)}; leave it out")

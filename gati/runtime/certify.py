@@ -87,9 +87,7 @@ def certify(
         raise CompositionError(
             f"composition '{composition}' has no caches, so there is nothing to certify; compose again"
         )
-    if served.engine.preprocessing is None:
-        raise AssertionError("load always sets the preprocessing")
-    inputs = load_data(data, served.engine.preprocessing, what="certification data")
+    inputs = load_data(data, served.model.preprocessing, what="certification data")
     _check_new(served.library, inputs)
     target = chosen.accuracy_target if accuracy is None else accuracy
     wanted = confidence if confidence is not None else chosen.confidence or 0.95

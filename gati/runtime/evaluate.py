@@ -122,9 +122,7 @@ def evaluate(
         if value is not None and value < 1:
             raise DataError(f"{name} is {value}; at least 1 is needed")
     served = open_served(directory, composition=composition, device=device, threads=threads)
-    if served.engine.preprocessing is None:
-        raise AssertionError("load always sets the preprocessing")
-    inputs = load_data(data, served.engine.preprocessing, what="evaluation data")
+    inputs = load_data(data, served.model.preprocessing, what="evaluation data")
     if limit is not None and limit < len(inputs):
         inputs = inputs.subset(range(limit))
     return evaluate_engine(

@@ -144,11 +144,10 @@ class ModelAdaptation:
 
 def _as_inputs(records: Sequence[Record], served: Served) -> list[Record]:
     """Images as the network takes them; other kinds as they are."""
-    preprocessing = served.engine.preprocessing
     found = []
     for record in records:
-        if record.kind == "image" and preprocessing is not None:
-            x = preprocessing(record.input[None])[0]
+        if record.kind == "image":
+            x = served.model.preprocessing(record.input[None])[0]
             record = replace(record, input=x.numpy(), kind="input")
         found.append(record)
     return found

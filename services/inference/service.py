@@ -100,19 +100,17 @@ class InferenceService:
 
     async def describe(self) -> Any:
         """What the model takes and gives."""
-        traced = self._versions.model.traced
-        active = self._versions.active
-        preprocessing = active.engine.preprocessing
-        channels = 0 if preprocessing is None else preprocessing.channels
+        model, active = self._versions.model, self._versions.active
+        traced, preprocessing = model.traced, model.preprocessing
         height, width = 0, 0
-        if preprocessing is not None and (preprocessing.crop, preprocessing.resize) == (None, None):
+        if (preprocessing.crop, preprocessing.resize) == (None, None):
             height, width = preprocessing.size or traced.input_shape[1:3]
         return ModelInfo(
             name=self._settings.name,
             input_shape=list(traced.input_shape),
             classes=traced.classes,
-            class_names=None if active.engine.class_names is None else list(active.engine.class_names),
-            image_shape=[height, width, channels],
+            class_names=None if model.class_names is None else list(model.class_names),
+            image_shape=[height, width, preprocessing.channels],
             largest_batch=self._settings.largest_batch,
             versions=[version.describe(active=version is active) for version in self._versions.loaded],
         )
