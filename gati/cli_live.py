@@ -213,13 +213,12 @@ def open_page(
     counts = {"audits": 0, "losses": 0}
 
     def heard(audit: Audit) -> None:
-        from gati.compose.certificate import agreement_lower_bound
+        from gati.runtime.by_class import exact_interval
 
         counts["audits"] += 1
         counts["losses"] += not audit.agreed
         audits, losses = counts["audits"], counts["losses"]
-        upper = 1.0 - agreement_lower_bound(audits - losses, audits, 0.05)
-        state.audit(audit.agreed, audits, losses, agreement_lower_bound(losses, audits, 0.05), upper)
+        state.audit(audit.agreed, audits, losses, *exact_interval(audits - losses, audits, 0.9))
 
     def told(change: Change) -> None:
         state.event(_WORD.get(change.kind, "version"), f"{change.kind}: {change.message}", change.time_s)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import beta
+
+from gati.compose.certificate import agreement_lower_bound, rate_upper_bound
 
 __all__ = ["ClassCount", "Share", "count_classes", "exact_interval"]
 
@@ -36,9 +37,8 @@ class ClassCount:
 def exact_interval(successes: int, trials: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Return the exact two-sided confidence interval of a share; (0, 1) without trials."""
     tail = (1.0 - confidence) / 2.0
-    low = float(beta.ppf(tail, successes, trials - successes + 1)) if successes else 0.0
-    high = float(beta.ppf(1.0 - tail, successes + 1, trials - successes)) if successes < trials else 1.0
-    return low, high
+    losses = trials - successes
+    return agreement_lower_bound(losses, trials, tail), rate_upper_bound(successes, trials, tail)
 
 
 def count_classes(

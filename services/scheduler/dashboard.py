@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter
 from fastapi.responses import RedirectResponse, Response
-from scipy.stats import beta
 
 from gati.errors import GatiError
+from gati.runtime.by_class import exact_interval
 from services.live import LiveState, live_router
 from services.scheduler.models import Model
 
 __all__ = ["Dashboard", "dashboards_router"]
 
 _INTERVAL_S = 1.0
-_CONFIDENCE = 0.95
 
 
 class Dashboard:
@@ -82,10 +81,8 @@ class Dashboard:
             return
         lost = disagreed > self._audits[1]
         self._audits = agreed, disagreed
-        count, tail = agreed + disagreed, (1.0 - _CONFIDENCE) / 2.0
-        lower = float(beta.ppf(tail, agreed, disagreed + 1)) if agreed else 0.0
-        upper = float(beta.ppf(1.0 - tail, agreed + 1, disagreed)) if disagreed else 1.0
-        self.state.audit(not lost, count, disagreed, lower, upper)
+        count = agreed + disagreed
+        self.state.audit(not lost, count, disagreed, *exact_interval(agreed, count))
 
 
 def dashboards_router(dashboards: Mapping[str, Dashboard]) -> APIRouter:
