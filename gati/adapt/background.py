@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
+
+import torch
+
+from gati.runtime.concurrent import let_others_first
 
 __all__ = ["Background", "Inline", "Worker"]
 
@@ -92,7 +94,8 @@ class Background:
         self._thread.join(deadline_s)
 
     def _run(self) -> None:
-        _step_back()
+        torch.set_num_threads(1)
+        let_others_first(_NICENESS)
         while (job := self._next()) is not None:
             try:
                 job()
@@ -110,11 +113,3 @@ class Background:
                 return None
             self._busy = True
             return self._jobs.popleft()
-
-
-def _step_back() -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    with contextlib.suppress(OSError, AttributeError):  # not every system has priorities of threads
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gati.errors import AdaptError, RepositoryError
+from gati.types import is_name
 
 __all__ = ["FORMAT", "Lineage", "StoredFile", "Version", "Window", "check_file", "check_name"]
 
 FORMAT = 1
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+,@()-]{0,199}")  # one part of a path inside a version
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LONGEST_MANIFEST = 16 * 2**20  # bytes
@@ -27,7 +27,7 @@ _LONGEST_MANIFEST = 16 * 2**20  # bytes
 
 def check_name(name: object) -> str:
     """The model's name if it is one. Raises AdaptError for what could leave the repository."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not is_name(name):
         raise AdaptError(
             f"a model cannot be called {str(name)[:140]!r}: letters, digits, dot, underscore and dash, "
             "beginning with a letter or digit, at most 128"

@@ -29,6 +29,7 @@ from gati.adapt.lineage import Lineage, StoredFile, Version, Window, check_file,
 from gati.adapt.objects import Objects, connect
 from gati.adapt.places import MANIFEST, Directory, Place, folder_files, folder_of, numbers
 from gati.errors import AdaptError, RepositoryError, StorageError, UnknownVersionError
+from gati.types import is_name
 
 __all__ = ["Activation", "Lineage", "ModelRepository", "Version", "Window"]
 
@@ -62,7 +63,7 @@ class ModelRepository:
 
     def models(self) -> list[str]:
         """The models that have complete versions."""
-        return [name for name in self._place.children("") if _is_name(name) and self.versions(name)]
+        return [name for name in self._place.children("") if is_name(name) and self.versions(name)]
 
     def publish(self, model: str, files: Mapping[str, bytes] | str | Path, lineage: Lineage) -> int:
         """Store files (by name, or all of a local folder) as the next version; returns its number.
@@ -274,10 +275,3 @@ def _parents(name: str) -> list[str]:
     """The folders a file lies in."""
     parts = name.split("/")
     return ["/".join(parts[:length]) for length in range(1, len(parts))]
-
-
-def _is_name(name: str) -> bool:
-    try:
-        return bool(check_name(name))
-    except AdaptError:
-        return False

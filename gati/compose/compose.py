@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,12 +17,10 @@ from gati.compose.plans import Plan, Settings, placement_rank, plan_published
 from gati.compose.solvers import check_solver
 from gati.errors import BackendError, CompositionError
 from gati.explore.library import CERTIFY, SELECT, Library
-from gati.types import Placement, Trial
+from gati.types import Placement, Trial, is_name
 from gati.units import format_bytes, parse_bytes
 
 __all__ = ["Settings", "compose", "compose_library"]
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def compose(
@@ -157,9 +154,10 @@ def check_settings(settings: Settings) -> None:
     if settings.placement not in ("auto", *get_args(Placement)):
         choices = ", ".join(("auto", *get_args(Placement)))
         raise BackendError(f"unknown placement {settings.placement!r}; choose one of: {choices}")
-    if not NAME.fullmatch(settings.name):
+    if not is_name(settings.name):
         raise CompositionError(
-            f"composition name {settings.name!r} must be letters, digits, '.', '_' or '-', for example 'fast'"
+            f"composition name {settings.name!r} must be letters, digits, '.', '_' or '-', at most 128, "
+            "for example 'fast'"
         )
     if settings.slowdown is not None and settings.slowdown != "auto" and not settings.slowdown >= 0.0:
         raise CompositionError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,10 +25,9 @@ from gati.plan.pipeline import (
     Stage,
     describe_source,
 )
+from gati.types import is_name
 
 __all__ = ["load_pipeline", "parse_pipeline"]
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # also what may stand in a URL
 
 
 def load_pipeline(path: str | Path, *, measured: bool = True) -> Pipeline:
@@ -253,7 +251,7 @@ def _edges(value: Any, where: str) -> tuple[Edge, ...]:
 
 
 def _valid_name(value: Any, what: str, where: str) -> str:
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
+    if not isinstance(value, str) or not is_name(value):
         raise PipelineError(
             f"{where}: {what} {value!r} is no name; use letters, digits, dot, dash and underscore"
         )

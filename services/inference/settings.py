@@ -7,6 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gati.types import NAME_PATTERN
+
 __all__ = ["InferenceSettings"]
 
 
@@ -15,7 +17,7 @@ class InferenceSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+    name: str = Field(pattern=NAME_PATTERN)
     library: Path | None = None
     model: str | None = None  # a plain model, instead of a library
     checkpoint: Path | None = None
