@@ -1,8 +1,6 @@
-"""The REST front end as an ASGI application: routes, errors, keys."""
+"""The REST front end as an ASGI application: routes and errors. `front` asks for keys."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,6 +15,7 @@ from services.scheduler.dashboard import dashboards_router
 from services.scheduler.scheduler import Scheduler
 
 __all__ = ["create_app"]
+
 
 def create_app(scheduler: Scheduler) -> FastAPI:
     """The application over a scheduler; starting and stopping that is the caller's business."""
@@ -40,8 +39,6 @@ def create_app(scheduler: Scheduler) -> FastAPI:
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(Exception, _mistake)
-    if scheduler.config.api_key is not None or scheduler.config.management_key is not None:
-        app.middleware("http")(_ask_for_key)
     return app
 
 
@@ -71,12 +68,3 @@ async def _invalid(request: Request, found: Exception) -> Response:
 
 async def _mistake(request: Request, found: Exception) -> Response:
     return replies.mistake(request, found)
-
-
-async def _ask_for_key(request: Request, call_next: Any) -> Response:
-    try:
-        replies.check_key(request)
-    except GatiError as error:
-        return replies.refused(request, error)
-    response: Response = await call_next(request)
-    return response

@@ -1,4 +1,4 @@
-"""The way in: the two busy endpoints without a framework between, and overload turned away at the door.
+"""The way in: keys, the two busy endpoints without a framework between, and overload turned away.
 
 A request that is refused for overload must cost next to nothing, or refusing becomes the overload. So who
 comes while the event loop is behind is told so before their body is read.
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gati.errors import GatiError
 from services.scheduler import pipeline_routes, replies, v2
@@ -25,7 +25,7 @@ _QUERY = re.compile(r"/v1/pipelines/([^/]+)/query")
 
 
 class Front:
-    """An ASGI application in front of `app`, which has all endpoints and documents them."""
+    """An ASGI application in front of `app`, which has all endpoints, documents them, and asks for no key."""
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
@@ -33,33 +33,34 @@ class Front:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        work = self._busy(scope)
-        if work is None:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         scope["app"] = self._app
         request = Request(scope, receive)
-        response = await self._answer(request, work)
-        await response(scope, receive, send)
-
-    async def _answer(self, request: Request, work: Callable[[Request], Awaitable[Response]]) -> Response:
+        respond: ASGIApp = self._app
         try:
             replies.check_key(request)
-            self._scheduler.check_lag()
-            return await work(request)
+            work = _busy(scope)
+            if work is not None:
+                self._scheduler.check_lag()
+                respond = await work(request)
         except GatiError as error:
-            return replies.refused(request, error)
+            respond = replies.refused(request, error)
         except Exception as error:
-            return replies.mistake(request, error)
+            respond = replies.mistake(request, error)
+        await respond(scope, receive, send)
 
-    def _busy(self, scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
-        if scope["type"] != "http" or scope["method"] != "POST":
-            return None
-        path = scope["path"]
-        if match := _INFER.fullmatch(path):
-            model, version = match.groups()
-            return lambda request: v2.answer(request, model, version)
-        if match := _QUERY.fullmatch(path):
-            pipeline = match[1]
-            return lambda request: pipeline_routes.answer(request, pipeline)
+
+def _busy(scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
+    """What answers a request to one of the two busy endpoints."""
+    if scope["method"] != "POST":
         return None
+    path = scope["path"]
+    if match := _INFER.fullmatch(path):
+        model, version = match.groups()
+        return lambda request: v2.answer(request, model, version)
+    if match := _QUERY.fullmatch(path):
+        pipeline = match[1]
+        return lambda request: pipeline_routes.answer(request, pipeline)
+    return None

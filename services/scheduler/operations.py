@@ -14,7 +14,7 @@ from gati.errors import GatiError, RequestError
 from services.scheduler import documents
 from services.scheduler.bodies import read_body
 from services.scheduler.models import Model
-from services.scheduler.scheduler import Scheduler
+from services.scheduler.scheduler import Scheduler, scheduler_of
 
 __all__ = ["router"]
 
@@ -32,7 +32,7 @@ _READY_TIMEOUT_S = 120.0
 )
 async def index(request: Request) -> list[dict[str, Any]]:
     """Every model with its versions and states."""
-    scheduler = _scheduler(request)
+    scheduler = scheduler_of(request)
     only_ready = (await _document(request)).get("ready") is True
     rows: list[dict[str, Any]] = []
     for name, model in scheduler.models.items():
@@ -59,7 +59,7 @@ async def load(request: Request, model: str) -> dict[str, Any]:
     Nothing is dropped: requests under way are answered by the version they began with. Parameters:
     `composition` (of the model's cache library; its own if none is named), `version` (what to call it).
     """
-    scheduler = _scheduler(request)
+    scheduler = scheduler_of(request)
     found = scheduler.model(model)
     parameters = await _parameters(request, ("composition", "version"))
     if model in scheduler.unloaded:
@@ -83,7 +83,7 @@ async def load(request: Request, model: str) -> dict[str, Any]:
 )
 async def unload(request: Request, model: str) -> dict[str, Any]:
     """Forget the version that `parameters` names, or end the model's process when they name none."""
-    scheduler = _scheduler(request)
+    scheduler = scheduler_of(request)
     found = scheduler.model(model)
     version = (await _parameters(request, ("version", "unload_dependents"))).get("version")
     if version is not None:
@@ -99,14 +99,14 @@ async def unload(request: Request, model: str) -> dict[str, Any]:
 @router.get("/v2/models/stats", summary="Counts of all models", responses=documents.SERVER)
 async def all_statistics(request: Request) -> dict[str, Any]:
     """As of one model, for all that answer."""
-    found = await _statistics(_scheduler(request))
+    found = await _statistics(scheduler_of(request))
     return {"model_stats": [row for name, each in found.items() for row in _rows(name, each)]}
 
 
 @router.get("/v2/models/{model}/stats", summary="Counts of a model", responses=documents.MODEL)
 async def statistics(request: Request, model: str) -> dict[str, Any]:
     """Inputs answered since its process began, and where each left the network."""
-    found = _scheduler(request).model(model)
+    found = scheduler_of(request).model(model)
     return {"model_stats": _rows(model, await found.statistics())}
 
 
@@ -115,7 +115,7 @@ async def statistics(request: Request, model: str) -> dict[str, Any]:
 )
 async def metrics(request: Request) -> Response:
     """Counters, gauges and histograms; rates are for the reader to compute."""
-    scheduler = _scheduler(request)
+    scheduler = scheduler_of(request)
     page = scheduler.metrics.render(await _statistics(scheduler), scheduler.models)
     return Response(page, media_type=CONTENT_TYPE_LATEST)
 
@@ -185,8 +185,3 @@ async def _parameters(request: Request, known: tuple[str, ...]) -> dict[str, Any
         if not isinstance(value, bool if name == "unload_dependents" else str):
             raise RequestError(f"parameter `{name}` must be text")
     return parameters
-
-
-def _scheduler(request: Request) -> Scheduler:
-    scheduler: Scheduler = request.app.state.scheduler
-    return scheduler

@@ -17,7 +17,7 @@ from services.scheduler.images import decode_image
 from services.scheduler.pipelines import ServedPipeline
 from services.scheduler.protocol import HEADER_LENGTH, parse_request, positive, priority
 from services.scheduler.replies import Json
-from services.scheduler.scheduler import Scheduler
+from services.scheduler.scheduler import scheduler_of
 
 __all__ = ["answer", "router"]
 
@@ -31,14 +31,14 @@ _MOST_PARTS = 16
 @router.get("/v1/pipelines", summary="The pipelines")
 async def pipelines(request: Request) -> dict[str, Any]:
     """Every pipeline with its stages and their options."""
-    scheduler: Scheduler = request.app.state.scheduler
+    scheduler = scheduler_of(request)
     return {"pipelines": [_described(name, each) for name, each in scheduler.pipelines.items()]}
 
 
 @router.get("/v1/pipelines/{pipeline}", summary="A pipeline", responses=documents.PIPELINE)
 async def pipeline(request: Request, pipeline: str) -> dict[str, Any]:
     """Its stages, and what their options were measured to do."""
-    scheduler: Scheduler = request.app.state.scheduler
+    scheduler = scheduler_of(request)
     return _described(pipeline, scheduler.pipeline(pipeline))
 
 
@@ -59,7 +59,7 @@ async def query(request: Request, pipeline: str) -> Response:
 
 async def answer(request: Request, pipeline: str) -> Response:
     """Answer a query; `query` without the framework's routing. Raises `GatiError`."""
-    scheduler: Scheduler = request.app.state.scheduler
+    scheduler = scheduler_of(request)
     arrived_s = scheduler.arrival_s()
     with scheduler.under_way():
         served = scheduler.pipeline(pipeline)

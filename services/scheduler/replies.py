@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gati.errors import GatiError, NotAllowedError
+from services.scheduler.scheduler import scheduler_of
 
 __all__ = ["Json", "check_key", "error", "mistake", "refused"]
 
@@ -41,7 +42,7 @@ def refused(request: Request, found: GatiError) -> Response:
     if retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
         headers["Retry-After-Ms"] = str(max(1, math.ceil(1e3 * retry_after_s)))
-    if request.app.state.scheduler.draining:
+    if scheduler_of(request).draining:
         headers["Connection"] = "close"
     return error(found.http_status, _FOLDERS.sub("", str(found)), headers)
 
@@ -59,8 +60,8 @@ def error(status: int, message: str, headers: dict[str, str]) -> Response:
 
 def check_key(request: Request) -> None:
     """Compare keys in constant time; management may have one of its own. Raises `NotAllowedError`."""
-    config = request.app.state.scheduler.config
-    path = request.url.path
+    config = scheduler_of(request).config
+    path: str = request.scope["path"]
     wanted = config.api_key
     if path.startswith(_MANAGEMENT):
         wanted = config.management_key or config.api_key

@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from starlette.requests import Request
+
 from gati.errors import GatiError, NotFoundError, OverloadError, UnavailableError
 from services.config import ServeConfig
 from services.quantile import RunningQuantile
@@ -19,7 +21,7 @@ from services.scheduler.pipelines import ServedPipeline
 from services.scheduler.timing import Timing, trace_id_of
 from services.supervisor import Supervised
 
-__all__ = ["Scheduler"]
+__all__ = ["Scheduler", "scheduler_of"]
 
 _log = logging.getLogger("gati.scheduler")
 
@@ -163,3 +165,9 @@ class Scheduler:
     def answered(self, latency_ms: float, service_ms: float) -> None:
         """Take in an answered request: how long it took, and how much of that in services."""
         self._outside_ms.add(latency_ms - service_ms + self._lag.lag_ms)
+
+
+def scheduler_of(request: Request) -> Scheduler:
+    """The scheduler that a request came to."""
+    scheduler: Scheduler = request.app.state.scheduler
+    return scheduler

@@ -14,7 +14,7 @@ from services.scheduler.bodies import read_body, unless_gone
 from services.scheduler.models import Model
 from services.scheduler.protocol import HEADER_LENGTH, outputs_of, parse_request, render_response
 from services.scheduler.replies import Json
-from services.scheduler.scheduler import Scheduler
+from services.scheduler.scheduler import scheduler_of
 
 __all__ = ["answer", "router"]
 
@@ -40,7 +40,7 @@ async def live() -> dict[str, bool]:
 @router.get("/v2/health/ready", summary="Whether everything answers", responses=documents.READY)
 async def ready(request: Request) -> Response:
     """Ready is loaded and warmed up: every model that is not unloaded."""
-    scheduler = _scheduler(request)
+    scheduler = scheduler_of(request)
     waiting = {name: model.cause for name, model in scheduler.models.items() if not model.ready}
     is_ready = scheduler.ready
     return Json({"ready": is_ready, "waiting_for": waiting}, 200 if is_ready else 503)
@@ -49,19 +49,19 @@ async def ready(request: Request) -> Response:
 @router.get("/v2/models/{model}", summary="A model's inputs and outputs", responses=documents.MODEL)
 async def metadata(request: Request, model: str) -> dict[str, Any]:
     """Metadata, and the certificate of the version that answers."""
-    return _metadata(_scheduler(request).model(model), None)
+    return _metadata(scheduler_of(request).model(model), None)
 
 
 @router.get("/v2/models/{model}/versions/{version}", summary="A version", responses=documents.MODEL)
 async def version_metadata(request: Request, model: str, version: str) -> dict[str, Any]:
     """Metadata of a loaded version."""
-    return _metadata(_scheduler(request).model(model), version)
+    return _metadata(scheduler_of(request).model(model), version)
 
 
 @router.get("/v2/models/{model}/ready", summary="Whether a model answers", responses=documents.READY)
 async def model_ready(request: Request, model: str) -> Response:
     """200 when it answers, 503 with the cause when not."""
-    found = _scheduler(request).model(model)
+    found = scheduler_of(request).model(model)
     document = {"name": model, "ready": found.ready} | ({} if found.ready else {"error": found.cause})
     return Json(document, 200 if found.ready else 503)
 
@@ -73,7 +73,7 @@ async def model_ready(request: Request, model: str) -> Response:
 )
 async def version_ready(request: Request, model: str, version: str) -> Response:
     """200 when it is loaded, 404 when not."""
-    found = _scheduler(request).model(model)
+    found = scheduler_of(request).model(model)
     if found.ready:
         found.version(version)
     return await model_ready(request, model)
@@ -107,7 +107,7 @@ async def version_infer(request: Request, model: str, version: str) -> Response:
 
 async def answer(request: Request, name: str, version: str | None) -> Response:
     """Answer a request for a model; `infer` without the framework's routing. Raises `GatiError`."""
-    scheduler = _scheduler(request)
+    scheduler = scheduler_of(request)
     arrived_s = scheduler.arrival_s()
     with scheduler.under_way():
         model = scheduler.model(name)
@@ -191,8 +191,3 @@ def _metadata(model: Model, version: str | None) -> dict[str, Any]:
             "certificate": certificate,
         },
     }
-
-
-def _scheduler(request: Request) -> Scheduler:
-    scheduler: Scheduler = request.app.state.scheduler
-    return scheduler
