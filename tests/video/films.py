@@ -7,12 +7,14 @@ import io
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import Self
 
 import av
 import numpy as np
+from av.container import OutputContainer
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -35,17 +37,24 @@ def film(
 ) -> Path:
     """Write `count` pictures of 64 x 48 at `fps`."""
     with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=fps)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        stream.codec_context.gop_size, stream.codec_context.bit_rate = gop, 2_000_000
-        if rotation:
-            stream.set_display_rotation(rotation)
-        for number in range(count):
-            frame = av.VideoFrame.from_ndarray(picture(number), format="rgb24")
-            frame.pts, frame.time_base = number, Fraction(1, fps)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
+        encode(container, count, fps, codec, rotation, gop)
     return path
+
+
+def encode(
+    container: OutputContainer, count: int, fps: int, codec: str, rotation: int = 0, gop: int = 12
+) -> None:
+    """Put `count` pictures into a container."""
+    stream = container.add_stream(codec, rate=fps)
+    stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+    stream.codec_context.gop_size, stream.codec_context.bit_rate = gop, 2_000_000
+    if rotation:
+        stream.set_display_rotation(rotation)
+    for number in range(count):
+        frame = av.VideoFrame.from_ndarray(picture(number), format="rgb24")
+        frame.pts, frame.time_base = number, Fraction(1, fps)
+        container.mux(stream.encode(frame))
+    container.mux(stream.encode())
 
 
 def jpeg(number: int) -> bytes:
@@ -79,23 +88,25 @@ def refuses(send: Send, closed: threading.Event) -> None:
     """A connection that is hung up at once; marked, so that nothing is sent before."""
 
 
-class Camera:
-    """An MJPEG camera on 127.0.0.1: each connection follows the next script, the last one again and again."""
+class Device:
+    """A device on 127.0.0.1 that talks to whoever connects, until it is switched off at the end of `with`."""
 
-    def __init__(self, *scripts: Script) -> None:
-        self._scripts = list(scripts)
+    def __init__(self) -> None:
         self._server = socket.create_server(("127.0.0.1", 0))
         self._closed = threading.Event()
-        self.requests: list[bytes] = []
+        self.place = f"127.0.0.1:{self._server.getsockname()[1]}/live"
         threading.Thread(target=self._serve, daemon=True).start()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.getsockname()[1]}/live"
+    def __enter__(self) -> Self:
+        return self
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._server.close()
+
+    def talk(self, connection: socket.socket) -> None:
+        """Say what the device has to say on a connection; an OSError is its end."""
+        raise NotImplementedError
 
     def _serve(self) -> None:
         while not self._closed.is_set():
@@ -107,24 +118,27 @@ class Camera:
 
     def _answer(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
-            self.requests.append(connection.recv(65_536))
-            script = self._scripts[min(len(self.requests), len(self._scripts)) - 1]
-            if script is refuses:
-                return
-            connection.sendall(
-                b"HTTP/1.0 200 OK\r\nContent-Type: multipart/x-mixed-replace; boundary=edge\r\n\r\n"
-            )
-            script(connection.sendall, self._closed)
+            self.talk(connection)
 
 
-@contextlib.contextmanager
-def camera(*scripts: Script) -> Iterator[Camera]:
-    """A camera that is switched off at the end."""
-    device = Camera(*scripts)
-    try:
-        yield device
-    finally:
-        device.close()
+class Camera(Device):
+    """An MJPEG camera: each connection follows the next script, the last one again and again."""
+
+    def __init__(self, *scripts: Script) -> None:
+        self._scripts = list(scripts)
+        self.requests: list[bytes] = []
+        super().__init__()
+        self.url = f"http://{self.place}"
+
+    def talk(self, connection: socket.socket) -> None:
+        self.requests.append(connection.recv(65_536))
+        script = self._scripts[min(len(self.requests), len(self._scripts)) - 1]
+        if script is refuses:
+            return
+        connection.sendall(
+            b"HTTP/1.0 200 OK\r\nContent-Type: multipart/x-mixed-replace; boundary=edge\r\n\r\n"
+        )
+        script(connection.sendall, self._closed)
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import io
 import re
 import socket
 import struct
-import threading
-from collections.abc import Iterator
-from fractions import Fraction
 
 import av
 
-from tests.video.films import picture
+from tests.video.films import Device, encode
 
 _SDP = "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=test\r\nt=0 0\r\nm=video 0 RTP/AVP 33\r\na=control:track\r\n"
 
@@ -23,48 +19,22 @@ def transport_stream(count: int, fps: int = 25) -> bytes:
     """`count` pictures as MPEG-2 in an MPEG transport stream, each a key picture."""
     file = io.BytesIO()
     with av.open(file, "w", format="mpegts") as container:
-        stream = container.add_stream("mpeg2video", rate=fps)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        stream.codec_context.gop_size, stream.codec_context.bit_rate = 1, 2_000_000
-        for number in range(count):
-            frame = av.VideoFrame.from_ndarray(picture(number % 32), format="rgb24")
-            frame.pts, frame.time_base = number, Fraction(1, fps)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
+        encode(container, count, fps, "mpeg2video", gop=1)
     return file.getvalue()
 
 
-class RtspCamera:
-    """Plays `stream` to each connection, then hangs up; one connection after the other."""
+class RtspCamera(Device):
+    """Plays `stream` to each connection, then hangs up."""
 
     def __init__(self, stream: bytes, password: str | None = None, pause_s: float = 0.002) -> None:
         self._stream = stream
         self._pause_s = pause_s
         self._token = None if password is None else base64.b64encode(password.encode()).decode()
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self._closed = threading.Event()
         self.played = 0
         self.transports: list[str] = []
-        threading.Thread(target=self._serve, daemon=True).start()
+        super().__init__()
 
-    @property
-    def place(self) -> str:
-        return f"127.0.0.1:{self._server.getsockname()[1]}/live"
-
-    def close(self) -> None:
-        self._closed.set()
-        self._server.close()
-
-    def _serve(self) -> None:
-        while not self._closed.is_set():
-            try:
-                connection, _ = self._server.accept()
-            except OSError:
-                return
-            with connection, contextlib.suppress(OSError):
-                self._talk(connection)
-
-    def _talk(self, connection: socket.socket) -> None:
+    def talk(self, connection: socket.socket) -> None:
         lines = connection.makefile("rb")
         while (request := _request(lines)) is not None:
             verb, headers = request
@@ -73,13 +43,13 @@ class RtspCamera:
                 refusal = 'WWW-Authenticate: Basic realm="camera"\r\n\r\n'
                 connection.sendall(f"RTSP/1.0 401 Unauthorized\r\n{number}{refusal}".encode())
                 continue
-            connection.sendall(f"RTSP/1.0 200 OK\r\n{number}{self._answer(verb, headers)}".encode())
+            connection.sendall(f"RTSP/1.0 200 OK\r\n{number}{self._reply(verb, headers)}".encode())
             if verb == "PLAY":
                 self.played += 1
                 return self._play(connection)
         return None
 
-    def _answer(self, verb: str, headers: dict[str, str]) -> str:
+    def _reply(self, verb: str, headers: dict[str, str]) -> str:
         if verb == "DESCRIBE":
             return f"Content-Type: application/sdp\r\nContent-Length: {len(_SDP)}\r\n\r\n{_SDP}"
         if verb == "SETUP":
@@ -107,13 +77,3 @@ def _request(lines: io.BufferedReader) -> tuple[str, dict[str, str]] | None:
         if match:
             headers[match[1].lower()] = match[2]
     return first.split()[0].decode(), headers
-
-
-@contextlib.contextmanager
-def rtsp_camera(stream: bytes, password: str | None = None) -> Iterator[RtspCamera]:
-    """A camera that is switched off at the end."""
-    camera = RtspCamera(stream, password)
-    try:
-        yield camera
-    finally:
-        camera.close()

@@ -18,7 +18,7 @@ from gati.video import Policy, Reconnect, Source, SourceState, open_source
 from gati.video.decode import Picture
 from gati.video.live import Live
 from gati.video.policies import Thinning
-from tests.video.films import camera, film, number_of, picture, plays, refuses, wait_until
+from tests.video.films import Camera, film, number_of, picture, plays, refuses, wait_until
 
 QUICK = Reconnect(first_s=0.01, cap_s=0.05, stall_s=0.4, open_s=5.0)
 
@@ -255,14 +255,14 @@ def test_closing_wakes_a_caller_that_waits() -> None:
 
 
 def test_a_picture_delivered_while_reading_is_decoded_by_the_caller() -> None:
-    with camera(plays(1000)) as device, open_source(device.url, reconnect=QUICK) as source:
+    with Camera(plays(1000)) as device, open_source(device.url, reconnect=QUICK) as source:
         frame = next(source)
         assert frame.image.shape == (48, 64, 3)
         assert source.policy is Policy.DROP_OLDEST
 
 
 def test_a_slow_caller_gets_recent_pictures_of_a_real_stream() -> None:
-    with camera(plays(5000, every_s=0.01)) as device, open_source(device.url, reconnect=QUICK) as source:
+    with Camera(plays(5000, every_s=0.01)) as device, open_source(device.url, reconnect=QUICK) as source:
         numbers = []
         for frame in source:
             numbers.append(frame.index)
@@ -277,7 +277,7 @@ def test_a_slow_caller_gets_recent_pictures_of_a_real_stream() -> None:
 
 def test_a_real_stream_that_hangs_ends_and_refuses_comes_back() -> None:
     scripts = (plays(15, then_hang=True), plays(15), refuses, plays(5000))
-    with camera(*scripts) as device, open_source(device.url, reconnect=QUICK) as source:
+    with Camera(*scripts) as device, open_source(device.url, reconnect=QUICK) as source:
         reasons = set()
         for frame in source:
             reasons.add(source.reason)
@@ -304,7 +304,7 @@ def test_nobody_there_is_one_line_without_the_password() -> None:
 
 
 def test_credentials_reach_the_camera() -> None:
-    with camera(plays(1000)) as device:
+    with Camera(plays(1000)) as device:
         url = device.url.replace("http://", "http://me:secret@") + "?token=hush"
         with open_source(url, reconnect=QUICK) as source:
             assert "secret" not in next(source).source

@@ -8,7 +8,7 @@ import pytest
 
 from gati.errors import VideoError
 from gati.video import Policy, Reconnect, open_source
-from tests.video.rtsp import rtsp_camera, transport_stream
+from tests.video.rtsp import RtspCamera, transport_stream
 
 QUICK = Reconnect(first_s=0.01, cap_s=0.05, stall_s=2.0, open_s=5.0)
 
@@ -19,7 +19,7 @@ def stream() -> bytes:
 
 
 def test_a_camera_behind_a_password_is_read_over_tcp_and_comes_back(stream: bytes) -> None:
-    with rtsp_camera(stream, "me:secret") as device:
+    with RtspCamera(stream, "me:secret") as device:
         url = f"rtsp://me:secret@{device.place}"
         with open_source(url, reconnect=QUICK) as source:
             for frame in source:
@@ -35,7 +35,7 @@ def test_a_camera_behind_a_password_is_read_over_tcp_and_comes_back(stream: byte
 
 
 def test_a_wrong_password_is_told_and_not_shown(stream: bytes) -> None:
-    with rtsp_camera(stream, "me:secret") as device:
+    with RtspCamera(stream, "me:secret") as device:
         source = open_source(f"rtsp://me:wrong@{device.place}", reconnect=QUICK)
         with pytest.raises(VideoError) as caught, source:
             next(source)
