@@ -51,10 +51,9 @@ class Supervised:
         self.cause = "it has not been started"
 
     @property
-    def process_id(self) -> int | None:
-        """Of the running process, None while there is none."""
-        process = self._process
-        return None if process is None or process.returncode is not None else process.pid
+    def running(self) -> bool:
+        """Whether there is a process."""
+        return self._process is not None and self._process.returncode is None
 
     def start(self) -> None:
         """Start the process, and keep it running until `stop`."""

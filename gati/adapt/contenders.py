@@ -27,6 +27,7 @@ from gati.types import Placement, TrialId
 __all__ = ["NewCaches", "StopWatch", "Work"]
 
 _NEW_CACHES = Recipe(epochs=20.0, limit_s=0.3, learning_rate=3e-3)
+_ORIGINAL_SHARE = 0.25  # of the training draws
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,6 @@ class Work:
     served: Served
     window: Window
     original: Window | None
-    original_share: float
     parts: Parts
     watch: StopWatch
     seed: int
@@ -142,10 +142,10 @@ class Work:
         weights = torch.ones(len(window)) if window.weights is None else torch.from_numpy(window.weights)
         recent = weights[fit].double()
         lesson = Lesson(window.hidden[block][fit], window.teacher(classes)[fit], recent)
-        if self.original is None or not 0.0 < self.original_share < 1.0:
+        if self.original is None:
             return lesson
         count = len(self.original)
-        mixed = recent.sum() * self.original_share / (1.0 - self.original_share) / count
+        mixed = recent.sum() * _ORIGINAL_SHARE / (1.0 - _ORIGINAL_SHARE) / count
         return Lesson(
             torch.cat((lesson.hidden, self.original.hidden[block])),
             torch.cat((lesson.teacher, self.original.teacher(classes))),

@@ -28,7 +28,7 @@ SHARES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # of the hits of the strictest s
 
 @dataclass(frozen=True)
 class Costs:
-    """Milliseconds of a request: the whole network, the way to each block, and known lookups by trial."""
+    """Milliseconds of a request: the whole network, and the way to each block."""
 
     base_ms: float
     reach_ms: Mapping[str, float]

@@ -106,7 +106,7 @@ class Deployments:
         """Keep the retrained caches as the next version, and open it; it is not activated yet."""
         self._saved += 1
         folder = self._folder / f"saved-{self._saved}"
-        save_version(folder, retrained.composition, retrained.exits, signature=signature)
+        save_version(folder, retrained.composition, retrained.exits)
         opened = self._opened(0, folder, signature)
         lineage = Lineage(
             retrained.composition.checkpoint_sha256,

@@ -19,7 +19,6 @@ stake over several, and M is the mean of theirs, which is a detector of the same
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 
 from gati.errors import AdaptError
 
-__all__ = ["Guard", "expected_delay", "growth_optimal_bet"]
+__all__ = ["Guard", "growth_optimal_bet"]
 
 _ALTERNATIVES = (1.5, 2.5, 5.0, 10.0, 20.0)  # disagreements bet against, in multiples of the tolerated one
 _LARGEST_ALTERNATIVE = 0.9
@@ -38,20 +37,6 @@ _LARGEST_FLOAT = 1e300  # beyond it nothing is left to be said
 def growth_optimal_bet(disagreement: float, alpha: float) -> float:
     """The lambda under which log M grows the fastest if losses come with probability `disagreement`."""
     return max(0.0, (disagreement - alpha) / (alpha * (1.0 - alpha)))
-
-
-def expected_delay(disagreement: float, alpha: float, audits_to_false_alarm: float) -> float:
-    """Audits until the alarm when losses come with probability `disagreement`: ln R / KL(q || alpha).
-
-    Infinite where they are no more than tolerated.
-    """
-    q = disagreement
-    if q <= alpha:
-        return math.inf
-    divergence = q * math.log(q / alpha)
-    if q < 1.0:
-        divergence += (1.0 - q) * math.log((1.0 - q) / (1.0 - alpha))
-    return math.log(audits_to_false_alarm) / divergence
 
 
 @dataclass

@@ -1,10 +1,10 @@
 """Retraining the caches that serve on what came lately.
 
-A window of recent inputs is split in time: the older part trains, the most recent part is kept back, half of
-it to choose thresholds on, half to certify on. Each deployed predictor goes on learning from the weights it
-has, mixed with original data so that it forgets nothing; where the caller names blocks, small new predictors
-are trained for the scene at hand. Old, retrained and new caches then compete for the exits, so a cache that
-retraining made worse keeps its old weights, and an exit that no longer pays is dropped.
+Stretches of a window of recent inputs are dealt to three parts: to train on, to choose thresholds on, and to
+certify on. Each deployed predictor goes on learning from the weights it has, mixed with original data so that
+it forgets nothing; where the caller names blocks, small new predictors are trained for the scene at hand.
+Old, retrained and new caches then compete for the exits, so a cache that retraining made worse keeps its old
+weights, and an exit that no longer pays is dropped.
 
 Nothing that serves is touched: the result is for the caller to take or leave.
 """
@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from gati.adapt.contenders import NewCaches, StopWatch, Work
 from gati.adapt.contest import Contender, Costs, Verdict, costs_of, exits_of, hold, replay_deployed
 from gati.adapt.tune import Recipe
-from gati.adapt.window import HoldBack, Window, split_window
+from gati.adapt.window import Window, split_window
 from gati.compose.certificate import Certificate, p_value
 from gati.compose.composition import Composition, Expected
 from gati.compose.replay import Replay
@@ -67,12 +67,10 @@ def retrain(
     window: Window,
     *,
     original: Window | None = None,
-    original_share: float = 0.25,
     new: NewCaches | None = None,
     accuracy: float | None = None,
     confidence: float | None = None,
     held_share: float = 0.5,
-    hold_back: HoldBack = "dealt",
     recipe: Recipe | None = None,
     version: str | None = None,
     seed: int = 0,
@@ -80,7 +78,7 @@ def retrain(
 ) -> Retrained:
     """Retrain the deployed caches of `served` on `window`, oldest input first.
 
-    `original` is mixed in with `original_share` of the training draws. `accuracy` and `confidence` are the
+    `original` is mixed in with a quarter of the training draws. `accuracy` and `confidence` are the
     composition's unless given. `recipe` bounds the training of each deployed cache, `new.recipe` that of each
     new one. It computes with as many threads as the calling thread has in torch; neither engine nor base
     model is changed.
@@ -88,7 +86,7 @@ def retrain(
     **Raises:** `AdaptError` for a window too small to be split, or a block that does not exist.
     """
     chosen, traced = served.composition, served.engine.traced
-    parts = split_window(len(window), held_share, hold_back=hold_back)
+    parts = split_window(len(window), held_share)
     if min(map(len, parts)) < _LEAST_PART:
         raise AdaptError(
             f"a window of {len(window)} inputs is too small to retrain on: its parts to train, choose "
@@ -102,7 +100,7 @@ def retrain(
     with watch.of("collect"):
         window = window.collected(traced, blocks)
         original = None if original is None else original.collected(traced, blocks)
-    work = Work(served, window, original, original_share, parts, watch, seed)
+    work = Work(served, window, original, parts, watch, seed)
     costs = costs_of(served)
     asked = accuracy if accuracy is not None else chosen.accuracy_target
     sure = confidence if confidence is not None else chosen.confidence or 0.95

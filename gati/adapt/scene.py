@@ -6,9 +6,7 @@ enough that what passes by does not change it, fine enough to tell day from nigh
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,16 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.errors import AdaptError
-from gati.files import atomic_write_text
 
-__all__ = [
-    "Signature",
-    "nearest_scene",
-    "read_signature",
-    "scene_distance",
-    "scene_signature",
-    "write_signature",
-]
+__all__ = ["Signature", "nearest_scene", "scene_distance", "scene_signature"]
 
 Signature = NDArray[np.float32]
 
@@ -61,16 +51,3 @@ def nearest_scene(signatures: Sequence[Signature], current: Signature, tolerance
         return None
     nearest = int(np.argmin(distances))
     return nearest if distances[nearest] <= tolerance else None
-
-
-def write_signature(path: Path, signature: Signature) -> None:
-    """Write a signature as a JSON list, atomically."""
-    atomic_write_text(path, json.dumps([float(value) for value in signature]) + "\n")
-
-
-def read_signature(path: Path) -> Signature:
-    """Read what `write_signature` wrote. Raises AdaptError for anything else."""
-    try:
-        return np.array(json.loads(path.read_text(encoding="utf-8")), dtype=np.float32)
-    except (OSError, ValueError, TypeError) as error:
-        raise AdaptError(f"{path} is no scene signature ({error})") from error

@@ -58,12 +58,12 @@ def tuned(
     recipe: Recipe,
     *,
     seed: int,
-    clock: Callable[[], float] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> nn.Module:
     """A copy of `predictor`, trained on from the weights it has."""
     student = copy.deepcopy(predictor).cpu()
     before, learner = _after_pooling(student)
-    _train(learner, _features(before, lesson.hidden), lesson, recipe, seed, clock or time.perf_counter)
+    _train(learner, _features(before, lesson.hidden), lesson, recipe, seed, clock)
     return student.eval().requires_grad_(False)
 
 
@@ -74,7 +74,7 @@ def train_new(
     recipe: Recipe,
     *,
     seed: int,
-    clock: Callable[[], float] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> nn.Module:
     """A predictor of that variant, trained from scratch and ready to serve.
 
@@ -90,12 +90,11 @@ def train_new(
     first = next(iter(learner), None)
     if isinstance(first, SceneHead):
         first.remember(features[lesson.recent])
-    timer = clock or time.perf_counter
     if not isinstance(first, nn.Linear) or features.ndim != 2:
-        _train(learner, features, lesson, recipe, seed, timer)
+        _train(learner, features, lesson, recipe, seed, clock)
         return fold_normalisation(student).requires_grad_(False)
     mean, spread = features.mean(0), features.std(0, correction=0) + _SPREAD
-    _train(learner, (features - mean) / spread, lesson, recipe, seed, timer)
+    _train(learner, (features - mean) / spread, lesson, recipe, seed, clock)
     with torch.no_grad():
         first.weight.div_(spread)
         if first.bias is None:

@@ -16,7 +16,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gati.adapt.scene import Signature, read_signature, write_signature
 from gati.caches import LearnedCache, save_cache
 from gati.compose.composition import Composition
 from gati.errors import AdaptError, StorageError
@@ -25,10 +24,9 @@ from gati.runtime.backends import GraphBackend, get_backend
 from gati.runtime.exits import EngineExit
 from gati.runtime.load import OpenedModel, Served
 
-__all__ = ["Graphs", "open_version", "save_version", "signature_of"]
+__all__ = ["Graphs", "open_version", "save_version"]
 
 _COMPOSITION = "composition.json"
-_SIGNATURE = "scene.json"
 
 
 class Graphs:
@@ -63,10 +61,8 @@ def save_version(
     folder: str | Path,
     composition: Composition,
     exits: Sequence[EngineExit],
-    *,
-    signature: Signature | None = None,
 ) -> Path:
-    """Write a version to `folder`, which must not be there yet; `signature` is the scene it was made for.
+    """Write a version to `folder`, which must not be there yet.
 
     `composition.exits` and `exits` belong together one by one, as `Retrained` has them. Raises AdaptError for
     a folder that is there or exits without weights, StorageError when the place is full or not writable.
@@ -86,8 +82,6 @@ def save_version(
                     f"the cache at block '{leaving.block}' is no learned cache: it cannot be kept"
                 )
             save_cache(beside / "caches" / f"{described.trial_id}.safetensors", leaving.cache)
-        if signature is not None:
-            write_signature(beside / _SIGNATURE, signature)
         composition.save(beside / _COMPOSITION)
         beside.chmod(0o755)
         beside.rename(target)
@@ -117,9 +111,3 @@ def open_version(served: Served, folder: str | Path, *, graphs: Graphs | None = 
     kept_base = kept.with_name(f"{composition.backend}-base.onnx")
     engine = served.model.engine_of(exits, composition.name, composition.backend, (kept, kept_base))
     return replace(served, engine=engine, composition=composition)
-
-
-def signature_of(folder: str | Path) -> Signature | None:
-    """The scene a version was made for, if it was saved with one."""
-    path = Path(folder) / _SIGNATURE
-    return read_signature(path) if path.is_file() else None

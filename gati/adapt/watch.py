@@ -97,11 +97,6 @@ class Watch:
         """Whether early answers may be given."""
         return self.state == "serving"
 
-    @property
-    def evidence(self) -> float:
-        """What speaks against the promise while serving, for it while stopped."""
-        return self._guard.evidence if self._proof is None else self._proof.evidence
-
     def draw(self) -> bool:
         """Whether the next request is to be audited."""
         return self.sampler.draw()

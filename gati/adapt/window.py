@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +17,7 @@ from gati.explore.splits import held_out
 from gati.model.segments import TracedModel
 from gati.runtime.load import Served
 
-__all__ = ["HoldBack", "Parts", "Window", "original_sample", "split_window"]
-
-HoldBack = Literal["recent", "dealt"]
+__all__ = ["Parts", "Window", "original_sample", "split_window"]
 
 _BATCH = 64
 _SURE = 0.95  # share of what is taught that is the base model's own
@@ -115,21 +113,17 @@ class Parts(NamedTuple):
     certify: NDArray[np.int64]
 
 
-def split_window(count: int, held_share: float, *, hold_back: HoldBack = "dealt") -> Parts:
+def split_window(count: int, held_share: float) -> Parts:
     """Keep back `held_share` of a window, half of it to choose on, half to certify on.
 
-    "recent" keeps back the latest inputs. "dealt" deals stretches of the whole window, so that training
-    misses nothing that happened, the latest included. Stretches, because next-door frames of a video are
-    nearly the same: dealt one by one, each would have its twin in another part.
+    Stretches of the whole window are dealt, so that training misses nothing that happened, the latest
+    included. Stretches, because next-door frames of a video are nearly the same: dealt one by one, each would
+    have its twin in another part.
     """
     if not 0.0 < held_share < 1.0:
         raise AdaptError(f"held_share is {held_share!r}, must lie strictly between 0 and 1, for example 0.5")
     rows = np.arange(count)
-    if hold_back == "recent":
-        first = count - round(count * held_share)
-        turn = np.where(rows < first, -1, (rows - first) * _STRETCHES // max(1, count - first) % 2)
-    else:
-        begun = rows * _STRETCHES // max(1, count) * held_share + 1e-9  # stretches to be kept back so far
-        kept = np.floor(begun + held_share) != np.floor(begun)
-        turn = np.where(kept, np.floor(begun).astype(np.int64) % 2, -1)
+    begun = rows * _STRETCHES // max(1, count) * held_share + 1e-9  # stretches to be kept back so far
+    kept = np.floor(begun + held_share) != np.floor(begun)
+    turn = np.where(kept, np.floor(begun).astype(np.int64) % 2, -1)
     return Parts(*(rows[turn == part] for part in (-1, 0, 1)))

@@ -49,11 +49,6 @@ class Distribution:
         """The expected latency."""
         return float(np.dot(self.values_ms, self.probabilities))
 
-    @property
-    def maximum_ms(self) -> float:
-        """The largest latency that was measured."""
-        return self.values_ms[-1]
-
     def quantile_ms(self, probability: float) -> float:
         """The least measured latency that a request keeps with at least this probability."""
         # 1e-9: probabilities are sums of fractions, and 0.95 must find the 95th of 100 samples

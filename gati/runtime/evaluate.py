@@ -185,7 +185,7 @@ def _measure(
     progress: Callable[[int, int], None] | None,
 ) -> _Measured:
     measured = _Measured([], [], [], [], [])
-    eager = _eager(module, engine.traced.device)
+    eager = _eager(module)
     every = max(1, len(data) // _EAGER_SAMPLES)
     with quiet():
         for start in range(0, len(data), _CHUNK):
@@ -245,7 +245,7 @@ def _timed(call: Callable[[Tensor], Any], x: Tensor, times_ms: list[float]) -> A
     return result
 
 
-def _eager(module: nn.Module | None, device: torch.device) -> Callable[[Tensor], Any] | None:
+def _eager(module: nn.Module | None) -> Callable[[Tensor], Any] | None:
     if module is None:
         return None
 

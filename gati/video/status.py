@@ -12,18 +12,13 @@ _RATE_MEMORY = 120  # times remembered
 
 
 class SourceState(StrEnum):
-    """What a source does now. The value is its name, `code` the number for metrics."""
+    """What a source does now."""
 
     RUNNING = "running"
     PAUSED = "paused"
     RECONNECTING = "reconnecting"
     ENDED = "ended"
     ERROR = "error"
-
-    @property
-    def code(self) -> int:
-        """A number that will not change: 1 running, 2 paused, 3 reconnecting, 4 ended, 5 error."""
-        return list(SourceState).index(self) + 1
 
 
 @dataclass(frozen=True)

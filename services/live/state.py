@@ -28,6 +28,7 @@ _EVENTS = 100
 _AUDITS = 60
 _REGIONS = 32
 _EXITS = 64
+_PICTURES_PER_S = 10.0  # encoded, at most
 _LONGEST = 300  # of a text, in characters
 
 
@@ -63,14 +64,13 @@ class LiveState:
         *,
         promise: float | None = None,
         pictures: bool = True,
-        pictures_per_s: float = 10.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.key = secrets.token_hex(6)  # tells this state from that of an earlier run
         self._title = _text(title)
         self._promise = _share(promise)
         self._shows_pictures = pictures
-        self._pictures = Pictures(pictures_per_s)
+        self._pictures = Pictures(_PICTURES_PER_S)
         self._clock = clock
         self._lock = threading.Lock()
         self._sequence = 0

@@ -70,11 +70,6 @@ class Model:
         return self._supervised is not None
 
     @property
-    def process_id(self) -> int | None:
-        """Of its process, if that is ours and runs."""
-        return None if self._supervised is None else self._supervised.process_id
-
-    @property
     def restarts(self) -> int:
         """How often its process had to be started again."""
         return 0 if self._supervised is None else self._supervised.restarts
@@ -82,7 +77,7 @@ class Model:
     @property
     def cause(self) -> str:
         """Why it is not ready."""
-        if self._supervised is not None and self._supervised.process_id is None:
+        if self._supervised is not None and not self._supervised.running:
             return self._supervised.cause
         return self._cause
 

@@ -9,10 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gati.adapt.guard import Guard, expected_delay, growth_optimal_bet
+from gati.adapt.guard import Guard, growth_optimal_bet
 from gati.errors import AdaptError
 
 AGREEMENT, R = 0.97, 10_000.0
+
+
+def expected_delay(disagreement: float, alpha: float, audits_to_false_alarm: float) -> float:
+    """Audits until the alarm when more losses than tolerated come: ln R / KL(q || alpha)."""
+    q = disagreement
+    divergence = q * math.log(q / alpha) + (1.0 - q) * math.log((1.0 - q) / (1.0 - alpha))
+    return math.log(audits_to_false_alarm) / divergence
 
 
 def audits_to_alarm(disagreement: float, most: int, seed: int, guard: Guard | None = None) -> int | None:

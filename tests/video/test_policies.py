@@ -89,14 +89,8 @@ def test_an_impossible_reconnection_is_refused(wrong: dict[str, float]) -> None:
         Reconnect(**wrong)  # type: ignore[arg-type]
 
 
-def test_states_have_names_and_codes_that_do_not_change() -> None:
-    assert {state.value: state.code for state in SourceState} == {
-        "running": 1,
-        "paused": 2,
-        "reconnecting": 3,
-        "ended": 4,
-        "error": 5,
-    }
+def test_states_have_names_that_do_not_change() -> None:
+    assert list(SourceState) == ["running", "paused", "reconnecting", "ended", "error"]
 
 
 def test_a_rate_is_measured_over_the_last_events() -> None:
