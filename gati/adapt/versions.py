@@ -20,6 +20,7 @@ from gati.caches import LearnedCache, save_cache
 from gati.compose.composition import Composition
 from gati.errors import AdaptError, StorageError
 from gati.files import atomic_write_bytes
+from gati.graph.convert import Converter
 from gati.runtime.backends import GraphBackend, get_backend
 from gati.runtime.exits import EngineExit
 from gati.runtime.load import OpenedModel, Served
@@ -37,10 +38,7 @@ class Graphs:
     """
 
     def __init__(self, blocks: Collection[str]) -> None:
-        from gati.graph.convert import Converter  # brings in onnx, which backend torch does without
-
         self._blocks = frozenset(blocks)
-        self._converter = Converter
         self._convert = Converter()
 
     def write(
@@ -49,7 +47,7 @@ class Graphs:
         """Write the network of `model` with these exits to `path`, where its backend finds it."""
         cuts = self._blocks | {leaving.block for leaving in exits}
         if cuts != self._blocks:
-            self._blocks, self._convert = frozenset(cuts), self._converter()
+            self._blocks, self._convert = frozenset(cuts), Converter()
         (graph,) = backend.assembled(
             model.traced, [exits], model.outputs_kind, convert=self._convert, cuts=self._blocks
         )

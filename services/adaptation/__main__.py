@@ -15,14 +15,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import uvloop
-from pydantic import ValidationError
-
-from gati.errors import GatiError, NotFoundError, UnavailableError
-from services import logs
+from gati.errors import NotFoundError, UnavailableError
 from services.adaptation.model import ModelAdaptation
 from services.adaptation.settings import AdaptationSettings
-from services.ending import ended
+from services.process import ended, run
 from services.wire.codec import Service
 from services.wire.gen import Adaptation
 from services.wire.gen.ttypes import Health
@@ -32,21 +28,8 @@ _log = logging.getLogger("gati.adaptation")
 
 
 def main() -> int:
-    """Serve as the settings on the command line say; the exit status is 2 for what the user can mend."""
-    try:
-        settings = AdaptationSettings.model_validate_json(sys.argv[1])
-    except (IndexError, ValidationError) as error:
-        print(f"error: settings as JSON are needed: {error}", file=sys.stderr)
-        return 2
-    logs.configure("adaptation", settings.log_level)
-    if hasattr(os, "nice"):
-        os.nice(settings.niceness)
-    try:
-        uvloop.run(_serve(settings))
-    except GatiError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
-    return 0
+    """Serve as the settings on the command line say; returns the exit status."""
+    return run(AdaptationSettings, lambda settings: "adaptation", _serve)
 
 
 class _Adaptations:
@@ -102,6 +85,8 @@ class _Adaptations:
 
 
 async def _serve(settings: AdaptationSettings) -> None:
+    if hasattr(os, "nice"):
+        os.nice(settings.niceness)
     adaptations = _Adaptations(settings)
     calls = ("adapt", "status", "health")
     server = WireServer(Service(Adaptation), {name: getattr(adaptations, name) for name in calls})

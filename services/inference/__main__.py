@@ -12,14 +12,9 @@ import json
 import logging
 import sys
 
-import uvloop
-from pydantic import ValidationError
-
-from gati.errors import GatiError
-from services import logs
-from services.ending import ended
 from services.inference.service import InferenceService
 from services.inference.settings import InferenceSettings
+from services.process import ended, run
 from services.wire.codec import Service
 from services.wire.gen import Inference
 from services.wire.server import WireServer
@@ -28,19 +23,8 @@ _log = logging.getLogger("gati.inference")
 
 
 def main() -> int:
-    """Serve as the settings on the command line say; the exit status is 2 for what the user can mend."""
-    try:
-        settings = InferenceSettings.model_validate_json(sys.argv[1])
-    except (IndexError, ValidationError) as error:
-        print(f"error: settings as JSON are needed: {error}", file=sys.stderr)
-        return 2
-    logs.configure(f"inference:{settings.name}", settings.log_level)
-    try:
-        uvloop.run(_serve(settings))
-    except GatiError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
-    return 0
+    """Serve as the settings on the command line say; returns the exit status."""
+    return run(InferenceSettings, lambda settings: f"inference:{settings.name}", _serve)
 
 
 async def _serve(settings: InferenceSettings) -> None:

@@ -15,19 +15,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gati.adapt.record import Record
 from gati.adapt.watch import Event, Watch
+from gati.compose.composition import Composition
 from gati.errors import GatiError
+from gati.runtime.engine import Prediction
 from services.inference.counts import Counts
 from services.inference.queue import Ask, RequestQueue
 from services.inference.settings import InferenceSettings
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from gati.adapt.writer import BackgroundWriter
-    from gati.compose.composition import Composition
-    from gati.runtime.engine import Prediction
+    from gati.adapt.writer import BackgroundWriter  # needs SQLAlchemy
 
 __all__ = ["Drawn", "Following", "watch_for"]
 
@@ -162,8 +163,6 @@ class Following:
             self._keep(given, early, base, agreed)
 
     def _keep(self, given: NDArray[Any], early: Prediction, base: Prediction, agreed: bool) -> None:
-        from gati.adapt.record import Record
-
         hit = early.exit != "base"
         record = Record(
             given,

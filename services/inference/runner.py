@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import torch
+from torch import Tensor
 
 from gati.runtime.concurrent import ConcurrentEngine, let_others_first
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gati.runtime.engine import Engine, Prediction
+from gati.runtime.engine import Engine, Prediction
 
 __all__ = ["Runner", "open_runner"]
 
@@ -44,8 +43,6 @@ class _Side:
     """Several inputs side by side, one thread each; see `ConcurrentEngine`."""
 
     def __init__(self, engine: Engine, *, early: bool, workers: int | None) -> None:
-        import torch
-
         self._engine = ConcurrentEngine(engine, early=early, workers=workers, niceness=_NICENESS)
         each = 1 if engine.compiled else _SEGMENT_ROWS
         self.parallel = each * (workers or torch.get_num_threads())

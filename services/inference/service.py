@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from gati.errors import DeadlineError, GatiError, RequestError, UnavailableError
 from services.inference.counts import Counts, resident_bytes
@@ -21,10 +24,7 @@ from services.wire.gen.ttypes import Answer, Health, InferResponse, ModelInfo, S
 from services.wire.tensors import datatype_of, from_tensor
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from gati.adapt.writer import BackgroundWriter
+    from gati.adapt.writer import BackgroundWriter  # needs SQLAlchemy
 
 __all__ = ["InferenceService"]
 
@@ -211,8 +211,6 @@ def _open_writer(settings: InferenceSettings) -> BackgroundWriter | None:
 
 def _rows(version: Version, array: NDArray[Any]) -> list[Tensor]:
     """The inputs [1, ...] of a request as the network takes them. Raises `RequestError`, `DataError`."""
-    import torch
-
     engine = version.engine
     if array.dtype == np.uint8 and engine.preprocessing is not None:
         x = engine.preprocessing(array)

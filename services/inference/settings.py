@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from gati.types import NAME_PATTERN
+from services.process import ProcessSettings
 
 __all__ = ["InferenceSettings"]
 
 
-class InferenceSettings(BaseModel):
+class InferenceSettings(ProcessSettings):
     """Settings of one model; `gati serve` fills them from its configuration."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(pattern=NAME_PATTERN)
     library: Path | None = None
@@ -28,13 +27,9 @@ class InferenceSettings(BaseModel):
     workers: int | None = Field(default=None, ge=1)
     queue_capacity: int = Field(default=128, ge=1)
     largest_batch: int = Field(default=64, ge=1)
-    host: str = "127.0.0.1"
-    port: int = Field(default=0, ge=0, le=65535)
     drain_timeout_s: float = Field(default=10.0, ge=0.0)
     audit_budget: float = Field(default=0.05, ge=0.0, le=1.0)  # of base-model time; 0 audits nothing
     records: str | None = None  # URL of the record store for samples
     sampling: float = Field(default=0.2, ge=0.0, le=1.0)  # share of requests kept there
     repository: str | None = None  # URL of the model repository; its active version is followed
     poll_s: float = Field(default=2.0, gt=0.0)
-    end_with_stdin: bool = False
-    log_level: str = "info"

@@ -6,12 +6,17 @@ import asyncio
 import gc
 import json
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from gati.compose.composition import Composition
 from gati.errors import CompositionError, ConfigError, NotFoundError, RequestError, UnavailableError
+from gati.runtime.engine import Engine
 from gati.types import is_name
 from services.inference.counts import Counts
 from services.inference.following import Following, watch_for
@@ -22,10 +27,8 @@ from services.inference.settings import InferenceSettings
 from services.wire.gen.ttypes import VersionInfo
 
 if TYPE_CHECKING:
-    from gati.adapt.writer import BackgroundWriter
-    from gati.compose.composition import Composition
-    from gati.runtime.engine import Engine
-    from gati.runtime.load import OpenedModel
+    from gati.adapt.writer import BackgroundWriter  # needs SQLAlchemy
+    from gati.runtime.load import OpenedModel  # slow: brings in onnx
 
 __all__ = ["Version", "Versions"]
 
@@ -202,8 +205,6 @@ class Versions:
     # In the loader's thread -----------------------------------------------------------------------------
 
     def _open(self, composition: str | None, folder: Path | None) -> _Opened:
-        import torch
-
         torch.set_num_threads(self._settings.threads)
         if self._model is None:
             self._model = self._open_model()
@@ -234,8 +235,6 @@ class Versions:
 
 
 def _composition(model: OpenedModel, composition: str | None, folder: Path | None) -> Composition | None:
-    from gati.compose.composition import Composition
-
     if folder is not None:
         return Composition.load(folder / "composition.json")
     if composition is None:
@@ -247,10 +246,6 @@ def _composition(model: OpenedModel, composition: str | None, folder: Path | Non
 
 def _warm_up(engine: Engine, runner: Runner) -> ServiceTimes:
     """Let a runner answer some inputs that nobody asked for; they tell what the next will take."""
-    import time
-
-    import torch
-
     times = ServiceTimes()
     with torch.inference_mode():
         x = engine.traced.example()[:1]
