@@ -36,18 +36,31 @@ __all__ = ["CapturedPath"]
 
 _BLOCKS_AHEAD = 2  # queued at most while an overlapped lookup is under way: a hit should save something
 
-@dataclass(frozen=True)
-class _Piece:
-    """A segment as a graph; an overlapped `lookup` is a graph, too."""
 
-    graph: Any
-    exit: SingleExit | None = None
-    flag: Flag | None = None
-    lookup: Any = None
+@dataclass(frozen=True)
+class _Lookup:
+    """A lookup at the end of a segment; an overlapped one is a graph, an inline one in the segment's."""
+
+    exit: SingleExit
+    flag: Flag
+    graph: Any = None
 
     @property
     def inline(self) -> bool:
-        return self.flag is not None and self.lookup is None
+        return self.graph is None
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A segment as a graph."""
+
+    graph: Any
+    lookup: _Lookup | None = None
+
+    @property
+    def inline(self) -> bool:
+        """Whether the graph looks up, too."""
+        return self.lookup is not None and self.lookup.inline
 
 
 class CapturedPath(SinglePath):
@@ -64,7 +77,7 @@ class CapturedPath(SinglePath):
         self._lock = threading.Lock()
         self._tail, self._forked = device.event(), device.event()
         self._marks = [device.event() for _ in range(_BLOCKS_AHEAD)]
-        self._pending: _Piece | None = None
+        self._pending: _Lookup | None = None
         self._exits = len(exits)
         self._request = device.static(request)
         self._pieces: list[_Piece] = []
@@ -82,7 +95,7 @@ class CapturedPath(SinglePath):
             try:
                 return self._walk(x)
             finally:
-                if self._pending is not None and self._pending.flag is not None:  # something was raised
+                if self._pending is not None:  # something was raised
                     self._device.wait(self._pending.flag.known, "main")
                     self._pending = None
                 self._device.record(self._tail, "main")
@@ -103,30 +116,30 @@ class CapturedPath(SinglePath):
         if not leaving.overlapped:
             *through, packed, probabilities = outputs
             flag = Flag(self._device, packed, probabilities, "main")
-            self._pieces.append(_Piece(graph, leaving, flag))
+            self._pieces.append(_Piece(graph, _Lookup(leaving, flag)))
             return tuple(through)
         *through, hidden = outputs
         look = packed_lookup(leaving.lookup)
-        lookup, found = capture(self._device, look, (hidden,), "beside", segment.block)
+        lookup_graph, found = capture(self._device, look, (hidden,), "beside", segment.block)
         self._outputs.append(found)
         packed, probabilities = found
         flag = Flag(self._device, packed, probabilities, "beside")
-        self._pieces.append(_Piece(graph, leaving, flag, lookup))
+        self._pieces.append(_Piece(graph, _Lookup(leaving, flag, lookup_graph)))
         return tuple(through)
 
     def _pays(self, position: int) -> bool:
         """Whether to launch this piece before the score of the one before it is known."""
-        if position == 0 or not self._pieces[position - 1].inline:
-            return False
         before, piece = self._pieces[position - 1], self._pieces[position]
+        lookup = before.lookup
+        if position == 0 or lookup is None or not lookup.inline:
+            return False
 
         def queue() -> None:
             self._device.replay(before.graph, "main")
 
         def asked() -> None:
             self._launch(before)
-            assert before.flag is not None
-            before.flag.score()
+            lookup.flag.score()
 
         round_trip_ms = self._device.host_ms(asked) - self._device.device_ms(queue)
         return self._device.device_ms(lambda: self._device.replay(piece.graph, "main")) <= round_trip_ms
@@ -143,9 +156,9 @@ class CapturedPath(SinglePath):
             self._launch(piece)
             if self._must_settle_after(position) and (found := self._settle()) is not None:
                 return found
-            if piece.exit is not None:
-                self._fork(piece)
-                self._pending, ahead = piece, 0
+            if piece.lookup is not None:
+                self._fork(piece.lookup)
+                self._pending, ahead = piece.lookup, 0
             self._keep_pace(ahead)
         return self._device.taken(self._scores), self._exits
 
@@ -158,16 +171,13 @@ class CapturedPath(SinglePath):
         return self._pieces[position].inline or self._known(pending)  # one lookup at a time
 
     def _must_settle_after(self, position: int) -> bool:
-        pending = self._pending
-        if pending is None:
-            return False
         last = position == len(self._pieces) - 1
-        return last or self._pieces[position].exit is not None
+        return self._pending is not None and (last or self._pieces[position].lookup is not None)
 
     def _settle(self) -> tuple[Tensor, int] | None:
         """Wait for the lookup that is pending; its answer on a hit."""
         pending = self._pending
-        if pending is None or pending.flag is None or pending.exit is None:
+        if pending is None:
             return None
         score = pending.flag.score()
         self._pending = None
@@ -177,17 +187,17 @@ class CapturedPath(SinglePath):
 
     def _launch(self, piece: _Piece) -> None:
         self._device.replay(piece.graph, "main")
-        if piece.inline and piece.flag is not None:
-            piece.flag.send()
+        if piece.lookup is not None and piece.lookup.inline:
+            piece.lookup.flag.send()
 
-    def _fork(self, piece: _Piece) -> None:
-        """Queue an overlapped lookup after its segment; an inline one is in the segment's graph."""
-        if piece.lookup is None or piece.flag is None:
+    def _fork(self, lookup: _Lookup) -> None:
+        """Queue an overlapped lookup after its segment; an inline one was launched with it."""
+        if lookup.inline:
             return
         self._device.record(self._forked, "main")
         self._device.wait(self._forked, "beside")
-        self._device.replay(piece.lookup, "beside")
-        piece.flag.send()
+        self._device.replay(lookup.graph, "beside")
+        lookup.flag.send()
 
     def _keep_pace(self, ahead: int) -> None:
         """Let the host queue a few blocks at most while an overlapped lookup is under way."""
@@ -200,8 +210,8 @@ class CapturedPath(SinglePath):
                 pass
         self._device.record(mark, "main")
 
-    def _known(self, pending: _Piece) -> bool:
-        return pending.flag is not None and self._device.query(pending.flag.known)
+    def _known(self, pending: _Lookup) -> bool:
+        return self._device.query(pending.flag.known)
 
 
 def _piece_run(segment: Segment, leaving: SingleExit | None) -> Run:
