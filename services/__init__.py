@@ -1,5 +1,4 @@
-"""Serving processes over the library. Nothing runs here yet: today Gati is a library and a command line.
+"""Serving processes over the library: the scheduler, inference services, the adaptation service, live pages.
 
-The scheduler, the inference server and the adaptation worker will live in this package, and only here
-will anything know of HTTP or Thrift. Imports go from here to `gati`, never back.
+Only here is anything known of HTTP and Thrift. Imports go from here to `gati`, never back.
 """

@@ -141,14 +141,13 @@ class Model:
         """Its counts. Raises `UnavailableError`."""
         return await self._connected().call("statistics", timeout_s=_CONTROL_TIMEOUT_S)
 
-    async def load(self, version: str, composition: str | None, folder: str | None) -> Any:
+    async def load(self, version: str, composition: str | None) -> None:
         """Load a version and let it answer."""
         client = self._connected()
-        source = VersionSource(version=version, composition=composition, folder=folder)
-        loaded = await client.call("load", source, timeout_s=_LOAD_TIMEOUT_S)
+        source = VersionSource(version=version, composition=composition)
+        await client.call("load", source, timeout_s=_LOAD_TIMEOUT_S)
         await client.call("activate", version, timeout_s=_CONTROL_TIMEOUT_S)
         await self._describe(client)
-        return loaded
 
     async def unload(self, version: str) -> None:
         """Forget a version that is not active."""

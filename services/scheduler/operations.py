@@ -71,7 +71,7 @@ async def load(request: Request, model: str) -> dict[str, Any]:
     own = scheduler.config.models.get(model)
     composition = parameters.get("composition", own.composition if own and own.caches else None)
     version = parameters.get("version", composition or "base")
-    await found.load(version, composition, None)
+    await found.load(version, composition)
     return {"name": model, "version": version}
 
 
