@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import torch
@@ -73,9 +72,7 @@ class Beside(ABC):
         self.open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -7,7 +7,6 @@ import math
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
 from gati.errors import StorageError
@@ -78,9 +77,7 @@ class JsonLinesSink:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def write(self, result: Result, frame: Frame) -> None:
