@@ -25,8 +25,7 @@ __all__ = ["LineView", "TerminalView", "open_page", "open_view", "replayed", "su
 _LINE_EVERY_S = 1.0
 _CHANGES = 6
 _WORD = {
-    **dict.fromkeys(("activated", "reused", "resumed", "kept", "failed"), "version"),
-    **{"alarm": "alarm", "returned": "recovered", "retraining": "retraining"},
+    **{"alarm": "alarm", "returned": "recovered", "recalling": "recovered", "retraining": "retraining"},
 }  # of the live page
 
 
@@ -115,10 +114,11 @@ def _label(result: Result) -> str:
 def _counts(tally: Tally, status: Status) -> str:
     hit_rate = "-" if status.hit_rate is None else f"{status.hit_rate:.0%}"
     gain = "" if tally.gain is None else f" ({tally.gain:.1f}x)"
+    recalled = f" ({status.recalled / status.requests:.0%} from memory)" if status.recalled else ""
     state = "" if status.state == "serving" else f", caches {status.state}"
     busy = ", retraining" if status.retraining else ""
     return (
-        f"hits {hit_rate}, {tally.latency_ms:.2f} ms{gain}, version {status.version}{state}{busy}, "
+        f"hits {hit_rate}{recalled}, {tally.latency_ms:.2f} ms{gain}, version {status.version}{state}{busy}, "
         f"{status.losses} of {status.audits} audits disagree"
     )
 
@@ -134,7 +134,8 @@ def summary(tally: Tally, status: Status, source: Any) -> None:
         return
     counted = source.statistics
     lines = [
-        f"{tally.pictures} pictures, {tally.requests} answers, {tally.hits / tally.requests:.1%} left early",
+        f"{tally.pictures} pictures, {tally.requests} answers, {tally.hits / tally.requests:.1%} left early"
+        + (f", {status.recalled / status.requests:.1%} from memory" if status.recalled else ""),
         f"mean latency {tally.latency_ms:.3f} ms"
         + (f" against {tally.base_latency_ms:.3f} ms" if tally.base_latency_ms is not None else "")
         + (f", gain {tally.gain:.2f}x" if tally.gain is not None else ""),
@@ -179,14 +180,15 @@ def _periods(*first: str, last: Sequence[str] = ()) -> Table:
     from rich.table import Table
 
     table = Table(box=None)
-    for name in (*first, "requests", "hits", "agreement", "worst 200", "mean", "base", "gain", *last):
+    measured = ("requests", "hits", "recalled", "agreement", "worst 200", "mean", "base", "gain")
+    for name in (*first, *measured, *last):
         table.add_column(name, justify="right")
     return table
 
 
 def _cells(period: Period) -> tuple[str, ...]:
     return (
-        *(str(period.requests), f"{period.hit_rate:.1%}"),
+        *(str(period.requests), f"{period.hit_rate:.1%}", f"{period.recall_rate:.1%}"),
         *(f"{period.agreement:.2%}", f"{period.worst_agreement:.2%}"),
         *(f"{period.latency_ms:.3f} ms", f"{period.base_latency_ms:.3f} ms", f"{period.gain:.2f}x"),
     )

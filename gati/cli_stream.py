@@ -36,6 +36,9 @@ _Margin = Annotated[
     float, typer.Option(help="Share of the tolerated disagreement that new caches stay clear of, 0 to 1.")
 ]
 _Threads = Annotated[int | None, typer.Option(help="Threads that the network computes with.")]
+_Recall = Annotated[
+    bool, typer.Option("--recall/--no-recall", help="Answer what looks like earlier pictures from memory.")
+]
 _Seed = Annotated[int, typer.Option(help="The same seed draws the same requests.")]
 
 
@@ -63,6 +66,7 @@ def stream(
     window: Annotated[str, typer.Option(metavar="TIME", help="How long samples are kept.")] = "1h",
     accuracy: _Accuracy = None,
     margin: _Margin = 0.0,
+    recall: _Recall = True,
     state: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Versions and samples; DIR/adapt unless given.")
     ] = None,
@@ -83,6 +87,7 @@ def stream(
         audit_budget=audits,
         accuracy=accuracy,
         margin=margin,
+        recall=recall,
         enabled=adapt,
         seed=seed,
     )
@@ -213,6 +218,7 @@ def replay(
     audits: Annotated[float, typer.Option(help="Time for audits, as a share of the base model's.")] = 0.05,
     accuracy: _Accuracy = None,
     margin: _Margin = 0.0,
+    recall: _Recall = True,
     delay: Annotated[float, typer.Option(metavar="S", help="Seconds until a new version serves.")] = 0.0,
     composition: CompositionName = "default",
     threads: _Threads = None,
@@ -236,6 +242,7 @@ def replay(
             audit_budget=audits,
             accuracy=accuracy,
             margin=margin,
+            recall=recall,
             delay_s=delay,
             enabled=adapt,
             seed=seed,

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from gati.adapt.adaptation import Adaptation
-from gati.adapt.pictures import Pictures
+from gati.adapt.pictures import Pictures, place_of
 from gati.adapt.settings import Status
 from gati.video import Frame, Region, Result, Sink, Source, SourceState
 
@@ -95,7 +95,8 @@ def _answered(
 ) -> Result:
     if tally.base_latency_ms is None:
         tally.base_latency_ms = _base_latency_ms(adaptation, x)
-    answered = adaptation.answer(x, time_s=began_s + frame.time_s, source=frame.source)
+    place = place_of(frame, region)
+    answered = adaptation.answer(x, time_s=began_s + frame.time_s, source=frame.source, place=place)
     tally.requests += 1
     tally.hits += answered.hit
     tally.latency_ms_sum += answered.latency_ms

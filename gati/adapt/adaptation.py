@@ -25,10 +25,12 @@ from gati.adapt import watch
 from gati.adapt.background import Background, Inline, Worker
 from gati.adapt.deployments import Deployments
 from gati.adapt.follow import FollowUp
+from gati.adapt.recall import RECALL, Looked, Recall
 from gati.adapt.record import Record
 from gati.adapt.renewal import Outcome, Renewal, candidate_blocks, promise_of
 from gati.adapt.repository import ModelRepository
-from gati.adapt.samples import Sample, recall, recorded
+from gati.adapt.rest import Rest
+from gati.adapt.samples import Sample, recorded, restored
 from gati.adapt.settings import (
     AdaptSettings,
     Answered,
@@ -49,6 +51,7 @@ from gati.runtime.load import Served, open_served
 __all__ = ["Adaptation"]
 
 _AUDITS_WAITING = 512
+_MEMORY = 0.99  # of the running hit rate
 _FAREWELL_S = 600.0  # a retraining cannot be interrupted, and a thread inside an engine not be left
 
 
@@ -84,7 +87,7 @@ class Adaptation:
         self._model, self._writer = model, writer
         self._on_change, self._clock = on_change, clock
         self._lock = threading.RLock()
-        self._samples = recall(history, served, self.settings)
+        self._samples = restored(history, served, self.settings)
         self._triggers = Triggers(self.settings, self._renewal.least_inputs)
         self._base = self._deployments.base_engine()
         self._base.base(served.engine.traced.example()[:1].clone())  # ready when caches have to stop
@@ -93,6 +96,14 @@ class Adaptation:
         if not deterministic:
             self._auditing = Background("gati-audits", limit=_AUDITS_WAITING)
             self._training = Background("gati-retraining", limit=1, on_error=self._failed)
+        self._recall: Recall | None = None
+        if self.settings.enabled and self.settings.recall:
+            self._recall = Recall(
+                *(promise.accuracy, promise.confidence, self.settings.audits_to_false_alarm),
+                leave=self._auditing.submit,
+                on_change=self._recalling,
+            )
+        self._rest = Rest()
         self._follow = FollowUp(
             self.settings,
             promise,
@@ -100,11 +111,13 @@ class Adaptation:
             Shadow(self._base if deterministic else self._deployments.base_engine()),
             self._auditing,
             self._lock,
+            recall=self._recall,
             on_watch=self._watched,
             on_sample=None if writer is None else self._write,
             on_audit=on_audit,
         )
-        self._requests = self._hits = 0
+        self._requests = self._hits = self._recalled = 0
+        self._hit_rate = 0.0  # running, of all requests
         self._now_s = 0.0
         self._renewing = self._fitted = False
         self._due: tuple[float, Outcome] | None = None
@@ -114,7 +127,7 @@ class Adaptation:
     def _begin(self) -> None:
         """Go on with the version that is active in the repository."""
         self._current, why_not = self._deployments.active()
-        self._triggers.replaced(self._current.promised)
+        self._deployed()
         if why_not:
             self._tell("failed", f"the active version cannot serve: {why_not}")
         elif self._current.number:
@@ -149,8 +162,8 @@ class Adaptation:
         with self._lock:
             follow = self._follow
             return Status(
-                *(self._current.number, follow.state, self._requests, self._hits),
-                *(self._triggers.hit_rate, follow.audits, follow.losses, follow.left_out),
+                *(self._current.number, follow.state, self._requests, self._hits, self._recalled),
+                *(self._recent_hit_rate, follow.audits, follow.losses, follow.left_out),
                 *(len(self._samples), self._renewing),
             )
 
@@ -159,30 +172,43 @@ class Adaptation:
         return self._base.base(x)[0]
 
     def answer(
-        self, x: Tensor, *, time_s: float, source: str = "", base: Prediction | None = None
+        self,
+        x: Tensor,
+        *,
+        time_s: float,
+        source: str = "",
+        place: str | None = None,
+        base: Prediction | None = None,
     ) -> Answered:
         """Answer an input [1, ...] that came at `time_s`, which never goes back.
 
+        `place` names what it shows, where that is one thing over time: a camera, or a region of its pictures.
         `base`, where the caller knows the base model's answer, saves computing it for samples and audits;
         it does not become the answer. Raises DataError for an input of another shape.
         """
         began = self._clock()
         current, epoch, may_hit = self._current, self._follow.epoch, self._follow.may_hit
         drawn, sampled = self._follow.draw(self._sampling())
-        if may_hit:
-            prediction = current.served.engine(x)[0]
-        else:
-            prediction = self._base.base(x)[0]._replace(version=current.served.engine.version)
+        lookups = may_hit and self._rest.lookups_pay
+        looked = None if place is None or self._recall is None else self._recall.look(x, place)
+        prediction = self._remembered(looked)
+        if prediction is None:
+            prediction = (current.served.engine(x) if lookups else self._base.base(x))[0]
+        prediction = prediction._replace(version=current.served.engine.version)
         latency_ms = 1e3 * (self._clock() - began)
         hit = prediction.exit != BASE
         with self._lock:
             self._now_s = time_s
             self._requests += 1
             self._hits += hit
-            if may_hit:
-                self._triggers.answered(self._requests, hit=hit, time_s=time_s)
+            self._hit_rate = _MEMORY * self._hit_rate + (1.0 - _MEMORY) * hit
+            if prediction.exit == RECALL:
+                self._recalled += 1
+            elif may_hit:
+                self._reached(prediction, lookups=lookups, time_s=time_s)
         ticket = Ticket(
-            *(x, self._requests, time_s, source, current, epoch, drawn or sampled, sampled, prediction)
+            *(x, self._requests, time_s, source, current, epoch, drawn or sampled, sampled, prediction),
+            looked,
         )
         self._follow.answered(ticket, drawn=drawn, may_hit=may_hit, base=base)
         self._after(time_s)
@@ -209,17 +235,34 @@ class Adaptation:
     ) -> None:
         self.close()
 
+    @property
+    def _recent_hit_rate(self) -> float | None:
+        """Of the last hundred requests or so; None before the first."""
+        return self._hit_rate / (1.0 - _MEMORY**self._requests) if self._requests else None
+
+    def _remembered(self, looked: Looked | None) -> Prediction | None:
+        """The answer from memory, where it may be given."""
+        if looked is None or looked.seen is None or not looked.confident:
+            return None
+        if self._recall is None or not self._recall.serves:
+            return None
+        return looked.seen.answer._replace(exit=RECALL)
+
+    def _reached(self, prediction: Prediction, *, lookups: bool, time_s: float) -> None:
+        """Count a request that the network answered while its caches may answer."""
+        if lookups:
+            hit = prediction.exit != BASE
+            self._triggers.answered(self._requests, hit=hit, time_s=time_s)
+        if self.settings.rest and self._rest.answered(prediction.exit):
+            self._tell("resting", "lookups cost more than they save: the base model answers for a while")
+
     def _sampling(self) -> float:
         """The share of requests to sample now: more where few hit and samples are wanted, at no more cost."""
-        share = self.settings.sampling
-        if not self.settings.enabled:
+        share, hit_rate = self.settings.sampling, self._recent_hit_rate
+        fits = self._fitted and self._triggers.changed_at is None and self._rest.lookups_pay
+        if not self.settings.enabled or hit_rate is None or (fits and self._follow.may_hit):
             return share
-        if not self._follow.may_hit:
-            return 1.0
-        if self._fitted and self._triggers.changed_at is None:
-            return share
-        hit_rate = self._triggers.hit_rate
-        return share if hit_rate is None else min(1.0, share / max(hit_rate, share))
+        return min(1.0, share / max(hit_rate, share))
 
     def _after(self, time_s: float) -> None:
         """Between two requests: put a version in place that is due, or begin to look for one."""
@@ -262,12 +305,24 @@ class Adaptation:
         """Let the version found serve from the next request on; stopped caches are on probation first."""
         if outcome.kind != "kept":
             self._current = outcome.deployed
-            self._triggers.replaced(outcome.deployed.promised)
+            self._deployed()
             self._fitted = True
             self._scenes = len(self._deployments.scenes())
         if outcome.kind != "kept" or (self._follow.state == "stopped" and not self._follow.on_trial):
             self._follow.replaced()
         self._tell(outcome.kind, outcome.message, outcome.details)
+
+    def _deployed(self) -> None:
+        """Begin to count anew for the version that serves from now on."""
+        self._triggers.replaced(self._current.promised)
+        self._rest.replaced(self._renewal.figures(self._current))
+
+    def _recalling(self, serves: bool, audits: int, losses: int) -> None:
+        counted = f"{losses} of {audits} audits disagree"
+        if serves:
+            self._tell("recalling", f"memory answers: {counted}")
+        else:
+            self._tell("alarm", f"memory stops answering: {counted}", {"of": RECALL})
 
     def _watched(self, event: watch.Event) -> None:
         counted = f"{event.losses} of {event.audits} audits disagree"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from gati.adapt import watch
 from gati.adapt.background import Worker
+from gati.adapt.recall import Recall
 from gati.adapt.renewal import Promise
 from gati.adapt.samples import Sample, Samples
 from gati.adapt.settings import AdaptSettings, Audit, OnAudit
@@ -25,8 +26,9 @@ OnSample = Callable[[Sample, Prediction], None]  # the sample, and what was answ
 class FollowUp:
     """Draws samples and audits, and does them: at once where that costs nothing, else in `worker`.
 
-    `lock` is the caller's: what hears of changes may ask the caller. `on_watch` hears of caches that stop or
-    return, `on_sample` of samples with the base model's answer.
+    Samples are of requests that reached the network, and so are the audits of its caches; `recall` learns
+    from all. `lock` is the caller's: what hears of changes may ask the caller. `on_watch` hears of caches
+    that stop or return, `on_sample` of samples with the base model's answer.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class FollowUp:
         worker: Worker,
         lock: threading.RLock,
         *,
+        recall: Recall | None,
         on_watch: Callable[[watch.Event], None],
         on_sample: OnSample | None = None,
         on_audit: OnAudit | None = None,
@@ -46,6 +49,7 @@ class FollowUp:
         self._samples = samples
         self._shadow = shadow
         self._worker = worker
+        self._recall = recall
         self._on_watch, self._on_sample, self._on_audit = on_watch, on_sample, on_audit
         self._random = random.Random(settings.seed)
         self._lock = lock
@@ -95,7 +99,9 @@ class FollowUp:
         hit = ticket.prediction.exit != BASE
         with self._lock:
             self._watch.answered(hit=hit, audited=drawn)
-            if not may_hit:
+            if not hit:
+                self._learn(ticket, ticket.prediction, agreed=True)
+            if not may_hit and not ticket.recalled:
                 self._stopped(ticket)
             elif ticket.audited:
                 known = base if hit else ticket.prediction
@@ -103,6 +109,10 @@ class FollowUp:
                     self._compared(ticket, known)
                 else:
                     self._leave_to_worker(lambda: self._compared(ticket, self._shadow.base(ticket.x)))
+
+    def _learn(self, ticket: Ticket, base: Prediction, *, agreed: bool) -> None:
+        if self._recall is not None and ticket.looked is not None:
+            self._recall.learn(ticket.looked, base, drawn=ticket.audited, agreed=agreed)
 
     def _stopped(self, ticket: Ticket) -> None:
         if ticket.sampled:
@@ -116,7 +126,8 @@ class FollowUp:
     def _look_up(self, ticket: Ticket) -> None:
         """What the caches on probation would have answered where the base model did."""
         looked_up = self._shadow.caches(ticket.current.served, beside=self._worker.beside)(ticket.x)[0]
-        self._compared(ticket._replace(prediction=looked_up, sampled=False), ticket.prediction)
+        tried = ticket._replace(prediction=looked_up, sampled=False, looked=None)
+        self._compared(tried, ticket.prediction)
 
     def _compared(self, ticket: Ticket, base: Prediction) -> None:
         audit = Audit(
@@ -126,9 +137,11 @@ class FollowUp:
         with self._lock:
             self.audits += 1
             self.losses += not audit.agreed
-            if ticket.sampled:
+            if ticket.prediction.exit != BASE:
+                self._learn(ticket, base, agreed=audit.agreed)
+            if ticket.sampled and not ticket.recalled:
                 self._sample(ticket, base)
-            if ticket.epoch == self.epoch:
+            if ticket.epoch == self.epoch and not ticket.recalled:
                 self._tried += 1
                 self._watch.audited(agreed=audit.agreed)
         if self._on_audit is not None:

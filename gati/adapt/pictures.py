@@ -14,7 +14,7 @@ from gati.errors import DataError
 from gati.model.preprocess import Preprocessing
 from gati.video.frames import Frame, Region
 
-__all__ = ["Pictures"]
+__all__ = ["Pictures", "place_of"]
 
 
 class Pictures:
@@ -50,3 +50,8 @@ class Pictures:
         if self._preprocessing.channels == 3:
             return image
         return np.array(Image.fromarray(image).convert("L"))[..., None]
+
+
+def place_of(frame: Frame, region: Region | None) -> str:
+    """The name of what a region of a source's pictures shows."""
+    return frame.source if region is None else f"{frame.source} {region}"

@@ -21,6 +21,7 @@ from gati.adapt.settings import AdaptSettings
 from gati.adapt.tune import Recipe
 from gati.adapt.window import Window, original_sample, split_window
 from gati.compose.certificate import p_value, required_inputs
+from gati.compose.composition import Composition
 from gati.errors import DataError
 from gati.runtime.exits import BASE
 from gati.runtime.load import Served
@@ -113,6 +114,10 @@ class Renewal:
         if not self.enough(samples, changed_at):
             return None
         return self._retrained(current, samples.window(changed_at), recent, reason)
+
+    def figures(self, deployed: Deployed) -> Composition:
+        """The composition of a version, with what its lookups cost at least."""
+        return self._costs.corrected(deployed.served).composition
 
     def enough(self, samples: Samples, changed_at: int | None) -> bool:
         """Whether so much was sampled that a retraining could prove something."""

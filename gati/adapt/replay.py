@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.adapt.adaptation import Adaptation
-from gati.adapt.pictures import Pictures
+from gati.adapt.pictures import Pictures, place_of
+from gati.adapt.recall import RECALL
 from gati.adapt.settings import AdaptSettings, Change, OnChange
 from gati.errors import VideoError
 from gati.runtime.exits import Prediction
@@ -30,6 +31,7 @@ __all__ = ["Period", "Recording", "Replayed", "record", "replay", "sweep"]
 
 _WINDOW = 200  # frames over which the agreement must hold
 _BASE_EVERY = 3  # requests of which one is timed with the base model, too
+_BEGIN = ("activated", "reused", "recalling")
 _WARM_UP = 20  # requests before the first that is timed
 
 
@@ -42,6 +44,7 @@ class Recording:
     time_s: NDArray[np.float64]
     frame: NDArray[np.int64]
     base: Sequence[Prediction]
+    place: Sequence[str | None] = ()  # what each shows; none is known where it is empty
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -65,31 +68,35 @@ def record(
     inputs: list[Tensor] = []
     times: list[float] = []
     numbers: list[int] = []
+    places: list[str | None] = []
     first, end = frames
     with open_source(source, policy="wait", every_s=every_s, fps=fps) as opened:
         for frame in opened:
             if frame.index < first or (end is not None and frame.index >= end):
                 continue
-            for _, x in pictures.inputs(frame):
+            for region, x in pictures.inputs(frame):
                 inputs.append(x)
+                places.append(place_of(frame, region))
                 times.append(frame.time_s)
                 numbers.append(frame.index)
     if not inputs:
         raise VideoError(f"{source} has no pictures {first} to {'its end' if end is None else end}")
     base = [engine.base(x)[0] for x in inputs]
-    return Recording(source, inputs, np.array(times), np.array(numbers, dtype=np.int64), base)
+    return Recording(source, inputs, np.array(times), np.array(numbers, dtype=np.int64), base, places)
 
 
 class Period(NamedTuple):
     """What happened from one version to the next; latencies in ms, `gain` base mean / mean.
 
-    `worst_agreement` is the lowest of any 200 frames within it.
+    `recall_rate` is the share of requests that memory answered, which `hit_rate` includes. `worst_agreement`
+    is the lowest of any 200 frames within it.
     """
 
     version: int
     from_s: float
     requests: int
     hit_rate: float
+    recall_rate: float
     agreement: float
     worst_agreement: float
     latency_ms: float
@@ -99,7 +106,10 @@ class Period(NamedTuple):
 
 @dataclass(frozen=True)
 class Replayed:
-    """All requests of a replay; `periods` by version, `after` those after the first retraining."""
+    """All requests of a replay; `periods` from each version, or memory, that began to answer to the next.
+
+    `after` are the requests after the first of them.
+    """
 
     source: str
     settings: AdaptSettings
@@ -118,7 +128,7 @@ class Replayed:
             "source": self.source,
             "settings": asdict(self.settings),
             "total": self.total._asdict(),
-            "after_first_retraining": None if self.after is None else self.after._asdict(),
+            "after_first_change": None if self.after is None else self.after._asdict(),
             "periods": [period._asdict() for period in self.periods],
             "changes": [asdict(change) for change in self.changes],
             "audits": self.audits,
@@ -173,7 +183,11 @@ def _row(adaptation: Adaptation, recording: Recording, number: int, clock: Calla
         adaptation.base(x)
         base_ms = 1e3 * (clock() - began)
     answered = adaptation.answer(
-        x, time_s=float(recording.time_s[number]), source=recording.source, base=base
+        x,
+        time_s=float(recording.time_s[number]),
+        source=recording.source,
+        place=recording.place[number] if recording.place else None,
+        base=base,
     )
     given = answered.prediction
     return _Row(
@@ -197,7 +211,7 @@ def _report(
 ) -> Replayed:
     """Latencies of the base model are the mean over the whole replay: the machine is the same."""
     count = len(rows)
-    bounds = [0, *(change.request for change in changes if change.kind in ("activated", "reused")), count]
+    bounds = [0, *(change.request for change in changes if change.kind in _BEGIN), count]
     spans = [(begin, end) for begin, end in zip(bounds, bounds[1:], strict=False) if end > begin]
     after = next((_period(rows, recording, begin, count) for begin, _ in spans[1:2]), None)
     return Replayed(
@@ -225,6 +239,7 @@ def _period(rows: Sequence[_Row], recording: Recording, begin: int, end: int) ->
         float(recording.time_s[begin]),
         len(part),
         float(np.mean([row.hit for row in part])),
+        float(np.mean([row.exit == RECALL for row in part])),
         float(agreed.mean()),
         _worst(agreed, recording.frame[begin:end]),
         latency_ms,

@@ -17,7 +17,7 @@ from gati.adapt.window import Window
 from gati.runtime.exits import BASE, Prediction
 from gati.runtime.load import Served
 
-__all__ = ["Sample", "Samples", "recall", "recorded", "window_of"]
+__all__ = ["Sample", "Samples", "recorded", "restored", "window_of"]
 
 _HALF_LIVES = 4.0  # that a window spans: how much less the oldest sample counts
 
@@ -106,7 +106,7 @@ def recorded(sample: Sample, answered: Prediction, model: str) -> Record:
     )
 
 
-def recall(history: Sequence[Record], served: Served, settings: AdaptSettings) -> Samples:
+def restored(history: Sequence[Record], served: Served, settings: AdaptSettings) -> Samples:
     """The samples of an earlier run, as far as they are inputs of this network."""
     samples = Samples(settings.window_inputs, settings.window_s)
     traced = served.engine.traced

@@ -28,7 +28,17 @@ __all__ = [
 ]
 
 ChangeKind = Literal[
-    "alarm", "returned", "retraining", "kept", "activated", "reused", "failed", "resumed", "skipped"
+    "alarm",
+    "returned",
+    "recalling",
+    "resting",
+    "retraining",
+    "kept",
+    "activated",
+    "reused",
+    "failed",
+    "resumed",
+    "skipped",
 ]
 
 
@@ -48,7 +58,11 @@ class AdaptSettings:
     tolerated disagreement new caches must stay below: at 0.5, 0.97 asks for 0.985 where enough was sampled.
     New predictors of `variants` are tried at `blocks` (None: three early ones). `scene_tolerance` is how far
     a scene may be from the one a version was made for, in units of the network's input. `delay_s` passes
-    before a new version serves where time is simulated. `enabled` False only watches.
+    before a new version serves where time is simulated.
+
+    `recall` answers inputs that look like earlier ones of the same place from memory (`gati.adapt.recall`);
+    `rest` leaves lookups out for a while where they cost more than they save (`gati.adapt.rest`). `enabled`
+    False only watches: nothing is learned.
     """
 
     sampling: float = 0.2
@@ -68,6 +82,8 @@ class AdaptSettings:
     scene_tolerance: float = 0.25
     recent_inputs: int = 120
     delay_s: float = 0.0
+    recall: bool = True
+    rest: bool = True
     enabled: bool = True
     seed: int = 0
 
@@ -122,7 +138,8 @@ class Audit(NamedTuple):
 class Change:
     """What happened to the caches, for logs, metrics and pages.
 
-    `alarm`: they stop; `returned`: proven again; `retraining`: begins; `kept`: the old ones stay, `activated`
+    `alarm`: they stop; `returned`: proven again; `recalling`: memory answers from now on; `resting`: lookups
+    that do not pay are left out for a while; `retraining`: begins; `kept`: the old ones stay, `activated`
     and `reused`: others serve; `skipped`: too little was sampled; `failed`; `resumed`: after a restart.
     `version` is the one that serves after it, 0 the library's own.
     """
@@ -146,6 +163,7 @@ class Status(NamedTuple):
     state: State
     requests: int
     hits: int
+    recalled: int  # of the hits
     hit_rate: float | None
     audits: int
     losses: int

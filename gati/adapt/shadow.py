@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from gati.adapt.deployments import Deployed
+from gati.adapt.recall import RECALL, Looked
 from gati.runtime.engine import Engine
 from gati.runtime.exits import Prediction
 from gati.runtime.load import Served
@@ -15,7 +16,10 @@ __all__ = ["Shadow", "Ticket"]
 
 
 class Ticket(NamedTuple):
-    """A request that was answered: `current` is the version, `epoch` the watch's when it was drawn."""
+    """A request that was answered: `current` is the version, `epoch` the watch's when it was drawn.
+
+    `looked` is what recall said of it, where it was asked.
+    """
 
     x: Tensor  # [1, ...]
     request: int
@@ -26,6 +30,12 @@ class Ticket(NamedTuple):
     audited: bool
     sampled: bool
     prediction: Prediction
+    looked: Looked | None = None
+
+    @property
+    def recalled(self) -> bool:
+        """Whether memory answered."""
+        return self.prediction.exit == RECALL
 
 
 class Shadow:

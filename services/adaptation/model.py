@@ -15,7 +15,7 @@ from gati.adapt.deployments import Deployed, Deployments
 from gati.adapt.record import Record
 from gati.adapt.renewal import Outcome, Renewal, promise_of
 from gati.adapt.repository import ModelRepository
-from gati.adapt.samples import Samples, recall
+from gati.adapt.samples import Samples, restored
 from gati.adapt.settings import AdaptSettings
 from gati.adapt.store import RecordStore
 from gati.compose.certificate import p_value
@@ -91,7 +91,7 @@ class ModelAdaptation:
             return
         self._retraining = True
         try:
-            self._renew(recall(_as_inputs(records, self._served), self._served, self._settings), reason)
+            self._renew(restored(_as_inputs(records, self._served), self._served, self._settings), reason)
         except GatiError as error:
             self._ended("failed", str(error))
         finally:

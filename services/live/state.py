@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from gati.video.frames import Region, redact
 from services.live.pictures import Pictures
 
-__all__ = ["BASE", "EventKind", "LiveState", "SourceWord"]
+__all__ = ["BASE", "RECALL", "EventKind", "LiveState", "SourceWord"]
 
 BASE = "base"
+RECALL = "recall"  # memory answers before the network is asked
 EventKind = Literal["version", "alarm", "recovered", "retraining", "source"]
 SourceWord = Literal["running", "paused", "reconnecting", "ended", "error"]
 
@@ -229,7 +230,7 @@ class LiveState:
         if name not in self._order:
             if len(self._order) >= _EXITS:
                 return BASE
-            self._order.insert(-1, name)
+            self._order.insert(0 if name == RECALL else -1, name)
         return name
 
     def _shown_source(self, name: object) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 from gati.adapt import renewal
 from gati.adapt.adaptation import Adaptation
 from gati.adapt.background import Background
+from gati.adapt.recall import RECALL
 from gati.adapt.replay import Recording, replay, sweep
 from gati.adapt.repository import ModelRepository
 from gati.adapt.retrain import Retrained, retrain
@@ -28,8 +29,9 @@ from gati.runtime.load import Served
 from tests.adapt.deployed import FAMILIAR, STRANGE, make_deployed, stream
 
 SETTINGS = AdaptSettings(
-    interval_s=1e9, window_inputs=600, accuracy=0.9, blocks=("blocks.0",), original_inputs=0, seed=1
-)
+    interval_s=1e9, window_inputs=600, accuracy=0.9, blocks=("blocks.0",), original_inputs=0,
+    rest=False, seed=1,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +183,50 @@ def test_a_replay_counts_agreement_over_all_requests_and_windows(served: Served,
     assert report.total.agreement == agreed.mean()
     assert report.total.worst_agreement == min(agreed[at : at + 200].mean() for at in range(701))
     assert report.total.hit_rate == np.mean([name != "base" for name in report.exits])
+
+
+def test_memory_answers_what_a_place_has_shown_before(served: Served, told: Told) -> None:
+    """Two cameras, each with a few pictures and noise: most answers come from memory, and agree."""
+    pictures = stream(FAMILIAR, 6, seed=5)
+    noise = torch.randn(1200, *pictures.shape[1:], generator=torch.Generator().manual_seed(0))
+    inputs = pictures.repeat_interleave(20, 0).repeat(10, 1, 1, 1) + 0.005 * noise
+    base = served.engine.reference(inputs).tolist()
+    with adapting(served, told) as adaptation:
+        answers = [
+            adaptation.answer(x, time_s=0.1 * number, source="test", place=f"camera:{number % 2}")
+            for number, x in enumerate(inputs.split(1))
+        ]
+        status = adaptation.status
+    began = told.first("recalling").request
+    recalled = [answer.prediction.exit == RECALL for answer in answers]
+    assert not any(recalled[:began]) and np.mean(recalled[600:]) > 0.8
+    assert status.recalled == sum(recalled) and status.hits == sum(answer.hit for answer in answers)
+    agreed = [answer.prediction.class_index == other for answer, other in zip(answers, base, strict=True)]
+    assert np.mean(agreed) >= 0.9
+    from_memory = [audit for audit in told.audits if audit.exit == RECALL]
+    assert from_memory and all(recalled[audit.request - 1] for audit in from_memory)
+
+
+def test_without_a_place_nothing_is_recalled(served: Served, told: Told) -> None:
+    still = stream(FAMILIAR, 1, seed=5).repeat(500, 1, 1, 1)
+    with adapting(served, told, replace(SETTINGS, falls_to=0.0)) as adaptation:
+        assert not any(answer.prediction.exit == RECALL for answer in feed(adaptation, still))
+
+
+def test_lookups_that_do_not_pay_are_left_out(served: Served, told: Told) -> None:
+    """Inputs that nothing answers early: after a while the base model is asked at once."""
+    chosen = served.composition
+    dear = replace(
+        chosen, exits=tuple(replace(leaving, lookup_ms=0.9, exit_ms=1.9) for leaving in chosen.exits)
+    )
+    inputs = stream(STRANGE, 200, seed=9)
+    with adapting(replace(served, composition=dear), told, replace(SETTINGS, rest=True)) as adaptation:
+        answers = list(feed(adaptation, inputs))
+    resting = told.first("resting").request
+    assert 60 <= resting <= 100 and told.kinds.count("resting") == 1
+    assert not any(answer.hit for answer in answers[resting:])
+    base = served.engine.reference(inputs).tolist()
+    assert [answer.prediction.class_index for answer in answers[resting:]] == base[resting:]
 
 
 def test_a_sweep_has_every_combination() -> None:
