@@ -21,7 +21,7 @@ demo: $(STAMP) ## train, explore, compose and evaluate on handwritten digits (ab
 
 test: check $(STAMP) ## lint, types and all tests: what continuous integration runs
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow --durations=12
 
 test-fast: $(STAMP) ## only the tests that train nothing
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
