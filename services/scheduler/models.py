@@ -120,7 +120,7 @@ class Model:
         request = InferRequest(
             request_id=request_id,
             input=tensor,
-            time_remaining_ms=round(asked.time_remaining_ms),
+            time_remaining_ms=max(1, round(asked.time_remaining_ms)),
             trace_id=asked.trace_id,
             priority=asked.priority,
             latency_slo_ms=asked.latency_slo_ms,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from starlette.requests import Request
 
-from gati.errors import GatiError, NotFoundError, OverloadError, UnavailableError
+from gati.errors import DeadlineError, GatiError, NotFoundError, OverloadError, UnavailableError
 from services.config import ServeConfig
 from services.quantile import RunningQuantile
 from services.scheduler.dashboard import Dashboard
@@ -149,7 +149,10 @@ class Scheduler:
                 self._idle.set()
 
     def asked(self, timing: Timing) -> Asked:
-        """What an inference service is told: the time that is left there."""
+        """What an inference service is told: the time that is left there.
+
+        Raises `OverloadError` where none is left of the SLO, `DeadlineError` where none is left at all.
+        """
         elapsed_ms = timing.elapsed_ms()
         slo_ms = timing.latency_slo_ms
         if slo_ms is not None:
@@ -159,7 +162,9 @@ class Scheduler:
                 raise OverloadError(
                     f"{elapsed_ms:.1f} ms have passed before a model could be asked", retry_after_s=0.1
                 )
-        remaining_ms = max(1.0, timing.timeout_ms - elapsed_ms)
+        remaining_ms = timing.timeout_ms - elapsed_ms
+        if remaining_ms <= 0.0:
+            raise DeadlineError("the deadline passed before a model could be asked")
         return Asked(remaining_ms, slo_ms, timing.priority, timing.trace_id)
 
     def answered(self, latency_ms: float, service_ms: float) -> None:
