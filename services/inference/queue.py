@@ -35,6 +35,7 @@ __all__ = ["Ask", "RequestQueue"]
 
 
 _TRY_AFTER_S = 0.5  # without an input
+_MANY = 20
 
 
 @dataclass(eq=False)
@@ -67,6 +68,7 @@ class RequestQueue:
         self._running = 0
         self._closed = False
         self._put_s = time.monotonic()  # the last input
+        self._refused = 0  # since then
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -97,15 +99,16 @@ class RequestQueue:
             )
         if latency_slo_s is None:
             return
-        # An idle service tries what it could manage at best, and now and then even more: what it learned
-        # under load, its own or another program's, would otherwise keep it from ever learning better.
+        # An idle service tries what it could manage at best and, after refusing many, even more: what it
+        # learned under load, its own or another program's, would otherwise keep it from ever learning better.
         if self._count or self._running:
             wait_s = self.expected_wait_s(priority) + (inputs - 1) * self.times.seconds_an_input
             expected_s, tries = wait_s + self.times.bound_s, False
         else:
             expected_s = self.times.least_s * max(1.0, inputs / self._runner.parallel)
-            tries = time.monotonic() - self._put_s > _TRY_AFTER_S
+            tries = self._refused >= _MANY and time.monotonic() - self._put_s > _TRY_AFTER_S
         if expected_s > latency_slo_s and not tries:
+            self._refused += 1
             raise OverloadError(
                 f"expected to take {1e3 * expected_s:.1f} ms where {1e3 * latency_slo_s:.1f} ms are left",
                 retry_after_s=max(expected_s - latency_slo_s, self.times.seconds_an_input),
@@ -113,6 +116,7 @@ class RequestQueue:
 
     def put(self, x: Tensor, *, priority: int, deadline_s: float) -> Ask:
         """Queue one input; its `answer` comes, or raises `DeadlineError` when the deadline passes."""
+        self._refused = 0
         now_s = self._put_s = time.monotonic()
         expected_s = self.expected_wait_s(priority) + self.times.mean_s
         ask = Ask(self, x, priority, deadline_s, now_s, expected_s, self._loop.create_future())
