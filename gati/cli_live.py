@@ -220,7 +220,7 @@ def open_page(
         counts["audits"] += 1
         counts["losses"] += not audit.agreed
         audits, losses = counts["audits"], counts["losses"]
-        state.audit(audit.agreed, audits, losses, *exact_interval(audits - losses, audits, 0.9))
+        state.audit(audit.agreed, audits, losses, *exact_interval(audits - losses, audits))
 
     def told(change: Change) -> None:
         state.event(_WORD.get(change.kind, "version"), f"{change.kind}: {change.message}", change.time_s)
