@@ -56,6 +56,8 @@ def main() -> int:
     parser.add_argument("--accuracy", type=float, default=0.97)
     parser.add_argument("--interval", type=float, default=10.0, help="seconds of stream time")
     parser.add_argument("--videos", nargs="+", choices=list(VIDEOS), default=list(VIDEOS))
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -67,10 +69,9 @@ def main() -> int:
     for video in arguments.videos:
         name, regions = VIDEOS[video]
         recording = record(served, str(arguments.data / name), regions=regions)
-        for way, changed in WAYS.items():
-            settings = AdaptSettings(
-                **{"accuracy": arguments.accuracy, "interval_s": arguments.interval, **changed}
-            )
+        asked = {"accuracy": arguments.accuracy, "interval_s": arguments.interval, "seed": arguments.seed}
+        for way in arguments.ways:
+            settings = AdaptSettings(**{**asked, **WAYS[way]})
             report = replay(served, recording, settings, clock=clock)
             total = report.total
             print(f"| {video} | {way} | {total.requests} | {total.gain:.2f}x | {_after(report.after)} |")
