@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,3 +52,14 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     said: list[str] = []
     evaluation = gati.demo(folder, epochs=20, explore_budget_s=45.0, say=said.append)
     return Demo(folder, "\n".join(said), evaluation.agreement)
+
+
+@pytest.fixture(scope="session")
+def measured_demo(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """The demo, its network measured on every engine installed here; that takes minutes the first time."""
+    import gati
+
+    folder = tmp_path_factory.mktemp("measured") / "demo"
+    shutil.copytree(demo.folder, folder)
+    gati.compose(folder / "library", accuracy=0.97, name="measured")
+    return demo._replace(folder=folder)

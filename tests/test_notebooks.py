@@ -29,11 +29,11 @@ def test_a_notebook_is_stored_without_outputs(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_from_top_to_bottom(
-    path: Path, demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, measured_demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from nbclient import NotebookClient
 
-    shutil.copytree(demo.folder, tmp_path / "demo")
+    shutil.copytree(measured_demo.folder, tmp_path / "demo")
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.setenv("PYTHONPATH", os.fspath(REPOSITORY))
     notebook = nbformat.read(path, as_version=4)

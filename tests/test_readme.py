@@ -66,8 +66,8 @@ def test_every_link_leads_to_a_file() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.strip().splitlines()[-1][:40])
-def test_a_program_of_the_readme_runs(program: str, demo: Demo, tmp_path: Path) -> None:
-    shutil.copytree(demo.folder, tmp_path / "demo")
+def test_a_program_of_the_readme_runs(program: str, measured_demo: Demo, tmp_path: Path) -> None:
+    shutil.copytree(measured_demo.folder, tmp_path / "demo")
     command = [sys.executable, "-c", program]
     there = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(command, cwd=tmp_path, env=there, capture_output=True, text=True, check=False)
