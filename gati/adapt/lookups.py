@@ -5,15 +5,14 @@ An estimate, but the same one every time, and in the units of the composition, w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch import nn
 
 from gati.caches import build_predictor
 from gati.compose.composition import Composition
+from gati.runtime.least_costs import Arithmetic
 from gati.runtime.load import Served
 
 __all__ = ["LookupCosts"]
@@ -28,12 +27,11 @@ class LookupCosts:
         traced = served.engine.traced
         self._traced = traced
         self._base_ms = served.composition.expected.base_latency_ms
-        self._base_flops = max(_flops(traced.base, traced.example()[:1]), 1)
+        self._arithmetic = Arithmetic(traced)
 
     def of(self, network: nn.Module, block: str) -> float:
         """Of a predictor or cache at that block."""
-        hidden = torch.zeros(1, *self._traced.hidden_shapes[block])
-        return self._base_ms * (_CALL_SHARE + _flops(network, hidden) / self._base_flops)
+        return self._base_ms * (_CALL_SHARE + self._arithmetic.share(network, block))
 
     def of_variant(self, variant: str, block: str) -> float:
         """Of a predictor of that kind, not trained yet."""
@@ -57,10 +55,3 @@ class LookupCosts:
             exits.append(replace(described, lookup_ms=lookup_ms, exit_ms=exit_ms))
         composition: Composition = replace(served.composition, exits=tuple(exits))
         return replace(served, composition=composition)
-
-
-@torch.no_grad()
-def _flops(network: Callable[[Tensor], object], x: Tensor) -> int:
-    with FlopCounterMode(display=False) as counter:
-        network(x.clone())
-    return int(counter.get_total_flops())

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BackendCosts", "CostedLibrary", "as_composed", "on_backend"]
 
-FORMAT = 2  # in 1, lookups were timed outside the network
+FORMAT = 3  # in 1, lookups were timed outside the network; in 2, noise could make them free
 
 
 @dataclass(frozen=True)
@@ -127,22 +127,23 @@ def on_backend(
 
 
 def measure(library: Library, backend: str, progress: Callable[[int, int], None] | None) -> BackendCosts:
-    """Measure base model, blocks, a decision and every architecture of cache on `backend`."""
+    """Measure base model, blocks, a decision and every architecture of cache on `backend`; none is free."""
     from gati.compose.engines import graph_backend, traced_network
     from gati.runtime.backends import SegmentBackend, get_backend
     from gati.runtime.graph_costs import measure_graph
+    from gati.runtime.least_costs import at_least
     from gati.runtime.segment_costs import measure_segments
 
     profile, kind = library.manifest.profile, library.manifest.outputs_kind
     found = get_backend(backend)  # refused before a model is loaded, if at all
     if isinstance(found, SegmentBackend):
-        costs = measure_segments(
-            traced_network(library, found.devices), profile, backend, _one_of_each(library), progress
-        )
+        traced, caches = traced_network(library, found.devices), _one_of_each(library)
+        costs = measure_segments(traced, profile, backend, caches, progress)
     else:  # how long a graph takes hangs little on its ranges, so a few inputs will do to calibrate it
         executes = graph_backend(library, backend, calibrate_on=8)
-        traced = traced_network(library)
-        costs = measure_graph(traced, profile, executes, kind, _one_of_each(library), progress)
+        traced, caches = traced_network(library), _one_of_each(library)
+        costs = measure_graph(traced, profile, executes, kind, caches, progress)
+    costs = at_least(costs, profile, traced, caches)
     return BackendCosts(costs.profile, costs.if_ms, costs.lookup_ms)
 
 

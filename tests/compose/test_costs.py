@@ -12,7 +12,11 @@ from gati.compose.compose import compose
 from gati.compose.costs import BackendCosts, as_composed, on_backend
 from gati.errors import BackendError, LibraryError, ModelError
 from gati.explore.library import Library
+from gati.runtime import graph_costs
+from gati.types import Trial, TrialId
 from tests.compose.libraries import make_library
+from tests.runtime.networks import BLOCKS
+from tests.runtime.served import make_served
 
 
 @pytest.fixture
@@ -58,7 +62,7 @@ def test_costs_survive_their_file(library: Library) -> None:
     [
         ("{", "here is damaged .* delete it, gati compose measures again"),
         ('{"format": 99}', "here is of a newer format; upgrade gati, or delete it"),
-        ('{"format": 2, "profile": {}}', "here is damaged"),
+        ('{"format": 3, "profile": {}}', "here is damaged"),
     ],
 )
 def test_a_damaged_file_is_one_line(text: str, message: str) -> None:
@@ -67,8 +71,27 @@ def test_a_damaged_file_is_one_line(text: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_what_an_older_gati_measured_otherwise_is_measured_anew() -> None:
-    assert BackendCosts.from_json('{"format": 1}', "here") is None
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_an_older_gati_measured_otherwise_is_measured_anew(version: int) -> None:
+    assert BackendCosts.from_json(f'{{"format": {version}}}', "here") is None
+
+
+def test_no_exit_is_free_where_the_clock_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differences of medians that are all noise: whatever is added to the network seems to take no time."""
+    pytest.importorskip("onnxruntime")
+    library = Library(make_served(tmp_path))
+    trials = [
+        Trial(TrialId(f"trial-{index}"), index, BLOCKS[index], "pool(64)", "trained") for index in (0, 1)
+    ]
+    library.write_trials(trials, [])
+    monkeypatch.setattr(graph_costs, "_medians", lambda base, graph, request: (1.0, 0.0))
+    costed = on_backend(Library.open(library.directory), "onnxruntime")
+    known, found = library.manifest.profile, costed.manifest.profile
+    assert found.base_ms == 1.0
+    for there, elsewhere in zip(found.blocks, known.blocks, strict=True):
+        assert there.reach_ms >= 0.49 * elsewhere.reach_ms / known.base_ms > 0.0
+    assert all((trial.lookup_ms or 0.0) > 0.0 for trial in costed.trials)
+    assert as_composed(library, "onnxruntime").manifest.profile == found  # and so it is kept
 
 
 def test_a_composition_is_made_with_the_latencies_of_its_backend(library: Library) -> None:
