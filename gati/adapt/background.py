@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections import deque
@@ -10,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from gati.graph.apart import converting_apart
 from gati.runtime.concurrent import let_others_first
 
 __all__ = ["Background", "Inline", "Worker"]
@@ -57,7 +59,9 @@ class Inline:
 class Background:
     """A thread of low priority that computes with one torch thread; at most `limit` jobs wait.
 
-    A job that fails is told to `on_error` and logged; the next one goes on.
+    A job that fails is told to `on_error` and logged; the next one goes on. So that those who serve need not
+    wait, networks that jobs convert are converted in a process of their own, and the garbage collector leaves
+    alone what was there before, until it is closed.
     """
 
     beside = True
@@ -68,6 +72,7 @@ class Background:
         self._jobs: deque[Job] = deque()
         self._busy = self._closed = False
         self._changed = threading.Condition()
+        _spare_the_old(1)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -88,21 +93,27 @@ class Background:
     def close(self, deadline_s: float) -> None:
         """Take no more jobs and drop those that wait."""
         with self._changed:
-            self._closed = True
+            first, self._closed = not self._closed, True
             self._jobs.clear()
             self._changed.notify_all()
         self._thread.join(deadline_s)
+        if first:
+            _spare_the_old(-1)
 
     def _run(self) -> None:
         torch.set_num_threads(1)
         let_others_first(_NICENESS)
-        while (job := self._next()) is not None:
-            try:
-                job()
-            except Exception as error:  # whatever it is, serving goes on
-                _log.exception("work in the background failed")
-                if self._on_error is not None:
-                    self._on_error(error)
+        with converting_apart():
+            while (job := self._next()) is not None:
+                self._do(job)
+
+    def _do(self, job: Job) -> None:
+        try:
+            job()
+        except Exception as error:  # whatever it is, serving goes on
+            _log.exception("work in the background failed")
+            if self._on_error is not None:
+                self._on_error(error)
 
     def _next(self) -> Job | None:
         with self._changed:
@@ -113,3 +124,23 @@ class Background:
                 return None
             self._busy = True
             return self._jobs.popleft()
+
+
+_open = 0
+_opening = threading.Lock()
+
+
+def _spare_the_old(more: int) -> None:
+    """Keep objects that are there already from the collector while any thread is open: `more` of them.
+
+    Torch with a network is half a million; retraining makes the collector look through them all, and for a
+    quarter of a second nobody else can do anything.
+    """
+    global _open
+    with _opening:
+        before, _open = _open, _open + more
+        if before == 0:
+            gc.collect()  # now, for none of it is looked at later
+            gc.freeze()
+        elif _open == 0:
+            gc.unfreeze()

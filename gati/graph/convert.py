@@ -14,10 +14,11 @@ import onnx
 import torch
 
 from gati.errors import ModelError
+from gati.graph.apart import process_apart
 from gati.graph.pooling import without_adaptive_pooling
 from gati.graph.stages import Stage
 
-__all__ = ["OPSET", "Converter", "Piece", "to_piece"]
+__all__ = ["OPSET", "Converter", "Piece", "convert_here", "to_piece"]
 
 OPSET = 18
 
@@ -41,9 +42,9 @@ class Converter:
     def __call__(self, stage: Stage, name: str) -> onnx.ModelProto:
         """The stage as a model of its own, a copy. Raises `ModelError` as `to_piece`; `name` is for that."""
         if stage.key is None:
-            return _convert(stage, name)
+            return _converted(stage, name)
         if stage.key not in self._converted:
-            self._converted[stage.key] = _convert(stage, name)
+            self._converted[stage.key] = _converted(stage, name)
         copy = onnx.ModelProto()
         copy.CopyFrom(self._converted[stage.key])
         return copy
@@ -73,11 +74,25 @@ def to_piece(stage: Stage, inputs: tuple[str, ...], prefix: str, convert: Conver
     return Piece(tuple(graph.node), tuple(graph.initializer), tuple(graph.value_info), outputs)
 
 
-def _convert(stage: Stage, name: str) -> onnx.ModelProto:
+def _converted(stage: Stage, name: str) -> onnx.ModelProto:
+    """Converted in the process of the calling thread, if it has one and that can do it, else here."""
+    process = process_apart()
+    model = None if process is None else process.convert(stage.module, stage.example, name)
+    return convert_here(stage.module, stage.example, name) if model is None else _parsed(model)
+
+
+def _parsed(model: bytes) -> onnx.ModelProto:
+    parsed = onnx.ModelProto()
+    parsed.ParseFromString(model)
+    return parsed
+
+
+def convert_here(module: torch.nn.Module, example: tuple[torch.Tensor, ...], name: str) -> onnx.ModelProto:
+    """Convert a stage's module. Raises `ModelError` as `to_piece`."""
     said = io.StringIO()
     try:
         with _quiet(), contextlib.redirect_stdout(said):
-            program = torch.export.export(stage.module, stage.example, strict=False)
+            program = torch.export.export(module, example, strict=False)
             converted = torch.onnx.export(
                 without_adaptive_pooling(program), dynamo=True, opset_version=OPSET, verbose=False
             )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-__all__ = ["FlatFunction", "Program", "Statement"]
+__all__ = ["FlatFunction", "Program", "Statement", "compiled", "packed"]
 
 FlatFunction: TypeAlias = Callable[..., Any]
 
@@ -65,15 +66,28 @@ class Program:
         """
         lines = [*prologue, *_with_releases(parameters, body, frozenset(result_uses)), f"return {result}"]
         source = f"def {name}({', '.join(parameters)}):\n" + "".join(f"    {line}\n" for line in lines)
-        namespace = dict(self.constants)
-        exec(compile(source, f"<gati {name}>", "exec"), namespace)
-        function: FlatFunction = namespace[name]
-        function.source = source  # type: ignore[attr-defined]
-        return function
+        return compiled(name, source, self.constants)
 
     def whole(self, name: str = "network") -> FlatFunction:
         """The whole network as one function."""
         return self.function(name, (self.input,), self.statements, self.output, self.output_uses)
+
+
+def compiled(name: str, source: str, constants: Mapping[str, Any]) -> FlatFunction:
+    """The function `name` that `source` defines; it keeps the source."""
+    namespace = dict(constants)
+    exec(compile(source, f"<gati {name}>", "exec"), namespace)
+    function: FlatFunction = namespace[name]
+    function.source = source  # type: ignore[attr-defined]
+    return function
+
+
+def packed(function: FlatFunction) -> tuple[str, str, dict[str, Any]]:
+    """What `compiled` makes the same function of, with no more constants than it uses."""
+    source: str = function.source  # type: ignore[attr-defined]
+    known = function.__globals__
+    used = sorted(set(re.findall(r"[A-Za-z_]\w*", source)) & set(known))
+    return function.__name__, source, {name: known[name] for name in used if name != function.__name__}
 
 
 def _with_releases(

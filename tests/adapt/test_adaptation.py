@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -326,6 +327,16 @@ def test_background_work_that_fails_is_told_and_the_next_is_done() -> None:
     assert isinstance(errors[0], ZeroDivisionError)
     worker.close(5.0)
     assert not worker.submit(done.set)
+
+
+def test_the_collector_spares_what_was_there_as_long_as_there_is_work_beside() -> None:
+    assert gc.get_freeze_count() == 0
+    workers = [Background("test", limit=1), Background("test", limit=1)]
+    for worker in workers:
+        assert gc.get_freeze_count() > 0
+        worker.close(5.0)
+        worker.close(5.0)
+    assert gc.get_freeze_count() == 0
 
 
 @pytest.mark.parametrize(
