@@ -57,7 +57,7 @@ class StopWatch:
 
 @dataclass(frozen=True)
 class Work:
-    """One retraining: makes contenders, each trained on the fit part and scored on the whole window."""
+    """One retraining: makes contenders, each trained on the fit part and scored on the parts kept back."""
 
     served: Served
     window: Window
@@ -77,16 +77,10 @@ class Work:
                 )
             cache = copy.deepcopy(cache).cpu()  # what serves stays where it is
             with self.watch.of("measure"):
-                score, predicted = _answers_of(cache, self.window.hidden[leaving.block])
+                answers = self._spread(*_answers_of(cache, self.window.hidden[leaving.block][self._held]))
             found.append(
                 Contender(
-                    described.trial_id,
-                    leaving.block,
-                    cache,
-                    leaving.placement,
-                    described.lookup_ms,
-                    score,
-                    predicted,
+                    described.trial_id, leaving.block, cache, leaving.placement, described.lookup_ms, *answers
                 )
             )
         return found
@@ -136,6 +130,20 @@ class Work:
                 found.append(each)
         return found
 
+    @property
+    def _held(self) -> NDArray[np.int64]:
+        """The rows to choose and to certify on: what a cache says of others is of no interest."""
+        return np.sort(np.concatenate((self.parts.select, self.parts.certify)))
+
+    def _spread(
+        self, score: NDArray[np.float32], predicted: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """What was found for the rows kept back, in their places of the window."""
+        scores = np.full(len(self.window), np.nan, dtype=np.float32)
+        classes = np.full(len(self.window), -1, dtype=np.int64)
+        scores[self._held], classes[self._held] = score, predicted
+        return scores, classes
+
     def _lesson(self, block: str) -> Lesson:
         classes, fit = self.served.engine.traced.classes, torch.from_numpy(self.parts.fit)
         window = self.window
@@ -163,21 +171,20 @@ class Work:
         lookup_ms: float,
     ) -> Contender:
         """A contender of that predictor with the selector that does best on the select rows."""
-        split = np.full(len(self.window), CERTIFY, dtype=np.uint8)
-        split[self.parts.select] = SELECT
+        held = self._held
+        split = np.where(np.isin(held, self.parts.select), SELECT, CERTIFY).astype(np.uint8)
         with self.watch.of("measure"):
             measured = measure_cache(
                 name,
                 (variant, self.served.engine.traced.hidden_shapes[block], predictor),
-                _probabilities(predictor, self.window.hidden[block]),
-                self.window.base_class,
+                _probabilities(predictor, self.window.hidden[block][held]),
+                self.window.base_class[held],
                 split,
                 self.seed,
             )
         outcomes = measured.outcomes
-        return Contender(
-            name, block, measured.cache, placement, lookup_ms, outcomes.score, outcomes.predicted
-        )
+        answers = self._spread(outcomes.score, outcomes.predicted)
+        return Contender(name, block, measured.cache, placement, lookup_ms, *answers)
 
 
 @torch.no_grad()

@@ -37,7 +37,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Contender:
-    """A cache that could be deployed; score float32 [n] and class int64 [n] over the whole window.
+    """A cache that could be deployed; score float32 [n] and class int64 [n], of rows kept back alone.
 
     Scores on the rows to choose on come from selectors that have not seen the input.
     """
