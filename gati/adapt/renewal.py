@@ -162,7 +162,7 @@ class Renewal:
             clock=self._clock,
         )
         details = _details(found, len(window))
-        if not _worth_it(found):
+        if not _worth_it(found, alarmed=reason == "alarm"):
             what = "no caches could be certified" if not found.exits else "retrained caches are not faster"
             return Outcome("kept", current, f"{what} on {found.after.n} inputs kept back", details)
         oldest, newest = recent[0].time_s, recent[-1].time_s
@@ -224,12 +224,12 @@ def candidate_blocks(served: Served, settings: AdaptSettings) -> tuple[str, ...]
     return tuple(dict.fromkeys(names[int(share * len(names))] for share in _EARLY))
 
 
-def _worth_it(found: Retrained) -> bool:
+def _worth_it(found: Retrained, *, alarmed: bool) -> bool:
     """Whether the new caches are better, and not by a hair: every change is a risk."""
     before, after = found.before, found.after
-    if not found.better or not before.certified:
-        return found.better
-    return after.mean_latency_ms < before.mean_latency_ms * (1.0 - _LEAST_ADVANTAGE)
+    if before.broken or (alarmed and not before.certified):
+        return bool(found.exits) and after.certified
+    return found.better and after.mean_latency_ms < before.mean_latency_ms * (1.0 - _LEAST_ADVANTAGE)
 
 
 @torch.inference_mode()

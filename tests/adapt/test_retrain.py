@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gati.adapt.contenders import NewCaches
+from gati.adapt.renewal import _worth_it
 from gati.adapt.retrain import Retrained, retrain
 from gati.adapt.scene import nearest_scene, scene_signature
 from gati.adapt.tune import Recipe
@@ -131,7 +132,7 @@ def test_what_nothing_can_foretell_is_left_to_the_base_model(served: Served) -> 
     """Answers drawn at random: the old caches are found out, and no new one gets to answer much."""
     guesses = np.random.default_rng(0).integers(0, 10, 700)
     result = retrain(served, Window(stream(FAMILIAR, 700, seed=8), guesses), recipe=PATIENT, new=NEW)
-    assert not result.before.certified and result.before.agreement < 0.95
+    assert not result.before.certified and result.before.broken and result.before.agreement < 0.95
     assert result.after.hit_rate < 0.1 and result.after.agreement >= 0.95
 
 
@@ -146,6 +147,21 @@ def test_a_cache_that_training_ruins_does_not_take_the_place_of_a_good_one(serve
 def test_a_new_version_that_is_slower_is_not_better(retrained: Retrained) -> None:
     slower = replace(retrained, before=replace(retrained.after, mean_latency_ms=0.1))
     assert not slower.better
+
+
+@pytest.mark.parametrize(("broken", "better"), [(False, False), (True, True)])
+def test_old_exits_need_not_be_proven_again_but_must_not_be_disproven(
+    retrained: Retrained, broken: bool, better: bool
+) -> None:
+    """Caches certified on thousands of inputs against slower ones that hardly hit, on a few hundred."""
+    before = replace(retrained.after, mean_latency_ms=0.1, certified=False, broken=broken)
+    assert replace(retrained, before=before).better is better
+
+
+@pytest.mark.parametrize("alarmed", [False, True])
+def test_after_an_alarm_the_old_exits_have_to_prove_themselves(retrained: Retrained, alarmed: bool) -> None:
+    before = replace(retrained.after, mean_latency_ms=0.1, certified=False, broken=False)
+    assert _worth_it(replace(retrained, before=before), alarmed=alarmed) is alarmed
 
 
 def test_a_target_that_the_window_cannot_certify_is_not_deployed(served: Served, window: Window) -> None:
