@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gati.compose.costs import CostedLibrary, on_backend
+from gati.compose.networks import network_times
+from gati.compose.pieces import Pieces
 from gati.compose.plans import Settings
 from gati.errors import BackendError, DataError, ModelError
 from gati.explore.library import Library
@@ -15,62 +17,77 @@ Progress = Callable[[int, int], None]
 WORTH_TRYING = 0.95  # of the fastest float32 network's time: a reduced precision's whole network
 
 
-def choose_backend(library: Library, settings: Settings, progress: Progress | None = None) -> Library:
+def choose_backend(
+    library: Library, settings: Settings, progress: Progress | None = None, pieces: Pieces | None = None
+) -> Library:
     """Return the library with the latencies of the wanted backend; "auto" is the fastest in float32.
 
-    The fastest runs the base model in the least time: exits shorten that on each alike. Where "auto" has not
+    The fastest runs the base model in the least time: exits shorten that on each alike. Where nothing has
     been measured before and the model is not at hand, the backend that `explore` measured stays. Raises
     BackendError for a backend that is unknown or not installed here, and, for one asked for by its name, as
     `load_model` does.
     """
     measured, name = library.manifest.profile, settings.backend
+    pieces = pieces or Pieces(library)
     if name not in (measured.backend, "auto"):
-        return on_backend(library, name, progress=progress)
+        return on_backend(library, name, progress=progress, pieces=pieces)
     try:
-        choices = [on_backend(library, each, progress=progress) for each in _others(library, settings, "f32")]
+        base_ms = network_times(library, _others(library, settings), pieces)
+        names = {measured.backend: measured.base_ms} | {n: base_ms[n] for n in base_ms if _float32(n)}
+        fastest = min(names, key=names.__getitem__)
+        return on_backend(library, fastest, progress=progress, pieces=pieces)
     except (BackendError, ModelError):
         return library
-    return min([library, *choices], key=lambda choice: choice.manifest.profile.base_ms)
 
 
 def reduced_precisions(
-    library: Library, settings: Settings, base_ms: float, progress: Progress | None = None
+    library: Library, chosen: Library, settings: Settings, progress: Progress | None, pieces: Pieces
 ) -> list[Library]:
     """Return the library on each backend of reduced precision that "auto" should try.
 
-    Only those whose whole network takes clearly less than `base_ms`. None where their answers could not be
-    checked, because the held-out inputs are no longer there.
+    Only those whose whole network takes clearly less time than on the backend that was `chosen`.
     """
+    found: list[Library] = []
     try:
-        choices = [
-            on_backend(library, each, progress=progress)
-            for kind in ("bf16", "int8")
-            for each in _others(library, settings, kind)
-        ]
-        return [
-            choice
-            for choice in choices
-            if choice.manifest.profile.base_ms < WORTH_TRYING * base_ms
-            and isinstance(choice, CostedLibrary)
-            and choice.answers is not None
-        ]
+        base_ms = network_times(library, _others(library, settings), pieces)
+        known = chosen.manifest.profile
+        limit_ms = WORTH_TRYING * base_ms.get(known.backend, known.base_ms)
+        for name in [n for n in base_ms if not _float32(n) and base_ms[n] < limit_ms]:
+            choice = on_backend(library, name, progress=progress, pieces=pieces)
+            if isinstance(choice, CostedLibrary) and choice.answers is not None:
+                found.append(choice)
     except (BackendError, DataError, ModelError):
         return []
+    return found
 
 
-def _others(library: Library, settings: Settings, precision: str) -> list[str]:
-    """Backends beside the one that `explore` measured; published forms need no model and stay on that."""
+def _others(library: Library, settings: Settings) -> list[str]:
+    """Backends beside the one that `explore` measured; published forms need no model and stay on that.
+
+    None of reduced precision where the held-out inputs, on which to check its answers, are no longer there.
+    """
+    from gati.explore.splits import held_out
     from gati.runtime.backends import BACKENDS
 
-    asked = settings.backend == "auto" and settings.objective == "exact"
-    if not asked:
+    if settings.backend != "auto" or settings.objective != "exact":
         return []
+    try:
+        held_out(library)
+        checkable = True
+    except DataError:
+        checkable = False
     kind_of_device = library.manifest.profile.device.partition(":")[0]
     return [
         name
         for name, kind in BACKENDS.items()
         if kind.automatic
         and kind_of_device in kind.devices
-        and kind.precision == precision
         and kind.installed()
+        and (checkable or _float32(name))
     ]
+
+
+def _float32(backend: str) -> bool:
+    from gati.runtime.backends import BACKENDS
+
+    return BACKENDS[backend].precision == "f32"

@@ -13,6 +13,7 @@ from gati.compose.certified import certify_published, plan_exact
 from gati.compose.composition import Composition, Objective
 from gati.compose.costs import CostedLibrary
 from gati.compose.outcomes import SplitOutcomes, outcomes_of
+from gati.compose.pieces import Pieces
 from gati.compose.plans import Plan, Settings, placement_rank, plan_published
 from gati.compose.solvers import check_solver
 from gati.errors import BackendError, CompositionError
@@ -70,9 +71,11 @@ def compose(
         per_class=per_class,
     )
     check_settings(settings)
-    library = choose_backend(Library.open(directory), settings, progress)
+    opened = Library.open(directory)
+    pieces = Pieces(opened)
+    library = choose_backend(opened, settings, progress, pieces)
     composition = compose_library(library, settings)
-    for other in reduced_precisions(library, settings, library.manifest.profile.base_ms, progress):
+    for other in reduced_precisions(opened, library, settings, progress, pieces):
         try:
             coarser = compose_library(other, settings)
         except CompositionError:  # that precision cannot promise the accuracy

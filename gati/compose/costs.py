@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gati.compose.pieces import Pieces
 from gati.errors import LibraryError
 from gati.explore.library import Library
 from gati.files import atomic_write_text
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from gati.caches import LearnedCache
     from gati.compose.engines import EngineAnswers
 
-__all__ = ["BackendCosts", "CostedLibrary", "as_composed", "on_backend"]
+__all__ = ["BackendCosts", "CostedLibrary", "as_composed", "kept_profile", "on_backend"]
 
 FORMAT = 3  # in 1, lookups were timed outside the network; in 2, noise could make them free
 
@@ -63,8 +64,9 @@ class BackendCosts:
 class CostedLibrary(Library):
     """A library with the latencies of another backend in place of those that `explore` measured."""
 
-    def __init__(self, library: Library, costs: BackendCosts) -> None:
+    def __init__(self, library: Library, costs: BackendCosts, pieces: Pieces | None = None) -> None:
         super().__init__(library.directory)
+        self._pieces = pieces
         self.__dict__["manifest"] = replace(library.manifest, profile=costs.profile)
         shapes = {block.index: block.output_shape for block in costs.profile.blocks}
         self.__dict__["trials"] = tuple(
@@ -87,7 +89,9 @@ class CostedLibrary(Library):
         from gati.runtime.backends import get_backend
 
         name = self.manifest.profile.backend
-        return None if get_backend(name).precision == "f32" else EngineAnswers(self, name)
+        if get_backend(name).precision == "f32":
+            return None
+        return EngineAnswers(self, name, self._pieces or Pieces(self))
 
 
 def as_composed(library: Library, backend: str) -> Library:
@@ -103,17 +107,28 @@ def as_composed(library: Library, backend: str) -> Library:
     return CostedLibrary(library, costs)
 
 
+def kept_profile(library: Library, backend: str) -> Profile | None:
+    """Return what was measured on `backend` before. Raises LibraryError where that is damaged."""
+    costs = _read(library, backend)
+    return None if costs is None else costs.profile
+
+
 def _read(library: Library, backend: str) -> BackendCosts | None:
     path = _path(library, backend)
     return BackendCosts.from_json(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else None
 
 
 def on_backend(
-    library: Library, backend: str, *, progress: Callable[[int, int], None] | None = None
+    library: Library,
+    backend: str,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    pieces: Pieces | None = None,
 ) -> Library:
     """Return the library with the latencies of `backend`, measured now unless they were before.
 
-    Raises BackendError for a backend that is unknown or not installed here, and as `load_model` does.
+    Several backends tried one after the other can share `pieces`. Raises BackendError for a backend that is
+    unknown or not installed here, and as `load_model` does.
     """
     if backend == library.manifest.profile.backend:
         return library
@@ -121,45 +136,47 @@ def on_backend(
 
     costs = _read(library, backend)
     if costs is None or costs.profile.threads != torch.get_num_threads():
-        costs = measure(library, backend, progress)
+        costs = measure(library, backend, progress, pieces)
         atomic_write_text(_path(library, backend), costs.to_json())
-    return CostedLibrary(library, costs)
+    return CostedLibrary(library, costs, pieces)
 
 
-def measure(library: Library, backend: str, progress: Callable[[int, int], None] | None) -> BackendCosts:
+def measure(
+    library: Library, backend: str, progress: Callable[[int, int], None] | None, pieces: Pieces | None = None
+) -> BackendCosts:
     """Measure base model, blocks, a decision and every architecture of cache on `backend`; none is free."""
     from gati.compose.engines import graph_backend, traced_network
     from gati.runtime.backends import SegmentBackend, get_backend
-    from gati.runtime.graph_costs import measure_graph
+    from gati.runtime.graph_costs import measure_graph, places_to_measure
     from gati.runtime.least_costs import at_least
     from gati.runtime.segment_costs import measure_segments
 
     profile, kind = library.manifest.profile, library.manifest.outputs_kind
     found = get_backend(backend)  # refused before a model is loaded, if at all
+    pieces = pieces or Pieces(library)
     if isinstance(found, SegmentBackend):
-        traced, caches = traced_network(library, found.devices), _one_of_each(library)
+        traced, caches = traced_network(library, found.devices), _one_of_each(library, pieces)
         costs = measure_segments(traced, profile, backend, caches, progress)
     else:  # how long a graph takes hangs little on its ranges, so a few inputs will do to calibrate it
         executes = graph_backend(library, backend, calibrate_on=8)
-        traced, caches = traced_network(library), _one_of_each(library)
-        costs = measure_graph(traced, profile, executes, kind, caches, progress)
+        traced, caches = pieces.traced, _one_of_each(library, pieces)
+        pieces.cuts.update(places_to_measure(profile, caches))
+        costs = measure_graph(
+            traced, profile, executes, kind, caches, progress, convert=pieces.convert, cuts=pieces.cuts
+        )
     costs = at_least(costs, profile, traced, caches)
     return BackendCosts(costs.profile, costs.if_ms, costs.lookup_ms)
 
 
-def _one_of_each(library: Library) -> dict[str, tuple[str, LearnedCache]]:
+def _one_of_each(library: Library, pieces: Pieces) -> dict[str, tuple[str, LearnedCache]]:
     """A cache of each architecture and shape of hidden output, with its block: of several the middle one."""
-    from gati.caches import load_cache
-
     shapes = {block.index: block.output_shape for block in library.manifest.blocks}
     alike: dict[str, list[Trial]] = {}
     for trial in library.trials:
         if trial.status == "trained":
             alike.setdefault(_key(shapes[trial.block_index], trial.variant), []).append(trial)
     middle = {key: trials[len(trials) // 2] for key, trials in alike.items()}
-    return {
-        key: (trial.block, load_cache(library.cache_path(trial.trial_id))) for key, trial in middle.items()
-    }
+    return {key: (trial.block, pieces.cache(trial.trial_id)) for key, trial in middle.items()}
 
 
 def _key(hidden_shape: tuple[int, ...], variant: str) -> str:

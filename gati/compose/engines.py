@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gati.caches import LearnedCache, load_cache
+from gati.compose.pieces import Pieces
 from gati.compose.problem import Candidate
 from gati.errors import BackendError
 from gati.explore.library import SELECT, Library
 from gati.explore.network import load_network
 from gati.explore.splits import held_out
 from gati.files import atomic_write_bytes
-from gati.graph.convert import Converter
 from gati.model.segments import TracedModel
 from gati.runtime.backends import BACKENDS, GraphBackend, get_backend
 from gati.runtime.exits import EngineExit
@@ -41,17 +40,14 @@ class EngineAnswers:
     so it is asked itself. Raises DataError where the inputs are gone, else as `traced_network`.
     """
 
-    def __init__(self, library: Library, backend: str) -> None:
+    def __init__(self, library: Library, backend: str, pieces: Pieces) -> None:
         self._library = library
+        self._pieces = pieces
         self._backend = graph_backend(library, backend)
         self._inputs, _ = held_out(library)
-        self._traced = traced_network(library)
         self._blocks = {trial.trial_id: trial.block for trial in library.trials}
         self._answers: dict[Setting, Answers] = {}
         self._models: dict[Setting, bytes] = {}
-        self._caches: dict[TrialId, LearnedCache] = {}
-        self._convert = Converter()
-        self._cuts: set[str] = set()
 
     def __call__(self, candidates: Sequence[Candidate]) -> Answers:
         """Return where each held-out input leaves (the number of exits: nowhere) and its class, [n] both."""
@@ -64,16 +60,14 @@ class EngineAnswers:
 
     def _ask(self, path: Iterable[Setting]) -> None:
         wanted = sorted(setting for setting in set(path) if setting not in self._answers)
-        cuts = {self._blocks[trial_id] for setting in wanted for trial_id, _ in setting}
-        if not cuts <= self._cuts:  # pieces are between cuts
-            self._cuts |= cuts
-            self._convert = Converter()
+        pieces = self._pieces
+        pieces.cuts.update(self._blocks[trial_id] for setting in wanted for trial_id, _ in setting)
         for _, group in groupby(wanted, key=lambda setting: [exit_[0] for exit_ in setting]):
             settings = list(group)
             exits = [self._exits(setting) for setting in settings]
             kind = self._library.manifest.outputs_kind
             models = self._backend.assembled(
-                self._traced, exits, kind, convert=self._convert, cuts=self._cuts
+                pieces.traced, exits, kind, convert=pieces.convert, cuts=pieces.cuts
             )
             for setting, model in zip(settings, models, strict=True):
                 self._models[setting] = model
@@ -101,11 +95,8 @@ class EngineAnswers:
         return np.array(left_at, dtype=np.int64), np.array(answer, dtype=np.int64)
 
     def _exits(self, setting: Setting) -> list[EngineExit]:
-        for trial_id, _ in setting:
-            if trial_id not in self._caches:
-                self._caches[trial_id] = load_cache(self._library.cache_path(trial_id))
         return [
-            EngineExit(self._blocks[trial_id], self._caches[trial_id], threshold)
+            EngineExit(self._blocks[trial_id], self._pieces.cache(trial_id), threshold)
             for trial_id, threshold in setting
         ]
 

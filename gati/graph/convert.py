@@ -15,6 +15,7 @@ import torch
 
 from gati.errors import ModelError
 from gati.graph.apart import process_apart
+from gati.graph.operators import one_table_of_operators
 from gati.graph.pooling import without_adaptive_pooling
 from gati.graph.stages import Stage
 
@@ -91,11 +92,9 @@ def convert_here(module: torch.nn.Module, example: tuple[torch.Tensor, ...], nam
     """Convert a stage's module. Raises `ModelError` as `to_piece`."""
     said = io.StringIO()
     try:
-        with _quiet(), contextlib.redirect_stdout(said):
-            program = torch.export.export(module, example, strict=False)
-            converted = torch.onnx.export(
-                without_adaptive_pooling(program), dynamo=True, opset_version=OPSET, verbose=False
-            )
+        with _quiet(), one_table_of_operators(), contextlib.redirect_stdout(said):
+            program = without_adaptive_pooling(torch.export.export(module, example, strict=False))
+            converted = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
     except Exception as error:  # torch raises many unrelated types for what it cannot convert
         reason = _reason(error)
     else:

@@ -19,13 +19,14 @@ _aten = torch.ops.aten
 
 def without_adaptive_pooling(program: ExportedProgram) -> ExportedProgram:
     """The same program with its adaptive pooling of maps written out."""
-    written_out: ExportedProgram = program.run_decompositions(
-        {
-            _aten.adaptive_avg_pool2d.default: average_pool,
-            _aten.adaptive_max_pool2d.default: maximum_pool,
-        }
-    )
-    return written_out
+    written_out = {
+        _aten.adaptive_avg_pool2d.default: average_pool,
+        _aten.adaptive_max_pool2d.default: maximum_pool,
+    }
+    if not any(node.target in written_out for node in program.graph.nodes):
+        return program
+    decomposed: ExportedProgram = program.run_decompositions(written_out)
+    return decomposed
 
 
 def average_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:

@@ -75,6 +75,7 @@ class TracedModel:
     _program: Program = field(repr=False)
     _positions: dict[str, int] = field(repr=False)
     _example: Tensor = field(repr=False)
+    _cut_before: dict[tuple[str, ...], tuple[Segment, ...]] = field(default_factory=dict, repr=False)
 
     def example(self) -> Tensor:
         """The first row of the example it was traced with [1, ...]."""
@@ -86,6 +87,8 @@ class TracedModel:
         Raises:
             CutError: an unknown block, blocks out of order, or a block at which the network cannot be cut.
         """
+        if tuple(names) in self._cut_before:
+            return self._cut_before[tuple(names)]
         positions = [self._position(name) for name in names]
         for earlier, later in zip(names, names[1:], strict=False):
             if self._positions[earlier] >= self._positions[later]:
@@ -95,6 +98,7 @@ class TracedModel:
                 )
         segments = _segments(self._program, tuple(names), positions)
         self._verify(segments)
+        self._cut_before[tuple(names)] = segments
         return segments
 
     def _position(self, name: str) -> int:

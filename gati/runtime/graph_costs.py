@@ -9,7 +9,7 @@ alone would be charged for waking threads that a running network has awake.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -24,10 +24,11 @@ from gati.runtime.exits import EngineExit
 from gati.runtime.profile import quiet
 from gati.types import BlockProfile, OutputsKind, Profile
 
-__all__ = ["GraphCosts", "anchors", "measure_graph", "profile_between"]
+__all__ = ["GraphCosts", "anchors", "by_turns_ms", "measure_graph", "places_to_measure", "profile_between"]
 
 _ANCHORS = 6  # blocks measured; those between lie where the library's own profile puts them
 _ROUNDS, _LEAST_ROUNDS, _WARM_UP_ROUNDS = 150, 20, 10
+_TURNS, _LEAST_TURNS, _IN_A_ROW = 60, 5, 8
 _ENOUGH_S = 1.0  # then fewer rounds will do: large networks are steadier
 _NEVER = 1e30
 
@@ -64,11 +65,15 @@ def measure_graph(
     outputs_kind: OutputsKind,
     caches: Mapping[str, tuple[str, nn.Module]],
     progress: Callable[[int, int], None] | None = None,
+    *,
+    convert: Converter | None = None,
+    cuts: Collection[str] = (),
 ) -> GraphCosts:
     """Time the base model, how long it takes to get to each block, and lookups, for one request on `backend`.
 
     `known` is a profile of the same network elsewhere, for the proportions between measured blocks. `caches`
-    are the lookups to measure, each with the block to put it at. `progress(done, of)` counts graphs.
+    are the lookups to measure, each with the block to put it at. `progress(done, of)` counts graphs, and
+    `convert` and `cuts` are as for `GraphBackend.assembled`.
     """
     names = [block.name for block in known.blocks]
     at = anchors(known)
@@ -76,8 +81,8 @@ def measure_graph(
     settings: list[list[list[EngineExit]]] = [[[]]]
     settings += [[[EngineExit(names[i], glance, limit)] for limit in (_NEVER, -_NEVER)] for i in at]
     settings += [[[EngineExit(block, cache.eval(), _NEVER)]] for block, cache in caches.values()]
-    cuts = {*(names[index] for index in at), *(block for block, _ in caches.values())}
-    convert = Converter()
+    cuts = places_to_measure(known, caches) | set(cuts)
+    convert = convert or Converter()
     shares: list[float] = []
     base: Graph | None = None
     base_ms: list[float] = []
@@ -99,6 +104,11 @@ def measure_graph(
     profile = profile_between(known, backend.name, at, reached, typical_ms)
     lookup_ms = {name: max(0.0, passed - typical_ms) for name, passed in zip(caches, lookups, strict=True)}
     return GraphCosts(profile, median(decisions_ms), lookup_ms)
+
+
+def places_to_measure(known: Profile, caches: Mapping[str, tuple[str, nn.Module]]) -> set[str]:
+    """Return the blocks at which `measure_graph` puts an exit."""
+    return {*(known.blocks[index].name for index in anchors(known)), *(block for block, _ in caches.values())}
 
 
 def anchors(known: Profile) -> list[int]:
@@ -128,6 +138,23 @@ def profile_between(
         for block, own, reached in zip(known.blocks, own_ms, reach_ms, strict=True)
     )
     return Profile(backend, device, torch.get_num_threads(), base_ms, blocks)
+
+
+def by_turns_ms(graphs: Sequence[Graph], request: Tensor) -> list[float]:
+    """Median milliseconds that each of `graphs` takes, a few requests in a row before the next one's turn."""
+    times: list[list[float]] = [[] for _ in graphs]
+    began = time.perf_counter()
+    with quiet(), torch.inference_mode():
+        for turn in range(_TURNS):
+            if turn > _LEAST_TURNS and time.perf_counter() - began > _ENOUGH_S * len(graphs):
+                break
+            for graph, taken in zip(graphs, times, strict=True):
+                for number in range(_IN_A_ROW):
+                    start = time.perf_counter_ns()
+                    graph.answer(request)
+                    if number >= _IN_A_ROW // 2:  # its weights are in the processor's caches by now
+                        taken.append((time.perf_counter_ns() - start) / 1e6)
+    return [median(taken) for taken in times]
 
 
 def _medians(base: Graph, graph: Graph, request: Tensor) -> tuple[float, float]:

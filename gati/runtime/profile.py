@@ -151,7 +151,6 @@ def time_call_ms(function: Callable[[Tensor], Any], argument: Tensor, device: to
 def quiet() -> Iterator[None]:
     """No garbage collection while something is timed."""
     enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield

@@ -420,11 +420,11 @@ def test_auto_considers_it_only_where_the_library_was_measured_on_cuda(
     monkeypatch.setattr(CudaGraphBackend, "unavailable", classmethod(lambda cls: None))
     seen: list[str] = []
 
-    def on_backend(found: Library, name: str, progress: object = None) -> Library:
-        seen.append(name)
-        return found
+    def network_times(found: Library, names: list[str], pieces: object) -> dict[str, float]:
+        seen.extend(names)
+        return {}
 
-    monkeypatch.setattr(backends, "on_backend", on_backend)
+    monkeypatch.setattr(backends, "network_times", network_times)
     choose_backend(library, Settings(backend="auto", objective="exact"))
     assert ("cuda-graph" in seen) == tried
     assert ("openvino" in seen) == (not tried and BACKENDS["openvino"].installed())

@@ -160,8 +160,8 @@ class GraphBackend(Backend):
     ) -> Iterator[bytes]:
         """The models of several settings that differ in thresholds alone, as `compile` takes them.
 
-        `convert` remembers pieces of the network from one call to the next, if all also cut it after the same
-        blocks `cuts`.
+        `convert` remembers pieces of the network from one call to the next; they are the more alike the more
+        `cuts` all of them have, blocks after which the network is cut also without an exit.
         """
         from gati.graph.assemble import assemble
         from gati.graph.convert import Converter

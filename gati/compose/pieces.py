@@ -1,0 +1,50 @@
+"""What the backends that `compose` tries have in common: a library's network and caches, converted."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from gati.explore.library import Library
+from gati.types import TrialId
+
+if TYPE_CHECKING:
+    from gati.caches import LearnedCache
+    from gati.graph.convert import Converter
+    from gati.model.segments import TracedModel
+
+__all__ = ["Pieces"]
+
+
+class Pieces:
+    """A library's network and caches; each is loaded when it is first asked for, and converted once.
+
+    Every graph is cut after the blocks `cuts`, which may become more, so that graphs have pieces in common.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._caches: dict[TrialId, LearnedCache] = {}
+        self.cuts: set[str] = set()
+
+    @cached_property
+    def traced(self) -> TracedModel:
+        """The network, ready to be cut, on the CPU. Raises as `traced_network`."""
+        from gati.compose.engines import traced_network
+
+        return traced_network(self._library)
+
+    @cached_property
+    def convert(self) -> Converter:
+        """Remembers what has been converted."""
+        from gati.graph.convert import Converter
+
+        return Converter()
+
+    def cache(self, trial_id: TrialId) -> LearnedCache:
+        """The cache of a trial. Raises as `load_cache`."""
+        from gati.caches import load_cache
+
+        if trial_id not in self._caches:
+            self._caches[trial_id] = load_cache(self._library.cache_path(trial_id))
+        return self._caches[trial_id]

@@ -1,0 +1,53 @@
+"""torch's table of ONNX operators, kept from one export to the next: half of an export is making it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from functools import cache
+from typing import Any
+
+__all__ = ["one_table_of_operators"]
+
+_log = logging.getLogger(__name__)
+_exporting = threading.RLock()
+
+
+@contextmanager
+def one_table_of_operators() -> Iterator[None]:
+    """Give exports within the table that the first of them made; they wait for those of other threads.
+
+    The table is torch's own affair: with a release that keeps it elsewhere, exports are slower, no more.
+    """
+    try:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+        made = ONNXRegistry.__dict__["from_torchlib"]
+    except (ImportError, KeyError) as error:
+        _log.info("torch's table of ONNX operators is not where it was (%s): exports will be slow", error)
+        yield
+        return
+    with _exporting:
+        kept = staticmethod(lambda *args, **kwargs: _table(made, *args, **kwargs))
+        ONNXRegistry.from_torchlib = kept  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            ONNXRegistry.from_torchlib = made  # type: ignore[method-assign]
+
+
+def _table(made: Any, *args: Any, **kwargs: Any) -> Any:
+    """A copy, for exports may add to theirs."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    table = copy(_tables(made.__get__(None, ONNXRegistry), args, tuple(kwargs.items())))
+    table.functions = {operator: list(known) for operator, known in table.functions.items()}
+    return table
+
+
+@cache
+def _tables(make: Callable[..., Any], args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Any:
+    return make(*args, **dict(kwargs))
