@@ -63,6 +63,8 @@ __all__ = [
     "UnknownVersionError",
     "VariantError",
     "VideoError",
+    "first_line",
+    "one_line",
 ]
 
 
@@ -222,3 +224,15 @@ class CancelledError(ServingError):
 
     http_status = 499
     thrift_code = "CANCELLED"
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, in one line; its type where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def one_line(error: BaseException) -> str:
+    """An exception in one line, as `Type: what it says`."""
+    name, line = type(error).__name__, first_line(error)
+    return line if line == name else f"{name}: {line}"

@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from gati.adapt.pictures import Pictures, place_of
 from gati.adapt.settings import Status
 from gati.video import Frame, Region, Result, Sink, Source, SourceState
 
-__all__ = ["Streamed", "Tally", "View", "classify"]
+__all__ = ["Streamed", "Tally", "classify"]
 
 _BASE_LOOKS = 10  # runs of the base model to learn how long it takes
 
@@ -51,13 +50,6 @@ class Streamed:
     tally: Tally
     status: Status
     source: SourceState = field(default=SourceState.RUNNING)
-
-
-class View(Protocol):
-    """Shows a stream while it runs."""
-
-    def show(self, streamed: Streamed) -> None:
-        """Show one picture's results."""
 
 
 def classify(

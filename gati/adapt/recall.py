@@ -36,7 +36,7 @@ RECALL = "recall"  # Prediction.exit of an answer from memory
 
 _TARGET = 0.5  # of the tolerated disagreement
 _RATE = 0.7  # a loss halves what may be expected
-_FIRST, _LEAST, _MOST = 0.1, 0.02, 2.0  # what may be expected, as a share of the tolerated
+_FIRST, _LEAST, _MOST = 0.1, 0.02, 0.6  # what may be expected, as a share of the tolerated
 _LABELS = 1500  # the last ones are fitted to
 _FEWEST = 60
 _FIT_EVERY = 10  # labels, and no less than a share of them all

@@ -14,9 +14,8 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from gati.errors import AdaptError, StorageError
+from gati.errors import AdaptError, StorageError, first_line
 
 try:
     import sqlalchemy as sa
@@ -153,8 +152,7 @@ def translated(where: str) -> Iterator[None]:
 
 def _said(error: exc.SQLAlchemyError) -> str:
     """The first line of what the driver said."""
-    told: Any = getattr(error, "orig", None) or error
-    return (str(told).strip().splitlines() or [type(told).__name__])[0]
+    return first_line(getattr(error, "orig", None) or error)
 
 
 def prepare(engine: sa.Engine, where: str) -> None:

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from gati.caches.cache import LearnedCache
-from gati.errors import LibraryError
+from gati.errors import LibraryError, first_line
 from gati.files import atomic_write
 
 __all__ = ["load_cache", "save_cache"]
@@ -46,6 +46,6 @@ def load_cache(path: Path | str) -> LearnedCache:
         )
         cache.load_state_dict(load_file(path))
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise LibraryError(f"{path} is not a learned cache ({reason}): run gati explore again") from error
+        message = f"{path} is not a learned cache ({first_line(error)}): run gati explore again"
+        raise LibraryError(message) from error
     return cache

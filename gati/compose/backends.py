@@ -42,12 +42,12 @@ def choose_backend(
 
 def reduced_precisions(
     library: Library, chosen: Library, settings: Settings, progress: Progress | None, pieces: Pieces
-) -> list[Library]:
+) -> list[CostedLibrary]:
     """Return the library on each backend of reduced precision that "auto" should try.
 
     Only those whose whole network takes clearly less time than on the backend that was `chosen`.
     """
-    found: list[Library] = []
+    found: list[CostedLibrary] = []
     try:
         base_ms = network_times(library, _others(library, settings), pieces)
         known = chosen.manifest.profile

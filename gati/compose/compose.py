@@ -76,11 +76,13 @@ def compose(
     library = choose_backend(opened, settings, progress, pieces)
     composition = compose_library(library, settings)
     for other in reduced_precisions(opened, library, settings, progress, pieces):
-        try:
-            coarser = compose_library(other, settings)
+        sooner_ms = composition.expected.mean_latency_ms
+        try:  # asking the engine takes long, so first as if it lost nothing
+            hopeful = compose_library(other.at_best(), settings).expected.mean_latency_ms < sooner_ms
+            coarser = compose_library(other, settings) if hopeful else None
         except CompositionError:  # that precision cannot promise the accuracy
             continue
-        if coarser.expected.mean_latency_ms < composition.expected.mean_latency_ms:
+        if coarser is not None and coarser.expected.mean_latency_ms < sooner_ms:
             library, composition = other, coarser
     if isinstance(library, CostedLibrary) and library.answers is not None:
         library.answers.keep([(leaving.trial_id, leaving.threshold) for leaving in composition.exits])

@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, fx, nn
 
-from gati.errors import ModelError
+from gati.errors import ModelError, one_line
 from gati.graph.stages import Stage, Stages
-from gati.model.source import first_line
 
 __all__ = ["EarlyExit", "save_program", "to_program"]
 
@@ -64,7 +63,7 @@ def to_program(stages: Stages) -> torch.export.ExportedProgram:
             program = torch.export.export(EarlyExit(stages), stages.segments[0].example, strict=False)
     except Exception as error:  # torch.export raises many unrelated types
         raise ModelError(
-            f"cannot export the network with torch {torch.__version__}: {first_line(error)}; "
+            f"cannot export the network with torch {torch.__version__}: {one_line(error)}; "
             "try --format onnx"
         ) from error
     _drop_traces(program.graph_module)

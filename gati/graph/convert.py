@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 import torch
 
-from gati.errors import ModelError
+from gati.errors import ModelError, one_line
 from gati.graph.apart import process_apart
 from gati.graph.operators import one_table_of_operators
 from gati.graph.pooling import without_adaptive_pooling
@@ -116,7 +116,7 @@ def _reason(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None:
         error, cause = cause, cause.__cause__
-    return f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0][:200]}"
+    return one_line(error)
 
 
 @contextlib.contextmanager

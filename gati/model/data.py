@@ -22,9 +22,9 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from gati.errors import DataError
+from gati.errors import DataError, one_line
 from gati.model.preprocess import Preprocessing, check_image_array, join
-from gati.model.source import first_line, import_object
+from gati.model.source import import_object
 
 __all__ = ["Data", "load_data", "load_images"]
 
@@ -223,7 +223,7 @@ class _DatasetData(Data):
             numbers = [int(self._item(index)[1]) for index in range(self._length)]
         except (TypeError, ValueError) as error:
             raise DataError(
-                f"{self._what} has labels that are no numbers ({first_line(error)}); "
+                f"{self._what} has labels that are no numbers ({one_line(error)}); "
                 "give whole class numbers from 0"
             ) from error
         return _check_labels(np.array(numbers), self._length, self._what)
@@ -246,7 +246,7 @@ class _DatasetData(Data):
             item = self._dataset[index]
         except Exception as error:
             raise DataError(
-                f"{self._what}: reading item {index} failed ({first_line(error)}); fix that dataset"
+                f"{self._what}: reading item {index} failed ({one_line(error)}); fix that dataset"
             ) from error
         image, label = (
             (item[0], item[1]) if isinstance(item, (tuple, list)) and len(item) >= 2 else (item, None)
@@ -371,7 +371,7 @@ def _open_image(path: Path) -> Image.Image:
             f"{path} is no image of a known kind ({', '.join(IMAGE_FORMATS)}); convert it"
         ) from error
     except (OSError, SyntaxError, ValueError, EOFError) as error:
-        raise DataError(f"image {path} is damaged ({first_line(error)}); copy it again") from error
+        raise DataError(f"image {path} is damaged ({one_line(error)}); copy it again") from error
 
 
 def _call_dataset(source: str, what: str) -> Dataset[Any]:
@@ -379,7 +379,7 @@ def _call_dataset(source: str, what: str) -> Dataset[Any]:
     try:
         dataset = target if isinstance(target, Dataset) else target()
     except Exception as error:
-        raise DataError(f"{what}: {source} failed ({first_line(error)}); fix that callable") from error
+        raise DataError(f"{what}: {source} failed ({one_line(error)}); fix that callable") from error
     if not isinstance(dataset, Dataset):
         raise DataError(
             f"{what}: {source} returned a {type(dataset).__name__}; return a torch.utils.data.Dataset"

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gati.errors import ModelError
-from gati.model.source import first_line
+from gati.errors import ModelError, one_line
 
 __all__ = ["load_exported"]
 
@@ -236,6 +235,6 @@ def _input_shape(path: Path, program: Any) -> tuple[int | None, ...]:
 
 def _unreadable(path: Path, error: Exception) -> ModelError:
     return ModelError(
-        f"{path} is no torch.export file that torch {torch.__version__} reads ({first_line(error)}); "
+        f"{path} is no torch.export file that torch {torch.__version__} reads ({one_line(error)}); "
         "export the network again with this torch"
     )

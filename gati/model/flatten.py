@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 
-from gati.errors import ModelError
+from gati.errors import ModelError, one_line
 from gati.model.bindings import (
     candidates,
     copies,
@@ -91,10 +91,9 @@ def _export(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
         with torch.no_grad():
             return torch.export.export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
     except Exception as error:  # torch.export raises many unrelated types for what it cannot follow
-        first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
         message = (
-            f"cannot trace {type(module).__name__} with a free batch size: {type(error).__name__}: "
-            f"{first_line}; remove data-dependent control flow or fixed batch sizes from its forward"
+            f"cannot trace {type(module).__name__} with a free batch size: {one_line(error)}; remove "
+            "data-dependent control flow or fixed batch sizes from its forward"
         )
     raise ModelError(message)
 

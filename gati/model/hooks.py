@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gati.errors import BlockError, ModelError
-from gati.model.source import first_line, near
+from gati.errors import BlockError, ModelError, one_line
+from gati.model.source import near
 
 __all__ = ["collect_hidden", "first_tensor", "forward_order"]
 
@@ -108,7 +108,7 @@ def forward_order(module: nn.Module, names: Sequence[str], example: Tensor) -> l
             module(example)
         except Exception as error:
             raise ModelError(
-                f"the network does not accept input of shape {list(example.shape)} ({first_line(error)}); "
+                f"the network does not accept input of shape {list(example.shape)} ({one_line(error)}); "
                 "check the images' size and channels (--resize)"
             ) from error
     return list(ran)

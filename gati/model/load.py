@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gati.errors import ModelError
+from gati.errors import ModelError, one_line
 from gati.model.checkpoint import apply_checkpoint, fit_prefixes, load_checkpoint, state_sha256
 from gati.model.exported import load_exported
 from gati.model.preprocess import INTERPOLATIONS, Preprocessing
-from gati.model.source import first_line, import_object, import_timm, import_torchvision, near
+from gati.model.source import import_object, import_timm, import_torchvision, near
 
 __all__ = ["LoadedModel", "load_model"]
 
@@ -232,7 +232,7 @@ def _build(source: str, recipe: _Recipe, classes: int | None) -> nn.Module:
         except ModelError:
             raise
         except Exception as error:
-            raise ModelError(f"building {source} failed ({first_line(error)}); fix that callable") from error
+            raise ModelError(f"building {source} failed ({one_line(error)}); fix that callable") from error
     if not isinstance(module, nn.Module):
         raise ModelError(f"{source} returned a {type(module).__name__}; return an nn.Module")
     return module

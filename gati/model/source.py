@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from gati.errors import GatiError, ModelError
+from gati.errors import GatiError, ModelError, one_line
 
-__all__ = ["first_line", "import_object", "import_timm", "import_torchvision", "near"]
+__all__ = ["import_object", "import_timm", "import_torchvision", "near"]
 
 _MISSING_OPERATOR = "operator torchvision::nms does not exist"
 _OPERATORS = ("nms", "qnms")
@@ -74,12 +74,6 @@ def near(name: str, choices: Iterable[str]) -> str:
     return f"; choose one of {', '.join(choices[:8])}" + (", ..." if len(choices) > 8 else "")
 
 
-def first_line(error: BaseException) -> str:
-    """Return an exception as `Type: first line of its message`."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
 def _import_optional(name: str, needed_by: str | None = None) -> ModuleType:
     if importlib.util.find_spec(name) is None:
         wanted = f"{name} (needed by {needed_by})" if needed_by else name
@@ -88,7 +82,7 @@ def _import_optional(name: str, needed_by: str | None = None) -> ModuleType:
         return _import_with_operators(name)
     except Exception as error:
         raise ModelError(
-            f"{name} does not import ({first_line(error)}); install the build for torch {torch.__version__}"
+            f"{name} does not import ({one_line(error)}); install the build for torch {torch.__version__}"
         ) from error
 
 
@@ -118,10 +112,10 @@ def _import_module(name: str, error: type[GatiError], what: str) -> ModuleType:
                 f"{what}: no module named {cause.name!r}; run from the folder that holds it, or install it"
             ) from cause
         raise error(
-            f"{what}: importing {name} failed ({first_line(cause)}); install what it needs"
+            f"{what}: importing {name} failed ({one_line(cause)}); install what it needs"
         ) from cause
     except Exception as cause:
-        raise error(f"{what}: importing {name} failed ({first_line(cause)}); fix that module") from cause
+        raise error(f"{what}: importing {name} failed ({one_line(cause)}); fix that module") from cause
 
 
 def _import_file(place: str, error: type[GatiError], what: str) -> ModuleType:
@@ -135,11 +129,11 @@ def _import_file(place: str, error: type[GatiError], what: str) -> ModuleType:
         return _execute_file(name, path)
     except RuntimeError as cause:
         if _MISSING_OPERATOR not in str(cause):
-            raise error(f"{what}: running {place} failed ({first_line(cause)}); fix that file") from cause
+            raise error(f"{what}: running {place} failed ({one_line(cause)}); fix that file") from cause
         import_torchvision()
         return _execute_file(name, path)
     except Exception as cause:
-        raise error(f"{what}: running {place} failed ({first_line(cause)}); fix that file") from cause
+        raise error(f"{what}: running {place} failed ({one_line(cause)}); fix that file") from cause
 
 
 def _execute_file(name: str, path: Path) -> ModuleType:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from gati.errors import BackendError, CutError, DataError, LibraryError
+from gati.errors import BackendError, CutError, DataError, LibraryError, first_line
 from gati.model.segments import Segment, TracedModel
 from gati.runtime.backends import (
     Graph,
@@ -376,7 +376,7 @@ def _check_lookup(leaving: EngineExit, lookup: Any, hidden: Tensor, classes: int
     try:
         probabilities, score = lookup(hidden)
     except (RuntimeError, ValueError, IndexError) as error:
-        reason = str(error).splitlines()[0][:160]
+        reason = first_line(error)
     else:
         if probabilities.shape == (1, classes) and score.shape == (1,):
             return

@@ -9,12 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gati.errors import ModelError
+from gati.errors import ModelError, one_line
 from gati.model.blocks import find_blocks
 from gati.model.load import LoadedModel, load_model
 from gati.model.outputs import check_base_outputs
 from gati.model.segments import trace
-from gati.model.source import first_line
 from gati.runtime.profile import measure_profile
 from gati.types import Profile
 
@@ -69,7 +68,7 @@ def example_inputs(loaded: LoadedModel, size: tuple[int, int] | None = None) -> 
         check_base_outputs(outputs)
         return example
     tried = ", ".join(f"{height}x{width}" for height, width in sizes)
-    reason = first_line(refusal) if refusal else "none tried"
+    reason = one_line(refusal) if refusal else "none tried"
     raise ModelError(
         f"{loaded.source} takes no inputs of {tried} pixels ({reason}); give --size HEIGHTxWIDTH"
     ) from refusal

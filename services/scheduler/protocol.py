@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from gati.errors import RequestError
+from gati.errors import RequestError, first_line
 from services.wire.gen.ttypes import Tensor
 from services.wire.tensors import DATATYPES, from_bytes, to_tensor
 
@@ -214,8 +214,7 @@ def _array(data: Any, datatype: str, shape: list[int]) -> NDArray[Any]:
         _check_range(array, dtype)
         array = array.astype(dtype)
     except (ValueError, TypeError, OverflowError) as error:
-        reason = str(error).splitlines()[0][:120]
-        raise RequestError(f"`data` is no {datatype} tensor ({reason})") from error
+        raise RequestError(f"`data` is no {datatype} tensor ({first_line(error)})") from error
     if array.size != math.prod(shape):
         raise RequestError(
             f"`data` has {array.size} numbers and shape {shape} takes {math.prod(shape)}; correct one"

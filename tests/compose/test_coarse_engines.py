@@ -8,13 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gati.compose import compose as composing
 from gati.compose.certified import plan_exact
+from gati.compose.costs import CostedLibrary
 from gati.compose.outcomes import EngineOutcomes, SplitOutcomes
 from gati.compose.plans import Settings
 from gati.compose.problem import Candidate
 from gati.errors import CompositionError
 from gati.explore.library import CERTIFY, SELECT, Library
 from tests.compose.libraries import CLASSES, make_library
+from tests.compose.test_costs import costs_of
 
 
 class Coarse:
@@ -25,6 +28,9 @@ class Coarse:
         self._base = library.base_outcomes().base_class
         self._lost = np.arange(len(self._base)) % each == 0
         self.asked: list[tuple[str, ...]] = []
+
+    def keep(self, exits: object) -> None:
+        """There is no graph to be written."""
 
     def ask(self, path: Sequence[Sequence[Candidate]]) -> None:
         for setting in path:
@@ -98,3 +104,17 @@ def test_single_inputs_that_the_engine_loses_anyway_cost_nothing_to_let_go(libra
     outcomes = EngineOutcomes(library, SELECT, Coarse(library, each=2))
     wrong = (outcomes.base_class + 1) % CLASSES
     assert outcomes.costs_agreement(wrong).sum() == len(outcomes) - outcomes.lost_without_exits
+
+
+@pytest.mark.parametrize(("speed", "worth_asking"), [(4.0, True), (0.9, False)])
+def test_an_engine_is_not_asked_where_it_could_not_be_faster_even_if_it_lost_nothing(
+    library: Library, monkeypatch: pytest.MonkeyPatch, speed: float, worth_asking: bool
+) -> None:
+    engine = Coarse(library, each=200)
+    reduced = CostedLibrary(library, costs_of(library, "openvino-int8", speed))
+    reduced.__dict__["answers"] = engine
+    monkeypatch.setattr(composing, "choose_backend", lambda opened, *_: opened)
+    monkeypatch.setattr(composing, "reduced_precisions", lambda *_: [reduced])
+    composition = composing.compose(library.directory, accuracy=0.95, slowdown=0.5)
+    assert bool(engine.asked) == worth_asking
+    assert composition.backend == ("openvino-int8" if worth_asking else library.manifest.profile.backend)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gati.errors import BackendError
+from gati.errors import BackendError, first_line
 from gati.runtime.backends.base import Lookup
 from gati.runtime.backends.cuda_device import Device, Lane
 
@@ -138,7 +138,6 @@ def capture(
         return device.capture(run, inputs, lane)
     except RuntimeError as error:
         where = f" up to block '{block}'" if block else ""
-        reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
         raise BackendError(
-            f"backend cuda-graph cannot capture the network{where}: {reason}; use --backend torch"
+            f"backend cuda-graph cannot capture the network{where}: {first_line(error)}; use --backend torch"
         ) from error
