@@ -302,14 +302,19 @@ class Adaptation:
                 self._triggers.attempted(taken=taken, time_s=time_s, tried=tried)
 
     def _put_in_place(self, outcome: Outcome) -> None:
-        """Let the version found serve from the next request on; stopped caches are on probation first."""
+        """Let the version found serve from the next request on; where none does, it is on probation first.
+
+        It was proven on requests that came among those it was trained on, and pictures of a stream are
+        alike. So where nothing is lost by it, because lookups rest, it proves itself on what follows.
+        """
+        nothing_lost = not self._rest.lookups_pay
         if outcome.kind != "kept":
             self._current = outcome.deployed
             self._deployed()
             self._fitted = True
             self._scenes = len(self._deployments.scenes())
         if outcome.kind != "kept" or (self._follow.state == "stopped" and not self._follow.on_trial):
-            self._follow.replaced()
+            self._follow.replaced(on_probation=nothing_lost and outcome.kind != "kept")
         self._tell(outcome.kind, outcome.message, outcome.details)
 
     def _deployed(self) -> None:

@@ -86,12 +86,12 @@ class FollowUp:
         with self._lock:
             return self._watch.draw(), self._random.random() < sampling
 
-    def replaced(self) -> None:
-        """Other caches, or the same ones once more, begin: on probation where they were stopped."""
+    def replaced(self, *, on_probation: bool = False) -> None:
+        """Other caches, or the same again, begin: on probation as asked, or where they were stopped."""
         with self._lock:
             self.epoch += 1
             self._tried = 0
-            self._watch.replaced()
+            self._watch.replaced(on_probation=on_probation)
             self.probation = self._watch.state == "stopped"
 
     def answered(self, ticket: Ticket, *, drawn: bool, may_hit: bool, base: Prediction | None) -> None:

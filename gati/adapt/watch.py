@@ -116,8 +116,13 @@ class Watch:
             self._guard.reset()
             self._change("serving", audits, losses)
 
-    def replaced(self) -> None:
-        """Other caches took the place of the stopped ones: the proof begins, with audits from now on."""
+    def replaced(self, *, on_probation: bool = False) -> None:
+        """Other caches begin. `on_probation`, or where the old were stopped, they prove themselves first.
+
+        The proof is on audits made from now on.
+        """
+        if on_probation:
+            self.state = "stopped"
         if self.state == "serving":
             self._guard.reset()
         else:

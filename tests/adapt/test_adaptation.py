@@ -26,6 +26,7 @@ from gati.adapt.settings import AdaptSettings, Answered, Audit, Change
 from gati.adapt.store import RecordStore
 from gati.adapt.writer import BackgroundWriter
 from gati.errors import AdaptError, StorageError
+from gati.runtime.engine import Engine
 from gati.runtime.load import Served
 from tests.adapt.deployed import FAMILIAR, STRANGE, make_deployed, stream
 
@@ -228,6 +229,20 @@ def test_lookups_that_do_not_pay_are_left_out(served: Served, told: Told) -> Non
     assert not any(answer.hit for answer in answers[resting:])
     base = served.engine.reference(inputs).tolist()
     assert [answer.prediction.class_index for answer in answers[resting:]] == base[resting:]
+
+
+def test_caches_found_while_lookups_rest_prove_themselves_on_what_follows(served: Served, told: Told) -> None:
+    """Nothing is lost by waiting: until the proof is there, the base model answers, as it did before."""
+    strict = [replace(leaving, threshold=1e30) for leaving in served.engine.exits]
+    idle = replace(served, engine=Engine(served.engine.traced, strict, outputs_kind="logits"))
+    settings = replace(SETTINGS, rest=True, interval_s=30.0, falls_to=0.0)
+    with adapting(idle, told, settings) as adaptation:
+        answers = list(feed(adaptation, stream(STRANGE, 1200, seed=9)))
+    assert told.kinds[0] == "resting" and "alarm" not in told.kinds
+    activated, returned = told.first("activated").request, told.first("returned").request
+    assert activated < returned < 1000
+    assert not any(answer.hit for answer in answers[:returned])
+    assert np.mean([answer.hit for answer in answers[returned:]]) > 0.2
 
 
 def test_a_sweep_has_every_combination() -> None:

@@ -108,6 +108,17 @@ def test_good_caches_pass_after_few_audits() -> None:
     assert proof.losses == 0
 
 
+def test_caches_on_probation_serve_once_they_are_proven_and_without_an_alarm() -> None:
+    events: list[Event] = []
+    watch = Watch(0.97, on_event=events.append)
+    watch.replaced(on_probation=True)
+    assert not watch.may_hit and not events
+    while not watch.may_hit:
+        watch.audited(agreed=True)
+        assert not events or events[0].audits < 300
+    assert [event.state for event in events] == ["serving"]
+
+
 @pytest.mark.parametrize("budget", [0.0, 1.5])
 def test_a_budget_that_is_none_is_refused(budget: float) -> None:
     with pytest.raises(AdaptError, match="the audit budget is"):
