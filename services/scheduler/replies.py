@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import math
 import re
@@ -44,6 +45,8 @@ def refused(request: Request, found: GatiError) -> Response:
         headers["Retry-After-Ms"] = str(max(1, math.ceil(1e3 * retry_after_s)))
     if scheduler_of(request).draining:
         headers["Connection"] = "close"
+    if isinstance(found, NotAllowedError) and request.method == "GET":
+        headers["WWW-Authenticate"] = 'Basic realm="gati", charset="UTF-8"'  # browsers ask for the key then
     return error(found.http_status, _FOLDERS.sub("", str(found)), headers)
 
 
@@ -59,7 +62,11 @@ def error(status: int, message: str, headers: dict[str, str]) -> Response:
 
 
 def check_key(request: Request) -> None:
-    """Compare keys in constant time; management may have one of its own. Raises `NotAllowedError`."""
+    """Compare keys in constant time; management may have one of its own. Raises `NotAllowedError`.
+
+    A browser, which cannot send headers of its own, may give the key as a password, to read only: it sends
+    passwords along with whatever other sites make it ask for.
+    """
     config = scheduler_of(request).config
     path: str = request.scope["path"]
     wanted = config.api_key
@@ -67,6 +74,17 @@ def check_key(request: Request) -> None:
         wanted = config.management_key or config.api_key
     if wanted is None or path.startswith(_OPEN):
         return
-    given = request.headers.get("x-api-key", "")
+    given = request.headers.get("x-api-key") or (_password(request) if request.method == "GET" else "")
     if not secrets.compare_digest(given.encode(), wanted.encode()):
         raise NotAllowedError("a key is needed; send it as X-API-Key")
+
+
+def _password(request: Request) -> str:
+    """Of HTTP's Basic authentication, empty where there is none; the name does not matter."""
+    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        return base64.b64decode(credentials, validate=True).decode().partition(":")[2]
+    except ValueError:  # no base64, or no text in it
+        return ""

@@ -217,7 +217,15 @@ def test_keys_for_requests_and_for_management(folder: Path) -> None:
         assert status("/v2/repository/index", "two") == 200
         assert running.client.get("/v2/health/ready").status_code == 200
         assert running.client.get("/metrics").status_code == 200
-        assert running.client.get("/docs").status_code == 401
+        page = running.client.get("/docs")
+        assert page.status_code == 401 and page.headers["WWW-Authenticate"].startswith("Basic ")
+        for password, expected in (("one", 200), ("two", 401), ("", 401)):
+            for path in ("/docs", "/dashboard/library/"):
+                assert running.client.get(path, auth=("anybody", password)).status_code == expected
+        for nonsense in ("Basic", "Basic one", "Basic ////", "Bearer one"):
+            assert running.client.get("/docs", headers={"Authorization": nonsense}).status_code == 401
+        infer = "/v2/models/library/infer"
+        assert running.client.post(infer, json={}, auth=("anybody", "one")).status_code == 401
 
 
 def test_metrics_of_all_processes_on_one_page(serving: Serving) -> None:
