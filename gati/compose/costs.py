@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     from gati.caches import LearnedCache
     from gati.compose.engines import EngineAnswers
+    from gati.model.segments import TracedModel
 
-__all__ = ["BackendCosts", "CostedLibrary", "as_composed", "kept_profile", "on_backend"]
+__all__ = ["BackendCosts", "CostedLibrary", "as_composed", "kept_profile", "on_backend", "to_measure"]
 
 FORMAT = 3  # in 1, lookups were timed outside the network; in 2, noise could make them free
 
@@ -94,7 +95,6 @@ class CostedLibrary(Library):
             return None
         return EngineAnswers(self, name, self._pieces or Pieces(self))
 
-
     def at_best(self) -> CostedLibrary:
         """The same, as if the engine answered what the tables of outcomes say, without asking it."""
         believed = CostedLibrary(self, self._costs, self._pieces)
@@ -155,7 +155,7 @@ def measure(
     """Measure base model, blocks, a decision and every architecture of cache on `backend`; none is free."""
     from gati.compose.engines import graph_backend, traced_network
     from gati.runtime.backends import SegmentBackend, get_backend
-    from gati.runtime.graph_costs import measure_graph, places_to_measure
+    from gati.runtime.graph_costs import measure_graph
     from gati.runtime.least_costs import at_least
     from gati.runtime.segment_costs import measure_segments
 
@@ -167,13 +167,21 @@ def measure(
         costs = measure_segments(traced, profile, backend, caches, progress)
     else:  # how long a graph takes hangs little on its ranges, so a few inputs will do to calibrate it
         executes = graph_backend(library, backend, calibrate_on=8)
-        traced, caches = pieces.traced, _one_of_each(library, pieces)
-        pieces.cuts.update(places_to_measure(profile, caches))
+        traced, caches = to_measure(library, pieces)
         costs = measure_graph(
             traced, profile, executes, kind, caches, progress, convert=pieces.convert, cuts=pieces.cuts
         )
     costs = at_least(costs, profile, traced, caches)
     return BackendCosts(costs.profile, costs.if_ms, costs.lookup_ms)
+
+
+def to_measure(library: Library, pieces: Pieces) -> tuple[TracedModel, dict[str, tuple[str, LearnedCache]]]:
+    """Return the network and the caches to measure in its graph, each with its block; it is cut for all."""
+    from gati.runtime.graph_costs import places_to_measure
+
+    traced, caches = pieces.traced, _one_of_each(library, pieces)
+    pieces.cuts.update(places_to_measure(library.manifest.profile, caches))
+    return traced, caches
 
 
 def _one_of_each(library: Library, pieces: Pieces) -> dict[str, tuple[str, LearnedCache]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gati.compose.costs import kept_profile, on_backend
+from gati.compose.costs import kept_profile, on_backend, to_measure
 from gati.compose.pieces import Pieces
 from gati.errors import BackendError, DataError, LibraryError, ModelError
 from gati.explore.library import Library
@@ -61,14 +61,17 @@ def _race(library: Library, names: Iterable[str], pieces: Pieces) -> dict[str, f
     whole = [name for name in sorted(names) if issubclass(BACKENDS[name], GraphBackend)]
     others = [name for name in sorted(names) if name not in whole]
     alone_ms = {name: on_backend(library, name, pieces=pieces).manifest.profile.base_ms for name in others}
-    graphs: dict[str, Graph] = {}
+    if not whole:
+        return alone_ms
+    traced, _ = to_measure(library, pieces)
+    graphs: list[Graph] = []
     for name in whole:
         backend = graph_backend(library, name, calibrate_on=_CALIBRATION_INPUTS)
-        kind = library.manifest.outputs_kind
-        (model,) = backend.assembled(pieces.traced, [[]], kind, convert=pieces.convert)
-        graphs[name] = backend.compile(model)
-    times_ms = by_turns_ms(list(graphs.values()), pieces.traced.example()) if graphs else []
-    return alone_ms | dict(zip(graphs, times_ms, strict=True))
+        (model,) = backend.assembled(
+            traced, [[]], library.manifest.outputs_kind, convert=pieces.convert, cuts=pieces.cuts
+        )
+        graphs.append(backend.compile(model))
+    return alone_ms | dict(zip(whole, by_turns_ms(graphs, traced.example()), strict=True))
 
 
 def _read(library: Library, threads: int) -> dict[str, float]:
