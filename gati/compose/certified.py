@@ -18,7 +18,13 @@ import numpy as np
 
 from gati.compose.accuracy import accuracy_drop
 from gati.compose.candidates import lookup_cost, reach_by_block
-from gati.compose.certificate import Certificate, certify, certify_every_class, count_by_class
+from gati.compose.certificate import (
+    Certificate,
+    certify,
+    certify_every_class,
+    count_by_class,
+    required_inputs,
+)
 from gati.compose.composition import Objective
 from gati.compose.exact import SEARCH, ExactChoice, solve_exact
 from gati.compose.instance import Chosen, Instance, make_instance
@@ -75,6 +81,8 @@ def plan_exact(
     Without a wanted confidence the composition that just keeps the target on `select` is planned. Raises
     SolverError.
     """
+    if select.coarse:
+        _check_inputs(library, settings, certified_on)
     budget = (1.0 - settings.accuracy) * len(select) - select.lost_without_exits
     if settings.confidence is None and budget < 0.0:
         raise _too_coarse(library, settings, select.lost_without_exits, len(select))
@@ -107,6 +115,20 @@ def plan_exact(
     deployed = replace(deployed, bound_ms=min(proven.bound_ms, deployed.outcome.mean_latency_ms))
     plan = plan_of(library, settings, contest, select, deployed)
     return with_certificate(library, settings, plan, certificate, certified_on)
+
+
+def _check_inputs(library: Library, settings: Settings, certified_on: SplitOutcomes | None) -> None:
+    """Refuse, before the engine is asked, what so few inputs could not prove even of a faultless one."""
+    if settings.confidence is None:
+        return
+    count = 0 if certified_on is None else len(certified_on)
+    needed = required_inputs(settings.accuracy, 1.0 - settings.confidence)
+    if count < needed:
+        raise CompositionError(
+            f"backend '{library.manifest.profile.backend}' answers otherwise than in float32, so that "
+            f"{settings.accuracy:g} must be proven even without caches: that takes {needed} inputs to "
+            f"certify on, here are {count}; explore with more --data, or take another backend"
+        )
 
 
 def _too_coarse(library: Library, settings: Settings, losses: int, inputs: int) -> CompositionError:

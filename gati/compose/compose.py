@@ -23,6 +23,8 @@ from gati.units import format_bytes, parse_bytes
 
 __all__ = ["Settings", "compose", "compose_library"]
 
+WORTH_ASKING = 0.97  # of the least latency so far: what an engine of reduced precision may gain at best
+
 
 def compose(
     directory: str | Path,
@@ -75,14 +77,17 @@ def compose(
     pieces = Pieces(opened)
     library = choose_backend(opened, settings, progress, pieces)
     composition = compose_library(library, settings)
-    for other in reduced_precisions(opened, library, settings, progress, pieces):
-        sooner_ms = composition.expected.mean_latency_ms
-        try:  # asking the engine takes long, so first as if it lost nothing
-            hopeful = compose_library(other.at_best(), settings).expected.mean_latency_ms < sooner_ms
-            coarser = compose_library(other, settings) if hopeful else None
+    others = reduced_precisions(opened, library, settings, progress, pieces)
+    # Asking an engine takes long, so first as if it lost nothing: the most promising is asked first.
+    at_best_ms = [compose_library(each.at_best(), settings).expected.mean_latency_ms for each in others]
+    for hoped_ms, _, other in sorted(zip(at_best_ms, range(len(others)), others, strict=True)):
+        if hoped_ms > WORTH_ASKING * composition.expected.mean_latency_ms:
+            break
+        try:
+            coarser = compose_library(other, settings)
         except CompositionError:  # that precision cannot promise the accuracy
             continue
-        if coarser is not None and coarser.expected.mean_latency_ms < sooner_ms:
+        if coarser.expected.mean_latency_ms < composition.expected.mean_latency_ms:
             library, composition = other, coarser
     if isinstance(library, CostedLibrary) and library.answers is not None:
         library.answers.keep([(leaving.trial_id, leaving.threshold) for leaving in composition.exits])

@@ -118,3 +118,12 @@ def test_an_engine_is_not_asked_where_it_could_not_be_faster_even_if_it_lost_not
     composition = composing.compose(library.directory, accuracy=0.95, slowdown=0.5)
     assert bool(engine.asked) == worth_asking
     assert composition.backend == ("openvino-int8" if worth_asking else library.manifest.profile.backend)
+
+
+def test_too_few_inputs_for_any_proof_are_told_before_the_engine_is_asked(tmp_path: Path) -> None:
+    library = make_library(tmp_path / "small", quality=6.0, inputs=400, certify=200)
+    engine = Coarse(library, each=1000)
+    message = r"0\.99 must be proven even without caches: that takes 299 inputs to certify on, here are 200; "
+    with pytest.raises(CompositionError, match=message):
+        planned(library, engine, 0.99)
+    assert not engine.asked
