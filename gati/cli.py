@@ -28,6 +28,7 @@ from gati.cli_options import (
     numbers,
     size_of,
     split_list,
+    threads_as_explored,
 )
 from gati.errors import GatiError, StorageError
 
@@ -205,6 +206,8 @@ def compose(
         slowdown="auto" if slowdown is None else slowdown,
         per_class=per_class,
     )
+    if objective == "exact":
+        threads_as_explored(directory)
     if pareto:
         cli_render.frontier(gati.pareto(directory, settings), directory)
         return
@@ -246,6 +249,7 @@ def evaluate(
     """
     from gati.files import atomic_write_text
 
+    threads_as_explored(directory)
     evaluation = gati.evaluate(
         directory,
         data,

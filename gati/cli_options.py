@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gati.errors import DataError
+from gati.errors import DataError, GatiError
 
 __all__ = [
     "Checkpoint",
@@ -24,6 +26,7 @@ __all__ = [
     "numbers",
     "size_of",
     "split_list",
+    "threads_as_explored",
 ]
 
 Model = Annotated[
@@ -94,3 +97,19 @@ def size_of(text: str | None) -> tuple[int, int] | None:
     if match is None:
         raise DataError(f"--size {text!r} is not a size in pixels; write HEIGHTxWIDTH, such as 32x32")
     return int(match[1]), int(match[2])
+
+
+def threads_as_explored(directory: Path) -> None:
+    """Compute with as many threads as `gati explore` did, for which its latencies hold.
+
+    Unless OMP_NUM_THREADS asks for a number, or the library cannot be read: who needs it will say why.
+    """
+    if os.environ.get("OMP_NUM_THREADS"):
+        return
+    import torch
+
+    from gati.explore.library import Library
+
+    with suppress(GatiError):
+        known = Library.open(directory).manifest.profile.threads
+        torch.set_num_threads(max(1, min(known, os.cpu_count() or 1)))

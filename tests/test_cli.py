@@ -330,3 +330,25 @@ def test_compose_finds_the_most_agreement_within_a_latency(
     status = run(["compose", str(tmp_path), "--latency", "0.1ms", "--name", "impossible"])
     assert status == CompositionError.exit_status
     assert "no composition has a mean latency of 0.1 ms: the fastest" in one_line(capsys)
+
+
+def test_a_library_is_composed_with_the_threads_it_was_explored_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from gati.cli_options import threads_as_explored
+    from tests.compose.libraries import make_library
+
+    library = make_library(tmp_path / "library")
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    threads_as_explored(library.directory)
+    assert not asked
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    threads_as_explored(library.directory)
+    assert asked == [library.manifest.profile.threads]
+    threads_as_explored(tmp_path)  # no library
+    assert len(asked) == 1
