@@ -165,7 +165,7 @@ def test_overload_is_refused_and_what_is_accepted_is_in_time(folder: Path) -> No
         late = load.statuses.pop(504, 0)
         assert late <= 0.01 * sum(load.statuses.values())
         assert set(load.statuses) <= {200, 429}, load.statuses
-        assert load.statuses[200] > 10 and load.statuses[429] > 10, load.statuses
+        assert load.statuses[200] > 50 and load.statuses[429] > 10, load.statuses
         time.sleep(1.0)
         after = [running.infer(latency_slo_ms=slo_ms) for _ in range(20)]
         assert [reply.status_code for reply in after] == [200] * 20
