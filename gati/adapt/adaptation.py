@@ -307,14 +307,15 @@ class Adaptation:
         It was proven on requests that came among those it was trained on, and pictures of a stream are
         alike. So where nothing is lost by it, because lookups rest, it proves itself on what follows.
         """
-        nothing_lost = not self._rest.lookups_pay
-        if outcome.kind != "kept":
+        found = outcome.kind != "kept"
+        on_probation = found and not self._rest.lookups_pay
+        if found:
             self._current = outcome.deployed
             self._deployed()
             self._fitted = True
             self._scenes = len(self._deployments.scenes())
-        if outcome.kind != "kept" or (self._follow.state == "stopped" and not self._follow.on_trial):
-            self._follow.replaced(on_probation=nothing_lost and outcome.kind != "kept")
+        if found or (self._follow.state == "stopped" and not self._follow.on_trial):
+            self._follow.replaced(on_probation=on_probation)
         self._tell(outcome.kind, outcome.message, outcome.details)
 
     def _deployed(self) -> None:

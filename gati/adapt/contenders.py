@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -130,7 +131,7 @@ class Work:
                 found.append(each)
         return found
 
-    @property
+    @cached_property
     def _held(self) -> NDArray[np.int64]:
         """The rows to choose and to certify on: what a cache says of others is of no interest."""
         return np.sort(np.concatenate((self.parts.select, self.parts.certify)))

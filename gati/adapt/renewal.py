@@ -228,7 +228,7 @@ def _worth_it(found: Retrained, *, alarmed: bool) -> bool:
     """Whether the new caches are better, and not by a hair: every change is a risk."""
     before, after = found.before, found.after
     if before.broken or (alarmed and not before.certified):
-        return bool(found.exits) and after.certified
+        return found.proven
     return found.better and after.mean_latency_ms < before.mean_latency_ms * (1.0 - _LEAST_ADVANTAGE)
 
 

@@ -56,15 +56,19 @@ class Retrained:
     seconds: Mapping[str, float]
 
     @property
+    def proven(self) -> bool:
+        """Whether there are new exits and they keep the promise."""
+        return bool(self.exits) and self.after.certified
+
+    @property
     def better(self) -> bool:
         """Whether the new exits keep the promise, and are faster than the old, or those broke it.
 
         Old exits need not prove themselves again: a few hundred inputs are too few to certify most of those
         that were certified on thousands, and new ones pass on so few only by hardly hitting.
         """
-        if not self.exits or not self.after.certified:
-            return False
-        return self.before.broken or self.after.mean_latency_ms < self.before.mean_latency_ms
+        faster = self.after.mean_latency_ms < self.before.mean_latency_ms
+        return self.proven and (self.before.broken or faster)
 
 
 def retrain(

@@ -38,16 +38,14 @@ class Graphs:
     """
 
     def __init__(self, blocks: Collection[str]) -> None:
-        self._blocks = frozenset(blocks)
+        self._blocks = set(blocks)
         self._convert = Converter()
 
     def write(
         self, path: Path, backend: GraphBackend, model: OpenedModel, exits: Sequence[EngineExit]
     ) -> None:
         """Write the network of `model` with these exits to `path`, where its backend finds it."""
-        cuts = self._blocks | {leaving.block for leaving in exits}
-        if cuts != self._blocks:
-            self._blocks, self._convert = frozenset(cuts), Converter()
+        self._blocks.update(leaving.block for leaving in exits)
         (graph,) = backend.assembled(
             model.traced, [exits], model.outputs_kind, convert=self._convert, cuts=self._blocks
         )

@@ -32,7 +32,7 @@ def choose_backend(
     if name not in (measured.backend, "auto"):
         return on_backend(library, name, progress=progress, pieces=pieces)
     try:
-        base_ms = network_times(library, _others(library, settings), pieces)
+        base_ms = network_times(library, _others(library, settings, pieces), pieces)
         names = {measured.backend: measured.base_ms} | {n: base_ms[n] for n in base_ms if _float32(n)}
         fastest = min(names, key=names.__getitem__)
         return on_backend(library, fastest, progress=progress, pieces=pieces)
@@ -49,7 +49,7 @@ def reduced_precisions(
     """
     found: list[CostedLibrary] = []
     try:
-        base_ms = network_times(library, _others(library, settings), pieces)
+        base_ms = network_times(library, _others(library, settings, pieces), pieces)
         known = chosen.manifest.profile
         limit_ms = WORTH_TRYING * base_ms.get(known.backend, known.base_ms)
         for name in [n for n in base_ms if not _float32(n) and base_ms[n] < limit_ms]:
@@ -61,19 +61,17 @@ def reduced_precisions(
     return found
 
 
-def _others(library: Library, settings: Settings) -> list[str]:
+def _others(library: Library, settings: Settings, pieces: Pieces) -> list[str]:
     """Backends beside the one that `explore` measured; published forms need no model and stay on that.
 
     None of reduced precision where the held-out inputs, on which to check its answers, are no longer there.
     """
-    from gati.explore.splits import held_out
     from gati.runtime.backends import BACKENDS
 
     if settings.backend != "auto" or settings.objective != "exact":
         return []
     try:
-        held_out(library)
-        checkable = True
+        checkable = bool(pieces.held_out)
     except DataError:
         checkable = False
     kind_of_device = library.manifest.profile.device.partition(":")[0]

@@ -25,8 +25,17 @@ if TYPE_CHECKING:
     from gati.compose.engines import EngineAnswers
     from gati.model.segments import TracedModel
 
-__all__ = ["BackendCosts", "CostedLibrary", "as_composed", "kept_profile", "on_backend", "to_measure"]
+__all__ = [
+    "FEW_INPUTS",
+    "BackendCosts",
+    "CostedLibrary",
+    "as_composed",
+    "kept_profile",
+    "on_backend",
+    "to_measure",
+]
 
+FEW_INPUTS = 8  # to calibrate a graph on that is only timed: how long it takes hangs little on its ranges
 FORMAT = 3  # in 1, lookups were timed outside the network; in 2, noise could make them free
 
 
@@ -165,8 +174,8 @@ def measure(
     if isinstance(found, SegmentBackend):
         traced, caches = traced_network(library, found.devices), _one_of_each(library, pieces)
         costs = measure_segments(traced, profile, backend, caches, progress)
-    else:  # how long a graph takes hangs little on its ranges, so a few inputs will do to calibrate it
-        executes = graph_backend(library, backend, calibrate_on=8)
+    else:
+        executes = graph_backend(library, backend, calibrate_on=FEW_INPUTS)
         traced, caches = to_measure(library, pieces)
         costs = measure_graph(
             traced, profile, executes, kind, caches, progress, convert=pieces.convert, cuts=pieces.cuts

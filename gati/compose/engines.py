@@ -44,7 +44,7 @@ class EngineAnswers:
         self._library = library
         self._pieces = pieces
         self._backend = graph_backend(library, backend)
-        self._inputs, _ = held_out(library)
+        self._inputs, _ = pieces.held_out
         self._blocks = {trial.trial_id: trial.block for trial in library.trials}
         self._answers: dict[Setting, Answers] = {}
         self._models: dict[Setting, bytes] = {}

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gati.compose.costs import kept_profile, on_backend, to_measure
+from gati.compose.costs import FEW_INPUTS, kept_profile, on_backend, to_measure
 from gati.compose.pieces import Pieces
 from gati.errors import BackendError, DataError, LibraryError, ModelError
 from gati.explore.library import Library
@@ -26,7 +26,6 @@ __all__ = ["network_times"]
 _log = logging.getLogger(__name__)
 
 FORMAT = 1
-_CALIBRATION_INPUTS = 8  # how long a graph takes hangs little on its ranges
 
 
 def network_times(library: Library, backends: Iterable[str], pieces: Pieces) -> dict[str, float]:
@@ -66,7 +65,7 @@ def _race(library: Library, names: Iterable[str], pieces: Pieces) -> dict[str, f
     traced, _ = to_measure(library, pieces)
     graphs: list[Graph] = []
     for name in whole:
-        backend = graph_backend(library, name, calibrate_on=_CALIBRATION_INPUTS)
+        backend = graph_backend(library, name, calibrate_on=FEW_INPUTS)
         (model,) = backend.assembled(
             traced, [[]], library.manifest.outputs_kind, convert=pieces.convert, cuts=pieces.cuts
         )

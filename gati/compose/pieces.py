@@ -1,4 +1,4 @@
-"""What the backends that `compose` tries have in common: a library's network and caches, converted."""
+"""What the backends that `compose` tries have in common: a library's network, caches and inputs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from gati.explore.library import Library
 from gati.types import TrialId
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from gati.caches import LearnedCache
     from gati.graph.convert import Converter
+    from gati.model.data import Data
     from gati.model.segments import TracedModel
 
 __all__ = ["Pieces"]
 
 
 class Pieces:
-    """A library's network and caches; each is loaded when it is first asked for, and converted once.
+    """A library's network, caches and held-out inputs, loaded when first asked for, and converted once.
 
     Every graph is cut after the blocks `cuts`, which may become more, so that graphs have pieces in common.
     """
@@ -33,6 +37,13 @@ class Pieces:
         from gati.compose.engines import traced_network
 
         return traced_network(self._library)
+
+    @cached_property
+    def held_out(self) -> tuple[Data, NDArray[np.uint8]]:
+        """The held-out inputs and their split. Raises as `gati.explore.splits.held_out`."""
+        from gati.explore.splits import held_out
+
+        return held_out(self._library)
 
     @cached_property
     def convert(self) -> Converter:
