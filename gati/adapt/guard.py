@@ -6,11 +6,15 @@ than the tolerated share `alpha` on average, whatever happened before:
 
     M_t = (1 + M_{t-1}) * (1 + lambda_t * (loss_t - alpha)),   M_0 = 0,   lambda_t in [0, 1/alpha)
 
-with lambda_t chosen from what was seen before audit t. While the promise holds, M_t - t has no upward drift
-(a Shiryaev-Roberts e-detector; Shin, Ramdas, Rinaldo 2024), so the expected number of audits until M_t first
-reaches R is at least R, and the chance that it does within t audits is at most t / R. No independence is
-assumed: that holds for video, where one frame is like the next. It does ask that which requests are audited
-does not hang on how they were answered.
+with lambda_t chosen from what was seen before audit t. As long as each audit is a loss with probability at
+most alpha, *given everything before it*, M_t - t has no upward drift (a Shiryaev-Roberts e-detector; Shin,
+Ramdas, Rinaldo 2024): the expected number of audits until M_t first reaches R is at least R, and the chance
+that it does within t audits is at most t / R.
+
+That condition is what the guard watches. Requests need not be independent, but losses may not come in bursts
+either: where a loss makes the next one likelier than alpha, as in a video of one hard object, the promise is
+broken for as long as the burst lasts, and the guard may stop the caches although losses stay below alpha over
+the day. It asks, too, that which requests are audited was decided before their answers were known.
 
 A bet against the disagreement q grows the fastest with lambda = (q - alpha) / (alpha * (1 - alpha)) if q is
 what comes; the alarm then takes about ln(R) / KL(q || alpha) audits. As q is not known, the guard splits its
@@ -19,8 +23,9 @@ stake over several, and M is the mean of theirs, which is a detector of the same
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,3 +102,29 @@ class Guard:
         self.audits = self.losses = 0
         self.alarmed = False
         self._evidence[:] = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as JSON values."""
+        return {
+            "agreement": self.agreement,
+            "audits_to_false_alarm": self.audits_to_false_alarm,
+            "alternatives": None if self.alternatives is None else list(self.alternatives),
+            "audits": self.audits,
+            "losses": self.losses,
+            "alarmed": self.alarmed,
+            "evidence": self._evidence.tolist(),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Guard:
+        """Go on where `to_json` was called. Raises KeyError, TypeError, ValueError or AdaptError."""
+        guard = cls(
+            float(document["agreement"]), float(document["audits_to_false_alarm"]), document["alternatives"]
+        )
+        evidence = np.array(document["evidence"], dtype=np.float64)
+        if evidence.shape != guard._evidence.shape or not (evidence >= 0.0).all():
+            raise ValueError("evidence is not that of a guard")
+        guard._evidence = evidence
+        guard.audits, guard.losses = int(document["audits"]), int(document["losses"])
+        guard.alarmed = bool(document["alarmed"])
+        return guard

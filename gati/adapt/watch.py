@@ -1,134 +1,139 @@
-"""Guarding one composition while it serves: who is audited, when its caches stop, when they may return."""
+"""Guarding one version while it serves, and proving it before it does: one watch a version.
+
+A version is `serving`, or on `probation` because nothing was proven of it yet, or `stopped` by the guard.
+Serving, each audit is one for the guard; in alarm the caches stop at once. Otherwise each audit says what the
+caches would have answered, and counts for a proof (`gati.adapt.proof`); when that is complete, they serve.
+
+Evidence is never thrown away to try again: the proof of unchanged caches goes on, over everything that
+happens to other versions, and over restarts (`to_json`, `from_json`). Only caches that were proven and then
+stopped begin a new proof, on a further share of delta.
+"""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from gati.adapt.guard import Guard
-from gati.adapt.recertify import Recertification
-from gati.errors import AdaptError
+from gati.adapt.proof import Proof
 
-__all__ = ["AuditSampler", "Event", "State", "Watch"]
+__all__ = ["Event", "OnEvent", "State", "Watch"]
 
-State = Literal["serving", "stopped"]
-
-_MEMORY = 0.999  # of the running hit rate
-_CAUTIOUS_HIT_RATE = 1.0  # to begin with: no budget is spent before the hit rate is known
-
-
-class AuditSampler:
-    """Draws the requests to be audited, all requests alike, before anything is known of their answers.
-
-    The audit of a request that missed costs nothing: the base model has answered it. That of a hit costs one
-    run of the base model; these are kept to `budget` of what the base model would take for all requests, by
-    the rate and, should the hit rate rise suddenly, by a limit.
-    """
-
-    def __init__(self, budget: float = 0.05, *, seed: int | None = None) -> None:
-        if not 0.0 < budget <= 1.0:
-            raise AdaptError(
-                f"the audit budget is {budget!r}, must be above 0 and at most 1, for example 0.05"
-            )
-        self.budget = budget
-        self.requests = 0
-        self.paid = 0
-        self._hit_rate = _CAUTIOUS_HIT_RATE
-        self._random = random.Random(seed)
-
-    @property
-    def rate(self) -> float:
-        """The share of requests that is drawn now."""
-        return min(1.0, self.budget / max(self._hit_rate, self.budget))
-
-    def draw(self) -> bool:
-        """Whether to audit the next request; ask once a request, before it is answered."""
-        self.requests += 1
-        within = self.paid + 1 <= self.budget * self.requests
-        return self._random.random() < self.rate and within
-
-    def answered(self, *, hit: bool, audited: bool) -> None:
-        """Tell what became of the request."""
-        self._hit_rate = _MEMORY * self._hit_rate + (1.0 - _MEMORY) * hit
-        self.paid += hit and audited
+State = Literal["serving", "probation", "stopped"]
 
 
 @dataclass(frozen=True)
 class Event:
-    """A change of state, for logs, metrics and pages."""
+    """A change of state, and of how many audits how many were losses, for logs, metrics and pages."""
 
     state: State
-    request: int
     audits: int
     losses: int
 
 
-class Watch:
-    """Decides, request by request, whether the caches may answer.
+OnEvent = Callable[[Event], None]
 
-    Ask `may_hit` and `draw` before a request, tell `answered` after it, and `audited` once the base model's
-    class is known. In alarm the caches stop at once; `replaced` says that others took their place, which
-    return when agreement is proven on audits made since. While stopped, lookups are made in the shadow of the
-    base model for the requests drawn: `hit` then means that the cache would have answered.
+
+class Watch:
+    """Decides, audit by audit, whether the caches of one version may answer.
+
+    `proven` caches serve at once: a certificate covers the promise. Others are on probation. `spend` hands
+    out the delta of each proof, such as `Spending.next`. `on_event` hears of changes. Not thread-safe.
+
+    Ask `may_hit` before a request and tell `audited` once the reference's class is known, for requests that
+    were drawn before anything was known of them. `epoch` counts the changes of state: an audit that was drawn
+    in another epoch says nothing about this one.
     """
 
     def __init__(
         self,
         agreement: float,
         *,
-        confidence: float = 0.95,
+        spend: Callable[[], float],
+        proven: bool,
         audits_to_false_alarm: float = 10_000.0,
-        budget: float = 0.05,
-        seed: int | None = None,
-        on_event: Callable[[Event], None] | None = None,
+        on_event: OnEvent | None = None,
     ) -> None:
         self._guard = Guard(agreement, audits_to_false_alarm)
-        self._agreement = agreement
-        self._confidence = confidence
-        self._proof: Recertification | None = None
+        self._spend = spend
         self._on_event = on_event
-        self.sampler = AuditSampler(budget, seed=seed)
-        self.state: State = "serving"
+        self._proof = None if proven else Proof(agreement, spend())
+        self.state: State = "serving" if proven else "probation"
+        self.epoch = 0
+        self.audits = self.losses = 0  # while serving, since the version began
+
+    @property
+    def agreement(self) -> float:
+        """What is promised."""
+        return self._guard.agreement
 
     @property
     def may_hit(self) -> bool:
         """Whether early answers may be given."""
         return self.state == "serving"
 
-    def draw(self) -> bool:
-        """Whether the next request is to be audited."""
-        return self.sampler.draw()
-
-    def answered(self, *, hit: bool, audited: bool) -> None:
-        """Tell what became of a request; while stopped nothing is paid, for the base model answers anyway."""
-        self.sampler.answered(hit=hit and self.may_hit, audited=audited)
+    @property
+    def proof(self) -> Proof | None:
+        """The proof under way; None while serving."""
+        return self._proof
 
     def audited(self, *, agreed: bool) -> None:
-        """Take in an audit. A request that missed has agreed."""
-        if self.state == "serving":
+        """Take in an audit of this epoch: of an answer while serving, else of what the caches would answer.
+
+        A request that misses agrees, unless the network itself answers otherwise than the reference.
+        """
+        if self._proof is None:
+            self.audits += 1
+            self.losses += not agreed
             if self._guard.audit(agreed=agreed):
+                self._proof = Proof(self.agreement, self._spend())
                 self._change("stopped", self._guard.audits, self._guard.losses)
-        elif self._proof is not None and self._proof.audit(agreed=agreed):
+        elif self._proof.audit(agreed=agreed):
             audits, losses = self._proof.audits, self._proof.losses
             self._proof = None
             self._guard.reset()
             self._change("serving", audits, losses)
 
-    def replaced(self, *, on_probation: bool = False) -> None:
-        """Other caches begin. `on_probation`, or where the old were stopped, they prove themselves first.
-
-        The proof is on audits made from now on.
-        """
-        if on_probation:
-            self.state = "stopped"
-        if self.state == "serving":
-            self._guard.reset()
-        else:
-            self._proof = Recertification(self._agreement, self._confidence)
-
     def _change(self, state: State, audits: int, losses: int) -> None:
         self.state = state
+        self.epoch += 1
         if self._on_event is not None:
-            self._on_event(Event(state, self.sampler.requests, audits, losses))
+            self._on_event(Event(state, audits, losses))
+
+    def to_json(self) -> dict[str, Any]:
+        """State and evidence, as JSON values."""
+        return {
+            "state": self.state,
+            "audits": self.audits,
+            "losses": self.losses,
+            "guard": self._guard.to_json(),
+            "proof": None if self._proof is None else self._proof.to_json(),
+        }
+
+    @classmethod
+    def from_json(
+        cls, document: Mapping[str, Any], *, spend: Callable[[], float], on_event: OnEvent | None = None
+    ) -> Watch:
+        """Go on where `to_json` was called, without spending anything.
+
+        Raises KeyError, TypeError, ValueError or AdaptError for what `to_json` did not write.
+        """
+        guard = Guard.from_json(document["guard"])
+        watch = cls(
+            guard.agreement,
+            spend=spend,
+            proven=True,
+            audits_to_false_alarm=guard.audits_to_false_alarm,
+            on_event=on_event,
+        )
+        watch._guard = guard
+        watch._proof = None if document["proof"] is None else Proof.from_json(document["proof"])
+        state: State = document["state"]
+        if state not in get_args(State) or (state == "serving") != (watch._proof is None):
+            raise ValueError(f"state is {state!r}, which does not fit the proof")
+        if guard.alarmed and state == "serving":
+            raise ValueError("the guard is in alarm, but the caches serve")
+        watch.state = state
+        watch.audits, watch.losses = int(document["audits"]), int(document["losses"])
+        return watch

@@ -1,0 +1,75 @@
+"""Which requests are looked at, decided before anything is known of their answers.
+
+Every request has the same chance to be audited, at all times: so the share of losses among audits is that
+among requests, and nobody who chooses requests can know which will be audited. Three independent streams of
+chance decide about audits, samples and trials. Live they come from the operating system's entropy; a replay
+passes a seed.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+from gati.errors import AdaptError
+
+__all__ = ["NOTHING", "Drawn", "Draws"]
+
+
+class Drawn(NamedTuple):
+    """What was drawn for a request.
+
+    `audit`: its answer is compared with the reference. `sample`: its input is kept to train on. `trial`: it
+    may be looked up by caches that do not answer, where no early answer is given.
+    """
+
+    audit: bool
+    sample: bool
+    trial: bool
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is to be done for it."""
+        return self.audit or self.sample or self.trial
+
+
+NOTHING = Drawn(audit=False, sample=False, trial=False)
+
+
+class Draws:
+    """Draws audits at the constant rate `rate`, of which a share `audits` for their own sake.
+
+    `samples` is the share of requests sampled; each sample is an audit, too, for its reference answer is
+    computed anyway. `trials` is the share looked up by caches that do not answer. `seed` None takes the
+    operating system's entropy. Raises AdaptError for shares outside 0 to 1.
+    """
+
+    def __init__(
+        self, audits: float, samples: float = 0.0, trials: float = 0.0, *, seed: int | None = None
+    ) -> None:
+        for name, share in (("audit budget", audits), ("sampling", samples), ("trials", trials)):
+            if not 0.0 <= share <= 1.0:
+                raise AdaptError(f"the {name} is {share!r}, must be from 0 to 1, for example 0.05")
+        self._audits, self._samples, self._trials = audits, samples, trials
+        self._chances: tuple[random.Random, ...] = tuple(
+            random.SystemRandom() if seed is None else random.Random(f"{seed} {what}")
+            for what in ("audits", "samples", "trials")
+        )
+
+    @property
+    def rate(self) -> float:
+        """The share of requests that is audited."""
+        return 1.0 - (1.0 - self._audits) * (1.0 - self._samples)
+
+    def draw(self, more_samples: float = 0.0) -> Drawn:
+        """Decide about the next request; with `more_samples` above `samples`, that share is sampled.
+
+        What is sampled beyond `samples` is no audit, so that the rate of audits stays what it is.
+        """
+        audit, sample, trial = (chance.random() for chance in self._chances)
+        audited = audit < self._audits or sample < self._samples
+        return Drawn(
+            audit=audited,
+            sample=sample < max(self._samples, more_samples),
+            trial=audited or trial < self._trials,
+        )

@@ -1,0 +1,159 @@
+"""How the versions of one model stand: kept over restarts, so that what was disproven stays disproven.
+
+    standing = Standing(0.05, path=state / "standing.json")
+    watch = standing.watch(identity_of(composition), 0.97, proven=is_proven(composition, 0.97, 0.95))
+
+The file holds the state and the evidence of every watch and how much of delta was spent. It is written before
+anybody acts on a change of state, and otherwise at most every second: what a kill loses is the evidence of
+that second, which was lost for reasons that have nothing to do with how audits came out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gati.adapt.proof import Spending
+from gati.adapt.watch import Event, OnEvent, Watch
+from gati.compose.composition import Composition
+from gati.errors import AdaptError
+from gati.files import atomic_write_text
+
+__all__ = ["Standing", "identity_of", "is_proven"]
+
+_log = logging.getLogger(__name__)
+
+_FORMAT = 1
+_SAVED_EVERY_S = 1.0
+_MOST_VERSIONS = 100
+_PRESUMED_SPENT = 20  # proofs, where the count was lost
+
+
+def identity_of(composition: Composition) -> str:
+    """What tells caches from others: a digest of the exits, the backend, and when they were made."""
+    exits = [
+        (leaving.trial_id, leaving.block, leaving.variant, leaving.threshold, leaving.placement)
+        for leaving in composition.exits
+    ]
+    named = (composition.name, composition.created, composition.checkpoint_sha256, composition.backend)
+    return hashlib.sha256(json.dumps([*named, exits]).encode()).hexdigest()[:24]
+
+
+def is_proven(composition: Composition, accuracy: float, confidence: float) -> bool:
+    """Whether a certificate covers agreement of `accuracy` at `confidence`; so does having no caches."""
+    certificate = composition.certificate
+    if not composition.exits:
+        return True
+    if certificate is None or certificate.get("certified") is not True:
+        return False
+    close = 1e-9  # 1 - 0.05 is not 0.95
+    return (
+        float(certificate["accuracy"]) >= accuracy - close
+        and float(certificate["confidence"]) >= confidence - close
+    )
+
+
+class Standing:
+    """The watches of one model's versions, and the delta that all their proofs share.
+
+    `delta` bounds the chance that any proof of this model errs, over its whole life: each proof takes a share
+    (`gati.adapt.proof.Spending`). `path` None keeps nothing. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        delta: float,
+        path: Path | None = None,
+        *,
+        audits_to_false_alarm: float = 10_000.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._audits_to_false_alarm = audits_to_false_alarm
+        self._clock = clock
+        self._saved_s = -_SAVED_EVERY_S
+        self._watches: dict[str, Watch] = {}
+        self._kept: dict[str, Any] = {}
+        self.distrusted = ""  # why what was kept is not believed
+        self.spending = Spending(delta)
+        if path is not None and path.exists():
+            self._read(path)
+
+    def watch(
+        self, identity: str, agreement: float, *, proven: bool, on_event: OnEvent | None = None
+    ) -> Watch:
+        """The watch of a version: the one it had, or a new one.
+
+        Where it was kept for a lower promise, or the file is damaged, the version is on probation.
+        """
+
+        def told(event: Event) -> None:
+            self.save()
+            if on_event is not None:
+                on_event(event)
+
+        known = self._known(identity)
+        if known is not None:
+            try:
+                watch = Watch.from_json(known, spend=self.spending.next, on_event=told)
+            except (KeyError, TypeError, ValueError, AttributeError, AdaptError) as error:
+                self._distrust(f"version {identity}: {error}")
+            else:
+                if abs(watch.agreement - agreement) < 1e-9:
+                    return self._take(identity, watch)
+                proven = proven and watch.may_hit  # other audits, another promise: what stood stands
+        watch = Watch(
+            agreement,
+            spend=self.spending.next,
+            proven=proven and not self.distrusted,
+            audits_to_false_alarm=self._audits_to_false_alarm,
+            on_event=told,
+        )
+        return self._take(identity, watch)
+
+    def audited(self) -> None:
+        """Some watch has taken in an audit: write it down soon."""
+        if self._clock() - self._saved_s >= _SAVED_EVERY_S:
+            self.save()
+
+    def save(self) -> None:
+        """Write everything down now. Raises StorageError where that fails."""
+        self._saved_s = self._clock()
+        if self._path is None:
+            return
+        versions = {**self._kept, **{name: watch.to_json() for name, watch in self._watches.items()}}
+        while len(versions) > _MOST_VERSIONS:
+            del versions[next(iter(versions))]
+        document = {"format": _FORMAT, "spent": self.spending.used, "versions": versions}
+        atomic_write_text(self._path, json.dumps(document, allow_nan=False) + "\n")
+
+    def _take(self, identity: str, watch: Watch) -> Watch:
+        self._kept.pop(identity, None)
+        self._watches[identity] = watch
+        self.save()
+        return watch
+
+    def _known(self, identity: str) -> Any:
+        if identity in self._watches:
+            return self._watches[identity].to_json()
+        return self._kept.get(identity)
+
+    def _read(self, path: Path) -> None:
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if int(document["format"]) > _FORMAT:
+                raise ValueError(f"format {document['format']} is newer than this Gati reads")
+            self.spending.used = max(0, int(document["spent"]))
+            self._kept = dict(document["versions"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self._distrust(f"{path}: {error}")
+
+    def _distrust(self, reason: str) -> None:
+        self.distrusted = reason
+        self.spending.used = max(self.spending.used, _PRESUMED_SPENT)
+        _log.warning("how versions stood is not known, they are on probation", extra={"reason": reason})
