@@ -39,7 +39,11 @@ _Threads = Annotated[int | None, typer.Option(help="Threads that the network com
 _Recall = Annotated[
     bool, typer.Option("--recall/--no-recall", help="Answer what looks like earlier pictures from memory.")
 ]
-_Seed = Annotated[int, typer.Option(help="The same seed draws the same requests.")]
+_Seed = Annotated[int, typer.Option(help="Of retraining; a replay draws requests with it, too.")]
+_WindowInputs = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Samples kept to retrain on; as many as the accuracy needs unless given."),
+]
 
 
 def stream(
@@ -64,11 +68,13 @@ def stream(
     sampling: Annotated[float, typer.Option(help="Share of requests kept to retrain on.")] = 0.2,
     interval: Annotated[str, typer.Option(metavar="TIME", help="Between retrainings.")] = "10m",
     window: Annotated[str, typer.Option(metavar="TIME", help="How long samples are kept.")] = "1h",
+    window_inputs: _WindowInputs = None,
     accuracy: _Accuracy = None,
     margin: _Margin = 0.0,
     recall: _Recall = True,
     state: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Versions and samples; DIR/adapt unless given.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Versions, samples and what is proven; DIR/adapt unless given."),
     ] = None,
     composition: CompositionName = "default",
     threads: _Threads = None,
@@ -76,7 +82,8 @@ def stream(
 ) -> None:
     """Classify a video, camera or network stream; with --adapt its caches follow what it shows.
 
-    Ctrl-C ends it with a summary. Versions and samples are kept: the next run goes on with them.
+    Ctrl-C ends it with a summary. Versions, samples and what is proven are kept for the next run.
+    Caches answer as far as they are proven: by the composition's certificate, or by audits of the stream.
     """
     from gati.adapt.settings import AdaptSettings
 
@@ -84,6 +91,7 @@ def stream(
         sampling=sampling,
         interval_s=parse_duration(interval),
         window_s=parse_duration(window),
+        window_inputs=window_inputs,
         audit_budget=audits,
         accuracy=accuracy,
         margin=margin,
@@ -100,7 +108,7 @@ def stream(
             every_s=None if every is None else parse_duration(every),
             fps=fps,
             page=page_port if page else None,
-            state=kept if adapt else None,
+            state=kept,
             composition=composition,
             threads=threads,
             results_on_stdout=json_file == "-",
@@ -118,7 +126,7 @@ def _run(
     every_s: float | None,
     fps: float | None,
     page: int | None,
-    state: Path | None,
+    state: Path,
     composition: str,
     threads: int | None,
     results_on_stdout: bool,
@@ -139,10 +147,11 @@ def _run(
         view.change(shown)
         told(shown)
 
-    kept = {} if state is None else _kept(stack, directory, state)
+    kept = _kept(stack, directory, state) if settings.enabled else {}
     adaptation = stack.enter_context(
         Adaptation.open(
             *(directory, settings),
+            standing=state / f"standing-{composition}.json",
             composition=composition,
             threads=threads,
             on_change=changed,
@@ -213,6 +222,7 @@ def replay(
     window: Annotated[
         list[str] | None, typer.Option(metavar="TIME", help="How long samples are kept; several likewise.")
     ] = None,
+    window_inputs: _WindowInputs = None,
     adapt: Annotated[bool, typer.Option("--adapt/--no-adapt", help="Retrain, or only watch.")] = True,
     json_file: JsonFile = None,
     audits: Annotated[float, typer.Option(help="Time for audits, as a share of the base model's.")] = 0.05,
@@ -244,6 +254,7 @@ def replay(
             margin=margin,
             recall=recall,
             delay_s=delay,
+            window_inputs=window_inputs,
             enabled=adapt,
             seed=seed,
         ),

@@ -3,9 +3,13 @@
     with Adaptation.open("runs/mine", settings=AdaptSettings(interval_s=600)) as adaptation:
         answered = adaptation.answer(x, time_s=time.time(), source="camera:0")
 
-Every request is answered by one version. Base answers for samples and audits of early answers, and
-retraining, are the work of two threads beside; with `deterministic` all of it is done at the same point of
-stream time, untimed, so that a recorded stream gives the same answers every time.
+Every request is answered by one version. Reference answers for samples and audits, lookups by caches on
+probation, and retraining are the work of two threads in the background; with `deterministic` all of it is
+done at the same point of stream time, untimed, so that a recorded stream gives the same answers every time.
+
+Nothing answers early that is not proven: by the certificate of `gati compose`, or by the requests that
+followed (`gati.adapt.watch`). What was found by retraining, or served before, is looked up in the shadow of
+what serves until then.
 """
 
 from __future__ import annotations
@@ -15,19 +19,21 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor
 
-from gati.adapt import watch
 from gati.adapt.background import Background, Inline, Worker
-from gati.adapt.deployments import Deployments
+from gati.adapt.deployments import Deployed, Deployments
+from gati.adapt.draws import Draws
 from gati.adapt.follow import FollowUp
 from gati.adapt.recall import RECALL, Looked, Recall
 from gati.adapt.record import Record
-from gati.adapt.renewal import Outcome, Renewal, candidate_blocks, promise_of
+from gati.adapt.references import base_of, is_exact, reference_cost, reference_of
+from gati.adapt.renewal import Outcome, Promise, Renewal, candidate_blocks, least_inputs, promise_of
 from gati.adapt.repository import ModelRepository
 from gati.adapt.rest import Rest
 from gati.adapt.samples import Sample, recorded, restored
@@ -42,6 +48,8 @@ from gati.adapt.settings import (
     model_name,
 )
 from gati.adapt.shadow import Shadow, Ticket
+from gati.adapt.standing import Standing
+from gati.adapt.succession import Succession
 from gati.adapt.triggers import Triggers
 from gati.adapt.writer import BackgroundWriter
 from gati.errors import GatiError
@@ -52,14 +60,16 @@ __all__ = ["Adaptation"]
 
 _AUDITS_WAITING = 512
 _MEMORY = 0.99  # of the running hit rate
+_WINDOW_INPUTS = 700
 _FAREWELL_S = 600.0  # a retraining cannot be interrupted, and a thread inside an engine not be left
 
 
 class Adaptation:
     """Serves `served` and its successors. One thread at a time calls `answer`; anything else is for any.
 
-    `repository` keeps versions of `model` over restarts, `writer` the samples, which `history` brings back
-    (their `time_s` and that of requests are seconds since 1970 then). `clock` times answers, in seconds.
+    `repository` keeps versions of `model` over restarts, `standing` is a file that keeps what is proven of
+    them, `writer` keeps the samples, which `history` brings back (their `time_s` and that of requests are
+    seconds since 1970 then). `clock` times answers, in seconds.
     """
 
     def __init__(
@@ -69,6 +79,7 @@ class Adaptation:
         *,
         model: str = "model",
         repository: ModelRepository | None = None,
+        standing: Path | None = None,
         writer: BackgroundWriter | None = None,
         history: Sequence[Record] = (),
         on_change: OnChange | None = None,
@@ -76,12 +87,13 @@ class Adaptation:
         deterministic: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.settings = settings or AdaptSettings()
+        asked = settings or AdaptSettings()
+        promise = promise_of(served, asked)
+        self.settings = _resolved(asked, promise)
         self._folder = Path(tempfile.mkdtemp(prefix="gati-adapt-"))
         store = repository or ModelRepository(self._folder / "repository")
         blocks = candidate_blocks(served, self.settings)
         self._deployments = Deployments(served, store, model, self._folder / "versions", blocks)
-        promise = promise_of(served, self.settings)
         timer = _still if deterministic else time.perf_counter  # how long training takes may not matter
         self._renewal = Renewal(self._deployments, served, self.settings, promise, clock=timer)
         self._model, self._writer = model, writer
@@ -89,50 +101,58 @@ class Adaptation:
         self._lock = threading.RLock()
         self._samples = restored(history, served, self.settings)
         self._triggers = Triggers(self.settings, self._renewal.least_inputs)
-        self._base = self._deployments.base_engine()
-        self._base.base(served.engine.traced.example()[:1].clone())  # ready when caches have to stop
+        self._base, exact = base_of(served), is_exact(served)
+        self._reference = self._base if exact else reference_of(served)
+        example = served.engine.traced.example()[:1].clone()
+        self._reference.base(example)  # ready when caches have to stop
+        cost = reference_cost(self._reference, self._base, None if deterministic else example)
         self._auditing: Worker = Inline()
         self._training: Worker = Inline()
         if not deterministic:
             self._auditing = Background("gati-audits", limit=_AUDITS_WAITING)
             self._training = Background("gati-retraining", limit=1, on_error=self._failed)
-        self._recall: Recall | None = None
-        if self.settings.enabled and self.settings.recall:
-            self._recall = Recall(
-                *(promise.accuracy, promise.confidence, self.settings.audits_to_false_alarm),
-                leave=self._auditing.submit,
-                on_change=self._recalling,
-            )
-        self._rest = Rest()
-        self._follow = FollowUp(
-            self.settings,
-            promise,
-            self._samples,
-            Shadow(self._base if deterministic else self._deployments.base_engine()),
-            self._auditing,
-            self._lock,
-            recall=self._recall,
-            on_watch=self._watched,
-            on_sample=None if writer is None else self._write,
-            on_audit=on_audit,
+        standings = Standing(
+            1.0 - promise.confidence,
+            standing,
+            audits_to_false_alarm=self.settings.audits_to_false_alarm,
         )
+        self._rest = Rest()
         self._requests = self._hits = self._recalled = 0
         self._hit_rate = 0.0  # running, of all requests
         self._now_s = 0.0
-        self._renewing = self._fitted = False
+        self._succession = Succession(
+            *(self._deployments, promise, standings, self._lock), tell=self._tell, on_serving=self._serves
+        )
+        self._recall: Recall | None = None
+        if self.settings.enabled and self.settings.recall:
+            self._recall = Recall(
+                promise.accuracy,
+                standings.spending.next,
+                self.settings.audits_to_false_alarm,
+                leave=self._auditing.submit,
+                on_change=self._recalling,
+            )
+        self._follow = FollowUp(
+            Draws(
+                self.settings.audit_budget / cost,
+                self.settings.sampling if self.settings.enabled or writer is not None else 0.0,
+                self.settings.probation,
+                seed=self.settings.seed if deterministic else None,
+            ),
+            self._succession,
+            self._samples,
+            Shadow(self._reference if deterministic else reference_of(served)),
+            self._auditing,
+            self._lock,
+            exact=exact,
+            recall=self._recall,
+            on_sample=None if writer is None else self._write,
+            on_audit=on_audit,
+        )
         self._due: tuple[float, Outcome] | None = None
+        self._renewing = False
         self._scenes = len(self._deployments.scenes())
-        self._begin()
-
-    def _begin(self) -> None:
-        """Go on with the version that is active in the repository."""
-        self._current, why_not = self._deployments.active()
-        self._deployed()
-        if why_not:
-            self._tell("failed", f"the active version cannot serve: {why_not}")
-        elif self._current.number:
-            self._fitted = True
-            self._tell("resumed", f"version {self._current.number}, {len(self._samples)} samples")
+        self._fitted = self._succession.begin(len(self._samples))  # whether versions fit what comes
 
     @classmethod
     def open(
@@ -154,21 +174,21 @@ class Adaptation:
     @property
     def served(self) -> Served:
         """What serves now."""
-        return self._current.served
+        return self._succession.serving.deployed.served
 
     @property
     def status(self) -> Status:
         """Counts of this moment."""
         with self._lock:
-            follow = self._follow
+            follow, serving = self._follow, self._succession.serving
             return Status(
-                *(self._current.number, follow.state, self._requests, self._hits, self._recalled),
+                *(serving.deployed.number, serving.watch.state, self._requests, self._hits, self._recalled),
                 *(self._recent_hit_rate, follow.audits, follow.losses, follow.left_out),
-                *(len(self._samples), self._renewing),
+                *(len(self._samples), self._renewing, self._succession.how_far),
             )
 
     def base(self, x: Tensor) -> Prediction:
-        """The base model's answer to an input [1, ...], on the same backend; of the thread of `answer`."""
+        """The base model's answer to an input [1, ...], on the same backend."""
         return self._base.base(x)[0]
 
     def answer(
@@ -183,17 +203,22 @@ class Adaptation:
         """Answer an input [1, ...] that came at `time_s`, which never goes back.
 
         `place` names what it shows, where that is one thing over time: a camera, or a region of its pictures.
-        `base`, where the caller knows the base model's answer, saves computing it for samples and audits;
+        `base`, where the caller knows the reference's answer, saves computing it for samples and audits;
         it does not become the answer. Raises DataError for an input of another shape.
         """
         began = self._clock()
-        current, epoch, may_hit = self._current, self._follow.epoch, self._follow.may_hit
-        drawn, sampled = self._follow.draw(self._sampling())
-        lookups = may_hit and self._rest.lookups_pay
-        looked = None if place is None or self._recall is None else self._recall.look(x, place)
-        prediction = self._remembered(looked)
-        if prediction is None:
-            prediction = (current.served.engine(x) if lookups else self._base.base(x))[0]
+        decided = self._follow.decide(self._sampling(), lookups_pay=self._rest.lookups_pay)
+        current = decided.post.deployed
+        try:
+            looked = None if place is None or self._recall is None else self._recall.look(x, place)
+            prediction = self._remembered(looked)
+            if prediction is None and decided.lookups:
+                prediction = current.served.engine(x)[0]
+            elif prediction is None:
+                prediction = (self._base if decided.may_hit else self._reference).base(x)[0]
+        except BaseException:
+            self._follow.withdraw(decided)
+            raise
         prediction = prediction._replace(version=current.served.engine.version)
         latency_ms = 1e3 * (self._clock() - began)
         hit = prediction.exit != BASE
@@ -204,15 +229,13 @@ class Adaptation:
             self._hit_rate = _MEMORY * self._hit_rate + (1.0 - _MEMORY) * hit
             if prediction.exit == RECALL:
                 self._recalled += 1
-            elif may_hit:
-                self._reached(prediction, lookups=lookups, time_s=time_s)
-        ticket = Ticket(
-            *(x, self._requests, time_s, source, current, epoch, drawn or sampled, sampled, prediction),
-            looked,
-        )
-        self._follow.answered(ticket, drawn=drawn, may_hit=may_hit, base=base)
+            elif decided.may_hit:
+                self._reached(prediction, lookups=decided.lookups, time_s=time_s)
+        ticket = Ticket(x, self._requests, time_s, source, prediction, looked)
+        self._follow.answered(ticket, decided, base)
         self._after(time_s)
-        return Answered(prediction, hit, ticket.audited, sampled, latency_ms, current.number)
+        drawn = decided.drawn
+        return Answered(prediction, hit, drawn.audit, drawn.sample, latency_ms, current.number)
 
     def wait(self, deadline_s: float = 60.0) -> bool:
         """Wait until nothing is under way beside, for at most `deadline_s` seconds each; whether so."""
@@ -260,7 +283,7 @@ class Adaptation:
         """The share of requests to sample now: more where few hit and samples are wanted, at no more cost."""
         share, hit_rate = self.settings.sampling, self._recent_hit_rate
         fits = self._fitted and self._triggers.changed_at is None and self._rest.lookups_pay
-        if not self.settings.enabled or hit_rate is None or (fits and self._follow.may_hit):
+        if not self.settings.enabled or hit_rate is None or (fits and self._succession.may_hit):
             return share
         return min(1.0, share / max(hit_rate, share))
 
@@ -269,11 +292,16 @@ class Adaptation:
         with self._lock:
             if self._due is not None and time_s >= self._due[0]:
                 outcome, self._due = self._due[1], None
-                self._put_in_place(outcome)
-            busy = self._renewing or self._due is not None or self._follow.on_trial
+                self._take(outcome)
+            self._succession.give_up()
+            busy = self._renewing or self._due is not None or self._succession.trial is not None
             if busy or not self.settings.enabled:
                 return
             triggers = self._triggers
+            if triggers.missed(self._samples, time_s=time_s):
+                needed = self._renewal.least_inputs
+                self._tell("skipped", f"{len(self._samples)} samples to retrain on, {needed} are needed")
+            triggers.alarmed = self._succession.alarmed
             reason = triggers.reason(self._samples, time_s=time_s, known_scenes=self._scenes > 0)
             if reason is None:
                 return
@@ -287,11 +315,12 @@ class Adaptation:
         try:
             if self._renewal.enough(self._samples, changed_at):
                 self._tell("retraining", reason)
-            outcome = self._renewal(self._current, self._samples, reason, changed_at)
+            current, unproven = self._succession.serving.deployed, frozenset(self._succession.unproven)
+            outcome = self._renewal(current, self._samples, reason, changed_at, unproven=unproven)
             tried = outcome is not None
             with self._lock:
                 if outcome is not None and self._auditing.beside:
-                    self._put_in_place(outcome)
+                    self._take(outcome)
                 elif outcome is not None:
                     self._due = (time_s + self.settings.delay_s, outcome)
         except GatiError as error:
@@ -301,27 +330,16 @@ class Adaptation:
                 self._renewing = False
                 self._triggers.attempted(taken=taken, time_s=time_s, tried=tried)
 
-    def _put_in_place(self, outcome: Outcome) -> None:
-        """Let the version found serve from the next request on; where none does, it is on probation first.
-
-        It was proven on requests that came among those it was trained on, and pictures of a stream are
-        alike. So where nothing is lost by it, because lookups rest, it proves itself on what follows.
-        """
-        found = outcome.kind != "kept"
-        on_probation = found and not self._rest.lookups_pay
-        if found:
-            self._current = outcome.deployed
-            self._deployed()
+    def _take(self, outcome: Outcome) -> None:
+        self._succession.take(outcome)
+        if outcome.kind != "kept":
             self._fitted = True
             self._scenes = len(self._deployments.scenes())
-        if found or (self._follow.state == "stopped" and not self._follow.on_trial):
-            self._follow.replaced(on_probation=on_probation)
-        self._tell(outcome.kind, outcome.message, outcome.details)
 
-    def _deployed(self) -> None:
+    def _serves(self, deployed: Deployed) -> None:
         """Begin to count anew for the version that serves from now on."""
-        self._triggers.replaced(self._current.promised)
-        self._rest.replaced(self._renewal.figures(self._current))
+        self._triggers.replaced(deployed.promised)
+        self._rest.replaced(self._renewal.figures(deployed))
 
     def _recalling(self, serves: bool, audits: int, losses: int) -> None:
         counted = f"{losses} of {audits} audits disagree"
@@ -330,16 +348,6 @@ class Adaptation:
         else:
             self._tell("alarm", f"memory stops answering: {counted}", {"of": RECALL})
 
-    def _watched(self, event: watch.Event) -> None:
-        counted = f"{event.losses} of {event.audits} audits disagree"
-        if event.state == "stopped":
-            self._triggers.alarmed = True
-            self._tell("alarm", f"caches stop: {counted}")
-        else:
-            self._triggers.replaced(self._current.promised)
-            self._triggers.alarmed = False
-            self._tell("returned", f"caches serve: {counted}")
-
     def _write(self, sample: Sample, answered: Prediction) -> None:
         if self._writer is not None:
             self._writer.offer(recorded(sample, answered, self._model))
@@ -347,11 +355,17 @@ class Adaptation:
     def _failed(self, error: Exception) -> None:
         self._tell("failed", f"retraining failed: {error}")
 
-    def _tell(self, kind: ChangeKind, message: str = "", details: dict[str, object] | None = None) -> None:
+    def _tell(self, kind: ChangeKind, message: str = "", details: dict[str, Any] | None = None) -> None:
         if self._on_change is not None:
-            self._on_change(
-                Change(kind, self._now_s, self._requests, self._current.number, message, details or {})
-            )
+            version = self._succession.serving.deployed.number
+            self._on_change(Change(kind, self._now_s, self._requests, version, message, details or {}))
+
+
+def _resolved(settings: AdaptSettings, promise: Promise) -> AdaptSettings:
+    """The settings with as many samples kept as a retraining needs, where nobody said how many."""
+    if settings.window_inputs is not None:
+        return settings
+    return replace(settings, window_inputs=max(_WINDOW_INPUTS, round(1.2 * least_inputs(promise))))
 
 
 def _still() -> float:

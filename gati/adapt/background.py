@@ -28,8 +28,14 @@ class Worker(Protocol):
 
     beside: bool  # whether jobs run in a thread of their own
 
-    def submit(self, job: Job) -> bool:
-        """Take a job; False where too many wait and it was left out."""
+    def reserve(self) -> bool:
+        """Keep a place for a job that will be submitted; False where too many wait."""
+
+    def release(self) -> None:
+        """Give the place back: the job will not come."""
+
+    def submit(self, job: Job, *, reserved: bool = False) -> bool:
+        """Take a job, into the place that is `reserved`; False where too many wait and it was left out."""
 
     def wait(self, deadline_s: float) -> bool:
         """Wait until no job is left, for at most `deadline_s` seconds; whether that is so."""
@@ -43,7 +49,14 @@ class Inline:
 
     beside = False
 
-    def submit(self, job: Job) -> bool:
+    def reserve(self) -> bool:
+        """There is always a place."""
+        return True
+
+    def release(self) -> None:
+        """Nothing to be given back."""
+
+    def submit(self, job: Job, *, reserved: bool = False) -> bool:
         """Do it."""
         job()
         return True
@@ -70,16 +83,35 @@ class Background:
         self._limit = limit
         self._on_error = on_error
         self._jobs: deque[Job] = deque()
+        self._reserved = 0
         self._busy = self._closed = False
         self._changed = threading.Condition()
         _spare_the_old(1)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> bool:
+    def reserve(self) -> bool:
+        """Keep a place in the queue; False where it is full or closed."""
+        with self._changed:
+            if self._closed or self._full:
+                return False
+            self._reserved += 1
+            return True
+
+    def release(self) -> None:
+        """Give a place back."""
+        with self._changed:
+            self._reserved -= 1
+
+    @property
+    def _full(self) -> bool:
+        return len(self._jobs) + self._reserved >= self._limit
+
+    def submit(self, job: Job, *, reserved: bool = False) -> bool:
         """Queue it and return at once; False where the queue is full or closed."""
         with self._changed:
-            if self._closed or len(self._jobs) >= self._limit:
+            self._reserved -= reserved
+            if self._closed or (self._full and not reserved):
                 return False
             self._jobs.append(job)
             self._changed.notify_all()

@@ -14,10 +14,8 @@ from gati.adapt.repository import ModelRepository
 from gati.adapt.retrain import Retrained
 from gati.adapt.scene import Signature
 from gati.adapt.versions import Graphs, open_version, save_version
-from gati.compose.engines import graph_files
 from gati.errors import CompositionError, RepositoryError
 from gati.runtime.backends import GraphBackend, get_backend
-from gati.runtime.engine import Engine
 from gati.runtime.load import Served
 
 __all__ = ["Deployed", "Deployments"]
@@ -65,13 +63,6 @@ class Deployments:
         if isinstance(backend, GraphBackend):
             self._graphs = Graphs({*blocks, *(leaving.block for leaving in served.engine.exits)})
 
-    def base_engine(self) -> Engine:
-        """A new engine without caches, on the backend of the composition, for one thread."""
-        served = self._first.served
-        chosen = served.composition
-        kept = graph_files(served.library, [], chosen.backend)[1]
-        return served.model.engine_of([], chosen.name, chosen.backend, (kept, kept))
-
     def active(self) -> tuple[Deployed, str]:
         """The version to begin with, and why it is not the active one of the repository, if so."""
         number = self._repository.active(self._model)
@@ -103,7 +94,10 @@ class Deployments:
     def publish(
         self, retrained: Retrained, *, parent: Deployed, trained: Trained, signature: Signature, reason: str
     ) -> Deployed:
-        """Keep the retrained caches as the next version, and open it; it is not activated yet."""
+        """Keep the retrained caches as the next version, and open it; it is not activated yet.
+
+        No certificate goes with it: it was chosen on stretches of the stream that it was trained on.
+        """
         self._saved += 1
         folder = self._folder / f"saved-{self._saved}"
         save_version(folder, retrained.composition, retrained.exits)
@@ -113,7 +107,6 @@ class Deployments:
             parent=parent.number or None,
             window=trained,
             measurements={"before": vars(retrained.before), "after": vars(retrained.after)},
-            certificate=retrained.certificate.to_json(),
             tags={_SCENE: [float(value) for value in signature], "reason": reason},
         )
         number = self._repository.publish(self._model, folder, lineage)

@@ -1,151 +1,165 @@
-"""What follows an answer: the sample and the audit, and the watch that takes audits in."""
+"""What follows an answer: samples, audits, and lookups by caches that do not answer yet.
+
+What is done for a request is decided before it is answered, and so is whether there is time to do it. Then
+everything goes through one queue, the audits of requests that missed included, although they cost nothing:
+what is lost when the process ends is lost whatever it would have shown.
+"""
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
-from gati.adapt import watch
 from gati.adapt.background import Worker
+from gati.adapt.draws import NOTHING, Drawn, Draws
 from gati.adapt.recall import Recall
-from gati.adapt.renewal import Promise
 from gati.adapt.samples import Sample, Samples
-from gati.adapt.settings import AdaptSettings, Audit, OnAudit
+from gati.adapt.settings import Audit, OnAudit
 from gati.adapt.shadow import Shadow, Ticket
-from gati.adapt.watch import Watch
+from gati.adapt.succession import Post, Succession
 from gati.runtime.exits import BASE, Prediction
 
-__all__ = ["FollowUp", "OnSample"]
-
-_PATIENCE = 3  # times the audits that perfect caches need to pass
+__all__ = ["Decided", "FollowUp", "OnSample"]
 
 OnSample = Callable[[Sample, Prediction], None]  # the sample, and what was answered
 
 
-class FollowUp:
-    """Draws samples and audits, and does them: at once where that costs nothing, else in `worker`.
+class Decided(NamedTuple):
+    """What was decided about a request before it was answered.
 
-    Samples are of requests that reached the network, and so are the audits of its caches; `recall` learns
-    from all. `lock` is the caller's: what hears of changes may ask the caller. `on_watch` hears of caches
-    that stop or return, `on_sample` of samples with the base model's answer.
+    `may_hit`: the caches of `post` may answer; `lookups`: they are asked. `shadows` are looked up besides,
+    with the epochs of their watches.
+    """
+
+    post: Post
+    epoch: int
+    may_hit: bool
+    lookups: bool
+    drawn: Drawn
+    shadows: tuple[tuple[Post, int], ...]
+
+    @property
+    def looked_at(self) -> bool:
+        """Whether anything is to be done for the request."""
+        return self.drawn.audit or self.drawn.sample or bool(self.shadows)
+
+
+class FollowUp:
+    """Decides what is done for a request and does it: at once where time is simulated, else in `worker`.
+
+    Caches are asked, and judged, on requests that memory does not answer; `recall` learns from all. `exact`
+    says that what the engine answers at the end of its network is the reference. `lock` is the caller's: what
+    hears of changes may ask the caller. `on_sample` hears of samples with the reference's answer.
     """
 
     def __init__(
         self,
-        settings: AdaptSettings,
-        promise: Promise,
+        draws: Draws,
+        succession: Succession,
         samples: Samples,
         shadow: Shadow,
         worker: Worker,
         lock: threading.RLock,
         *,
+        exact: bool,
         recall: Recall | None,
-        on_watch: Callable[[watch.Event], None],
         on_sample: OnSample | None = None,
         on_audit: OnAudit | None = None,
     ) -> None:
-        self._settings = settings
+        self._draws = draws
+        self._succession = succession
         self._samples = samples
         self._shadow = shadow
         self._worker = worker
-        self._recall = recall
-        self._on_watch, self._on_sample, self._on_audit = on_watch, on_sample, on_audit
-        self._random = random.Random(settings.seed)
         self._lock = lock
-        self._watch = Watch(
-            promise.accuracy,
-            confidence=promise.confidence,
-            audits_to_false_alarm=settings.audits_to_false_alarm,
-            budget=settings.audit_budget,
-            seed=settings.seed,
-            on_event=self._watched,
-        )
-        self.epoch = 0  # of the watch: audits drawn in another one say nothing about this
-        self.probation = False
-        self._tried, self._patience = 0, _PATIENCE * promise.required
+        self._exact = exact
+        self._recall = recall
+        self._on_sample, self._on_audit = on_sample, on_audit
         self.audits = self.losses = self.left_out = 0
 
-    @property
-    def may_hit(self) -> bool:
-        """Whether early answers may be given."""
-        return self._watch.may_hit
+    def decide(self, more_samples: float, *, lookups_pay: bool) -> Decided:
+        """Decide about the next request, before anything is known of its answer.
 
-    @property
-    def state(self) -> watch.State:
-        """Whether the caches serve."""
-        return self._watch.state
-
-    @property
-    def on_trial(self) -> bool:
-        """Whether caches are on probation and may still pass: three times the audits of perfect ones."""
-        return self.probation and self._tried < self._patience
-
-    def draw(self, sampling: float) -> tuple[bool, bool]:
-        """Whether the next request is to be audited and sampled, before anything is known of its answer."""
+        What there is no room for in the queue is left out now, whatever the answer will be.
+        """
         with self._lock:
-            return self._watch.draw(), self._random.random() < sampling
+            post = self._succession.serving
+            may_hit = post.watch.may_hit
+            lookups = may_hit and lookups_pay
+            drawn = self._draws.draw(more_samples)
+            decided = Decided(
+                *(post, post.watch.epoch, may_hit, lookups, drawn),
+                self._shadows(drawn, may_hit=may_hit, lookups=lookups),
+            )
+            if decided.looked_at and not self._worker.reserve():
+                self.left_out += 1
+                return decided._replace(drawn=NOTHING, shadows=())
+            return decided
 
-    def replaced(self, *, on_probation: bool = False) -> None:
-        """Other caches, or the same again, begin: on probation as asked, or where they were stopped."""
-        with self._lock:
-            self.epoch += 1
-            self._tried = 0
-            self._watch.replaced(on_probation=on_probation)
-            self.probation = self._watch.state == "stopped"
-
-    def answered(self, ticket: Ticket, *, drawn: bool, may_hit: bool, base: Prediction | None) -> None:
-        """Do what was drawn for a request; `base` is the base model's answer where the caller knows it."""
-        hit = ticket.prediction.exit != BASE
-        with self._lock:
-            self._watch.answered(hit=hit, audited=drawn)
-            if not hit:
-                self._learn(ticket, ticket.prediction, agreed=True)
-            if not may_hit and not ticket.recalled:
-                self._stopped(ticket)
-            elif ticket.audited:
-                known = base if hit else ticket.prediction
-                if known is not None:
-                    self._compared(ticket, known)
-                else:
-                    self._leave_to_worker(lambda: self._compared(ticket, self._shadow.base(ticket.x)))
-
-    def _learn(self, ticket: Ticket, base: Prediction, *, agreed: bool) -> None:
-        if self._recall is not None and ticket.looked is not None:
-            self._recall.learn(ticket.looked, base, drawn=ticket.audited, agreed=agreed)
-
-    def _stopped(self, ticket: Ticket) -> None:
-        if ticket.sampled:
-            self._sample(ticket, ticket.prediction)
-        if self.probation and (ticket.audited or self._random.random() < self._settings.probation):
-            self._leave_to_worker(lambda: self._look_up(ticket))
-
-    def _leave_to_worker(self, job: Callable[[], None]) -> None:
-        self.left_out += not self._worker.submit(job)
-
-    def _look_up(self, ticket: Ticket) -> None:
-        """What the caches on probation would have answered where the base model did."""
-        looked_up = self._shadow.caches(ticket.current.served, beside=self._worker.beside)(ticket.x)[0]
-        tried = ticket._replace(prediction=looked_up, sampled=False, looked=None)
-        self._compared(tried, ticket.prediction)
-
-    def _compared(self, ticket: Ticket, base: Prediction) -> None:
-        audit = Audit(
-            *(ticket.request, ticket.time_s, ticket.current.number),
-            *(ticket.prediction.class_index, base.class_index, ticket.prediction.exit),
+    def _shadows(self, drawn: Drawn, *, may_hit: bool, lookups: bool) -> tuple[tuple[Post, int], ...]:
+        """Who is looked up beside; oftener where the reference answers anyway and a proof may be near."""
+        serving, trial = self._succession.serving, self._succession.trial
+        posts = [trial] if may_hit else [serving, trial]
+        return tuple(
+            (post, post.watch.epoch)
+            for post in posts
+            if post is not None and (drawn.audit or (drawn.trial and not lookups and not post.hopeless))
         )
+
+    def withdraw(self, decided: Decided) -> None:
+        """Forget what was decided: the request could not be answered."""
+        if decided.looked_at:
+            self._worker.release()
+
+    def answered(self, ticket: Ticket, decided: Decided, base: Prediction | None) -> None:
+        """Do what was decided for a request; `base` is the reference's answer where the caller knows it."""
+        exact = self._exact or not decided.may_hit
+        own = ticket.prediction if ticket.prediction.exit == BASE and exact else None
+        if decided.looked_at:
+            known = own or base
+            self._worker.submit(lambda: self._look_at(ticket, decided, known), reserved=True)
+        elif own is not None:
+            self._learn(ticket, own, drawn=False)
+
+    def _learn(self, ticket: Ticket, base: Prediction, *, drawn: bool) -> None:
+        if self._recall is not None and ticket.looked is not None:
+            self._recall.learn(ticket.looked, base, drawn=drawn)
+
+    def _look_at(self, ticket: Ticket, decided: Decided, known: Prediction | None) -> None:
+        if known is None and ticket.recalled and not (decided.drawn.audit or decided.drawn.sample):
+            return  # drawn only for caches, which are not asked what memory answers
+        base = known or self._shadow.reference(ticket.x)
+        shadows = () if ticket.recalled else decided.shadows
+        found = [
+            (post, epoch, self._shadow.caches(post.deployed.served, beside=self._worker.beside)(ticket.x)[0])
+            for post, epoch in shadows
+        ]
+        audits = []
         with self._lock:
-            self.audits += 1
-            self.losses += not audit.agreed
-            if ticket.prediction.exit != BASE:
-                self._learn(ticket, base, agreed=audit.agreed)
-            if ticket.sampled and not ticket.recalled:
+            self._learn(ticket, base, drawn=decided.drawn.audit)
+            if decided.drawn.audit:
+                audits.append(self._audited(ticket, decided, base))
+            for post, epoch, prediction in found:
+                audit = ticket.compared(post.deployed.number, prediction, base, shadow=True)
+                audits.append(audit)
+                if post.watch.epoch == epoch:
+                    post.watch.audited(agreed=audit.agreed)
+            if decided.drawn.sample and not ticket.recalled:
                 self._sample(ticket, base)
-            if ticket.epoch == self.epoch and not ticket.recalled:
-                self._tried += 1
-                self._watch.audited(agreed=audit.agreed)
+            self._succession.standing.audited()
         if self._on_audit is not None:
-            self._on_audit(audit)
+            for audit in audits:
+                self._on_audit(audit)
+
+    def _audited(self, ticket: Ticket, decided: Decided, base: Prediction) -> Audit:
+        audit = ticket.compared(decided.post.deployed.number, ticket.prediction, base)
+        self.audits += 1
+        self.losses += not audit.agreed
+        asked = decided.lookups or (decided.may_hit and not self._exact)
+        if asked and not ticket.recalled and decided.post.watch.epoch == decided.epoch:
+            decided.post.watch.audited(agreed=audit.agreed)
+        return audit
 
     def _sample(self, ticket: Ticket, base: Prediction) -> None:
         sample = Sample(
@@ -159,8 +173,3 @@ class FollowUp:
         self._samples.add(sample)
         if self._on_sample is not None:
             self._on_sample(sample, ticket.prediction)
-
-    def _watched(self, event: watch.Event) -> None:
-        self.epoch += 1
-        self.probation = False
-        self._on_watch(event)

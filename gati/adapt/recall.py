@@ -5,17 +5,16 @@ It is a cache before the network, and learned like the others: what it predicts 
 (`gati.adapt.risk`), fitted anew to every request whose base answer becomes known. So it fits a scene after
 some seconds, follows it without any training of networks, and costs a few percent of a small network.
 
-How much it answers is steered by audits. Of all requests, a share of `_TARGET` of what the promise tolerates
-is to be answered differently from the base model: each audit raises what the regression may expect a little,
-each loss lowers it by half (after Gibbs and Candes 2021, whose bound on the average needs no assumption about
-the stream). It may answer once the promise is proven on requests that it did not answer yet
-(`gati.adapt.recertify`), and stops when the guard says that the promise is broken (`gati.adapt.guard`): both
-count every early answer while it is in place, not only its own.
+How far it goes is a ladder of settings, each released once its own answers are proven right often enough
+(`gati.adapt.ladder`), and taken back as soon as the guard says that its answers are wrong too often
+(`gati.adapt.guard`). Both count audits of what memory answers, or would answer, and nothing else.
+
+It learns alike before and after it may answer: of an input that any setting would answer, the base model's
+answer is taken in only where that was drawn beforehand, for later nothing else will be known.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -25,8 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.adapt.guard import Guard
+from gati.adapt.ladder import Ladder
 from gati.adapt.memory import FEATURES, FURTHER, Memory, Seen, sketch
-from gati.adapt.recertify import Recertification
+from gati.adapt.proof import Proof
 from gati.adapt.risk import Risk
 from gati.runtime.exits import Prediction
 
@@ -34,25 +34,26 @@ __all__ = ["RECALL", "Looked", "Recall"]
 
 RECALL = "recall"  # Prediction.exit of an answer from memory
 
-_TARGET = 0.5  # of the tolerated disagreement
-_RATE = 0.7  # a loss halves what may be expected
-_FIRST, _LEAST, _MOST = 0.1, 0.02, 0.6  # what may be expected, as a share of the tolerated
 _LABELS = 1500  # the last ones are fitted to
 _FEWEST = 60
 _FIT_EVERY = 10  # labels, and no less than a share of them all
 _FIT_SHARE = 1 / 50
 _RECENT = 600  # requests among which the threshold is looked for
-_HIGHEST_RISK = 0.5
 _PLACES = 64
 
 
 class Looked(NamedTuple):
-    """What recall says of a request. `confident`: it would answer, if it is allowed to."""
+    """What recall says of a request. `confident`: it answers, by a setting that is released.
+
+    `would_answer` says so of each setting, as it stood when the input was looked at in `epoch`.
+    """
 
     place: str
     sketched: NDArray[np.float32]
     seen: Seen | None
     confident: bool
+    would_answer: tuple[bool, ...]
+    epoch: int
 
     def wrong(self, base: Prediction) -> bool:
         """Whether the remembered answer is not the base model's."""
@@ -62,23 +63,24 @@ class Looked(NamedTuple):
 class Recall:
     """Remembers, answers, and learns how far it may be trusted; for several threads.
 
-    `agreement` at `confidence` is the promise, `audits_to_false_alarm` the guard's. `leave` is handed the
-    fits, for a thread that nobody waits for, and says whether it takes them. `on_change` hears whether it
-    answers from now on, and of how many audits how many were losses.
+    `agreement` is the promise for what it answers, `spend` hands out the delta of each attempt to prove it,
+    `audits_to_false_alarm` is the guard's. `leave` is handed the fits, for a thread that nobody waits for,
+    and says whether it takes them. `on_change` hears whether it answers from now on, and of how many audits
+    how many were losses.
     """
 
     def __init__(
         self,
         agreement: float,
-        confidence: float,
+        spend: Callable[[], float],
         audits_to_false_alarm: float,
         *,
         leave: Callable[[Callable[[], None]], bool],
         on_change: Callable[[bool, int, int], None],
     ) -> None:
-        self._agreement, self._confidence = agreement, confidence
+        self._spend = spend
         self._guard = Guard(agreement, audits_to_false_alarm)
-        self._proof: Recertification | None = Recertification(agreement, confidence)
+        self._ladder = Ladder(agreement, spend())
         self._leave, self._on_change = leave, on_change
         self._lock = threading.RLock()
         self._places: dict[str, Memory] = {}
@@ -87,14 +89,17 @@ class Recall:
         self._since_fit = 0
         self._fitting = False
         self._risk: Risk | None = None
-        self._risks = self._expected = np.empty(0)
-        self._allowed = _FIRST
-        self._threshold = 0.0
+        self._epoch = 0  # of the ladder: what was looked at in another one proves nothing now
 
     @property
     def serves(self) -> bool:
         """Whether it may answer."""
-        return self._proof is None
+        return self._ladder.released > 0
+
+    @property
+    def proof(self) -> Proof:
+        """The proof of the next setting to be released."""
+        return self._ladder.next_proof
 
     def look(self, x: Tensor, place: str) -> Looked | None:
         """Look an input [1, ...] of that place up; None where it is not made of finite numbers."""
@@ -104,26 +109,29 @@ class Recall:
         with self._lock:
             memory = self._places.get(place)
             seen = None if memory is None else memory.recall(sketched)
-            confident = False
+            risk = 1.0
             if seen is not None:
                 self._looked.add(seen.features)
-                confident = self._risk is not None and float(self._risk(seen.features)) < self._threshold
-        return Looked(place, sketched, seen, confident)
+                risk = 1.0 if self._risk is None else float(self._risk(seen.features))
+            would = self._ladder.would_answer(risk)
+            return Looked(place, sketched, seen, self._ladder.answers(would), would, self._epoch)
 
-    def learn(self, looked: Looked, base: Prediction, *, drawn: bool, agreed: bool) -> None:
+    def learn(self, looked: Looked, base: Prediction, *, drawn: bool) -> None:
         """Take in the base model's answer to a request.
 
-        `drawn`: it was to be audited before anything was known of it; only such requests count for promise
-        and proof. `agreed`: what was answered is what the base model says.
+        `drawn`: it was to be audited before anything was known of it; only such requests count for guard and
+        proofs, and are learned from where memory would answer them.
         """
+        if any(looked.would_answer) and not drawn:
+            return
         changed: tuple[bool, int, int] | None = None
         with self._lock:
             if looked.seen is not None:
                 self._labelled.add(looked.seen.features, looked.wrong(base))
                 self._since_fit += 1
             self._memory(looked).add(looked.sketched, base)
-            if drawn and self._risk is not None:
-                changed = self._judge(looked, base, agreed)
+            if drawn and looked.epoch == self._epoch:
+                changed = self._judge(looked, wrong=looked.wrong(base))
             count = len(self._labelled)
             due = count >= _FEWEST and self._since_fit >= max(_FIT_EVERY, count * _FIT_SHARE)
             wanted = due and not self._fitting
@@ -133,36 +141,18 @@ class Recall:
         if changed is not None:
             self._on_change(*changed)
 
-    def _judge(self, looked: Looked, base: Prediction, agreed: bool) -> tuple[bool, int, int] | None:
-        """Count an audit for the proof or the guard; who may answer, if that changes."""
-        if self._proof is not None:
-            if looked.confident:
-                agreed = not looked.wrong(base)
-            if not self._proof.audit(agreed=agreed):
-                return None
-            counted = True, self._proof.audits, self._proof.losses
-            self._proof = None
+    def _judge(self, looked: Looked, *, wrong: bool) -> tuple[bool, int, int] | None:
+        """Count an audit for guard and proofs; who may answer, if that changes."""
+        if looked.confident and self._guard.audit(agreed=not wrong):
+            counted = False, self._guard.audits, self._guard.losses
             self._guard.reset()
+            self._ladder.prove_anew(self._spend())
+            self._epoch += 1
             return counted
-        self._steer(agreed)
-        if not self._guard.audit(agreed=agreed):
+        if not self._ladder.audited(looked.would_answer, wrong=wrong):
             return None
-        counted = False, self._guard.audits, self._guard.losses
-        self._proof = Recertification(self._agreement, self._confidence)
-        self._allowed = _FIRST
-        self._find_threshold()
-        return counted
-
-    def _steer(self, agreed: bool) -> None:
-        step = _TARGET * (1.0 - self._agreement) - (0.0 if agreed else 1.0)
-        self._allowed = min(max(self._allowed * math.exp(_RATE * step), _LEAST), _MOST)
-        self._find_threshold()
-
-    def _find_threshold(self) -> None:
-        """The highest risk such that what is answered goes wrong no more often than allowed, as expected."""
-        allowed = self._allowed * (1.0 - self._agreement)
-        answered = int(np.searchsorted(self._expected, allowed))
-        self._threshold = min(float(self._risks[answered - 1]), _HIGHEST_RISK) if answered else 0.0
+        proof = self._ladder.last_proof
+        return True, proof.audits, proof.losses
 
     def _fit(self) -> None:
         with self._lock:
@@ -172,9 +162,8 @@ class Recall:
         risk = Risk(features, wrong, FURTHER)
         risks = np.sort(risk(recent))
         with self._lock:
-            self._risk, self._risks = risk, risks
-            self._expected = np.cumsum(risks) / max(len(risks), 1)
-            self._find_threshold()
+            self._risk = risk
+            self._ladder.expect(risks)
             self._fitting = False
 
     def _memory(self, looked: Looked) -> Memory:

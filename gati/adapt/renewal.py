@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -20,13 +20,13 @@ from gati.adapt.scene import nearest_scene, scene_signature
 from gati.adapt.settings import AdaptSettings
 from gati.adapt.tune import Recipe
 from gati.adapt.window import Window, original_sample, split_window
-from gati.compose.certificate import p_value, required_inputs
+from gati.compose.certificate import required_inputs
 from gati.compose.composition import Composition
 from gati.errors import DataError
 from gati.runtime.exits import BASE
 from gati.runtime.load import Served
 
-__all__ = ["Outcome", "Promise", "Renewal", "candidate_blocks", "promise_of"]
+__all__ = ["Outcome", "Promise", "Renewal", "candidate_blocks", "least_inputs", "promise_of"]
 
 _LEAST_ADVANTAGE = 0.03  # of the latency expected, for which caches that keep the promise are replaced
 _MORE_HITS = 1.2  # an earlier version needs so many times those of the one that serves
@@ -47,9 +47,13 @@ class Promise:
         """Inputs that prove it where none is answered differently."""
         return required_inputs(self.accuracy, 1.0 - self.confidence)
 
-    def kept(self, losses: int, count: int) -> bool:
-        """Whether so many losses of so many inputs prove it."""
-        return count > 0 and p_value(losses, count, self.accuracy) <= 1.0 - self.confidence
+
+def least_inputs(promise: Promise) -> int:
+    """Samples below which a retraining could show nothing: a quarter has to count as `promise` asks."""
+    count = math.ceil(promise.required / _CERTIFY_SHARE)
+    while len(split_window(count, _HELD_SHARE).certify) < promise.required:
+        count += 1
+    return count
 
 
 def promise_of(served: Served, settings: AdaptSettings) -> Promise:
@@ -63,7 +67,7 @@ def promise_of(served: Served, settings: AdaptSettings) -> Promise:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it; `deployed` is to serve from now on, unless the old one is kept."""
+    """What came of it; `deployed` is to be tried out, unless the old one is kept."""
 
     kind: Literal["activated", "reused", "kept"]
     deployed: Deployed
@@ -95,21 +99,28 @@ class Renewal:
 
     @cached_property
     def least_inputs(self) -> int:
-        """Samples below which a retraining could prove nothing."""
-        count = math.ceil(self._promise.required / _CERTIFY_SHARE)
-        while len(split_window(count, _HELD_SHARE).certify) < self._promise.required:
-            count += 1
-        return count
+        """Samples below which a retraining could show nothing."""
+        return least_inputs(self._promise)
 
     def __call__(
-        self, current: Deployed, samples: Samples, reason: str, changed_at: int | None = None
+        self,
+        current: Deployed,
+        samples: Samples,
+        reason: str,
+        changed_at: int | None = None,
+        *,
+        unproven: Collection[int] = (),
     ) -> Outcome | None:
-        """Find what is to serve from now on; None where too little was sampled to say.
+        """Find what is to be tried next; None where too little was sampled to say.
 
-        Only samples of requests after `changed_at` are trained on, and counted for the certificate.
+        Only samples of requests after `changed_at` are trained on, and counted. Versions that were tried and
+        stayed `unproven` are not brought back. Nothing is proven by that,
+        and nothing activated: what is found has to prove itself on the requests that follow.
         """
         recent = samples.recent(max(self._settings.recent_inputs, self._promise.required))
-        if reason != "interval" and (known := self._known_scene(current, recent)) is not None:
+        if reason != "interval" and (
+            known := self._known_scene({current.number, *unproven}, current, recent)
+        ) is not None:
             return known
         if not self.enough(samples, changed_at):
             return None
@@ -123,9 +134,11 @@ class Renewal:
         """Whether so much was sampled that a retraining could prove something."""
         return (len(samples) if changed_at is None else samples.count(changed_at)) >= self.least_inputs
 
-    def _known_scene(self, current: Deployed, recent: list[Sample]) -> Outcome | None:
+    def _known_scene(
+        self, excluded: Collection[int], current: Deployed, recent: list[Sample]
+    ) -> Outcome | None:
         """An earlier version made for a scene like that of the `recent` samples, if it does well on them."""
-        scenes = [each for each in self._deployments.scenes() if each[0] != current.number]
+        scenes = [each for each in self._deployments.scenes() if each[0] not in excluded]
         if len(recent) < self._promise.required or not scenes:
             return None
         window = window_of(recent)
@@ -140,9 +153,9 @@ class Renewal:
         hits, losses = _tried(earlier, window)
         usual = earlier.promised * self._settings.falls_to
         now, _ = _tried(current, window)
-        if not self._promise.kept(losses, len(window)) or hits < max(usual * len(window), _MORE_HITS * now):
+        tolerated = (1.0 - self._promise.accuracy) * len(window)
+        if losses > tolerated or hits < max(usual * len(window), _MORE_HITS * now):
             return None
-        self._deployments.activate(earlier)
         details = {"samples": len(window), "hit_rate": hits / len(window), "losses": losses}
         return Outcome("reused", earlier, f"version {earlier.number} knows this scene", details)
 
@@ -163,7 +176,7 @@ class Renewal:
         )
         details = _details(found, len(window))
         if not _worth_it(found, alarmed=reason == "alarm"):
-            what = "no caches could be certified" if not found.exits else "retrained caches are not faster"
+            what = "no caches kept the promise" if not found.exits else "retrained caches are not faster"
             return Outcome("kept", current, f"{what} on {found.after.n} inputs kept back", details)
         oldest, newest = recent[0].time_s, recent[-1].time_s
         deployed = self._deployments.publish(
@@ -173,7 +186,6 @@ class Renewal:
             signature=scene_signature(torch.stack([sample.input for sample in recent])),
             reason=reason,
         )
-        self._deployments.activate(deployed)
         message = (
             f"hit rate {found.after.hit_rate:.0%} instead of {found.before.hit_rate:.0%} expected, "
             f"{len(found.exits)} caches instead of {len(chosen.exits)}"
@@ -234,8 +246,12 @@ def _worth_it(found: Retrained, *, alarmed: bool) -> bool:
 
 @torch.inference_mode()
 def _tried(version: Deployed, window: Window) -> tuple[int, int]:
-    """How many inputs of a window a version answers early, and how many of them wrongly."""
-    answers = version.served.engine(window.inputs)
+    """How many inputs of a window a version answers early, and how many of them wrongly.
+
+    By a twin of its engine: the one that serves belongs to another thread.
+    """
+    with version.served.engine.twin() as engine:
+        answers = engine(window.inputs)
     early = [
         answer.class_index == base
         for answer, base in zip(answers, window.base_class.tolist(), strict=True)

@@ -21,6 +21,7 @@ from torch import Tensor
 from gati.adapt.adaptation import Adaptation
 from gati.adapt.pictures import Pictures, place_of
 from gati.adapt.recall import RECALL
+from gati.adapt.references import reference_of
 from gati.adapt.settings import AdaptSettings, Change, OnChange
 from gati.errors import VideoError
 from gati.runtime.exits import Prediction
@@ -59,7 +60,7 @@ def record(
     fps: float | None = None,
     frames: tuple[int, int | None] = (0, None),
 ) -> Recording:
-    """Read all of a recording, `frames` [first, end) of it, and have the base model answer every input.
+    """Read all of a recording, `frames` [first, end) of it, and have the reference answer every input.
 
     **Raises:** `VideoError` for what cannot be read, or has no such frames.
     """
@@ -81,7 +82,8 @@ def record(
                 numbers.append(frame.index)
     if not inputs:
         raise VideoError(f"{source} has no pictures {first} to {'its end' if end is None else end}")
-    base = [engine.base(x)[0] for x in inputs]
+    reference = reference_of(served)
+    base = [reference.base(x)[0] for x in inputs]
     return Recording(source, inputs, np.array(times), np.array(numbers, dtype=np.int64), base, places)
 
 

@@ -1,10 +1,11 @@
 """Retraining the caches that serve on what came lately.
 
 Stretches of a window of recent inputs are dealt to three parts: to train on, to choose thresholds on, and to
-certify on. Each deployed predictor goes on learning from the weights it has, mixed with original data so that
-it forgets nothing; where the caller names blocks, small new predictors are trained for the scene at hand.
-Old, retrained and new caches then compete for the exits, so a cache that retraining made worse keeps its old
-weights, and an exit that no longer pays is dropped.
+count what comes of it. That shows what is worth trying and proves nothing: the parts lie among each other.
+Each deployed predictor goes on learning from the weights it has, mixed with original data so that it forgets
+nothing; where the caller names blocks, small new predictors are trained for the scene at hand. Old, retrained
+and new caches then compete for the exits, so a cache that retraining made worse keeps its old weights, and an
+exit that no longer pays is dropped.
 
 Nothing that serves is touched: the result is for the caller to take or leave.
 """
@@ -95,7 +96,7 @@ def retrain(
     **Raises:** `AdaptError` for a window too small to be split, or a block that does not exist.
     """
     chosen, traced = served.composition, served.engine.traced
-    parts = split_window(len(window), held_share)
+    parts = split_window(len(window), held_share, window.number)
     if min(map(len, parts)) < _LEAST_PART:
         raise AdaptError(
             f"a window of {len(window)} inputs is too small to retrain on: its parts to train, choose "
@@ -172,7 +173,7 @@ def _composition(
             agreement=replayed.agreement,
             memory_bytes=sum(leaving.memory_bytes for leaving in exits),
         ),
-        certificate=verdict.certificate.to_json(),
+        certificate=None,  # the certify rows lie among those it was trained on
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         note="" if exits else f"no caches: {verdict.certificate.sentence()}",
         expected_from="replay",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ class Sample:
     time_s: float
     request: int
     source: str = ""
+    number: int = 0  # counts all that was ever sampled
 
 
 class Samples:
@@ -50,7 +51,7 @@ class Samples:
     def add(self, sample: Sample) -> None:
         """Take one in; what is too old by its time goes."""
         with self._lock:
-            self._kept.append(sample)
+            self._kept.append(replace(sample, number=self.taken))
             self.taken += 1
             while self._kept and self._kept[0].time_s < sample.time_s - self._max_age_s:
                 self._kept.popleft()
@@ -87,6 +88,7 @@ def window_of(samples: list[Sample]) -> Window:
         np.array([sample.base_class for sample in samples], dtype=np.int64),
         torch.stack([sample.probabilities for sample in samples]),
         0.5 ** ((times[-1] - times) / span * _HALF_LIVES),
+        number=np.array([sample.number for sample in samples], dtype=np.int64),
     )
 
 
@@ -108,7 +110,7 @@ def recorded(sample: Sample, answered: Prediction, model: str) -> Record:
 
 def restored(history: Sequence[Record], served: Served, settings: AdaptSettings) -> Samples:
     """The samples of an earlier run, as far as they are inputs of this network."""
-    samples = Samples(settings.window_inputs, settings.window_s)
+    samples = Samples(settings.window_inputs or len(history) or 1, settings.window_s)
     traced = served.engine.traced
     for number, record in enumerate(history, -len(history)):
         known = record.probabilities

@@ -39,6 +39,7 @@ ChangeKind = Literal[
     "failed",
     "resumed",
     "skipped",
+    "probation",
 ]
 
 
@@ -48,10 +49,11 @@ class AdaptSettings:
 
     Samples: `sampling` is the share of requests drawn; until the first retraining, and where far fewer hit
     than was promised, more are, as long as base answers have to be computed for no more than that share, and
-    all are while the caches are stopped. At most `window_inputs` of the last `window_s` are kept.
-    `audit_budget` bounds the audits drawn besides, as a share of the base model's time;
-    `audits_to_false_alarm` is how many audits pass on average until an alarm that is none. While caches are
-    on probation, `probation` of the requests are looked up beside the base model.
+    all are while the caches are stopped. At most `window_inputs` of the last `window_s` are kept; None keeps
+    as many as a retraining for that accuracy needs. `audit_budget` is the share of the base model's time that
+    audits drawn besides may take; `audits_to_false_alarm` is how many audits pass on average until an alarm
+    that is none. Where the base model answers and caches are to prove themselves, `probation` of the requests
+    are looked up in the background.
 
     Retraining: every `interval_s`, on alarm, and when less than `falls_to` of the hit rate promised is met.
     `accuracy` and `confidence` are the composition's unless given; `margin` (0..1) is how much of the
@@ -59,6 +61,8 @@ class AdaptSettings:
     New predictors of `variants` are tried at `blocks` (None: three early ones). `scene_tolerance` is how far
     a scene may be from the one a version was made for, in units of the network's input. `delay_s` passes
     before a new version serves where time is simulated.
+
+    `seed` is what a replay draws requests with; live the operating system's entropy decides.
 
     `recall` answers inputs that look like earlier ones of the same place from memory (`gati.adapt.recall`);
     `rest` leaves lookups out for a while where they cost more than they save (`gati.adapt.rest`). `enabled`
@@ -68,7 +72,7 @@ class AdaptSettings:
     sampling: float = 0.2
     interval_s: float = 600.0
     window_s: float = 3600.0
-    window_inputs: int = 700
+    window_inputs: int | None = None
     audit_budget: float = 0.05
     audits_to_false_alarm: float = 10_000.0
     probation: float = 0.5
@@ -97,7 +101,7 @@ class AdaptSettings:
         for name in ("margin", "falls_to"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise AdaptError(f"{name} is {getattr(self, name)!r}, must be from 0 to below 1")
-        if self.window_inputs < 1 or self.recent_inputs < 1:
+        if (self.window_inputs is not None and self.window_inputs < 1) or self.recent_inputs < 1:
             raise AdaptError("window_inputs and recent_inputs must be at least 1")
         if not (math.isfinite(self.delay_s) and self.delay_s >= 0.0):
             raise AdaptError(f"delay_s is {self.delay_s!r}, must be 0 or more seconds")
@@ -119,7 +123,10 @@ class Answered(NamedTuple):
 
 
 class Audit(NamedTuple):
-    """A comparison made: request number, the version that answered, its class and the base model's."""
+    """A comparison made: request number, the version that answered, its class and the reference's.
+
+    `shadow`: the version was not asked, this is what it would have answered.
+    """
 
     request: int
     time_s: float
@@ -127,6 +134,7 @@ class Audit(NamedTuple):
     class_index: int
     base_class: int
     exit: str
+    shadow: bool = False
 
     @property
     def agreed(self) -> bool:
@@ -139,8 +147,9 @@ class Change:
     """What happened to the caches, for logs, metrics and pages.
 
     `alarm`: they stop; `returned`: proven again; `recalling`: memory answers from now on; `resting`: lookups
-    that do not pay are left out for a while; `retraining`: begins; `kept`: the old ones stay, `activated`
-    and `reused`: others serve; `skipped`: too little was sampled; `failed`; `resumed`: after a restart.
+    that do not pay are left out for a while; `retraining`: begins; `probation`: a version is looked up in the
+    background until it is proven; `kept`: the old ones stay, `activated` and `reused`: others are proven and
+    serve; `skipped`: too little was sampled; `failed`; `resumed`: after a restart.
     `version` is the one that serves after it, 0 the library's own.
     """
 
@@ -170,6 +179,7 @@ class Status(NamedTuple):
     left_out: int  # samples and audits for which there was no time
     samples: int
     retraining: bool
+    proof: str = ""  # how far the one under way is
 
 
 def model_name(directory: str | Path) -> str:

@@ -1,4 +1,4 @@
-"""What runs beside the serving of requests to compare early answers with the base model's."""
+"""What runs in the background to compare answers with the reference's."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from gati.adapt.deployments import Deployed
 from gati.adapt.recall import RECALL, Looked
+from gati.adapt.settings import Audit
 from gati.runtime.engine import Engine
 from gati.runtime.exits import Prediction
 from gati.runtime.load import Served
@@ -16,19 +16,12 @@ __all__ = ["Shadow", "Ticket"]
 
 
 class Ticket(NamedTuple):
-    """A request that was answered: `current` is the version, `epoch` the watch's when it was drawn.
-
-    `looked` is what recall said of it, where it was asked.
-    """
+    """A request that was answered. `looked` is what recall said of it, where it was asked."""
 
     x: Tensor  # [1, ...]
     request: int
     time_s: float
     source: str
-    current: Deployed
-    epoch: int
-    audited: bool
-    sampled: bool
     prediction: Prediction
     looked: Looked | None = None
 
@@ -37,23 +30,31 @@ class Ticket(NamedTuple):
         """Whether memory answered."""
         return self.prediction.exit == RECALL
 
+    def compared(
+        self, version: int, prediction: Prediction, base: Prediction, *, shadow: bool = False
+    ) -> Audit:
+        """The audit of what a version answered, or would have answered in the `shadow`."""
+        classes = prediction.class_index, base.class_index
+        return Audit(self.request, self.time_s, version, *classes, prediction.exit, shadow)
+
 
 class Shadow:
-    """Engines for the thread that audits. The serving thread's may not be called from it."""
+    """Engines for the thread that audits: `reference`, which answers are compared with, and twins."""
 
-    def __init__(self, base: Engine) -> None:
-        self._base = base
-        self._of: Served | None = None
-        self._twin: Engine | None = None
+    def __init__(self, reference: Engine) -> None:
+        self._reference = reference
+        self._twins: dict[int, tuple[Served, Engine]] = {}  # by the identity of what they are twins of
 
-    def base(self, x: Tensor) -> Prediction:
-        """The base model's answer to an input [1, ...]."""
-        return self._base.base(x)[0]
+    def reference(self, x: Tensor) -> Prediction:
+        """The reference's answer to an input [1, ...]."""
+        return self._reference.base(x)[0]
 
     def caches(self, served: Served, *, beside: bool) -> Engine:
         """An engine with the caches of `served`; where this thread serves, too, its own will do."""
         if not beside:
             return served.engine
-        if self._twin is None or self._of is not served:
-            self._of, self._twin = served, served.engine.twin()
-        return self._twin
+        if id(served) not in self._twins:
+            while len(self._twins) >= 2:  # one that serves, one on trial
+                del self._twins[next(iter(self._twins))]
+            self._twins[id(served)] = served, served.engine.twin()
+        return self._twins[id(served)][1]

@@ -21,7 +21,7 @@ from typing import Any
 from gati.adapt.proof import Spending
 from gati.adapt.watch import Event, OnEvent, Watch
 from gati.compose.composition import Composition
-from gati.errors import AdaptError
+from gati.errors import AdaptError, StorageError
 from gati.files import atomic_write_text
 
 __all__ = ["Standing", "identity_of", "is_proven"]
@@ -122,7 +122,7 @@ class Standing:
             self.save()
 
     def save(self) -> None:
-        """Write everything down now. Raises StorageError where that fails."""
+        """Write everything down now; where that fails it is logged, and what was written last stays."""
         self._saved_s = self._clock()
         if self._path is None:
             return
@@ -130,7 +130,10 @@ class Standing:
         while len(versions) > _MOST_VERSIONS:
             del versions[next(iter(versions))]
         document = {"format": _FORMAT, "spent": self.spending.used, "versions": versions}
-        atomic_write_text(self._path, json.dumps(document, allow_nan=False) + "\n")
+        try:
+            atomic_write_text(self._path, json.dumps(document, allow_nan=False) + "\n")
+        except StorageError as error:  # caches must stop, written down or not
+            _log.warning("how versions stand is not kept", extra={"reason": str(error)})
 
     def _take(self, identity: str, watch: Watch) -> Watch:
         self._kept.pop(identity, None)

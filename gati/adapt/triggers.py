@@ -56,6 +56,14 @@ class Triggers:
         if tried:
             self._last_s = time_s
 
+    def missed(self, samples: Samples, *, time_s: float) -> bool:
+        """Whether the interval has passed with too few samples to retrain on; then another one begins."""
+        over = self._last_s is not None and time_s - self._last_s >= self._settings.interval_s
+        if not over or len(samples) >= self._least_inputs:
+            return False
+        self._last_s = time_s
+        return True
+
     def reason(self, samples: Samples, *, time_s: float, known_scenes: bool) -> str | None:
         """`alarm`, `hit rate` or `interval`; None while there is no reason or too little was sampled.
 

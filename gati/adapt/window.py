@@ -21,7 +21,7 @@ __all__ = ["Parts", "Window", "original_sample", "split_window"]
 
 _BATCH = 32  # a sixth less work than with 64: what one layer hands to the next stays near
 _SURE = 0.95  # share of what is taught that is the base model's own
-_STRETCHES = 70  # that inputs are dealt in, so that every part spans all of the time
+_STRETCH = 10  # inputs in a row that are dealt to the same part
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Window:
 
     `inputs` are preprocessed, float32 [n, ...]; `base_class` is int64 [n]; `base_probabilities` [n, K] make
     better teachers than classes alone; `weights` [n] say how much each counts in training, recent ones more.
-    `hidden` holds hidden outputs, block name -> [n, ...], where they are known already.
+    `hidden` holds hidden outputs, block name -> [n, ...], where they are known already. `number` [n] counts
+    all that was ever sampled; None: from 0.
     """
 
     inputs: Tensor
@@ -38,12 +39,14 @@ class Window:
     base_probabilities: Tensor | None = None
     weights: NDArray[np.float64] | None = None
     hidden: Mapping[str, Tensor] = field(default_factory=dict)
+    number: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         parts: dict[str, Tensor | NDArray[Any] | None] = {
             "base_class": self.base_class,
             "base_probabilities": self.base_probabilities,
             "weights": self.weights,
+            "number": self.number,
             **{f"hidden {name}": each for name, each in self.hidden.items()},
         }
         for name, part in parts.items():
@@ -113,17 +116,18 @@ class Parts(NamedTuple):
     certify: NDArray[np.int64]
 
 
-def split_window(count: int, held_share: float) -> Parts:
-    """Keep back `held_share` of a window, half of it to choose on, half to certify on.
+def split_window(count: int, held_share: float, number: NDArray[np.int64] | None = None) -> Parts:
+    """Keep back `held_share` of a window, half of it to choose on, half to count.
 
     Stretches of the whole window are dealt, so that training misses nothing that happened, the latest
     included. Stretches, because next-door frames of a video are nearly the same: dealt one by one, each would
-    have its twin in another part.
+    have its twin in another part. Which part a stretch is dealt to follows from the `number` of its inputs
+    alone, so that a window that has moved on keeps back what earlier versions were not trained on either.
     """
     if not 0.0 < held_share < 1.0:
         raise AdaptError(f"held_share is {held_share!r}, must lie strictly between 0 and 1, for example 0.5")
     rows = np.arange(count)
-    begun = rows * _STRETCHES // max(1, count) * held_share + 1e-9  # stretches to be kept back so far
+    begun = (rows if number is None else number) // _STRETCH * held_share + 1e-9  # stretches kept back so far
     kept = np.floor(begun + held_share) != np.floor(begun)
     turn = np.where(kept, np.floor(begun).astype(np.int64) % 2, -1)
     return Parts(*(rows[turn == part] for part in (-1, 0, 1)))

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gati.adapt.recertify import Recertification
+from gati.adapt.proof import Recertification
 from gati.adapt.watch import AuditSampler, Event, Watch
 from gati.errors import AdaptError
 

@@ -1,0 +1,118 @@
+"""How far memory may go: settings from strict to loose, each released once it is proven.
+
+A setting answers inputs whose risk of a wrong answer (`gati.adapt.risk`) is so low that, of what it would
+answer, no more than a share of the tolerated disagreement is expected to be wrong. Each audit steers that
+share: it rises a little with every audit and is halved by a loss; below a floor nothing is answered. A share
+never rises above its setting's own `most`.
+
+All settings watch the same audits, the looser ones in the shadow. A setting's proof counts the audits of
+what it would have answered, and those alone, with the steering and the learning that it will serve with: what
+is proven is what serves. The settings are released in order, each on its own proof and after all stricter
+ones (fixed-sequence testing), so one delta is enough for all: to release a setting that is wrong too often,
+the first such setting of the sequence must have passed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.adapt.proof import Proof
+
+__all__ = ["MOST", "Ladder", "Setting"]
+
+MOST = (0.1, 0.3, 0.6)  # what may be expected to be wrong, as a share of the tolerated
+_TARGET = 0.5  # of the tolerated disagreement, that steering aims at
+_RATE = 0.7  # a loss halves what may be expected
+_FLOOR = 0.02  # below it nothing is answered
+_LEAST = 0.01
+_HIGHEST_RISK = 0.5
+
+
+class Setting:
+    """One setting: `most` bounds what may be expected; `agreement` and `delta` are its proof's."""
+
+    def __init__(self, most: float, agreement: float, delta: float) -> None:
+        self._most = most
+        self._tolerated = 1.0 - agreement
+        self._allowed = min(most, MOST[0])
+        self._mean_risk: NDArray[np.float64] = np.empty(0)
+        self._risks: NDArray[np.float64] = np.empty(0)
+        self.threshold = 0.0  # inputs of a lower risk are answered
+        self.proof = Proof(agreement, delta)
+
+    def prove_anew(self, delta: float) -> None:
+        """Begin another proof, and strictly; what was learned stays."""
+        self.proof = Proof(self.proof.agreement, delta)
+        self._allowed = min(self._most, MOST[0])
+        self._place()
+
+    def expect(self, risks: NDArray[np.float64]) -> None:
+        """Take in the risks of recent inputs, rising, by which the threshold is found."""
+        self._risks = risks
+        self._mean_risk = np.cumsum(risks) / np.arange(1, len(risks) + 1)
+        self._place()
+
+    def audited(self, *, would_answer: bool, wrong: bool) -> None:
+        """Take in an audit; `would_answer` was decided when the input was looked at."""
+        lost = would_answer and wrong
+        step = _TARGET * self._tolerated - (1.0 if lost else 0.0)
+        self._allowed = min(max(self._allowed * math.exp(_RATE * step), _LEAST), self._most)
+        self._place()
+        if would_answer and not self.proof.passed:
+            self.proof.audit(agreed=not wrong)
+
+    def _place(self) -> None:
+        answered = 0
+        if self._allowed >= _FLOOR:
+            answered = int(np.searchsorted(self._mean_risk, self._allowed * self._tolerated))
+        self.threshold = min(float(self._risks[answered - 1]), _HIGHEST_RISK) if answered else 0.0
+
+
+class Ladder:
+    """The settings in order, and how many of them are released."""
+
+    def __init__(self, agreement: float, delta: float, most: Sequence[float] = MOST) -> None:
+        self._settings = tuple(Setting(each, agreement, delta) for each in most)
+        self.released = 0
+
+    @property
+    def next_proof(self) -> Proof:
+        """The proof of the next setting to be released; of the loosest once all are."""
+        return self._settings[min(self.released, len(self._settings) - 1)].proof
+
+    @property
+    def last_proof(self) -> Proof:
+        """The proof of the setting that was released last; of the strictest before."""
+        return self._settings[max(0, self.released - 1)].proof
+
+    def would_answer(self, risk: float) -> tuple[bool, ...]:
+        """Which settings would answer an input of that risk."""
+        return tuple(risk < setting.threshold for setting in self._settings)
+
+    def answers(self, would_answer: Sequence[bool]) -> bool:
+        """Whether the loosest setting that is released answers."""
+        return self.released > 0 and would_answer[self.released - 1]
+
+    def expect(self, risks: NDArray[np.float64]) -> None:
+        """Take in the risks of recent inputs, rising."""
+        for setting in self._settings:
+            setting.expect(risks)
+
+    def audited(self, would_answer: Sequence[bool], *, wrong: bool) -> bool:
+        """Take in an audit; whether a further setting is released with it."""
+        for setting, would in zip(self._settings, would_answer, strict=True):
+            setting.audited(would_answer=would, wrong=wrong)
+        before = self.released
+        while self.released < len(self._settings) and self._settings[self.released].proof.passed:
+            self.released += 1
+        return self.released > before
+
+    def prove_anew(self, delta: float) -> None:
+        """Release nothing until it is proven again, from now on."""
+        self.released = 0
+        for setting in self._settings:
+            setting.prove_anew(delta)
