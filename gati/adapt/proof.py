@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ from gati.errors import AdaptError
 
 __all__ = ["Proof", "Spending"]
 
+_PATIENCE = 3  # times the audits that perfect caches need to pass
+_MOST_PATIENCE = 10
+_PROMISING = 0.5  # of the evidence that completes a proof
 _SHARES = (0.0, 0.1, 0.25, 0.5, 0.75)  # of the tolerated disagreement: what the true one may be
 
 
@@ -62,7 +66,7 @@ class Proof:
         """log W: the proof is complete at log(1 / delta)."""
         return float(np.logaddexp.reduce(self._log_capital))
 
-    @property
+    @cached_property
     def required(self) -> int:
         """How many audits without any loss complete the proof from the beginning."""
         grown = np.log1p(self._bets * (1.0 - self.agreement))
@@ -73,6 +77,15 @@ class Proof:
             enough = float(np.logaddexp.reduce(begin + middle * grown)) >= wanted
             low, high = (low, middle) if enough else (middle, high)
         return high
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it has come to nothing after three times the audits that perfect caches need.
+
+        Where half of the evidence is there by then, it may take up to ten times.
+        """
+        promising = self.log_evidence >= _PROMISING * -math.log(self.delta)
+        return self.audits >= (_MOST_PATIENCE if promising else _PATIENCE) * self.required
 
     def audit(self, *, agreed: bool) -> bool:
         """Take in one audit and say whether agreement is proven, which stays."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,10 +18,6 @@ from gati.errors import GatiError
 
 __all__ = ["Post", "Succession", "Tell"]
 
-_PATIENCE = 3  # times the audits that perfect caches need to pass
-_MOST_PATIENCE = 10
-_PROMISING = 0.5  # of the evidence that completes a proof
-
 Tell = Callable[[ChangeKind, str, dict[str, Any]], None]
 
 
@@ -35,15 +30,9 @@ class Post:
 
     @property
     def hopeless(self) -> bool:
-        """Whether it was not proven after many audits: three times what perfect caches need.
-
-        Where half of the evidence is there by then, it may take up to ten times.
-        """
+        """Whether its proof comes to nothing."""
         proof = self.watch.proof
-        if proof is None:
-            return False
-        promising = proof.log_evidence >= _PROMISING * -math.log(proof.delta)
-        return proof.audits >= (_MOST_PATIENCE if promising else _PATIENCE) * proof.required
+        return proof is not None and proof.hopeless
 
 
 class Succession:
@@ -127,6 +116,7 @@ class Succession:
             return
         with self._lock:
             self._found, self.trial = outcome, self._post(outcome.deployed)
+            self.trial.watch.prove_anew()  # brought back, because what it knows has come back
             if self.trial.watch.may_hit:
                 self._promote(self.trial)
             else:
@@ -134,7 +124,9 @@ class Succession:
                 self._tell("probation", what, outcome.details)
 
     def give_up(self) -> None:
-        """End a trial that came to nothing."""
+        """End a trial that came to nothing, and let the version that serves begin its proof anew."""
+        if self.serving.hopeless:
+            self.serving.watch.prove_anew()
         trial = self.trial
         if trial is not None and trial.hopeless:
             how_far = self.how_far

@@ -4,9 +4,10 @@ A version is `serving`, or on `probation` because nothing was proven of it yet, 
 Serving, each audit is one for the guard; in alarm the caches stop at once. Otherwise each audit says what the
 caches would have answered, and counts for a proof (`gati.adapt.proof`); when that is complete, they serve.
 
-Evidence is never thrown away to try again: the proof of unchanged caches goes on, over everything that
-happens to other versions, and over restarts (`to_json`, `from_json`). Only caches that were proven and then
-stopped begin a new proof, on a further share of delta.
+Evidence is never thrown away to try again for free: a proof goes on over everything that happens to other
+versions, and over restarts (`to_json`, `from_json`). A new one begins when caches that were proven are
+stopped, and where the old one came to nothing or the scene is another; each takes a further share of delta,
+so that all proofs together err no oftener than one.
 """
 
 from __future__ import annotations
@@ -89,11 +90,20 @@ class Watch:
             if self._guard.audit(agreed=agreed):
                 self._proof = Proof(self.agreement, self._spend())
                 self._change("stopped", self._guard.audits, self._guard.losses)
-        elif self._proof.audit(agreed=agreed):
+        elif not self._proof.audit(agreed=agreed):
+            if self.state == "stopped" and self._proof.hopeless:
+                self.prove_anew()
+        else:
             audits, losses = self._proof.audits, self._proof.losses
             self._proof = None
             self._guard.reset()
             self._change("serving", audits, losses)
+
+    def prove_anew(self) -> None:
+        """Begin another proof, on a further share of delta, where the one under way is worse than none."""
+        if self._proof is not None and self._proof.log_evidence < 0.0:
+            self._proof = Proof(self.agreement, self._spend())
+            self.epoch += 1
 
     def _change(self, state: State, audits: int, losses: int) -> None:
         self.state = state
