@@ -25,7 +25,7 @@ __all__ = ["watched_agreement"]
 _BETS: NDArray[np.float64] = np.concatenate(
     (np.geomspace(1e-4, 0.5, 60), 1.0 - np.geomspace(0.5, 1e-4, 60)[1:])
 )
-_STEPS = 40
+_STEPS = 30
 
 
 def watched_agreement(losses: int, audits: int, confidence: float = 0.95) -> tuple[float, float]:

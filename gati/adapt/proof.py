@@ -32,7 +32,7 @@ __all__ = ["Proof", "Spending"]
 
 _PATIENCE = 3  # times the audits that perfect caches need to pass
 _MOST_PATIENCE = 10
-_PROMISING = 0.5  # of the evidence that completes a proof
+_PROMISING = 0.75  # of the tolerated losses
 _SHARES = (0.0, 0.1, 0.25, 0.5, 0.75)  # of the tolerated disagreement: what the true one may be
 
 
@@ -82,9 +82,9 @@ class Proof:
     def hopeless(self) -> bool:
         """Whether it has come to nothing after three times the audits that perfect caches need.
 
-        Where half of the evidence is there by then, it may take up to ten times.
+        Where clearly fewer were losses than is tolerated, it may take up to ten times.
         """
-        promising = self.log_evidence >= _PROMISING * -math.log(self.delta)
+        promising = self.losses <= _PROMISING * (1.0 - self.agreement) * self.audits
         return self.audits >= (_MOST_PATIENCE if promising else _PATIENCE) * self.required
 
     def audit(self, *, agreed: bool) -> bool:

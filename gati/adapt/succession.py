@@ -106,7 +106,7 @@ class Succession:
         return active.number > 0
 
     def take(self, outcome: Outcome) -> None:
-        """Let what was found prove itself; one that was proven before and never stopped serves at once.
+        """Let what was found prove itself, also what served before.
 
         What it was chosen by are requests that came among those it was trained on, and pictures of a stream
         are alike: that proves nothing.
@@ -116,12 +116,10 @@ class Succession:
             return
         with self._lock:
             self._found, self.trial = outcome, self._post(outcome.deployed)
-            self.trial.watch.prove_anew()  # brought back, because what it knows has come back
-            if self.trial.watch.may_hit:
-                self._promote(self.trial)
-            else:
-                what = f"version {outcome.deployed.number} has to prove itself: {self.how_far}"
-                self._tell("probation", what, outcome.details)
+            if outcome.kind == "reused":
+                self.trial.watch.prove_anew()
+            what = f"version {outcome.deployed.number} has to prove itself: {self.how_far}"
+            self._tell("probation", what, outcome.details)
 
     def give_up(self) -> None:
         """End a trial that came to nothing, and let the version that serves begin its proof anew."""

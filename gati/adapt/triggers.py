@@ -58,7 +58,8 @@ class Triggers:
 
     def missed(self, samples: Samples, *, time_s: float) -> bool:
         """Whether the interval has passed with too few samples to retrain on; then another one begins."""
-        over = self._last_s is not None and time_s - self._last_s >= self._settings.interval_s
+        self._last_s = time_s if self._last_s is None else self._last_s
+        over = time_s - self._last_s >= self._settings.interval_s
         if not over or len(samples) >= self._least_inputs:
             return False
         self._last_s = time_s

@@ -100,10 +100,16 @@ class Watch:
             self._change("serving", audits, losses)
 
     def prove_anew(self) -> None:
-        """Begin another proof, on a further share of delta, where the one under way is worse than none."""
-        if self._proof is not None and self._proof.log_evidence < 0.0:
-            self._proof = Proof(self.agreement, self._spend())
-            self.epoch += 1
+        """Begin another proof, on a further share of delta, unless the one under way is better than none.
+
+        Caches that serve do not any more: what was proven of them was proven of other requests.
+        """
+        if self._proof is not None and self._proof.log_evidence >= 0.0:
+            return
+        self._proof = Proof(self.agreement, self._spend())
+        self.state = "probation" if self.state == "serving" else self.state
+        self._guard.reset()
+        self.epoch += 1
 
     def _change(self, state: State, audits: int, losses: int) -> None:
         self.state = state

@@ -27,6 +27,7 @@ BLOCKS = ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
 CLASSES = 10
 FAMILIAR, STRANGE = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
 VARIANT = "pool(64)"
+CERTIFICATE = {"certified": True, "accuracy": 0.95, "confidence": 0.95, "n": 1000, "losses": 20}
 
 
 def stream(shown: tuple[int, ...], count: int, seed: int, *, unseen: bool = False) -> Tensor:
@@ -93,7 +94,7 @@ def make_deployed(folder: Path, *, backend: str = "torch", threshold: float = 0.
     Composition(
         name="default", objective="exact", solver="highs", gap=0.0, alpha=None, accuracy_target=0.95,
         confidence=0.95, memory_limit_bytes=None, backend=backend, placement="inline", exits=tuple(exits),
-        expected=Expected(1.0, 2.0, 2.0, 0.8, 0.99, 2000), certificate={"certified": True, "accuracy": 0.95, "confidence": 0.95, "n": 1000, "losses": 20},
+        expected=Expected(1.0, 2.0, 2.0, 0.8, 0.99, 2000), certificate=CERTIFICATE,
         checkpoint_sha256=loaded.checkpoint_sha256, created="2026-01-01T00:00:00Z",
     ).save(library.composition_path())  # fmt: skip
     return open_served(library.directory)

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gati.adapt import adaptation as adaptation_module
 from gati.adapt import renewal
 from gati.adapt.adaptation import Adaptation
 from gati.adapt.background import Background
@@ -27,6 +29,7 @@ from gati.adapt.store import RecordStore
 from gati.adapt.writer import BackgroundWriter
 from gati.errors import AdaptError, StorageError
 from gati.runtime.engine import Engine
+from gati.runtime.exits import Prediction
 from gati.runtime.load import Served
 from tests.adapt.deployed import FAMILIAR, STRANGE, make_deployed, stream
 
@@ -44,7 +47,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
 @pytest.fixture(scope="module")
 def drift() -> Tensor:
     """What the caches do not know, then what they know, then the former again."""
-    parts = [stream(STRANGE, 900, seed=2), stream(FAMILIAR, 900, seed=5), stream(STRANGE, 400, seed=7)]
+    parts = [stream(STRANGE, 1200, seed=2), stream(FAMILIAR, 1200, seed=5), stream(STRANGE, 600, seed=7)]
     return torch.cat(parts)
 
 
@@ -81,38 +84,40 @@ def feed(adaptation: Adaptation, inputs: Tensor, begin_s: float = 0.0) -> Iterat
 
 
 def test_the_course_of_things(served: Served, drift: Tensor, told: Told) -> None:
-    """Alarm, retraining, probation, return; another scene; and the first one again."""
+    """Alarm, retraining, probation, and versions that serve once what follows has proven them."""
     with adapting(served, told) as adaptation:
         answers = list(feed(adaptation, drift))
         status = adaptation.status
-    assert told.kinds[:4] == ["alarm", "retraining", "activated", "returned"]
-    stopped = told.first("alarm").request
-    returned = told.first("returned").request
-    assert not any(answer.hit for answer in answers[stopped:returned])  # from the very next request on
-    back = told.first("reused")
-    assert back.request > 1800  # where the first scene is back
-    assert any(c.kind == "activated" and c.version == back.version and c.request < 900 for c in told.changes)
+    stopped, activated = told.first("alarm").request, told.first("activated").request
+    assert stopped < activated < 1200
+    assert not any(answer.hit for answer in answers[stopped:activated])  # from the very next request on
+    assert np.mean([answer.hit for answer in answers[activated:1200]]) > 0.5
+    for change in told.changes:
+        if change.kind == "activated":  # looked up before, for as many audits as the proof took
+            shadow = [a for a in told.audits if a.shadow and a.version == change.version]
+            proving = [audit for audit in shadow if audit.request <= change.request]
+            assert len(proving) > 50 and np.mean([audit.agreed for audit in proving]) > 0.9
     assert status.requests == len(drift) and status.hits == sum(answer.hit for answer in answers)
     base = served.engine.reference(drift).tolist()
     agreed = [answer.prediction.class_index == other for answer, other in zip(answers, base, strict=True)]
-    assert np.mean(agreed[returned:]) >= 0.9
+    assert np.mean(agreed[stopped:]) >= 0.9
 
 
 def test_every_request_is_answered_by_one_version(served: Served, drift: Tensor, told: Told) -> None:
     with adapting(served, told) as adaptation:
         names: dict[int, set[str]] = {}
-        for answer, x in zip(feed(adaptation, drift[:1600]), drift.split(1), strict=False):
+        for answer, x in zip(feed(adaptation, drift[:2400]), drift.split(1), strict=False):
             names.setdefault(answer.version, set()).add(answer.prediction.version)
             if answer.hit:  # what that version says of this input, and no other
                 again = adaptation._deployments.open(answer.version).served.engine(x)[0]
                 assert again.exit == answer.prediction.exit
                 assert torch.equal(again.probabilities, answer.prediction.probabilities)
-    assert len(names) >= 3 and all(len(each) == 1 for each in names.values())
+    assert len(names) >= 2 and all(len(each) == 1 for each in names.values())
 
 
 def test_while_stopped_the_base_model_answers(served: Served, drift: Tensor, told: Told) -> None:
-    with adapting(served, told, replace(SETTINGS, enabled=False)) as adaptation:
-        answers = list(feed(adaptation, drift[:700]))
+    with adapting(served, told, replace(SETTINGS, enabled=False, audit_budget=0.5)) as adaptation:
+        answers = list(feed(adaptation, drift[:1000]))
         x = drift[650:651]
         assert told.kinds == ["alarm"]
         assert not any(answer.hit for answer in answers[told.first("alarm").request :])
@@ -142,8 +147,8 @@ def test_new_caches_that_are_not_better_do_not_serve(
 
 def test_a_new_version_waits_for_its_time(served: Served, drift: Tensor, told: Told) -> None:
     with adapting(served, told, replace(SETTINGS, delay_s=5.0)) as adaptation:
-        list(feed(adaptation, drift[:400]))
-    assert told.first("activated").time_s >= told.first("retraining").time_s + 5.0
+        list(feed(adaptation, drift[:800]))
+    assert told.first("probation").time_s >= told.first("retraining").time_s + 5.0
 
 
 def test_audits_are_of_drawn_requests_and_within_the_budget(served: Served, told: Told) -> None:
@@ -237,12 +242,12 @@ def test_caches_found_while_lookups_rest_prove_themselves_on_what_follows(served
     idle = replace(served, engine=Engine(served.engine.traced, strict, outputs_kind="logits"))
     settings = replace(SETTINGS, rest=True, interval_s=30.0, falls_to=0.0)
     with adapting(idle, told, settings) as adaptation:
-        answers = list(feed(adaptation, stream(STRANGE, 1200, seed=9)))
+        answers = list(feed(adaptation, stream(STRANGE, 1800, seed=9)))
     assert told.kinds[0] == "resting" and "alarm" not in told.kinds
-    activated, returned = told.first("activated").request, told.first("returned").request
-    assert activated < returned < 1000
-    assert not any(answer.hit for answer in answers[:returned])
-    assert np.mean([answer.hit for answer in answers[returned:]]) > 0.2
+    tried, activated = told.first("probation").request, told.first("activated").request
+    assert tried < activated < 1500
+    assert not any(answer.hit for answer in answers[:activated])
+    assert np.mean([answer.hit for answer in answers[activated:]]) > 0.2
 
 
 def test_a_sweep_has_every_combination() -> None:
@@ -259,18 +264,23 @@ def test_a_restart_goes_on_with_the_active_version_and_the_samples(
         RecordStore.open(f"sqlite:///{tmp_path}/records.db", clock=lambda: 1000.0) as store,
         BackgroundWriter(store) as writer,
     ):
-        with adapting(served, told, model="digits", repository=repository, writer=writer) as adaptation:
-            list(feed(adaptation, drift[:600], begin_s=900.0))
+        kept: Any = {"model": "digits", "standing": tmp_path / "standing.json"}
+        with adapting(served, told, repository=repository, writer=writer, **kept) as adaptation:
+            list(feed(adaptation, drift[:1200], begin_s=900.0))
             before = adaptation.status
         assert writer.flush()
         history = store.window("digits")
-    assert len(history) == before.samples and before.version >= 1
+    assert len(history) >= before.samples == SETTINGS.window_inputs and before.version >= 1
     again = Told()
-    options: Any = {"model": "digits", "repository": ModelRepository(tmp_path / "versions")}
+    options: Any = {**kept, "repository": ModelRepository(tmp_path / "versions")}
     with adapting(served, again, history=history, **options) as adaptation:
         assert again.kinds == ["resumed"]
         assert adaptation.status.version == before.version and adaptation.status.samples == before.samples
-        assert any(answer.hit for answer in feed(adaptation, drift[600:700], begin_s=960.0))
+        assert any(answer.hit for answer in feed(adaptation, drift[1200:1300], begin_s=1020.0))
+    unproven = Told()
+    with adapting(served, unproven, model="digits", repository=options["repository"]) as adaptation:
+        assert unproven.kinds == ["resumed", "probation"]  # what was proven of it is not known any more
+        assert adaptation.status.version == 0
 
 
 class KilledError(BaseException):
@@ -293,11 +303,11 @@ def test_killed_while_publishing_the_old_version_serves_and_the_next_attempt_suc
             killed,
         )
         with pytest.raises(KilledError), adapting(served, told, repository=repository) as adaptation:
-            list(feed(adaptation, drift[:600]))
+            list(feed(adaptation, drift[:1200]))
     again = Told()
     with adapting(served, again, repository=ModelRepository(tmp_path / "versions")) as adaptation:
         assert adaptation.status.version == 0 and again.kinds == []
-        list(feed(adaptation, drift[:600]))
+        list(feed(adaptation, drift[:1200]))
         assert adaptation.status.version >= 1 and {"activated", "reused"} & set(again.kinds)
 
 
@@ -318,14 +328,14 @@ def test_a_full_disk_keeps_the_old_version(
 def test_live_it_adapts_beside_and_counts_everything(served: Served, drift: Tensor, told: Told) -> None:
     with adapting(served, told, deterministic=False) as adaptation:
         answers = []
-        for answer in feed(adaptation, drift[:900].repeat(6, 1, 1, 1)):  # slow machines try again
+        for answer in feed(adaptation, drift[:1200].repeat(6, 1, 1, 1)):  # slow machines try again
             answers.append(answer)
             if len(answers) % 20 == 0:  # as a camera would: the machine has time in between
                 assert adaptation.wait()
-            if "returned" in told.kinds:
+            if "activated" in told.kinds:
                 break
         status = adaptation.status
-    assert {"alarm", "activated", "returned"} <= set(told.kinds)
+    assert {"alarm", "probation", "activated"} <= set(told.kinds)
     assert status.left_out == 0 and status.requests == len(answers) and status.version >= 1
     stopped = told.first("alarm").request
     # The alarm comes from beside: one request may be under way.
@@ -361,3 +371,105 @@ def test_the_collector_spares_what_was_there_as_long_as_there_is_work_beside() -
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(AdaptError):
         AdaptSettings(**wrong)  # type: ignore[arg-type]
+
+
+# What may answer -------------------------------------------------------------------------------------------
+
+
+def test_stopped_caches_are_still_stopped_after_a_restart(
+    served: Served, drift: Tensor, told: Told, tmp_path: Path
+) -> None:
+    settings = replace(SETTINGS, enabled=False, audit_budget=0.5)
+    with adapting(served, told, settings, standing=tmp_path / "standing.json") as adaptation:
+        list(feed(adaptation, drift[:1000]))
+        assert adaptation.status.state == "stopped"
+    again = Told()
+    with adapting(served, again, settings, standing=tmp_path / "standing.json") as adaptation:
+        assert adaptation.status.state == "stopped" and again.kinds == ["probation"]
+        assert not any(answer.hit for answer in feed(adaptation, drift[:50]))
+
+
+@pytest.mark.parametrize("why", ["more is asked for", "surer", "never certified", "certified to be worse"])
+def test_what_is_not_covered_by_a_certificate_proves_itself_first(
+    served: Served, told: Told, why: str
+) -> None:
+    settings, chosen = replace(SETTINGS, enabled=False, audit_budget=0.5), served.composition
+    if why == "more is asked for":
+        settings = replace(settings, accuracy=0.97)
+    elif why == "surer":
+        settings = replace(settings, confidence=0.99)
+    elif why == "never certified":
+        chosen = replace(chosen, certificate=None)
+    else:
+        chosen = replace(chosen, certificate={**(chosen.certificate or {}), "certified": False})
+    with adapting(replace(served, composition=chosen), told, settings) as adaptation:
+        answers = list(feed(adaptation, stream(FAMILIAR, 1500, seed=3)))
+        proof = adaptation.status.proof
+    assert told.kinds[0] == "probation" and not any(answer.hit for answer in answers[:50])
+    if "returned" in told.kinds:
+        assert any(answer.hit for answer in answers[told.first("returned").request :])
+    else:
+        assert "of about" in proof and not any(answer.hit for answer in answers)
+
+
+def test_the_budget_for_audits_counts_what_memory_answers(served: Served, told: Told) -> None:
+    """With caches stopped, memory's answers were hidden from the draws: the base model ran for 89 %."""
+    pictures = stream(STRANGE, 4, seed=5)
+    noise = torch.randn(3000, *pictures.shape[1:], generator=torch.Generator().manual_seed(0))
+    inputs = pictures.repeat_interleave(25, 0).repeat(30, 1, 1, 1) + 0.005 * noise
+    settings = replace(SETTINGS, sampling=0.01, audit_budget=0.1, falls_to=0.0)
+    with adapting(served, told, settings) as adaptation:
+        answers = [
+            adaptation.answer(x, time_s=0.1 * at, source="test", place="gate")
+            for at, x in enumerate(inputs.split(1))
+        ]
+    early = [answer for answer in answers if answer.hit]
+    assert len(early) > 300
+    share = np.mean([answer.audited for answer in answers])
+    assert share <= 0.109 + 3.0 * (0.109 * 0.891 / len(answers)) ** 0.5
+
+
+class Blurred(Engine):
+    """An engine whose network, as one of reduced precision, now and then answers otherwise by itself."""
+
+    def base(self, x: Tensor) -> list[Prediction]:
+        answers = super().base(x)
+        return [each._replace(class_index=0) if each.class_index == 7 else each for each in answers]
+
+    def __call__(self, x: Tensor) -> list[Prediction]:
+        return self.base(x)
+
+
+def test_in_reduced_precision_the_reference_is_what_was_promised(
+    served: Served, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own losses count, misses included; and where caches are stopped the reference answers."""
+    traced = served.engine.traced
+    blurred = replace(served, engine=Blurred(traced, served.engine.exits, outputs_kind="logits"))
+    monkeypatch.setattr(adaptation_module, "is_exact", lambda _: False)
+    for name, kind in (("base_of", Blurred), ("reference_of", Engine)):
+        made = partial(kind, traced, [], outputs_kind="logits")
+        monkeypatch.setattr(adaptation_module, name, lambda _, made=made: made())
+    inputs = stream((6, 7, 8), 900, seed=4)
+    base = served.engine.reference(inputs).tolist()
+    with adapting(blurred, told, replace(SETTINGS, enabled=False, audit_budget=0.6)) as adaptation:
+        answers = list(feed(adaptation, inputs))
+    assert told.kinds[0] == "alarm"  # nothing ever left early
+    stopped = told.first("alarm").request
+    assert [answer.prediction.class_index for answer in answers[stopped:]] == base[stopped:]
+    wrong = [audit for audit in told.audits if not audit.agreed]
+    assert wrong and all(audit.exit == "base" for audit in wrong)
+
+
+def test_at_a_high_target_as_many_samples_are_kept_as_it_needs_and_what_lacks_is_told(
+    served: Served, told: Told
+) -> None:
+    """At 0.99 700 samples were kept and 1,196 needed: it never retrained, and said nothing."""
+    settings = replace(SETTINGS, window_inputs=None, accuracy=0.99, interval_s=20.0)
+    with adapting(served, told, settings) as adaptation:
+        needed = adaptation._renewal.least_inputs
+        assert adaptation.settings.window_inputs is not None
+        assert adaptation.settings.window_inputs >= needed > 700
+        list(feed(adaptation, stream(FAMILIAR, 450, seed=3)))
+    skipped = told.first("skipped")
+    assert str(needed) in skipped.message and told.kinds.count("skipped") == 2

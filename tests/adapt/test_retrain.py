@@ -51,18 +51,20 @@ def rates(engine: Engine, x: Tensor) -> tuple[float, float]:
     return float(np.mean(hits)), float(np.mean(agrees))
 
 
-def test_retrained_caches_hit_more_on_the_shifted_stream_at_certified_agreement(
+def test_retrained_caches_hit_more_on_the_shifted_stream_and_claim_no_certificate(
     served: Served, retrained: Retrained, tmp_path: Path
 ) -> None:
     assert retrained.better
     assert retrained.certificate.deployed is not None
     assert retrained.after.certified and retrained.after.agreement >= 0.95
+    # The same scans, with other noise, are on both sides: on unseen ones it may well be less than 0.95.
+    assert retrained.composition.certificate is None
     version = open_version(served, save_version(tmp_path / "v2", retrained.composition, retrained.exits))
     later = stream(STRANGE, 290, seed=9, unseen=True)
     old_rate, _ = rates(served.engine, later)
     new_rate, agreement = rates(version.engine, later)
     assert new_rate > old_rate + 0.15
-    assert agreement >= 0.95
+    assert agreement >= 0.9
 
 
 def test_measurements_are_those_of_the_inputs_kept_back(
