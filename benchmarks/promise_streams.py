@@ -1,0 +1,355 @@
+"""Does anything ever answer that should not? Streams of a day through all that decides who may answer.
+
+    python -m benchmarks.promise_streams [--streams 200] [--requests 17280]
+
+What decides is the real thing: draws, the queue of audits, watches, proofs, the file that survives restarts,
+the trial of new versions, memory's ladder. What is made up is the world: scenes that change, and for each
+version in each scene the chance that its answer is wrong, most of them exactly at the smallest that must not
+be proven. There are retrainings, earlier versions that are brought back, restarts, and a queue of audits that
+is full half of the time.
+
+A stream breaks its promise if anything is released by a proof at each of whose audits it was wrong with more
+than the tolerated probability. The delay is that of alarms, in audits, against ln(R) / KL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from gati.adapt.deployments import Deployed
+from gati.adapt.draws import Draws
+from gati.adapt.follow import FollowUp
+from gati.adapt.memory import FEATURES, Seen
+from gati.adapt.recall import RECALL, Looked, Recall
+from gati.adapt.renewal import Outcome, Promise
+from gati.adapt.samples import Samples
+from gati.adapt.shadow import Ticket
+from gati.adapt.standing import Standing
+from gati.adapt.succession import Succession
+from gati.compose.composition import Composition, Exit, Expected
+from gati.runtime.exits import BASE, Prediction
+from gati.types import TrialId
+
+AGREEMENT, CONFIDENCE, FALSE_ALARM = 0.97, 0.95, 10_000.0
+ALPHA = 1.0 - AGREEMENT
+SCENES = 3
+HOPELESS = 0.8  # of the versions are as bad as must not be proven in every scene, the others any of these
+QUALITIES = (ALPHA, 0.3 * ALPHA, 3.0 * ALPHA)
+FEATURELESS = np.zeros(FEATURES)
+X = torch.zeros(1, 1)
+PROBABILITIES = torch.tensor([0.9, 0.1])
+
+
+def said(class_index: int, exit: str) -> Prediction:
+    return Prediction(class_index, PROBABILITIES, exit, "v")
+
+
+TRUE, RIGHT, WRONG = said(0, BASE), said(0, "block"), said(1, "block")
+
+
+def composition(number: int) -> Composition:
+    """Caches that are told apart by when they were made; the library's own are certified."""
+    leaving = Exit(TrialId("t"), "block", 0, "v", "s", 0.5, "inline", 0.9, 0.99, 0.1, 8, 0.2)
+    certificate = {"certified": True, "accuracy": AGREEMENT, "confidence": CONFIDENCE}
+    return Composition(
+        name="default", objective="exact", solver="none", gap=None, alpha=None, accuracy_target=AGREEMENT,
+        confidence=CONFIDENCE, memory_limit_bytes=None, backend="torch", placement="inline",
+        exits=(leaving,), expected=Expected(1.0, 2.0, 2.0, 0.9, 0.99, 8),
+        certificate=None if number else certificate, checkpoint_sha256="0" * 64, created=str(number),
+    )  # fmt: skip
+
+
+@dataclass
+class World:
+    """What is true: how often each version, and memory, is wrong in each scene."""
+
+    random: np.random.Generator
+    scene: int = 0
+    wrong: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    memory: tuple[float, ...] = ()
+    activated: int | None = None
+
+    def version(self, number: int) -> Deployed:
+        """A version as deployments open it; a new number makes a new one."""
+        if number not in self.wrong:
+            self.wrong[number] = self.qualities() if number else (0.5 * ALPHA, 3.0 * ALPHA, ALPHA)
+        return Deployed(number, SimpleNamespace(composition=composition(number), number=number))  # type: ignore[arg-type]
+
+    def qualities(self) -> tuple[float, ...]:
+        """How often something is wrong in each scene."""
+        if self.random.random() < HOPELESS:
+            return (ALPHA,) * SCENES
+        return tuple(float(each) for each in self.random.choice(QUALITIES, SCENES))
+
+    def chance(self, number: int) -> float:
+        """That an answer of this version is wrong now."""
+        return self.wrong[number][self.scene]
+
+    def answer(self, number: int) -> Prediction:
+        """What its caches say of the request at hand."""
+        return WRONG if self.random.random() < self.chance(number) else RIGHT
+
+    # As deployments
+    open = version
+
+    def active(self) -> tuple[Deployed, str]:
+        return self.version(self.activated or 0), ""
+
+    def activate(self, deployed: Deployed) -> None:
+        self.activated = deployed.number
+
+    # As the shadow
+    def reference(self, x: Any) -> Prediction:
+        return TRUE
+
+    def caches(self, served: Any, *, beside: bool) -> Callable[[Any], list[Prediction]]:
+        return lambda x: [self.answer(served.number)]
+
+
+class Queue:
+    """Does jobs at once; full in every other stretch of requests."""
+
+    beside = False
+
+    def __init__(self, stretch: int) -> None:
+        self._stretch = stretch
+        self.request = 0
+
+    def reserve(self) -> bool:
+        return self._stretch == 0 or (self.request // self._stretch) % 2 == 0
+
+    def release(self) -> None:
+        return None
+
+    def submit(self, job: Callable[[], None], *, reserved: bool = False) -> bool:
+        job()
+        return True
+
+    def wait(self, deadline_s: float) -> bool:
+        return True
+
+    def close(self, deadline_s: float) -> None:
+        return None
+
+
+class Memory(Recall):
+    """Memory whose answers are wrong as often as the world says, at every setting."""
+
+    def __init__(self, world: World, **options: Any) -> None:
+        super().__init__(AGREEMENT, options.pop("spend"), FALSE_ALARM, leave=at_once, **options)
+        self._world = world
+        self._ladder.expect(np.full(100, 1e-6))
+
+    def look(self, x: Any, place: str) -> Looked:
+        known = self._world.random.random() < 0.5
+        would = self._ladder.would_answer(0.0 if known else 1.0)
+        wrong = self._world.random.random() < self._world.memory[self._world.scene]
+        seen = Seen(FEATURELESS, WRONG if wrong else RIGHT)
+        return Looked(place, FEATURELESS, seen, self._ladder.answers(would), would, self._epoch)  # type: ignore[arg-type]
+
+    def learn(self, looked: Looked, base: Prediction, *, drawn: bool) -> None:
+        if drawn and looked.epoch == self._epoch:
+            changed = self._judge(looked, wrong=looked.wrong(base))
+            if changed is not None:
+                self._on_change(*changed)
+
+
+def at_once(job: Callable[[], None]) -> bool:
+    job()
+    return True
+
+
+@dataclass
+class Day:
+    """What came of a stream."""
+
+    broken: int = 0  # releases of what was too often wrong at every audit of its proof
+    released: int = 0
+    stopped: int = 0
+    early: int = 0
+    requests: int = 0
+    delays: list[float] = field(default_factory=list)  # audits to an alarm, times KL / ln R
+
+
+class Stream:
+    """One day of requests."""
+
+    def __init__(self, seed: int, folder: Path, *, stretch: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.world = World(self.random)
+        self.day = Day()
+        self._seed, self._path, self._queue = seed, folder / f"{seed}.json", Queue(stretch)
+        self._starts = 0
+        self._least: dict[str, float] = {}  # the lowest chance of a loss since its proof began
+        self._since: dict[str, tuple[int, float]] = {}  # audits when it began to be wrong that often
+        self.world.memory = self.world.qualities()
+        self.start()
+
+    def start(self) -> None:
+        """The process begins, or begins again."""
+        self._starts += 1
+        lock = threading.RLock()
+        standing = Standing(1.0 - CONFIDENCE, self._path, audits_to_false_alarm=FALSE_ALARM)
+        standing.save = partial(quickly_saved, standing, standing.save)  # type: ignore[method-assign]
+        self._standing = standing
+        self._lock = lock
+        self.succession = Succession(
+            *(self.world, Promise(AGREEMENT, CONFIDENCE), standing, lock),  # type: ignore[arg-type]
+            tell=lambda *_: None,
+            on_serving=lambda each: self._released(str(each.number), self.world.chance(each.number)),
+        )
+        self.recall = Memory(self.world, spend=standing.spending.next, on_change=self._recalling)
+        self._released_before = self.day.released, self.day.broken
+        self.succession.begin(0)
+        self.day.released, self.day.broken = self._released_before  # going on is no release
+        self._follow = FollowUp(
+            Draws(0.05, 0.1, 0.5, seed=1000 * self._seed + self._starts),
+            self.succession,
+            Samples(10, 1e9),
+            self.world,  # type: ignore[arg-type]
+            self._queue,
+            lock,
+            exact=True,
+            recall=self.recall,
+        )
+
+    def restart(self) -> None:
+        self._standing.save(really=True)  # type: ignore[call-arg]
+        self.start()
+
+    def request(self, number: int) -> None:
+        self._queue.request = number
+        self._note()
+        decided = self._follow.decide(0.0, lookups_pay=True)
+        looked = self.recall.look(X, "place")
+        serving = decided.post.deployed.number
+        if looked.confident and looked.seen is not None:
+            prediction = looked.seen.answer._replace(exit=RECALL)
+        else:
+            prediction = self.world.answer(serving) if decided.lookups else TRUE
+        before = self.succession.serving.watch
+        self._follow.answered(Ticket(X, number, float(number), "", prediction, looked), decided, None)
+        self.day.early += prediction.exit != BASE
+        self.day.requests += 1
+        if before.state == "stopped" and decided.may_hit:
+            self._alarm(str(serving), before)
+        self.succession.give_up()
+
+    def _note(self) -> None:
+        """Keep the lowest chance of a loss while each proof runs."""
+        posts = [post for post in (self.succession.serving, self.succession.trial) if post is not None]
+        for post in posts:
+            name, chance = str(post.deployed.number), self.world.chance(post.deployed.number)
+            if post.watch.proof is None:
+                self._least.pop(name, None)
+                known = self._since.get(name)
+                if known is None or known[1] != chance:
+                    self._since[name] = post.watch.audits, chance
+            else:
+                self._since.pop(name, None)
+                begun = post.watch.proof.audits == 0
+                self._least[name] = chance if begun else min(chance, self._least.get(name, chance))
+        chance = self.world.memory[self.world.scene]
+        if self.recall.proof.audits == 0:
+            self._least[RECALL] = chance
+        self._least[RECALL] = min(chance, self._least.get(RECALL, chance))
+
+    def _released(self, name: str, chance: float) -> None:
+        self.day.released += 1
+        self.day.broken += self._least.get(name, chance) >= ALPHA
+
+    def _recalling(self, serves: bool, audits: int, losses: int) -> None:
+        if serves:
+            self._released(RECALL, self.world.memory[self.world.scene])
+        else:
+            self.day.stopped += 1
+
+    def _alarm(self, name: str, watch: Any) -> None:
+        self.day.stopped += 1
+        begun, chance = self._since.pop(name, (0, 0.0))
+        if chance > 2.0 * ALPHA:
+            right = 1.0 - chance
+            divergence = chance * math.log(chance / ALPHA) + right * math.log(right / AGREEMENT)
+            self.day.delays.append((watch.audits - begun) * divergence / math.log(FALSE_ALARM))
+
+
+def quickly_saved(standing: Standing, save: Callable[[], None], *, really: bool = False) -> None:
+    """The file is written where it is read next; a disk flushed a thousand times a stream shows nothing."""
+    if really:
+        save()
+
+
+def run(seed: int, folder: Path, requests: int, *, stretch: int = 100) -> Day:
+    """A stream of so many requests: eight scenes, sixty retrainings at most, six restarts."""
+    stream = Stream(seed, folder, stretch=stretch)
+    numbers = 0
+    for number in range(requests):
+        if number % (requests // 8) == 0:
+            stream.world.scene = int(stream.random.integers(SCENES))
+        if number % (requests // 6) == requests // 12:
+            stream.restart()
+        if number % (requests // 60) == requests // 120 and stream.succession.trial is None:
+            serving = stream.succession.serving.deployed.number
+            known = [each for each in range(1, numbers + 1) if each != serving]
+            if known and stream.random.random() < 0.3:
+                chosen, kind = int(stream.random.choice(known)), "reused"
+            else:
+                numbers += 1
+                chosen, kind = numbers, "activated"
+            stream.succession.take(Outcome(kind, stream.world.version(chosen), ""))  # type: ignore[arg-type]
+        stream.request(number)
+    return stream.day
+
+
+def summary(days: list[Day]) -> dict[str, float]:
+    """What all streams came to."""
+    delta, count = 1.0 - CONFIDENCE, len(days)
+    delays = [delay for day in days for delay in day.delays]
+    return {
+        "streams": count,
+        "requests": sum(day.requests for day in days),
+        "broken_streams": sum(day.broken > 0 for day in days) / count,
+        "allowed": delta + 2.0 * math.sqrt(delta * (1.0 - delta) / count),
+        "releases": sum(day.released for day in days),
+        "stops": sum(day.stopped for day in days),
+        "early": sum(day.early for day in days) / sum(day.requests for day in days),
+        "alarms_timed": len(delays),
+        "delay_of_theory": float(np.mean(delays)) if delays else float("nan"),
+    }
+
+
+def main() -> int:
+    """Print one JSON document for a queue with room, and one that is full half of the time."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--streams", type=int, default=200)
+    parser.add_argument("--requests", type=int, default=17_280, help="of a day: one every five seconds")
+    arguments = parser.parse_args()
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, stretch in (("room in the queue", 0), ("queue full half of the time", 100)):
+            within = Path(folder) / name
+            days = [
+                run(seed, within, arguments.requests, stretch=stretch) for seed in range(arguments.streams)
+            ]
+            found[name] = summary(days)
+            print(json.dumps({name: found[name]}, indent=1), file=sys.stderr)
+    print(json.dumps(found, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
