@@ -147,7 +147,9 @@ class FollowUp:
                     post.watch.audited(agreed=audit.agreed)
             if decided.drawn.sample and not ticket.recalled:
                 self._sample(ticket, base)
-            self._succession.standing.audited()
+            snapshot = self._succession.standing.audited()
+        if snapshot is not None:
+            self._succession.standing.write(snapshot)
         if self._on_audit is not None:
             for audit in audits:
                 self._on_audit(audit)

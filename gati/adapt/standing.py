@@ -13,10 +13,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gati.adapt.proof import Spending
 from gati.adapt.watch import Event, OnEvent, Watch
@@ -24,7 +25,7 @@ from gati.compose.composition import Composition
 from gati.errors import AdaptError, StorageError
 from gati.files import atomic_write_text
 
-__all__ = ["Standing", "identity_of", "is_proven"]
+__all__ = ["Snapshot", "Standing", "identity_of", "is_proven"]
 
 _log = logging.getLogger(__name__)
 
@@ -58,11 +59,18 @@ def is_proven(composition: Composition, accuracy: float, confidence: float) -> b
     )
 
 
+class Snapshot(NamedTuple):
+    """How everything stood; later ones have higher numbers."""
+
+    number: int
+    text: str
+
+
 class Standing:
     """The watches of one model's versions, and the delta that all their proofs share.
 
     `delta` bounds the chance that any proof of this model errs, over its whole life: each proof takes a share
-    (`gati.adapt.proof.Spending`). `path` None keeps nothing. Not thread-safe.
+    (`gati.adapt.proof.Spending`). `path` None keeps nothing. Not thread-safe, but for `write`.
     """
 
     def __init__(
@@ -77,6 +85,8 @@ class Standing:
         self._audits_to_false_alarm = audits_to_false_alarm
         self._clock = clock
         self._saved_s = -_SAVED_EVERY_S
+        self._taken = self._written = 0  # snapshots
+        self._writing = threading.Lock()
         self._watches: dict[str, Watch] = {}
         self._kept: dict[str, Any] = {}
         self.distrusted = ""  # why what was kept is not believed
@@ -116,24 +126,44 @@ class Standing:
         )
         return self._take(identity, watch)
 
-    def audited(self) -> None:
-        """Some watch has taken in an audit: write it down soon."""
-        if self._clock() - self._saved_s >= _SAVED_EVERY_S:
-            self.save()
+    def audited(self) -> Snapshot | None:
+        """Some watch has taken in an audit: what is to be written, now and then.
+
+        Taking it needs the caller's lock, writing it does not: nobody has to wait for a disk.
+        """
+        if self._path is None or self._clock() - self._saved_s < _SAVED_EVERY_S:
+            return None
+        return self._snapshot()
 
     def save(self) -> None:
-        """Write everything down now; where that fails it is logged, and what was written last stays."""
-        self._saved_s = self._clock()
+        """Write everything down now."""
+        if self._path is not None:
+            self.write(self._snapshot())
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Write a snapshot, unless a later one was written; any thread may.
+
+        Where that fails it is logged, and what was written last stays.
+        """
         if self._path is None:
             return
+        with self._writing:
+            if snapshot.number <= self._written:
+                return
+            self._written = snapshot.number
+            try:
+                atomic_write_text(self._path, snapshot.text)
+            except StorageError as error:  # caches must stop, written down or not
+                _log.warning("how versions stand is not kept", extra={"reason": str(error)})
+
+    def _snapshot(self) -> Snapshot:
+        self._saved_s = self._clock()
+        self._taken += 1
         versions = {**self._kept, **{name: watch.to_json() for name, watch in self._watches.items()}}
         while len(versions) > _MOST_VERSIONS:
             del versions[next(iter(versions))]
         document = {"format": _FORMAT, "spent": self.spending.used, "versions": versions}
-        try:
-            atomic_write_text(self._path, json.dumps(document, allow_nan=False) + "\n")
-        except StorageError as error:  # caches must stop, written down or not
-            _log.warning("how versions stand is not kept", extra={"reason": str(error)})
+        return Snapshot(self._taken, json.dumps(document, allow_nan=False) + "\n")
 
     def _take(self, identity: str, watch: Watch) -> Watch:
         self._kept.pop(identity, None)

@@ -166,3 +166,24 @@ def test_a_request_that_could_not_be_answered_gives_its_place_back() -> None:
         requests.follow.withdraw(requests.follow.decide(0.0, lookups_pay=True))
     requests(RIGHT)
     assert requests.follow.left_out == 0 and len(requests.queue.jobs) == 1
+
+
+def test_a_version_that_is_brought_back_has_to_prove_itself_like_any_other() -> None:
+    """It was tried at full delta on samples of overlapping windows, again and again until it passed."""
+    requests = Requests()
+    version = requests.world.version(1)
+    requests.world.wrong[1] = (0.0, 0.0, 0.0)
+    requests.succession.take(Outcome("activated", version, ""))
+    while requests.succession.trial is not None:
+        requests(RIGHT)
+        requests.settle()
+    requests.succession.take(Outcome("activated", requests.world.version(2), ""))
+    requests.world.wrong[2] = (0.0, 0.0, 0.0)
+    while requests.succession.trial is not None:
+        requests(RIGHT)
+        requests.settle()
+    spent = requests.succession.standing.spending.used
+    requests.succession.take(Outcome("reused", version, ""))
+    assert requests.succession.serving.deployed.number == 2 and requests.succession.trial is not None
+    assert not requests.succession.trial.watch.may_hit
+    assert requests.succession.standing.spending.used == spent + 1
