@@ -256,6 +256,8 @@ def _over_repetitions(gain: Spread) -> str:
 
 def recertification(found: Recertification) -> None:
     """Print the verdict, what early answers cost, and how it compares."""
+    if found.note:
+        print(f"note: {found.note}")
     print(f"certificate: {found.certificate.sentence()}")
     if found.accuracy_drop is not None:
         print(f"accuracy: {found.accuracy_drop.sentence()}")

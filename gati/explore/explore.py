@@ -61,8 +61,10 @@ def explore(
 
     - `model`, `checkpoint`: what `gati.model.load_model` takes.
     - `data`: inputs the network was *not* trained on. They are split by `seed` into a select half and a
-      certify half (thirds, with one for training, when there is no `train_data`).
-    - `train_data`: more inputs, for the predictors alone; they may be the network's own training set.
+      certify half (thirds, with one for training, when there is no `train_data`); copies of an input stay
+      together. What is certified later assumes that they were drawn independently from what will be served.
+    - `train_data`: more inputs, for the predictors alone; they may be the network's own training set. Those
+      that are in `data`, too, are left out.
     - `out`: the cache library's directory.
     - `blocks`: a pattern over module names; all blocks are found by default.
     - `variants`: such as `["fc(512)", "pyramid(64)"]`; `DEFAULT_VARIANTS` by default.
@@ -105,6 +107,9 @@ def explore(
             state=state,
             progress=reporter,
         )
+        for note in prepared.inputs.notes:
+            reporter.note(note)
+        library.write_input_record(prepared.inputs.record)
         library.write_base_outcomes(
             BaseOutcomes(prepared.held_out.base_class, prepared.inputs.held_out.labels, prepared.inputs.split)
         )
