@@ -120,6 +120,8 @@ class Manifest:
             raw["profile"] = _profile(raw["profile"])
             for key in ("class_names", "input_shape"):
                 raw[key] = None if raw[key] is None else tuple(raw[key])
+            if raw["class_names"] is not None and len(raw["class_names"]) != raw["classes"]:
+                raw["class_names"] = None  # an older Gati took the names of folders for those of outputs
             return cls(**raw)
         except (KeyError, TypeError) as error:
             raise LibraryError(f"{where} is damaged ({error}); run gati explore again") from error

@@ -87,9 +87,7 @@ def _without(more: Data, held: Data, notes: list[str]) -> Data:
     return more.subset(fresh)
 
 
-def _copies_together(
-    order: npt.NDArray[np.int64], first: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
+def _copies_together(order: npt.NDArray[np.int64], first: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Move every input next to its copy that comes first in `order`; without copies nothing moves."""
     place = np.full(len(order), len(order), dtype=np.int64)
     np.minimum.at(place, first[order], np.arange(len(order)))

@@ -214,6 +214,9 @@ class _DatasetData(Data):
         self.name = name
         image, label = self._item(0)
         self._has_labels = label is not None
+        names = getattr(dataset, "classes", None)  # as torchvision's datasets call them
+        if isinstance(names, (list, tuple)) and names and all(isinstance(name, str) for name in names):
+            self.class_names = tuple(names)
         self.is_images = not (isinstance(image, Tensor) and image.is_floating_point())
 
     def __len__(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,8 +24,10 @@ from gati.compose.certificate import certify as walk
 from gati.compose.composition import Composition
 from gati.compose.copies import counted
 from gati.errors import CompositionError
+from gati.explore.labels import name_and_label
 from gati.explore.library import Library
 from gati.model.data import Data, load_data
+from gati.model.labels import ClassNames, LabelMap
 from gati.runtime.fresh import fresh_inputs
 from gati.runtime.load import Served, open_served
 
@@ -73,6 +75,8 @@ def certify(
     per_class: bool = False,
     write: bool = False,
     device: str = "cpu",
+    class_names: ClassNames | None = None,
+    label_map: LabelMap | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Recertification:
     """Count on `data` how often a composition answers as the base model, and certify it from that alone.
@@ -81,7 +85,8 @@ def certify(
     bound is as exact as its verdict, if the inputs were drawn independently from what will be served. Those
     that `explore` has seen are left out, and copies count as `gati.compose.copies` says. `write` puts the new
     certificate into the composition, the old one below it as `previous`; the exits and thresholds stay as
-    they are, whatever the verdict.
+    they are, whatever the verdict. `class_names` and `label_map` are as for `explore`, whose own are taken
+    otherwise.
 
     Raises:
         DataError: no inputs, or none that `explore` has not seen.
@@ -95,15 +100,17 @@ def certify(
         )
     given = load_data(data, served.model.preprocessing, what="certification data")
     fresh = fresh_inputs(served.library, given)
-    inputs = fresh.inputs
+    named = name_and_label(served.library, fresh.inputs, class_names, label_map)
+    inputs = named.data
     target = chosen.accuracy_target if accuracy is None else accuracy
     wanted = confidence if confidence is not None else chosen.confidence or 0.95
     answer, base_class, hits = _answers(served, inputs, progress)
     delta = 1.0 - wanted
     rows = counted(answer != base_class, fresh.copies)
     certificate = _verdict(
-        served.library, answer[rows], base_class[rows], target, delta, per_class=per_class
-    )
+        served.library, answer[rows], base_class[rows], target, delta, per_class=per_class,
+        class_names=named.class_names,
+    )  # fmt: skip
     labels = inputs.labels
     found = Recertification(
         certificate=certificate,
@@ -115,7 +122,7 @@ def certify(
         data=f"{given.name} {given.fingerprint}",
         previous=_without_history(chosen.certificate),
         comparison=_comparison(chosen, certificate),
-        note=fresh.note,
+        note="; ".join(note for note in (fresh.note, named.note) if note),
     )
     if write:
         _write(served.library, chosen, found)
@@ -151,10 +158,11 @@ def _verdict(
     delta: float,
     *,
     per_class: bool,
+    class_names: Sequence[str] | None,
 ) -> Certificate:
     if per_class:
         counts = count_by_class(answer, base_class, library.manifest.classes)
-        return certify_every_class([counts], accuracy, delta, library.manifest.class_names or ())
+        return certify_every_class([counts], accuracy, delta, class_names or ())
     return walk([(int((answer != base_class).sum()), len(answer))], accuracy, delta)
 
 
