@@ -166,8 +166,8 @@ def test_efficientnet_and_a_folder_of_imagenette(tmp_path: Path) -> None:
     with tarfile.open(packed) as archive:
         members = [member for member in archive if member.isfile() and member.name.endswith(".JPEG")]
         for number, member in enumerate(sorted(members, key=lambda member: member.name)):
-            if number % 6 == 0 or number % 30 == 1:
-                member.name = str(Path("val" if number % 6 == 0 else "test", *Path(member.name).parts[1:]))
+            if number % 14 == 0 or number % 50 == 1:
+                member.name = str(Path("val" if number % 14 == 0 else "test", *Path(member.name).parts[1:]))
                 archive.extract(member, tmp_path, filter="data")
     classes = {
         "n01440764": 0, "n02102040": 217, "n02979186": 482, "n03000684": 491, "n03028079": 497,
@@ -175,14 +175,12 @@ def test_efficientnet_and_a_folder_of_imagenette(tmp_path: Path) -> None:
     }  # fmt: skip
     library = gati.explore(
         "timm:tf_efficientnet_lite0", weights, data=tmp_path / "val", out=tmp_path / "out", resize=224,
-        blocks="blocks.[34].0", variants=["grid(8)"], epochs=1, budget_s=10,
+        blocks="blocks.4.0", variants=["grid(8)"], epochs=0.5, budget_s=5,
     )  # fmt: skip
     names = library.manifest.class_names
     assert names is not None and len(names) == 1000 and names[701].startswith("parachute")
     assert library.base_outcomes().label is None
     gati.compose(library.directory, accuracy=0.5, confidence=None, backend="torch", slowdown=9.0)
-    plain = gati.evaluate(library.directory, tmp_path / "test")
-    assert plain.accuracy is None and "has 10 classes and the network 1000" in plain.note
     mapped = gati.evaluate(library.directory, tmp_path / "test", label_map=classes)
     assert mapped.base_accuracy is not None and mapped.base_accuracy > 0.6
     assert {each.name for each in mapped.classes} <= set(names)

@@ -13,6 +13,7 @@ import torch
 from gati.caches import LearnedCache, build_predictor, parse_variant
 from gati.caches.selectors import BASELINE
 from gati.errors import BackendError
+from gati.explore.alike import warning_of_neighbours
 from gati.explore.augment import Augmentation, choose_augmentation
 from gati.explore.measure import base_answers
 from gati.explore.progress import Progress
@@ -123,7 +124,7 @@ def prepare(
     named, labelled = _name_classes(loaded, held, traced.classes, class_names, label_map)
     rows = inputs.record.rows
     labels = None if labelled.data.labels is None else labelled.data.labels[rows]
-    for note in (*inputs.notes, labelled.note):
+    for note in (*inputs.notes, labelled.note, warning_of_neighbours(held)):
         if note:
             progress.note(note)
     held_out = _answers(loaded, inputs, device)

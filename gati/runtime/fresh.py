@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gati.errors import DataError
+from gati.explore.alike import warning_of_neighbours
 from gati.explore.library import Library
 from gati.model.data import Data
 from gati.model.identity import group_copies
@@ -59,6 +60,7 @@ def fresh_inputs(library: Library, inputs: Data) -> Fresh:
             f"{int(new.sum()) - len(rows)} inputs are copies of another and count only where the answers "
             "differ"
         )
+    notes += [warning] if (warning := warning_of_neighbours(inputs)) else []
     return Fresh(inputs.subset(rows), copies[rows], "; ".join(notes))
 
 
