@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +17,12 @@ from safetensors.torch import save_file
 import gati
 from gati.bench import bench as bench_module
 from gati.cli import run
+from gati.explore import prepare
 from gati.explore.library import Library
 from gati.runtime.load import open_model
 from tests.conftest import SHARED_DATA
 from tests.explore.networks import digits, trained_state
+from tests.runtime.served import composed, exit_at
 
 NET = f"{Path(__file__).parent / 'explore' / 'networks.py'}:Net"  # of 10 classes
 FOLDERS = {"five": 5, "seven": 7, "two": 2}  # sorted as they stand: their numbers say nothing
@@ -32,6 +36,13 @@ def write_pictures(folder: Path, skip: int) -> None:
         (folder / name).mkdir(parents=True)
         for row in np.flatnonzero(labels == digit)[skip : skip + PICTURES]:
             Image.fromarray(images[row, ..., 0]).save(folder / name / f"{row}.png")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_cache_is_too_slow() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "too_slow", lambda *arguments: "")
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +60,15 @@ def explored(pictures: Path, out: str, *more: str) -> str:
     command = ["explore", NET, "--checkpoint", str(pictures / "net.safetensors")]
     command += ["--data", str(pictures / "val"), "--out", str(pictures / out), "--variants", "grid(8)"]
     assert run([*command, "--epochs", "1", *more]) == 0
-    arguments = ["--accuracy", "0.7", "--confidence", "0", "--backend", "torch", "--slowdown", "9"]
-    assert run(["compose", str(pictures / out), *arguments]) == 0
+    composed_of_one_cache(Library(pictures / out))
     return str(pictures / out)
+
+
+def composed_of_one_cache(library: Library) -> None:
+    """A composition that latencies, which differ from run to run, have no say in."""
+    trial = next(trial for trial in library.trials if trial.status == "trained")
+    leaving = replace(exit_at(0, 0.5), trial_id=trial.trial_id, block=trial.block, variant=trial.variant)
+    composed(library.manifest.checkpoint_sha256, (leaving,)).save(library.composition_path())
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +147,18 @@ def test_what_explore_was_told_later_verbs_know(pictures: Path, true_accuracy: f
     finally:
         (pictures / "elsewhere.json").rename(pictures / "map.json")
     images, labels = digits()
-    np.savez(pictures / "all.npz", images=images[:50], labels=labels[:50])
+    np.savez(pictures / "all.npz", images=images[-50:], labels=labels[-50:])
     assert gati.evaluate(directory, pictures / "all.npz").note == "", "the map is not for these labels"
+
+
+def test_measuring_on_what_explore_has_seen_is_told(pictures: Path, plain: str) -> None:
+    (pictures / "mixed").mkdir()
+    for folder, count in (("val", 7), ("test", 5)):
+        for path in sorted((pictures / folder / "two").iterdir())[:count]:
+            (pictures / "mixed" / f"another name for {path.name}").write_bytes(path.read_bytes())
+    note = "gati explore has seen 7 of these 12 inputs, which flatters the caches"
+    assert gati.evaluate(plain, pictures / "mixed").note == note
+    assert gati.evaluate(plain, pictures / "test").note.startswith("test has 3 classes")
 
 
 def test_a_library_that_an_older_gati_named_wrongly_still_runs(pictures: Path, plain: str) -> None:
@@ -180,7 +207,7 @@ def test_efficientnet_and_a_folder_of_imagenette(tmp_path: Path) -> None:
     names = library.manifest.class_names
     assert names is not None and len(names) == 1000 and names[701].startswith("parachute")
     assert library.base_outcomes().label is None
-    gati.compose(library.directory, accuracy=0.5, confidence=None, backend="torch", slowdown=9.0)
+    composed_of_one_cache(library)
     mapped = gati.evaluate(library.directory, tmp_path / "test", label_map=classes)
     assert mapped.base_accuracy is not None and mapped.base_accuracy > 0.6
     assert {each.name for each in mapped.classes} <= set(names)

@@ -32,6 +32,7 @@ from gati.runtime.backends import BACKENDS, GraphBackend
 from gati.runtime.engine import Engine
 from gati.runtime.evaluate import Latency
 from gati.runtime.exits import EngineExit
+from gati.runtime.fresh import note_of_seen
 from gati.runtime.load import Served, open_served
 
 __all__ = ["bench"]
@@ -118,7 +119,7 @@ def bench(
         versions=_versions(),
         method={"text": _METHOD, "warm_up_requests": WARM_UP_REQUESTS, "throughput_seconds": seconds},
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        note=named.note,
+        note="; ".join(note for note in (note_of_seen(served.library, inputs), named.note) if note),
     )
     atomic_write_text(served.library.directory / "bench.json", result.to_json())
     return result

@@ -138,7 +138,7 @@ def held_out(library: Library) -> tuple[Data, npt.NDArray[np.uint8]]:
     if record is None:
         return _held_out_by_seed(library, held, source)
     inside = len(record.rows) == 0 or int(record.rows.max()) < len(held)
-    if not inside or not np.array_equal(held.identities[record.rows], record.identities):
+    if not inside or not np.array_equal(held.subset(record.rows).identities, record.identities):
         raise DataError(f"{source} has changed since explore; bring the old one back, or explore again")
     return held.subset(record.rows), library.base_outcomes().split
 

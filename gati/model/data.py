@@ -57,13 +57,17 @@ class Data(ABC):
     def fingerprint(self) -> str:
         """Return a sha256 over the content."""
 
-    @property
-    @abstractmethod
+    @cached_property
     def identities(self) -> Identities:
-        """Return a hash of each input, uint64 [N]: equal where inputs are, whatever their labels and names.
+        """A hash of each input, uint64 [N]: equal where inputs are, whatever their labels and names.
 
         The first use reads every input once.
         """
+        return self.identify(np.arange(len(self)))
+
+    @abstractmethod
+    def identify(self, indices: NDArray[np.int64]) -> Identities:
+        """Return the identities of the inputs at `indices`, uint64 [n], reading those."""
 
     @abstractmethod
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
@@ -145,9 +149,8 @@ class _ArrayData(Data):
             digest.update(self._labels.tobytes())
         return digest.hexdigest()
 
-    @cached_property
-    def identities(self) -> Identities:
-        return identities_of(self._images)
+    def identify(self, indices: NDArray[np.int64]) -> Identities:
+        return identities_of(self._images[index] for index in indices)
 
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
         picked = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
@@ -191,9 +194,8 @@ class _FolderData(Data):
         entries = [(str(path.relative_to(self._folder)), path.stat().st_size) for path in self._paths]
         return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
-    @cached_property
-    def identities(self) -> Identities:
-        return file_identities(self._paths, self._preprocessing)
+    def identify(self, indices: NDArray[np.int64]) -> Identities:
+        return file_identities([self._paths[index] for index in indices], self._preprocessing)
 
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
         return self._preprocessing.from_pil(
@@ -246,9 +248,8 @@ class _DatasetData(Data):
         digest.update(self.images(probes).numpy().tobytes())
         return digest.hexdigest()
 
-    @cached_property
-    def identities(self) -> Identities:
-        return identities_of(self._content(self._item(index)[0]) for index in range(self._length))
+    def identify(self, indices: NDArray[np.int64]) -> Identities:
+        return identities_of(self._content(self._item(int(index))[0]) for index in indices)
 
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
         items = [self._item(index)[0] for index in _as_list(indices, len(self))]
@@ -326,9 +327,10 @@ class _Subset(Data):
     def fingerprint(self) -> str:
         return hashlib.sha256(self._parent.fingerprint.encode() + self._indices.tobytes()).hexdigest()
 
-    @property
-    def identities(self) -> Identities:
-        return self._parent.identities[self._indices]
+    def identify(self, indices: NDArray[np.int64]) -> Identities:
+        wanted = self._indices[indices]
+        known = "identities" in self._parent.__dict__  # then nothing needs to be read again
+        return self._parent.identities[wanted] if known else self._parent.identify(wanted)
 
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
         picked = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)

@@ -208,9 +208,8 @@ class _Relabelled(Data):
     def fingerprint(self) -> str:
         return self._parent.fingerprint
 
-    @property
-    def identities(self) -> Identities:
-        return self._parent.identities
+    def identify(self, indices: NDArray[np.int64]) -> Identities:
+        return self._parent.subset(indices).identities
 
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
         return self._parent.images(indices)

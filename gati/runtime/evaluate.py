@@ -22,6 +22,7 @@ from gati.runtime.batching import rows_of
 from gati.runtime.by_class import ClassCount, count_classes
 from gati.runtime.engine import Engine, Prediction
 from gati.runtime.exits import BASE
+from gati.runtime.fresh import note_of_seen
 from gati.runtime.load import open_served
 from gati.runtime.profile import quiet
 
@@ -119,7 +120,7 @@ def evaluate(
     inputs only; `repetitions` measures each input that often. A request is a preprocessed tensor
     [1, ...]; base and Gati take turns at being first. `progress(done, of)` is called now and then.
     `class_names` and `label_map` are as for `explore`, whose own are taken otherwise. Where labels do not fit
-    the network the accuracies are None, and `note` says so.
+    the network the accuracies are None, and `note` says so; it also tells of inputs that explore has seen.
 
     Raises:
         DataError: no inputs, or inputs that do not fit the network.
@@ -142,7 +143,8 @@ def evaluate(
         composition=composition,
         class_names=named.class_names,
     )
-    return replace(measured, note=named.note)
+    notes = (note_of_seen(served.library, inputs), named.note)
+    return replace(measured, note="; ".join(note for note in notes if note))
 
 
 def evaluate_engine(

@@ -1,4 +1,4 @@
-"""Which inputs may certify a composition: those that explore has not seen, each once."""
+"""Which inputs explore has not seen: only those may certify a composition, and each once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gati.explore.library import Library
 from gati.model.data import Data
 from gati.model.identity import group_copies
 
-__all__ = ["Fresh", "fresh_inputs"]
+__all__ = ["Fresh", "fresh_inputs", "note_of_seen"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,15 @@ def fresh_inputs(library: Library, inputs: Data) -> Fresh:
         )
     notes += [warning] if (warning := warning_of_neighbours(inputs)) else []
     return Fresh(inputs.subset(rows), copies[rows], "; ".join(notes))
+
+
+def note_of_seen(library: Library, inputs: Data) -> str:
+    """Return a line for inputs to measure on of which explore has seen some, else an empty one."""
+    record = library.input_record()
+    seen = 0 if record is None else int(np.isin(inputs.identities, record.seen).sum())
+    if seen == 0:
+        return ""
+    return f"gati explore has seen {seen} of these {len(inputs)} inputs, which flatters the caches"
 
 
 def _refuse_same_data(library: Library, inputs: Data) -> None:

@@ -110,6 +110,13 @@ def test_datasets_of_bytes_images_and_tensors_have_identities() -> None:
     assert data.identities.tolist() == identities_of(np.round(same).astype(np.uint8)).tolist()
 
 
+def test_a_part_is_identified_without_reading_the_rest(tmp_path: Path) -> None:
+    data = load_data(write_folder(tmp_path / "val"), PLAIN)
+    whole = load_data(tmp_path / "val", PLAIN).identities
+    (tmp_path / "val" / "cat" / "1.png").write_bytes(b"no pixels")
+    assert data.subset([5, 0, 2]).subset([0, 1]).identities.tolist() == whole[[5, 0]].tolist()
+
+
 def test_a_damaged_file_has_no_identity(tmp_path: Path) -> None:
     data = load_data(write_folder(tmp_path / "val"), PLAIN)
     (tmp_path / "val" / "cat" / "1.png").write_bytes(b"no pixels")
