@@ -16,9 +16,11 @@ import gati
 from gati import cli_compare, cli_plan, cli_render, cli_serve, cli_stream
 from gati.cli_options import (
     Checkpoint,
+    ClassNamesFile,
     CompositionName,
     Device,
     JsonFile,
+    LabelMapFile,
     LibraryDir,
     Mean,
     Model,
@@ -122,10 +124,15 @@ def explore(
     mean: Mean = None,
     std: Std = None,
     resize: Resize = None,
+    class_names: ClassNamesFile = None,
+    label_map: LabelMapFile = None,
 ) -> None:
     """Train and measure every cache variant after every block, and write the cache library DIR.
 
     Labels are not needed. Interrupted, the same command goes on where it stopped.
+
+    What compose certifies assumes that VAL was drawn independently from what will be served: pictures are,
+    frames of one video are not. Copies are found and kept together; what VAL has is left out of MORE.
     """
     from gati.explore.progress import open_progress
     from gati.units import parse_duration
@@ -145,6 +152,8 @@ def explore(
         mean=numbers("--mean", mean),
         std=numbers("--std", std),
         resize=resize,
+        class_names=class_names,
+        label_map=label_map,
         progress=open_progress(),
     )
     cli_render.library(library)
@@ -242,6 +251,8 @@ def evaluate(
     per_class: Annotated[
         bool, typer.Option("--per-class", help="Show agreement and hit rate of every class, too.")
     ] = False,
+    class_names: ClassNamesFile = None,
+    label_map: LabelMapFile = None,
 ) -> None:
     """Measure gain, agreement and latency on inputs that Gati has not seen.
 
@@ -256,6 +267,8 @@ def evaluate(
         composition=composition,
         limit=limit,
         device=device,
+        class_names=class_names,
+        label_map=label_map,
         progress=cli_render.counter("evaluated"),
     )
     atomic_write_text(directory / "evaluations" / f"{composition}.json", evaluation.to_json())

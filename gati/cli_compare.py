@@ -9,7 +9,14 @@ import typer
 
 import gati
 from gati import cli_render
-from gati.cli_options import CompositionName, Device, JsonFile, LibraryDir
+from gati.cli_options import (
+    ClassNamesFile,
+    CompositionName,
+    Device,
+    JsonFile,
+    LabelMapFile,
+    LibraryDir,
+)
 
 __all__ = ["bench", "certify", "report"]
 
@@ -29,6 +36,7 @@ def bench(
     cascade: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Library of a smaller network, asked first, as a peer.")
     ] = None,
+    label_map: LabelMapFile = None,
 ) -> None:
     """Compare Gati with the network on every backend here, and with published early exits.
 
@@ -46,6 +54,7 @@ def bench(
         seconds=seconds,
         threads=threads,
         cascade=cascade,
+        label_map=label_map,
         progress=cli_render.counter("measured"),
     )
     if json_file is not None:
@@ -69,8 +78,14 @@ def certify(
     ] = False,
     json_file: JsonFile = None,
     device: Device = "cpu",
+    class_names: ClassNamesFile = None,
+    label_map: LabelMapFile = None,
 ) -> None:
-    """Certify a composition anew on data of its own, and compare with what was certified before."""
+    """Certify a composition anew on data of its own, and compare with what was certified before.
+
+    Assumes that the inputs were drawn independently from what will be served; frames of one video are not.
+    Those that explore has seen are left out, and a copy counts only where the answers differ.
+    """
     import json
 
     from gati.files import atomic_write_text
@@ -84,6 +99,8 @@ def certify(
         per_class=per_class,
         write=write,
         device=device,
+        class_names=class_names,
+        label_map=label_map,
         progress=cli_render.counter("counted"),
     )
     if json_file is not None:

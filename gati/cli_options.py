@@ -14,9 +14,11 @@ from gati.errors import DataError, GatiError
 
 __all__ = [
     "Checkpoint",
+    "ClassNamesFile",
     "CompositionName",
     "Device",
     "JsonFile",
+    "LabelMapFile",
     "LibraryDir",
     "Mean",
     "Model",
@@ -61,6 +63,20 @@ Slowdown = Annotated[
         metavar="SHARE",
         help="Most that all lookups may add to an input that hits nowhere: 0.08 of the network's time unless "
         "given, 0.15 on engines that compile the network, 0.3 there in reduced precision.",
+    ),
+]
+ClassNamesFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--class-names", metavar="FILE", help="The network's class names in order, one a line or a JSON list."
+    ),
+]
+LabelMapFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--label-map",
+        metavar="FILE",
+        help="JSON object: folder name or label number to the network's class number, where they differ.",
     ),
 ]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers there too.")]

@@ -168,6 +168,8 @@ def _why(chosen: Composition) -> str:
 
 def evaluation(measured: Evaluation) -> None:
     """Print the comparison with the base model, then what each exit did."""
+    if measured.note:
+        print(f"note: {measured.note}")
     table = _table("", "base", "gati", "ratio", left=(0,))
     base, ours = measured.base_latency_ms, measured.latency_ms
     for name in ("mean", "p50", "p90", "p99"):
@@ -216,6 +218,8 @@ def _share(share: Share) -> tuple[str, str]:
 
 def bench(result: Bench) -> None:
     """Print every way to answer, then what was left out and why."""
+    if result.note:
+        print(f"note: {result.note}")
     table = _table(
         "milliseconds", "mean", "p50", "p90", "p99", "over same engine", "over fastest", left=(0,)
     )
@@ -256,6 +260,8 @@ def _over_repetitions(gain: Spread) -> str:
 
 def recertification(found: Recertification) -> None:
     """Print the verdict, what early answers cost, and how it compares."""
+    if found.note:
+        print(f"note: {found.note}")
     print(f"certificate: {found.certificate.sentence()}")
     if found.accuracy_drop is not None:
         print(f"accuracy: {found.accuracy_drop.sentence()}")

@@ -22,14 +22,17 @@ from gati.bench.peers import build_peers
 from gati.bench.result import Bench, Kind, LeftOut, Row, spread
 from gati.compose.engines import graph_backend, traced_network
 from gati.errors import BackendError, DataError, GatiError
+from gati.explore.labels import name_and_label
 from gati.explore.library import Library
 from gati.files import atomic_write_text
 from gati.model.data import Data, load_data
+from gati.model.labels import LabelMap
 from gati.model.segments import TracedModel
 from gati.runtime.backends import BACKENDS, GraphBackend
 from gati.runtime.engine import Engine
 from gati.runtime.evaluate import Latency
 from gati.runtime.exits import EngineExit
+from gati.runtime.fresh import note_of_seen
 from gati.runtime.load import Served, open_served
 
 __all__ = ["bench"]
@@ -57,13 +60,15 @@ def bench(
     seconds: float = 1.0,
     threads: int | None = None,
     cascade: str | Path | None = None,
+    label_map: LabelMap | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Bench:
     """Measure every way to run the base model here side by side, and write `bench.json` into the library.
 
     The base model and Gati run on each registered backend that works here, the peers (BranchyNet-style and
     SDN-style exits) on the composition's. `data` is as `evaluate` takes it. Throughput is measured for
-    `seconds` a repetition; 0 leaves it out. `cascade` is a library of a smaller network on the same data.
+    `seconds` a repetition; 0 leaves it out. `cascade` is a library of a smaller network on the same data,
+    `label_map` as for `explore`, whose own is taken otherwise.
     What cannot be measured is in `left_out`, with the reason.
 
     Raises:
@@ -81,6 +86,8 @@ def bench(
         inputs = inputs.subset(range(limit))
     if len(inputs) == 0:
         raise DataError("the benchmark data is empty; give at least one input")
+    named = name_and_label(served.library, inputs, label_map=label_map)
+    inputs = named.data
     field = _Field(served, cascade)
     images = torch.cat(
         [inputs.images(range(at, min(at + _BATCH, len(inputs)))) for at in range(0, len(inputs), _BATCH)]
@@ -112,6 +119,7 @@ def bench(
         versions=_versions(),
         method={"text": _METHOD, "warm_up_requests": WARM_UP_REQUESTS, "throughput_seconds": seconds},
         created=datetime.now(UTC).isoformat(timespec="seconds"),
+        note="; ".join(note for note in (note_of_seen(served.library, inputs), named.note) if note),
     )
     atomic_write_text(served.library.directory / "bench.json", result.to_json())
     return result

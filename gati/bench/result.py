@@ -77,6 +77,7 @@ class Bench:
     versions: dict[str, str]
     method: dict[str, Any]
     created: str
+    note: str = ""
 
     def to_json(self) -> str:
         """The result as strict JSON text."""

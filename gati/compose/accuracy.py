@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gati.compose.certificate import rate_upper_bound
+from gati.compose.copies import counted
 
 __all__ = ["AccuracyDrop", "accuracy_drop"]
 
@@ -47,13 +48,17 @@ def accuracy_drop(
     delta: float,
     *,
     settings: int = 1,
+    copies: NDArray[np.int64] | None = None,
 ) -> AccuracyDrop:
     """Bound the drop of true accuracy, all arrays [n], with confidence 1 - `delta`.
 
     `settings` is how many compositions were to be counted on these inputs before this one was taken: each
-    gets a share of `delta` (Bonferroni), so that the choice among them does no harm.
+    gets a share of `delta` (Bonferroni), so that the choice among them does no harm. `copies` [n] is how many
+    inputs each stands for; those that became wrong count as often (see `gati.compose.copies`).
     """
-    became_wrong = int(((base_class == label) & (answer != label)).sum())
+    became_wrong = (base_class == label) & (answer != label)
     became_right = int(((base_class != label) & (answer == label)).sum())
-    bound = rate_upper_bound(became_wrong, len(label), delta / max(1, settings))
-    return AccuracyDrop(len(label), became_wrong, became_right, bound, 1.0 - delta)
+    rows = counted(became_wrong, np.ones(len(label), dtype=np.int64) if copies is None else copies)
+    spoiled = int(became_wrong[rows].sum())
+    bound = rate_upper_bound(spoiled, len(rows), delta / max(1, settings))
+    return AccuracyDrop(len(rows), spoiled, became_right, bound, 1.0 - delta)

@@ -11,6 +11,10 @@ Class by class the same walk is taken, and a setting passes if each class passes
 the base model answers). That "some class is below A" is rejected only if the test of every class rejects, the
 bad one's among them, which happens with probability at most delta: an intersection-union test (Berger 1982).
 So the number of classes needs no correction either; what it needs is enough inputs of every class.
+
+All of this assumes that the inputs were drawn independently of each other from what will be served. Frames of
+one video, or crops of one picture, were not: a hundred of them may prove no more than one. Exact copies are
+found and counted with care (`gati.compose.copies`); near ones cannot be.
 """
 
 from __future__ import annotations
@@ -66,8 +70,8 @@ class Certificate:
 
     @property
     def inputs(self) -> int:
-        """How many certify inputs were counted."""
-        return self.tested[0].inputs if self.tested else 0
+        """How many certify inputs were counted for the setting that `losses` is of."""
+        return self.tested[self.deployed or 0].inputs if self.tested else 0
 
     @property
     def losses(self) -> int:

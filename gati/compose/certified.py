@@ -26,6 +26,7 @@ from gati.compose.certificate import (
     required_inputs,
 )
 from gati.compose.composition import Objective
+from gati.compose.copies import counted
 from gati.compose.exact import SEARCH, ExactChoice, solve_exact
 from gati.compose.instance import Chosen, Instance, make_instance
 from gati.compose.outcomes import SplitOutcomes
@@ -164,8 +165,10 @@ def _certify(
         return certify(counts, settings.accuracy, delta)
     manifest = library.manifest
     replays = [_replay(library, settings, candidates, certified_on) for candidates in path]
+    rows = [counted(replay.wrong, certified_on.copies) for replay in replays]
     by_class = [
-        count_by_class(replay.answer, certified_on.base_class, manifest.classes) for replay in replays
+        count_by_class(replay.answer[count], certified_on.base_class[count], manifest.classes)
+        for replay, count in zip(replays, rows, strict=True)
     ]
     return certify_every_class(by_class, settings.accuracy, delta, manifest.class_names or ())
 
@@ -284,10 +287,14 @@ def candidates_of(contest: Contest, chosen: Chosen) -> tuple[Candidate, ...]:
 def count_losses(
     library: Library, settings: Settings, candidates: tuple[Candidate, ...], split: SplitOutcomes | None
 ) -> tuple[int, int]:
-    """Return how many inputs of `split` leave `candidates` with another class, and how many inputs it has."""
+    """Return how many inputs of `split` leave `candidates` with another class, and of how many.
+
+    Copies count as `gati.compose.copies` says.
+    """
     if split is None:
         return 0, 0
-    return int(_replay(library, settings, candidates, split).wrong.sum()), len(split)
+    wrong = _replay(library, settings, candidates, split).wrong
+    return int(wrong[counted(wrong, split.copies)].sum()), len(counted(wrong, split.copies))
 
 
 def _replay(
@@ -326,6 +333,7 @@ def with_certificate(
                 split.label,
                 certificate.delta,
                 settings=certificate.settings,
+                copies=split.copies,
             )
             document["accuracy_drop"] = drop.to_json()
     return replace(plan, certificate=document)

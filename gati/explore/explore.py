@@ -23,6 +23,7 @@ from gati.explore.progress import Progress, SilentProgress
 from gati.explore.rounds import Rounds
 from gati.explore.schedule import plan_training
 from gati.explore.state import FinishedTrial, RunState, locked
+from gati.model.labels import ClassNames, LabelMap, read_class_names, read_label_map
 from gati.model.load import LoadedModel, load_model
 from gati.runtime.profile import measure_lookup, measure_overlap
 from gati.types import Trial, TrialId
@@ -49,6 +50,8 @@ def explore(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     resize: int | None = None,
+    class_names: ClassNames | None = None,
+    label_map: LabelMap | None = None,
     progress: Progress | None = None,
 ) -> Library:
     """Train and measure every variant at every block of a network, and write the cache library.
@@ -61,13 +64,19 @@ def explore(
 
     - `model`, `checkpoint`: what `gati.model.load_model` takes.
     - `data`: inputs the network was *not* trained on. They are split by `seed` into a select half and a
-      certify half (thirds, with one for training, when there is no `train_data`).
-    - `train_data`: more inputs, for the predictors alone; they may be the network's own training set.
+      certify half (thirds, with one for training, when there is no `train_data`); copies of an input stay
+      together. What is certified later assumes that they were drawn independently from what will be served.
+    - `train_data`: more inputs, for the predictors alone; they may be the network's own training set. Those
+      that are in `data`, too, are left out.
     - `out`: the cache library's directory.
     - `blocks`: a pattern over module names; all blocks are found by default.
     - `variants`: such as `["fc(512)", "pyramid(64)"]`; `DEFAULT_VARIANTS` by default.
     - `epochs`: passes of the main round over the training inputs.
     - `budget_s`: end within this many seconds, with the best so far.
+    - `class_names`: the network's, in the order of its outputs: a list, or a file with one a line or a JSON
+      list. Otherwise those that come with it, or those of the data if they are as many.
+    - `label_map`: which class of the network each label of `data` is, by folder name or label number: a
+      mapping, or a file with a JSON object. Labels that do not fit otherwise are left out.
 
     **Returns:** the finished library.
 
@@ -88,7 +97,10 @@ def explore(
     with locked(directory), progress or SilentProgress() as reporter:
         if loaded.note:
             reporter.note(loaded.note)
-        settings = _settings(loaded, data, train_data, blocks, names, target, epochs, budget_s, seed)
+        settings = {
+            **_settings(loaded, data, train_data, blocks, names, target, epochs, budget_s, seed),
+            **_named(class_names, label_map),
+        }
         library, state = Library(directory), RunState(directory)
         if library.manifest_path.is_file() and library.manifest.settings == settings:
             reporter.note(f"{directory} is finished already: nothing to do")
@@ -104,9 +116,12 @@ def explore(
             seed=seed,
             state=state,
             progress=reporter,
+            class_names=class_names,
+            label_map=label_map,
         )
+        library.write_input_record(prepared.inputs.record)
         library.write_base_outcomes(
-            BaseOutcomes(prepared.held_out.base_class, prepared.inputs.held_out.labels, prepared.inputs.split)
+            BaseOutcomes(prepared.held_out.base_class, prepared.labels, prepared.inputs.split)
         )
         plan = plan_training(len(prepared.inputs.train), epochs=epochs or _DEFAULT_EPOCHS)
         rounds = Rounds(
@@ -147,6 +162,16 @@ def _settings(
         "seed": seed,
         "gati": __version__,
     }
+
+
+def _named(class_names: ClassNames | None, label_map: LabelMap | None) -> dict[str, Any]:
+    """What was said about names and labels, itself and not the file; nothing where nothing was said."""
+    said: dict[str, Any] = {}
+    if class_names is not None:
+        said["class_names"] = list(read_class_names(class_names))
+    if label_map is not None:
+        said["label_map"] = read_label_map(label_map)
+    return said
 
 
 def _finish_trials(prepared: Prepared, library: Library, state: RunState, progress: Progress) -> list[Trial]:
@@ -202,7 +227,7 @@ def _manifest(prepared: Prepared, settings: dict[str, Any], seed: int, began: fl
         checkpoint_path=loaded.checkpoint_path,
         checkpoint_sha256=loaded.checkpoint_sha256,
         preprocessing=loaded.preprocessing.to_json(),
-        class_names=loaded.class_names or inputs.held_out.class_names,
+        class_names=prepared.class_names,
         classes=prepared.held_out.classes,
         outputs_kind=prepared.held_out.outputs_kind,
         input_shape=prepared.traced.input_shape,

@@ -1,6 +1,7 @@
 """The cache library: the directory that `gati explore` writes and every later verb reads.
 
     manifest.json             model, checkpoint hash, preprocessing, blocks, latencies, seeds, versions
+    inputs.safetensors        which inputs were seen, as hashes, and which were held out
     trials.csv                one row a variant a block: what it costs, how well it imitates, why skipped
     operating_points.csv      hit rate and agreement of every trained variant at many thresholds
     caches/TRIAL.safetensors  weights of predictor and selector
@@ -28,7 +29,16 @@ from gati.errors import LibraryError
 from gati.files import atomic_write, atomic_write_text
 from gati.types import BlockProfile, OperatingPoint, OutputsKind, Profile, Trial, TrialId
 
-__all__ = ["FORMAT", "SELECT", "CERTIFY", "BaseOutcomes", "Library", "Manifest", "TrialOutcomes"]
+__all__ = [
+    "FORMAT",
+    "SELECT",
+    "CERTIFY",
+    "BaseOutcomes",
+    "InputRecord",
+    "Library",
+    "Manifest",
+    "TrialOutcomes",
+]
 
 FORMAT = 1
 SELECT, CERTIFY = 0, 1  # values of BaseOutcomes.split
@@ -50,6 +60,15 @@ class TrialOutcomes(NamedTuple):
 
     score: npt.NDArray[np.float32]
     predicted: npt.NDArray[np.int64]
+
+
+class InputRecord(NamedTuple):
+    """Which inputs explore has seen. Identities are those of `gati.model.identity`: labels are no part."""
+
+    rows: npt.NDArray[np.int64]  # [n]: where in the data each held-out input stands
+    identities: npt.NDArray[np.uint64]  # [n], of the held-out inputs
+    copies: npt.NDArray[np.int64]  # [n]: how many there were of each certify input; 1 in the select split
+    seen: npt.NDArray[np.uint64]  # everything that was trained, chosen or counted on, sorted
 
 
 @dataclass(frozen=True)
@@ -101,6 +120,8 @@ class Manifest:
             raw["profile"] = _profile(raw["profile"])
             for key in ("class_names", "input_shape"):
                 raw[key] = None if raw[key] is None else tuple(raw[key])
+            if raw["class_names"] is not None and len(raw["class_names"]) != raw["classes"]:
+                raw["class_names"] = None  # an older Gati took the names of folders for those of outputs
             return cls(**raw)
         except (KeyError, TypeError) as error:
             raise LibraryError(f"{where} is damaged ({error}); run gati explore again") from error
@@ -143,6 +164,11 @@ class Library:
     def manifest_path(self) -> Path:
         """Where the manifest lies."""
         return self.directory / "manifest.json"
+
+    @property
+    def inputs_path(self) -> Path:
+        """Where the record of the inputs lies."""
+        return self.directory / "inputs.safetensors"
 
     def cache_path(self, trial_id: TrialId) -> Path:
         """Weights of one learned cache."""
@@ -188,6 +214,25 @@ class Library:
         arrays = self._arrays(self.outcomes_path(trial_id))
         return TrialOutcomes(arrays["score"], arrays["predicted"])
 
+    def input_record(self) -> InputRecord | None:
+        """Which inputs explore has seen; None where an older Gati kept no record."""
+        if not self.inputs_path.is_file():
+            return None
+        arrays = self._arrays(self.inputs_path)
+        return InputRecord(*(arrays[name] for name in InputRecord._fields))
+
+    def copies(self) -> npt.NDArray[np.int64]:
+        """How many copies each held-out input stands for, [n]; 1 where nobody counted them."""
+        record, count = self.input_record(), len(self.base_outcomes().split)
+        if record is None:
+            return np.ones(count, dtype=np.int64)
+        if len(record.copies) != count:
+            raise LibraryError(
+                f"{self.inputs_path} is of {len(record.copies)} inputs, the outcomes of {count}; "
+                "run gati explore again"
+            )
+        return record.copies
+
     def _text(self, path: Path) -> str:
         try:
             return path.read_text(encoding="utf-8")
@@ -223,6 +268,10 @@ class Library:
         if outcomes.label is not None:
             arrays["label"] = outcomes.label
         self._save(self.outcomes_path("base"), arrays)
+
+    def write_input_record(self, record: InputRecord) -> None:
+        """Store which inputs were seen, atomically."""
+        self._save(self.inputs_path, record._asdict())
 
     def write_outcomes(self, trial_id: TrialId, outcomes: TrialOutcomes) -> None:
         """Store one trial's answers on the held-out inputs."""

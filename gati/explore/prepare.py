@@ -13,6 +13,7 @@ import torch
 from gati.caches import LearnedCache, build_predictor, parse_variant
 from gati.caches.selectors import BASELINE
 from gati.errors import BackendError
+from gati.explore.alike import warning_of_neighbours
 from gati.explore.augment import Augmentation, choose_augmentation
 from gati.explore.measure import base_answers
 from gati.explore.progress import Progress
@@ -20,7 +21,16 @@ from gati.explore.schedule import too_slow
 from gati.explore.splits import Inputs, split_inputs
 from gati.explore.state import RunState
 from gati.model.blocks import find_blocks
-from gati.model.data import load_data
+from gati.model.data import Data, load_data
+from gati.model.labels import (
+    ClassNames,
+    Labelled,
+    LabelMap,
+    fit_labels,
+    names_of_classes,
+    read_class_names,
+    read_label_map,
+)
 from gati.model.load import LoadedModel
 from gati.model.outputs import check_base_outputs, check_more_than_one_class, outputs_kind
 from gati.model.segments import TracedModel, trace
@@ -55,6 +65,8 @@ class Prepared:
     traced: TracedModel
     inputs: Inputs
     held_out: HeldOut
+    class_names: tuple[str, ...] | None
+    labels: npt.NDArray[np.int64] | None  # of the held-out inputs, as the network numbers its classes
     profile: Profile
     specifications: tuple[Specification, ...]
     augmentation: Augmentation
@@ -98,6 +110,8 @@ def prepare(
     seed: int,
     state: RunState,
     progress: Progress,
+    class_names: ClassNames | None = None,
+    label_map: LabelMap | None = None,
 ) -> Prepared:
     """Check model and data, measure the base model and every untrained lookup, say what cannot pay."""
     held = load_data(data, loaded.preprocessing, what="--data")
@@ -107,6 +121,12 @@ def prepare(
     example = inputs.held_out.images(np.arange(min(64, len(inputs.held_out)))).to(device)
     names = find_blocks(module, blocks, example=example[:2])
     traced = trace(module, example[:2], names)
+    named, labelled = _name_classes(loaded, held, traced.classes, class_names, label_map)
+    rows = inputs.record.rows
+    labels = None if labelled.data.labels is None else labelled.data.labels[rows]
+    for note in (*inputs.notes, labelled.note, warning_of_neighbours(held)):
+        if note:
+            progress.note(note)
     held_out = _answers(loaded, inputs, device)
     stored = state.profile()
     if stored is None:
@@ -120,7 +140,22 @@ def prepare(
         profile, specifications = _from_stored(stored)
     sample = inputs.train.images(np.arange(min(256, len(inputs.train)))).to(device)
     augmentation = choose_augmentation(module, sample) if inputs.train.is_images else Augmentation()
-    return Prepared(loaded, traced, inputs, held_out, profile, specifications, augmentation, device)
+    return Prepared(
+        loaded, traced, inputs, held_out, named, labels, profile, specifications, augmentation, device
+    )
+
+
+def _name_classes(
+    loaded: LoadedModel,
+    held: Data,
+    classes: int,
+    class_names: ClassNames | None,
+    label_map: LabelMap | None,
+) -> tuple[tuple[str, ...] | None, Labelled]:
+    mapped = None if label_map is None else read_label_map(label_map, classes)
+    given = loaded.class_names if class_names is None else read_class_names(class_names, classes)
+    named = names_of_classes(classes, given, held, mapped)
+    return named, fit_labels(held, classes, named, mapped)
 
 
 def _answers(loaded: LoadedModel, inputs: Inputs, device: torch.device) -> HeldOut:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -18,25 +17,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from gati.errors import DataError, one_line
+from gati.model.identity import Identities, identities_of
+from gati.model.pictures import IMAGE_SUFFIXES, file_identities, image_files, open_image
 from gati.model.preprocess import Preprocessing, check_image_array, join
 from gati.model.source import import_object
 
 __all__ = ["Data", "load_data", "load_images"]
 
-IMAGE_FORMATS = (
-    "PNG",
-    "JPEG",
-    "BMP",
-    "GIF",
-    "WEBP",
-    "PPM",
-)  # the decoders a file may reach, whatever its name says
-IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm"})
 _FORMS = "an .npz file, a folder of one folder per class, package.module:callable or file.py:callable"
 
 
@@ -64,6 +56,18 @@ class Data(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """Return a sha256 over the content."""
+
+    @cached_property
+    def identities(self) -> Identities:
+        """A hash of each input, uint64 [N]: equal where inputs are, whatever their labels and names.
+
+        The first use reads every input once.
+        """
+        return self.identify(np.arange(len(self)))
+
+    @abstractmethod
+    def identify(self, indices: NDArray[np.int64]) -> Identities:
+        """Return the identities of the inputs at `indices`, uint64 [n], reading those."""
 
     @abstractmethod
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
@@ -109,7 +113,7 @@ def load_images(paths: Sequence[str | Path], preprocessing: Preprocessing) -> Te
     """
     if not paths:
         raise DataError("no images given; name at least one image file")
-    return preprocessing.from_pil([_open_image(Path(path)) for path in paths])
+    return preprocessing.from_pil([open_image(Path(path)) for path in paths])
 
 
 class _ArrayData(Data):
@@ -145,6 +149,9 @@ class _ArrayData(Data):
             digest.update(self._labels.tobytes())
         return digest.hexdigest()
 
+    def identify(self, indices: NDArray[np.int64]) -> Identities:
+        return identities_of(self._images[index] for index in indices)
+
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
         picked = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
         return self._preprocessing(self._images[picked])
@@ -161,10 +168,10 @@ class _FolderData(Data):
             found = [
                 (path, number)
                 for number, name in enumerate(classes)
-                for path in _image_files(folder / name, "**/*")
+                for path in image_files(folder / name, "**/*")
             ]
         else:
-            found = [(path, -1) for path in _image_files(folder, "*")]
+            found = [(path, -1) for path in image_files(folder, "*")]
         if not found:
             raise DataError(
                 f"{what}: no images ({', '.join(sorted(IMAGE_SUFFIXES))}) in {folder}; "
@@ -187,9 +194,12 @@ class _FolderData(Data):
         entries = [(str(path.relative_to(self._folder)), path.stat().st_size) for path in self._paths]
         return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
+    def identify(self, indices: NDArray[np.int64]) -> Identities:
+        return file_identities([self._paths[index] for index in indices], self._preprocessing)
+
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
         return self._preprocessing.from_pil(
-            [_open_image(self._paths[index]) for index in _as_list(indices, len(self))]
+            [open_image(self._paths[index]) for index in _as_list(indices, len(self))]
         )
 
 
@@ -206,6 +216,9 @@ class _DatasetData(Data):
         self.name = name
         image, label = self._item(0)
         self._has_labels = label is not None
+        names = getattr(dataset, "classes", None)  # as torchvision's datasets call them
+        if isinstance(names, (list, tuple)) and names and all(isinstance(name, str) for name in names):
+            self.class_names = tuple(names)
         self.is_images = not (isinstance(image, Tensor) and image.is_floating_point())
 
     def __len__(self) -> int:
@@ -235,11 +248,14 @@ class _DatasetData(Data):
         digest.update(self.images(probes).numpy().tobytes())
         return digest.hexdigest()
 
+    def identify(self, indices: NDArray[np.int64]) -> Identities:
+        return identities_of(self._content(self._item(int(index))[0]) for index in indices)
+
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
         items = [self._item(index)[0] for index in _as_list(indices, len(self))]
         if not self.is_images:
             return self._stack(items)
-        return join([self._preprocess(image) for image in items])
+        return join([self._preprocessing(self._content(image)[None]) for image in items])
 
     def _item(self, index: int) -> tuple[Any, Any]:
         try:
@@ -258,16 +274,19 @@ class _DatasetData(Data):
             )
         return image, label
 
-    def _preprocess(self, image: Any) -> Tensor:
+    def _content(self, image: Any) -> NDArray[Any]:
+        """What the dataset gave, uint8 [H, W, C] or floating point."""
         if isinstance(image, Image.Image):
-            return self._preprocessing.from_pil([image])
+            return self._preprocessing.pixels(image)
+        if not self.is_images:
+            return np.asarray(image, dtype=np.float32)
         pixels = np.asarray(image)
         pixels = pixels[..., None] if pixels.ndim == 2 else pixels
         channels = self._preprocessing.channels
         if isinstance(image, Tensor) and pixels.ndim == 3 and pixels.shape[0] == channels != pixels.shape[2]:
             pixels = pixels.transpose(1, 2, 0)  # torchvision's uint8 tensors are [C, H, W]
         check_image_array(pixels[None], channels, self._what)
-        return self._preprocessing(pixels[None])
+        return pixels
 
     def _stack(self, items: list[Any]) -> Tensor:
         shape = tuple(items[0].shape)
@@ -308,6 +327,11 @@ class _Subset(Data):
     def fingerprint(self) -> str:
         return hashlib.sha256(self._parent.fingerprint.encode() + self._indices.tobytes()).hexdigest()
 
+    def identify(self, indices: NDArray[np.int64]) -> Identities:
+        wanted = self._indices[indices]
+        known = "identities" in self._parent.__dict__  # then nothing needs to be read again
+        return self._parent.identities[wanted] if known else self._parent.identify(wanted)
+
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
         picked = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
         return self._parent.images(self._indices[picked])
@@ -345,33 +369,6 @@ def _check_labels(labels: NDArray[Any], count: int, where: str) -> NDArray[np.in
     if int(labels.min()) < 0:
         raise DataError(f"{where} has label {int(labels.min())}; give whole class numbers from 0")
     return labels.astype(np.int64)
-
-
-def _image_files(folder: Path, pattern: str) -> list[Path]:
-    return sorted(
-        path for path in folder.glob(pattern) if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
-    )
-
-
-def _open_image(path: Path) -> Image.Image:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=IMAGE_FORMATS) as image:
-                image.load()
-                return image.copy()
-    except FileNotFoundError as error:
-        raise DataError(f"no image at {path}; check the path") from error
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise DataError(
-            f"image {path} has more than {Image.MAX_IMAGE_PIXELS} pixels; give a smaller one"
-        ) from error
-    except UnidentifiedImageError as error:
-        raise DataError(
-            f"{path} is no image of a known kind ({', '.join(IMAGE_FORMATS)}); convert it"
-        ) from error
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
-        raise DataError(f"image {path} is damaged ({one_line(error)}); copy it again") from error
 
 
 def _call_dataset(source: str, what: str) -> Dataset[Any]:

@@ -170,7 +170,19 @@ def _timm_recipe(name: str) -> _Recipe:
         network: nn.Module = timm.create_model(name, pretrained=False, **_classes_argument(classes))
         return network
 
-    return _Recipe(build, preprocessing, any_classes=True)
+    return _Recipe(build, preprocessing, _timm_names(timm, name), any_classes=True)
+
+
+def _timm_names(timm: Any, name: str) -> tuple[str, ...] | None:
+    """The names of ImageNet's classes as timm knows them, where its network was trained on those."""
+    config = _timm_config(timm, name)
+    if not hasattr(timm.data, "ImageNetInfo"):  # before timm 0.9
+        return None
+    subset = timm.data.infer_imagenet_subset(config) if config else None
+    if subset is None:
+        return None
+    known = timm.data.ImageNetInfo(subset)
+    return tuple(known.index_to_description(index) for index in range(known.num_classes()))
 
 
 def _timm_config(timm: Any, name: str) -> dict[str, Any]:

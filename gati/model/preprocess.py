@@ -103,13 +103,17 @@ class Preprocessing:
 
         **Raises:** `DataError` when they end up in different sizes, which cannot be one batch.
         """
+        return join([self(self.pixels(image)[None]) for image in images])
+
+    def pixels(self, image: Image) -> NDArray[np.uint8]:
+        """Return a Pillow image as uint8 [H, W, C] with the network's channels, not resized yet.
+
+        **Raises:** `DataError` when no image has so many channels.
+        """
         mode = {1: "L", 3: "RGB", 4: "RGBA"}.get(self.channels)
         if mode is None:
             raise DataError(f"image files cannot hold {self.channels} channels; give an .npz or a dataset")
-        tensors = [
-            self(np.array(image.convert(mode)).reshape(1, image.height, image.width, -1)) for image in images
-        ]
-        return join(tensors)
+        return np.array(image.convert(mode), dtype=np.uint8).reshape(image.height, image.width, -1)
 
     def _resize(self, pixels: Tensor) -> Tensor:
         if self.size is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,9 +22,13 @@ from gati.compose.certificate import (
 )
 from gati.compose.certificate import certify as walk
 from gati.compose.composition import Composition
-from gati.errors import CompositionError, DataError
+from gati.compose.copies import counted
+from gati.errors import CompositionError
+from gati.explore.labels import name_and_label
 from gati.explore.library import Library
 from gati.model.data import Data, load_data
+from gati.model.labels import ClassNames, LabelMap
+from gati.runtime.fresh import fresh_inputs
 from gati.runtime.load import Served, open_served
 
 __all__ = ["Recertification", "certify"]
@@ -44,6 +48,7 @@ class Recertification:
     data: str
     previous: dict[str, Any] | None
     comparison: str
+    note: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as strict JSON values: a certificate as `compose` writes it, with what came before."""
@@ -55,6 +60,7 @@ class Recertification:
             "hit_rate": self.hit_rate,
             "data": self.data,
             "comparison": self.comparison,
+            "note": self.note,
             "previous": self.previous,
         }
 
@@ -69,16 +75,21 @@ def certify(
     per_class: bool = False,
     write: bool = False,
     device: str = "cpu",
+    class_names: ClassNames | None = None,
+    label_map: LabelMap | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Recertification:
     """Count on `data` how often a composition answers as the base model, and certify it from that alone.
 
     `accuracy` and `confidence` are the composition's own unless given. One setting is tested, so its lower
-    bound is as exact as its verdict. `write` puts the new certificate into the composition, the old one below
-    it as `previous`; the exits and thresholds stay as they are, whatever the verdict.
+    bound is as exact as its verdict, if the inputs were drawn independently from what will be served. Those
+    that `explore` has seen are left out, and copies count as `gati.compose.copies` says. `write` puts the new
+    certificate into the composition, the old one below it as `previous`; the exits and thresholds stay as
+    they are, whatever the verdict. `class_names` and `label_map` are as for `explore`, whose own are taken
+    otherwise.
 
     Raises:
-        DataError: no inputs, or the very data that the caches were chosen on.
+        DataError: no inputs, or none that `explore` has not seen.
         LibraryError, CompositionError, BackendError: as `load` does; CompositionError without any exit.
     """
     served = open_served(directory, composition=composition, device=device)
@@ -87,40 +98,35 @@ def certify(
         raise CompositionError(
             f"composition '{composition}' has no caches, so there is nothing to certify; compose again"
         )
-    inputs = load_data(data, served.model.preprocessing, what="certification data")
-    _check_new(served.library, inputs)
+    given = load_data(data, served.model.preprocessing, what="certification data")
+    fresh = fresh_inputs(served.library, given)
+    named = name_and_label(served.library, fresh.inputs, class_names, label_map)
+    inputs = named.data
     target = chosen.accuracy_target if accuracy is None else accuracy
     wanted = confidence if confidence is not None else chosen.confidence or 0.95
     answer, base_class, hits = _answers(served, inputs, progress)
     delta = 1.0 - wanted
-    certificate = _verdict(served.library, answer, base_class, target, delta, per_class=per_class)
+    rows = counted(answer != base_class, fresh.copies)
+    certificate = _verdict(
+        served.library, answer[rows], base_class[rows], target, delta, per_class=per_class,
+        class_names=named.class_names,
+    )  # fmt: skip
     labels = inputs.labels
     found = Recertification(
         certificate=certificate,
         agreement_lower_bound=agreement_lower_bound(certificate.losses, certificate.inputs, delta),
-        accuracy_drop=None if labels is None else accuracy_drop(answer, base_class, labels, delta),
+        accuracy_drop=None
+        if labels is None
+        else accuracy_drop(answer, base_class, labels, delta, copies=fresh.copies),
         hit_rate=hits / len(inputs),
-        data=f"{inputs.name} {inputs.fingerprint}",
+        data=f"{given.name} {given.fingerprint}",
         previous=_without_history(chosen.certificate),
         comparison=_comparison(chosen, certificate),
+        note="; ".join(note for note in (fresh.note, named.note) if note),
     )
     if write:
         _write(served.library, chosen, found)
     return found
-
-
-def _check_new(library: Library, inputs: Data) -> None:
-    if len(inputs) == 0:
-        raise DataError("the certification data is empty; give at least one input")
-    used = {entry.rsplit(" ", 1)[-1] for entry in library.manifest.data.values()}
-    # explore keeps the fingerprint of the part that it measured on: all of VAL, or two thirds of it
-    order = np.random.default_rng((library.manifest.seed, 0)).permutation(len(inputs))
-    parts = [inputs, *(inputs.subset(np.sort(order[cut:])) for cut in (0, len(inputs) // 3))]
-    if used & {part.fingerprint for part in parts}:
-        raise DataError(
-            f"{inputs.name} is data that this composition was made from, so it proves nothing; "
-            "give inputs that gati explore has not seen"
-        )
 
 
 def _answers(
@@ -152,10 +158,11 @@ def _verdict(
     delta: float,
     *,
     per_class: bool,
+    class_names: Sequence[str] | None,
 ) -> Certificate:
     if per_class:
         counts = count_by_class(answer, base_class, library.manifest.classes)
-        return certify_every_class([counts], accuracy, delta, library.manifest.class_names or ())
+        return certify_every_class([counts], accuracy, delta, class_names or ())
     return walk([(int((answer != base_class).sum()), len(answer))], accuracy, delta)
 
 

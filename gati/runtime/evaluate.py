@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from gati.errors import DataError
+from gati.explore.labels import name_and_label
 from gati.model.data import Data, load_data
+from gati.model.labels import ClassNames, LabelMap
 from gati.runtime.batching import rows_of
 from gati.runtime.by_class import ClassCount, count_classes
 from gati.runtime.engine import Engine, Prediction
 from gati.runtime.exits import BASE
+from gati.runtime.fresh import note_of_seen
 from gati.runtime.load import open_served
 from gati.runtime.profile import quiet
 
@@ -80,6 +83,7 @@ class Evaluation:
     data: str = ""
     composition: str = ""
     classes: tuple[ClassCount, ...] = ()
+    note: str = ""
 
     def to_json(self) -> str:
         """The evaluation as strict JSON text."""
@@ -106,6 +110,8 @@ def evaluate(
     device: str = "cpu",
     repetitions: int = 1,
     threads: int | None = None,
+    class_names: ClassNames | None = None,
+    label_map: LabelMap | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Answer every input of `data` with Gati and with the base model alone, one request at a time.
@@ -113,6 +119,8 @@ def evaluate(
     `data` is an `.npz`, a folder, a dataset callable (see `load_data`) or a `Data`. `limit` takes the first
     inputs only; `repetitions` measures each input that often. A request is a preprocessed tensor
     [1, ...]; base and Gati take turns at being first. `progress(done, of)` is called now and then.
+    `class_names` and `label_map` are as for `explore`, whose own are taken otherwise. Where labels do not fit
+    the network the accuracies are None, and `note` says so; it also tells of inputs that explore has seen.
 
     Raises:
         DataError: no inputs, or inputs that do not fit the network.
@@ -125,14 +133,18 @@ def evaluate(
     inputs = load_data(data, served.model.preprocessing, what="evaluation data")
     if limit is not None and limit < len(inputs):
         inputs = inputs.subset(range(limit))
-    return evaluate_engine(
+    named = name_and_label(served.library, inputs, class_names, label_map)
+    measured = evaluate_engine(
         served.engine,
-        inputs,
+        named.data,
         module=served.module,
         repetitions=repetitions,
         progress=progress,
         composition=composition,
+        class_names=named.class_names,
     )
+    notes = (note_of_seen(served.library, inputs), named.note)
+    return replace(measured, note="; ".join(note for note in notes if note))
 
 
 def evaluate_engine(
@@ -143,8 +155,12 @@ def evaluate_engine(
     repetitions: int = 1,
     progress: Callable[[int, int], None] | None = None,
     composition: str = "",
+    class_names: Sequence[str] | None = None,
 ) -> Evaluation:
-    """As `evaluate`, for an engine and data that are already there; without `module` eager is not timed."""
+    """As `evaluate`, for an engine and data that are already there; without `module` eager is not timed.
+
+    Labels, if there are any, are the network's classes; `class_names` are the engine's unless given.
+    """
     if len(data) == 0:
         raise DataError("the evaluation data is empty; give at least one input")
     with engine:
@@ -173,7 +189,7 @@ def evaluate_engine(
         repetitions=repetitions,
         data=data.name,
         composition=composition,
-        classes=count_classes(answers, base_answers, hit, engine.class_names),
+        classes=count_classes(answers, base_answers, hit, class_names or engine.class_names),
     )
 
 

@@ -19,10 +19,14 @@ from gati.explore import prepare, rounds, schedule
 from gati.explore.explore import explore
 from gati.explore.library import CERTIFY, SELECT, Library
 from gati.explore.progress import SilentProgress
+from gati.explore.splits import held_out
+from gati.model.data import load_data
+from gati.model.preprocess import Preprocessing
 from gati.types import BlockProfile, Trial, TrialId
 from tests.explore.networks import trained_state, write_digits
 
 NET = f"{Path(__file__).parent / 'networks.py'}:Net"
+GREY = Preprocessing((0.0,), (1.0,), channels=1)
 VARIANTS = ("fc(16)", "grid(16)", "pyramid(4)")
 
 
@@ -100,7 +104,6 @@ def test_training_learned_something(library: Library) -> None:
 def test_the_recorded_outcomes_are_what_the_stored_cache_answers(library: Library) -> None:
     """Hidden outputs by hand, from the network itself: no part of explore is asked twice."""
     from gati.caches import load_cache
-    from gati.model.data import load_data
     from gati.model.load import load_model
 
     settings = library.manifest.settings
@@ -132,8 +135,60 @@ def test_without_train_data_a_third_of_the_data_is_trained_on(files: dict[str, s
     assert library.manifest.counts == {"train": 300, "select": 300, "certify": 300}
 
 
+def test_the_library_knows_what_it_has_seen_and_finds_the_held_out_inputs_again(
+    library: Library, files: dict[str, str]
+) -> None:
+    record = library.input_record()
+    assert record is not None
+    held, more = (load_data(files[name], GREY) for name in ("data", "train_data"))
+    assert set(record.seen.tolist()) == {*held.identities.tolist(), *more.identities.tolist()}
+    again, split = held_out(library)
+    assert np.array_equal(again.identities, record.identities)
+    assert np.array_equal(split, library.base_outcomes().split)
+    # As an older Gati left it: without the record.
+    kept = library.inputs_path.read_bytes()
+    library.inputs_path.unlink()
+    try:
+        older, older_split = held_out(library)
+        assert np.array_equal(older.identities, again.identities) and np.array_equal(older_split, split)
+        assert set(library.copies().tolist()) == {1}
+    finally:
+        library.inputs_path.write_bytes(kept)
+
+
+def test_copies_and_overlap_are_told_and_kept_apart(files: dict[str, str], tmp_path: Path) -> None:
+    held, more = (np.load(files[name])["images"] for name in ("data", "train_data"))
+    np.savez(tmp_path / "val.npz", images=np.concatenate([held[:300], held[:300], held[300:400]]))
+    np.savez(tmp_path / "more.npz", images=np.concatenate([more, held[:50]]))
+    said = _Notes()
+    library = explore(
+        NET, files["checkpoint"], data=str(tmp_path / "val.npz"), train_data=str(tmp_path / "more.npz"),
+        out=tmp_path / "out", variants=["grid(8)"], epochs=0.1, progress=said,
+    )  # fmt: skip
+    assert "left 50 of 947 inputs of --train-data out: they are in --data, too" in said.notes
+    assert any(note.startswith("300 of 700 inputs of --data are copies of another") for note in said.notes)
+    split, record = library.base_outcomes().split, library.input_record()
+    assert record is not None and library.manifest.counts["train"] == 897
+    certify = split == CERTIFY
+    assert library.manifest.counts["certify"] == certify.sum() < record.copies[certify].sum()
+    select = set(record.identities[split == SELECT].tolist())
+    assert not select & set(record.identities[certify].tolist())
+    assert len(select) + certify.sum() == 400
+    np.savez(tmp_path / "val.npz", images=np.concatenate([held[:300], held[:300], held[301:401]]))
+    with pytest.raises(DataError, match=r"val.npz has changed since explore; bring the old one back"):
+        held_out(library)
+
+
 def test_a_seed_gives_the_same_library_twice(library: Library, files: dict[str, str], tmp_path: Path) -> None:
     _assert_same(library, explore(NET, **files, out=tmp_path, variants=VARIANTS, epochs=2))
+
+
+class _Notes(SilentProgress):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 class _Killed(BaseException):
@@ -217,6 +272,6 @@ def test_bad_networks_and_data_get_one_line(files: dict[str, str], tmp_path: Pat
     with pytest.raises(DataError, match="are the same 900 inputs: hold the validation inputs out"):
         explore(NET, files["checkpoint"], data=files["data"], train_data=files["data"], out=tmp_path / "c")
     few = tmp_path / "few.npz"
-    np.savez(few, images=np.zeros((30, 8, 8, 1), np.uint8))
+    np.savez(few, images=np.load(files["data"])["images"][:30])
     with pytest.raises(DataError, match="has 30 inputs, which leaves 20 to measure on"):
         explore(NET, files["checkpoint"], data=str(few), out=tmp_path / "d")

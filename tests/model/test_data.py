@@ -10,6 +10,7 @@ from PIL import Image
 
 from gati.errors import DataError
 from gati.model.data import load_data, load_images
+from gati.model.identity import identities_of
 from gati.model.preprocess import Preprocessing
 
 PLAIN = Preprocessing()
@@ -73,6 +74,54 @@ def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:
     first = load_data(npz(tmp_path, images=IMAGES), PLAIN).fingerprint
     assert load_data(npz(tmp_path, images=IMAGES), PLAIN).fingerprint == first
     assert load_data(npz(tmp_path, images=IMAGES[::-1]), PLAIN).fingerprint != first
+
+
+def test_an_input_is_the_same_under_any_name_label_and_form(tmp_path: Path) -> None:
+    array = load_data(npz(tmp_path, images=IMAGES, labels=LABELS), PLAIN)
+    for index, image in enumerate(IMAGES):
+        folder = tmp_path / "val" / f"class{index % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        suffix = ("png", "bmp")[index // 3]  # both without loss
+        Image.fromarray(image).save(folder / f"copy {index}.{suffix}")
+    files = load_data(tmp_path / "val", PLAIN)
+    assert array.identities.dtype == np.uint64
+    assert len(set(array.identities.tolist())) == 6
+    assert sorted(files.identities.tolist()) == sorted(array.identities.tolist())
+    unlabelled = load_data(npz(tmp_path, images=IMAGES[[3, 1, 1]]), PLAIN)
+    assert unlabelled.identities.tolist() == array.identities[[3, 1, 1]].tolist()
+    assert array.subset([4, 2]).identities.tolist() == array.identities[[4, 2]].tolist()
+
+
+def test_inputs_of_other_pixels_shape_or_type_are_others(tmp_path: Path) -> None:
+    grey = Preprocessing((0.0,), (1.0,), channels=1)
+    black = np.zeros((2, 4, 6, 1), np.uint8)
+    wide = load_data(npz(tmp_path, images=black), grey).identities
+    assert wide[0] == wide[1]
+    assert load_data(npz(tmp_path, images=black.reshape(2, 6, 4, 1)), grey).identities[0] != wide[0]
+    black[1, 0, 0] = 1
+    assert load_data(npz(tmp_path, images=black), grey).identities[1] != wide[0]
+
+
+def test_datasets_of_bytes_images_and_tensors_have_identities() -> None:
+    tensors = load_data(f"{HERE}:float_tensors", Preprocessing((0.5,) * 3, (0.1,) * 3))
+    assert len(set(tensors.identities.tolist())) == len(tensors) == 6
+    data = load_data(f"{HERE}:Bytes", PLAIN)
+    same = np.array([image for image in data.images(range(5)).permute(0, 2, 3, 1).numpy() * 255])
+    assert data.identities.tolist() == identities_of(np.round(same).astype(np.uint8)).tolist()
+
+
+def test_a_part_is_identified_without_reading_the_rest(tmp_path: Path) -> None:
+    data = load_data(write_folder(tmp_path / "val"), PLAIN)
+    whole = load_data(tmp_path / "val", PLAIN).identities
+    (tmp_path / "val" / "cat" / "1.png").write_bytes(b"no pixels")
+    assert data.subset([5, 0, 2]).subset([0, 1]).identities.tolist() == whole[[5, 0]].tolist()
+
+
+def test_a_damaged_file_has_no_identity(tmp_path: Path) -> None:
+    data = load_data(write_folder(tmp_path / "val"), PLAIN)
+    (tmp_path / "val" / "cat" / "1.png").write_bytes(b"no pixels")
+    with pytest.raises(DataError, match=r"1.png is no image of a known kind"):
+        _ = data.identities
 
 
 def test_a_folder_has_sorted_classes_and_the_same_pixels_as_arrays(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +13,11 @@ import pytest
 from gati.compose.certificate import agreement_lower_bound
 from gati.compose.composition import Composition
 from gati.errors import CompositionError, DataError
-from gati.explore.library import Library
-from gati.explore.splits import split_inputs
+from gati.explore.library import InputRecord, Library
 from gati.model.data import load_data
 from gati.runtime.certify import certify
 from gati.runtime.load import load
-from tests.runtime.served import exit_at, images, rewrite
+from tests.runtime.served import PREPROCESSING, exit_at, images, rewrite
 
 
 @pytest.fixture
@@ -107,15 +107,84 @@ def test_bad_requests_are_refused_in_one_line(directory: Path, more: tuple[Path,
     with load(directory) as engine:
         assert engine.preprocessing is not None
         data = load_data(more[0], engine.preprocessing)
-    for train in (None, data.subset(range(40))):  # explore measures on two thirds of VAL, or on all of it
-        inputs = split_inputs(data, train, library.manifest.seed)
-        used = {"held_out": f"{data.name} {inputs.held_out.fingerprint}", "train": "other abc"}
+    order = np.random.default_rng((library.manifest.seed, 0)).permutation(len(data))
+    # A library of before inputs had identities; explore measured on two thirds of VAL, or on all of it.
+    for cut in (0, len(data) // 3):
+        measured_on = data.subset(np.sort(order[cut:]))
+        used = {"held_out": f"{data.name} {measured_on.fingerprint}", "train": "other abc"}
         library.write_manifest(replace(library.manifest, data=used))
         with pytest.raises(DataError, match="more.npz is data that this composition was made from"):
             certify(directory, more[0])
     rewrite(directory, exits=())
     with pytest.raises(CompositionError, match="'default' has no caches, so there is nothing to certify"):
         certify(directory, more[0])
+
+
+def remember(directory: Path, seen: Path) -> None:
+    """As explore would leave it after training on these inputs, or choosing on them."""
+    identities = load_data(seen, PREPROCESSING).identities
+    nothing = np.zeros(0, dtype=np.int64)
+    record = InputRecord(nothing, np.zeros(0, np.uint64), nothing, np.unique(identities))
+    Library(directory).write_input_record(record)
+
+
+@pytest.mark.parametrize(
+    "disguise",
+    [
+        lambda images, labels: {"images": images[::-1], "labels": labels[::-1]},
+        lambda images, labels: {"images": images},
+        lambda images, labels: {"images": images[20:90], "labels": labels[20:90]},
+        lambda images, labels: {"images": images, "labels": (labels + 1) % 4},
+        lambda images, labels: {"images": np.concatenate([images, images[:60]])},
+    ],
+    ids=["reordered", "without labels", "a part", "other labels", "some twice"],
+)
+def test_what_explore_has_seen_certifies_nothing_in_any_disguise(
+    directory: Path, more: tuple[Path, int], tmp_path: Path, disguise: Any
+) -> None:
+    remember(directory, more[0])
+    with np.load(more[0]) as arrays:
+        np.savez(tmp_path / "again.npz", **disguise(arrays["images"], arrays["labels"]))
+    with pytest.raises(DataError, match="again.npz is data that this composition was made from"):
+        certify(directory, tmp_path / "again.npz")
+
+
+def test_inputs_that_explore_has_seen_are_left_out_and_it_says_so(
+    directory: Path, more: tuple[Path, int], tmp_path: Path
+) -> None:
+    new = images(230)[150:]
+    np.savez(tmp_path / "new.npz", images=new)
+    np.savez(tmp_path / "both.npz", images=np.concatenate([images(150), new]))
+    remember(directory, more[0])
+    alone, both = (certify(directory, tmp_path / f"{name}.npz") for name in ("new", "both"))
+    assert alone.note == ""
+    assert both.note == "left 150 of 230 inputs out, which gati explore has seen already"
+    assert both.certificate == alone.certificate and both.certificate.inputs == 80
+
+
+def test_a_library_without_a_record_is_used_and_says_what_is_unknown(
+    directory: Path, more: tuple[Path, int]
+) -> None:
+    found = certify(directory, more[0])
+    assert found.note.startswith("explored by an older Gati") and found.note.endswith("is unknown")
+    assert found.to_json()["note"] == found.note
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+def test_a_copy_counts_only_where_it_is_answered_differently(
+    directory: Path, more: tuple[Path, int], tmp_path: Path, per_class: bool
+) -> None:
+    data, losses = more
+    with np.load(data) as arrays:
+        four = {name: np.tile(array, (4, *[1] * (array.ndim - 1))) for name, array in arrays.items()}
+    np.savez(tmp_path / "four.npz", **four)
+    once, copied = (certify(directory, path, per_class=per_class) for path in (data, tmp_path / "four.npz"))
+    assert (once.certificate.losses, once.certificate.inputs) == (losses, 150)
+    assert (copied.certificate.losses, copied.certificate.inputs) == (4 * losses, 150 + 3 * losses)
+    assert copied.agreement_lower_bound < once.agreement_lower_bound
+    assert copied.hit_rate == once.hit_rate
+    assert "450 inputs are copies of another" in copied.note
+    assert copied.accuracy_drop is not None and copied.accuracy_drop.became_wrong == 4 * losses
 
 
 def test_an_exit_that_never_hits_certifies_whatever_the_number_of_inputs_can(

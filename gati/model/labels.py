@@ -1,0 +1,215 @@
+"""Names and labels of classes, as the network numbers its outputs.
+
+The folders of a data set are numbered in sorted order, from 0. That is the network's own numbering only
+where both have the same classes; ten folders of pictures say nothing about the names of a thousand outputs.
+So names and labels are taken where they fit, and otherwise there are none: agreement needs neither.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gati.errors import DataError
+from gati.model.data import Data
+from gati.model.identity import Identities
+
+__all__ = [
+    "ClassNames",
+    "LabelMap",
+    "Labelled",
+    "fit_labels",
+    "names_of_classes",
+    "read_class_names",
+    "read_label_map",
+    "unmapped",
+]
+
+ClassNames = str | Path | Sequence[str]
+LabelMap = str | Path | Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Data whose labels are the network's classes, or that has none; `note` says why, or is empty."""
+
+    data: Data
+    note: str = ""
+
+
+def read_class_names(source: ClassNames, classes: int | None = None) -> tuple[str, ...]:
+    """Read the network's class names in the order of its outputs: a file with one a line, or a JSON list.
+
+    **Raises:** `DataError` when it cannot be read, or has another number of names than the network classes.
+    """
+    if isinstance(source, (str, Path)):
+        where, text = f"--class-names {source}", _text(source, "--class-names")
+        names: Any = _json(text, where) if text.lstrip().startswith("[") else text.rstrip().splitlines()
+    else:
+        where, names = "class_names", list(source)
+    if not all(isinstance(name, str) and name.strip() for name in names):
+        raise DataError(
+            f"{where} has an entry that is no name; give one name a class, or a JSON list of them"
+        )
+    if classes is not None and len(names) != classes:
+        raise DataError(
+            f"{where} has {len(names)} names and the network {classes} classes; give one name a class, in "
+            "the order of its outputs"
+        )
+    return tuple(name.strip() for name in names)
+
+
+def read_label_map(source: LabelMap, classes: int | None = None) -> dict[str, int]:
+    """Read which class of the network each label is: a JSON object, folder name or label number to class.
+
+    **Raises:** `DataError` when it cannot be read, or names a class that the network does not have.
+    """
+    if isinstance(source, (str, Path)):
+        where = f"--label-map {source}"
+        found: Any = _json(_text(source, "--label-map"), where)
+    else:
+        where, found = "label_map", dict(source)
+    if not isinstance(found, dict) or not found:
+        raise DataError(f'{where} is no map; write a JSON object such as {{"cats": 281, "dogs": 207}}')
+    for label, index in found.items():
+        number = isinstance(index, int) and not isinstance(index, bool)
+        if not number or index < 0 or (classes is not None and index >= classes):
+            last = "" if classes is None else f" to {classes - 1}"
+            raise DataError(
+                f"{where} maps {label!r} to {index!r}; give a class of the network, a whole number from "
+                f"0{last}"
+            )
+    return {str(label): index for label, index in found.items()}
+
+
+def names_of_classes(
+    classes: int, known: Sequence[str] | None, data: Data, label_map: Mapping[str, int] | None = None
+) -> tuple[str, ...] | None:
+    """Return the names that came with the network, else those of the data, where they fit; else None."""
+    if known is not None and len(known) == classes:
+        return tuple(known)
+    if data.class_names is None or len(data.class_names) != classes:
+        return None
+    if label_map is None:
+        return data.class_names
+    named = {label_map.get(name): name for name in data.class_names}
+    return tuple(named[index] for index in range(classes)) if set(named) == set(range(classes)) else None
+
+
+def fit_labels(
+    data: Data,
+    classes: int,
+    names: Sequence[str] | None = None,
+    label_map: Mapping[str, int] | None = None,
+) -> Labelled:
+    """Number the labels of data as the network numbers its classes, or leave them out.
+
+    With `label_map` they are what it says. Without, named classes (folders) are those of the same name, if
+    the network's names are known and all are found; or they are as many as the network's, in the same order.
+    Labels without names fit if all are below `classes`.
+
+    **Raises:** `DataError` for a label that `label_map` does not have.
+    """
+    labels = data.labels
+    if labels is None:
+        return Labelled(data)
+    present = np.unique(labels)
+    if label_map is not None:
+        if missing := unmapped(data, label_map):
+            raise DataError(f"the label map has no entry for {missing[0]!r} of {data.name}; give it one")
+        new = {int(label): _looked_up(data, int(label), label_map) for label in present}
+        return Labelled(
+            _Relabelled(data, np.array([new[label] for label in labels.tolist()], dtype=np.int64))
+        )
+    if data.class_names is None:
+        if int(present[-1]) < classes:
+            return Labelled(data)
+        return _unlabelled(data, f"has labels up to {present[-1]} and the network {classes} classes")
+    index = _index_by_name(names)
+    found = [index.get(name) for name in data.class_names]
+    if int(present[-1]) >= len(found):
+        return _unlabelled(data, f"has labels up to {present[-1]} and {len(found)} class names")
+    if None not in found:
+        return Labelled(_Relabelled(data, np.array(found, dtype=np.int64)[labels]))
+    alike = all(where in (None, position) for position, where in enumerate(found))
+    if len(found) == classes and alike:
+        return Labelled(data)
+    what = f"has {len(found)} classes and the network {classes}"
+    return _unlabelled(data, what if alike else f"{what}, in another order")
+
+
+def unmapped(data: Data, label_map: Mapping[str, int]) -> list[str]:
+    """Return the labels of data, by name where they have names, that the map does not have."""
+    present = () if data.labels is None else np.unique(data.labels).tolist()
+    return [_name(data, label) for label in present if _looked_up(data, label, label_map) is None]
+
+
+def _name(data: Data, label: int) -> str:
+    names = data.class_names or ()
+    return names[label] if label < len(names) else str(label)
+
+
+def _looked_up(data: Data, label: int, label_map: Mapping[str, int]) -> int | None:
+    return label_map.get(_name(data, label), label_map.get(str(label)))
+
+
+def _unlabelled(data: Data, why: str) -> Labelled:
+    note = (
+        f"{data.name} {why}: labels and names are not the network's, so accuracy is left out "
+        "(--label-map FILE says which is which)"
+    )
+    return Labelled(_Relabelled(data, None), note)
+
+
+def _index_by_name(names: Sequence[str] | None) -> dict[str, int]:
+    """Where each name stands; those that stand for several classes ("crane" in ImageNet) name none."""
+    often = Counter(names or ())
+    return {name: index for index, name in enumerate(names or ()) if often[name] == 1}
+
+
+def _text(path: str | Path, option: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "no UTF-8 text"
+        raise DataError(f"cannot read {option} {path}: {reason}; check the path") from error
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{where} is no JSON ({error}); correct it") from error
+
+
+class _Relabelled(Data):
+    """The same inputs with labels [N] that are the network's classes, or with none."""
+
+    def __init__(self, parent: Data, labels: NDArray[np.int64] | None) -> None:
+        self._parent, self._labels = parent, labels
+        self.name, self.is_images = parent.name, parent.is_images
+
+    def __len__(self) -> int:
+        return len(self._parent)
+
+    @property
+    def labels(self) -> NDArray[np.int64] | None:
+        return self._labels
+
+    @property
+    def fingerprint(self) -> str:
+        return self._parent.fingerprint
+
+    def identify(self, indices: NDArray[np.int64]) -> Identities:
+        return self._parent.subset(indices).identities
+
+    def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
+        return self._parent.images(indices)

@@ -1,0 +1,82 @@
+"""Image files: which of a folder's files are images, and opening one without trusting it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from gati.errors import DataError, one_line
+from gati.model.identity import Identities, identity_of
+from gati.model.preprocess import Preprocessing
+
+__all__ = ["IMAGE_SUFFIXES", "file_identities", "image_files", "open_image"]
+
+IMAGE_FORMATS = (
+    "PNG",
+    "JPEG",
+    "BMP",
+    "GIF",
+    "WEBP",
+    "PPM",
+)  # the decoders a file may reach, whatever its name says
+IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm"})
+
+
+def image_files(folder: Path, pattern: str) -> list[Path]:
+    """Return the image files of a folder that match a pattern, sorted."""
+    return sorted(
+        path for path in folder.glob(pattern) if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
+    )
+
+
+def open_image(path: Path) -> Image.Image:
+    """Decode one image file. Raises `DataError` for one that is missing, foreign, damaged or oversized."""
+    with _oversized_is_an_error():
+        return _decode(path)
+
+
+def file_identities(paths: Sequence[Path], preprocessing: Preprocessing) -> Identities:
+    """Return the identity of each picture, uint64 [n], from its pixels; decodes on all cores.
+
+    **Raises:** `DataError` as `open_image`.
+    """
+
+    def identity(path: Path) -> int:
+        return identity_of(preprocessing.pixels(_decode(path)))
+
+    with _oversized_is_an_error(), ThreadPoolExecutor(os.cpu_count()) as pool:
+        return np.fromiter(pool.map(identity, paths), dtype=np.uint64, count=len(paths))
+
+
+@contextmanager
+def _oversized_is_an_error() -> Iterator[None]:
+    """Filters of warnings belong to the process, so threads share one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield
+
+
+def _decode(path: Path) -> Image.Image:
+    try:
+        with Image.open(path, formats=IMAGE_FORMATS) as image:
+            image.load()
+            return image.copy()
+    except FileNotFoundError as error:
+        raise DataError(f"no image at {path}; check the path") from error
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise DataError(
+            f"image {path} has more than {Image.MAX_IMAGE_PIXELS} pixels; give a smaller one"
+        ) from error
+    except UnidentifiedImageError as error:
+        raise DataError(
+            f"{path} is no image of a known kind ({', '.join(IMAGE_FORMATS)}); convert it"
+        ) from error
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        raise DataError(f"image {path} is damaged ({one_line(error)}); copy it again") from error
