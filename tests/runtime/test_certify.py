@@ -42,7 +42,8 @@ def test_it_counts_what_the_engine_answers(directory: Path, more: tuple[Path, in
     assert 0 < losses < 150
     found = certify(directory, data)
     assert (found.certificate.losses, found.certificate.inputs) == (losses, 150)
-    assert found.agreement_lower_bound == agreement_lower_bound(losses, 150, found.certificate.delta)
+    assert found.agreement_lower_bound == agreement_lower_bound(losses, 150, found.certificate.level)
+    assert found.certificate.level == pytest.approx(0.75 * 0.05)
     assert found.certificate.deployed is None  # nobody trained these caches
     assert f"{losses} of 150 inputs were answered differently" in found.certificate.sentence()
     assert found.accuracy_drop is not None
