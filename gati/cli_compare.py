@@ -63,14 +63,20 @@ def certify(
     confidence: Annotated[
         float | None, typer.Option(help="How sure to be, if not as sure as when it was composed.")
     ] = None,
-    per_class: Annotated[bool, typer.Option("--per-class", help="Certify every class.")] = False,
+    per_class: Annotated[
+        bool, typer.Option("--per-class", help="Certify every class, as is done where that was promised.")
+    ] = False,
     write: Annotated[
         bool, typer.Option("--write", help="Put the new certificate into the composition.")
     ] = False,
     json_file: JsonFile = None,
     device: Device = "cpu",
 ) -> None:
-    """Certify a composition anew on data of its own, and compare with what was certified before."""
+    """Certify a composition anew on data of its own, and compare with what was certified before.
+
+    Every attempt is kept, and all attempts of a library together err no more often than one may. The
+    composition goes on serving whatever the verdict; with --write it says which it is.
+    """
     import json
 
     from gati.files import atomic_write_text
@@ -81,14 +87,14 @@ def certify(
         composition=composition,
         accuracy=accuracy,
         confidence=confidence,
-        per_class=per_class,
+        per_class=per_class or None,
         write=write,
         device=device,
         progress=cli_render.counter("counted"),
     )
     if json_file is not None:
         atomic_write_text(json_file, json.dumps(found.to_json(), indent=2, allow_nan=False) + "\n")
-    cli_render.recertification(found)
+    cli_render.recertification(found, composition, written=write)
 
 
 def report(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -109,11 +110,10 @@ def compose_best(
     for other in others:
         at_best_ms = proposed(other.at_best()).hoped_ms(inputs, FIRST)
         if at_best_ms is not None:
-            hopes.append(Hope(at_best_ms, partial(proposed, other)))
+            hopes.append(Hope(other.manifest.profile.backend, at_best_ms, partial(proposed, other)))
     entrants = enter(proposed(library), hopes, inputs)
-    entrant, plan = deploy_one(entrants, lambda each: _outcomes(each.proposal.library, CERTIFY))
-    deployed = entrant.proposal.library
-    return deployed, to_composition(deployed, settings, plan, datetime.now(UTC))
+    deployed, plan = deploy_one(entrants, lambda each: _outcomes(each.library, CERTIFY))
+    return deployed.library, to_composition(deployed.library, settings, plan, datetime.now(UTC))
 
 
 def _fastest_on_select(
@@ -144,8 +144,8 @@ def compose_library(
 
 
 def to_composition(library: Library, settings: Settings, best: Plan, created: datetime) -> Composition:
-    """Return the composition that deploys a plan."""
-    return Composition(
+    """Return the composition that deploys a plan; its note says so where it is not certified."""
+    composition = Composition(
         name=settings.name,
         objective=settings.objective,
         solver=best.choice.solver,
@@ -165,6 +165,8 @@ def to_composition(library: Library, settings: Settings, best: Plan, created: da
         expected_from="replay" if best.replayed else "table",
         per_class=settings.per_class,
     )
+    notes = (composition.note, composition.warning if composition.exits else "")
+    return replace(composition, note="; ".join(note for note in notes if note))
 
 
 def plan(library: Library, settings: Settings) -> Plan:

@@ -14,12 +14,12 @@ pleases, or certifying on one data set after the other until one passes, is many
   false one with probability at most delta_k share(k) <= delta share(k), whatever came before, if its data was
   not looked at.
 
-What was looked at before: the same composition on the same data is one attempt, with one lower limit of
-agreement, so any accuracy may be asked of it, before or after. Another confidence is another attempt: limits
-from the same counts lie within each other, so that of those at delta_k <= delta the loosest errs for all. So is
-certifying every class, which is one more test of these inputs, at a share of its own. The same data for another
-composition is another attempt as well, but is covered only if that composition was not chosen for what was seen
-on this data: the certificate says how many compositions have used it.
+What was looked at: the same composition on the same data is one attempt, with one lower limit of agreement,
+so any accuracy may be asked of it, before or after. Another confidence is another attempt: limits from the
+same counts lie within each other, so that of those at delta_k <= delta the loosest errs for all. So is
+certifying every class, which is one more test of these inputs, at a share of its own. The same data for
+another composition is another attempt as well, but is covered only if that composition was not chosen for
+what was seen on this data: the certificate says how many compositions have used it.
 
 Identical repetitions are no new look and are not counted twice. Entries are never removed. The file is
 replaced as a whole, under a lock, before the result is shown or saved; a command that is killed leaves it

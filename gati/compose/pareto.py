@@ -59,7 +59,8 @@ def pareto(
     """
     library, settings, select, certified_on = _open(directory, settings or Settings())
     contest = _best_contest(library, settings, select)
-    found = frontier_of(library, settings, contest, select, certified_on, points)
+    chosen = frontier_of(contest, select, points)
+    found = count_frontier(library, settings, contest, chosen, select, certified_on)
     use = _enter_use(library, settings, found, certified_on)
     frontier = tuple(replace(point, use=use) for point, _ in found)
     document = {"format": 1, "placement": contest.placement, "points": [asdict(point) for point in frontier]}
@@ -69,28 +70,28 @@ def pareto(
     return frontier
 
 
-def frontier_of(
-    library: Library,
-    settings: Settings,
-    contest: Contest,
-    select: SplitOutcomes,
-    certified_on: SplitOutcomes,
-    points: int,
-) -> list[tuple[ParetoPoint, tuple[Counts, ...]]]:
-    """Return the frontier with what was counted for each point; nothing is written.
-
-    Which compositions it has is settled on the select split; only then are they counted, each limit at an
-    equal share of delta.
-    """
+def frontier_of(contest: Contest, select: SplitOutcomes, points: int) -> list[ExactChoice]:
+    """Return the compositions of the frontier, which the select split alone decides."""
     largest = LARGEST_SHARE * len(select)
     budgets = sorted({round(float(b)) for b in np.geomspace(1.0, max(1.0, largest), points - 1)} | {0})
     chosen: list[ExactChoice] = []
     for budget in budgets:
         choice = solve_exact(contest.instance, budget, frontier=contest.frontier, prove=False)
-        if choice.chosen and (
-            not chosen or choice.outcome.mean_latency_ms < chosen[-1].outcome.mean_latency_ms
-        ):
+        fastest_ms = chosen[-1].outcome.mean_latency_ms if chosen else math.inf
+        if choice.chosen and choice.outcome.mean_latency_ms < fastest_ms:
             chosen.append(choice)
+    return chosen
+
+
+def count_frontier(
+    library: Library,
+    settings: Settings,
+    contest: Contest,
+    chosen: Sequence[ExactChoice],
+    select: SplitOutcomes,
+    certified_on: SplitOutcomes,
+) -> list[tuple[ParetoPoint, tuple[Counts, ...]]]:
+    """Return the points with what was counted for each; each limit takes an equal share of delta."""
     share = 1.0 / max(1, len(chosen))
     return [_point(library, settings, contest, select, certified_on, choice, share) for choice in chosen]
 
