@@ -2,10 +2,10 @@
 
     python -m benchmarks.promise_offline [--draws 2000] [--json FILE]
 
-A population of 60,000 made-up inputs with the answers of a base model, of three caches and of three engines of
-reduced precision that lose answers by themselves; so the true agreement of every setting is known. Everything
-is as near the target as it can be, where errors are most likely: the engines' own losses lie just above what
-is tolerated, and the select split, which is drawn once, is one on which they seem well below it.
+A population of 60,000 made-up inputs with the answers of a base model, of three caches and of three engines
+of reduced precision that lose answers by themselves; so the true agreement of every setting is known.
+Everything is as near the target as it can be, where errors are most likely: the engines' own losses lie just
+above what is tolerated, and the select split, drawn once, is one on which they seem well below it.
 
 Each draw takes a new certify split, at random from the population, and runs what the command runs on it:
 
@@ -15,10 +15,10 @@ Each draw takes a new certify split, at random from the population, and runs wha
 * `certify`: `gati certify --write` ten times in a row on new data, with a composition that is just below the
   target: false if any attempt certifies it.
 
-Beside each stands what the same draws come to with every test at the full delta (`unshared`), as once in `auto`
-and `certify`. A row holds if the share of false draws is at most delta and two standard errors. The proposals,
-made on the select split alone, are the same in all draws and made once; of the first draws of `auto` the whole
-command is run on files, and must deploy the same. About 6 minutes on one core.
+Beside each stands what the same draws come to with every test at the full delta (`unshared`), as once in
+`auto` and `certify`. A row holds if the share of false draws is at most delta and two standard errors. The
+proposals, made on the select split alone, are the same in all draws and made once; of the first draws of
+`auto` the whole command is run on files, and must deploy the same. About 6 minutes on one core.
 """
 
 from __future__ import annotations

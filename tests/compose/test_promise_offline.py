@@ -1,8 +1,6 @@
-"""Whole commands on a population with known truth: false no more often than delta (benchmarks.promise_offline)."""
+"""Whole commands on a population with known truth: what they certify is false no more often than delta."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
