@@ -354,12 +354,15 @@ def certify(world: World) -> Judge:
         with tempfile.TemporaryDirectory(dir=IN_MEMORY if Path(IN_MEMORY).is_dir() else None) as folder:
             ledger = Ledger(Path(folder))
             for number in range(ATTEMPTS):
-                attempt = ledger.attempt("a composition", f"data {number}", {"delta": DELTA})
                 base = world.population.base_class[world.draw(random)]
                 answer = np.where(random.random(len(base)) < JUST_BELOW, (base + 1) % CLASSES, base)
-                share = attempt.share if shared else 1.0
-                found = verdict(world.library, answer, base, ACCURACY, DELTA, per_class=False, share=share)
-                ledger.conclude(attempt, found.to_json(), written=True)
+                judge = partial(verdict, world.library, answer, base, ACCURACY, DELTA, per_class=False)
+                if shared:
+                    attempt = ledger.attempt("a composition", f"data {number}", {"delta": DELTA})
+                    found = judge(share=attempt.share)
+                    ledger.conclude(attempt, found.to_json(), written=True)
+                else:
+                    found = judge(share=1.0)
                 passed.append(found.deployed is not None)
         return any(passed)
 
