@@ -258,6 +258,8 @@ def evaluate(
 
     Every request is answered by the network alone and by Gati, in turn, in one process.
     """
+    from gati.compose.composition import Composition
+    from gati.explore.library import Library
     from gati.files import atomic_write_text
 
     threads_as_explored(directory)
@@ -275,6 +277,7 @@ def evaluate(
     if json_file is not None:
         atomic_write_text(json_file, evaluation.to_json())
     cli_render.evaluation(evaluation)
+    cli_render.promise(Composition.load(Library(directory).composition_path(composition)))
     if per_class:
         cli_render.classes(evaluation)
 

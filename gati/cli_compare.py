@@ -72,7 +72,9 @@ def certify(
     confidence: Annotated[
         float | None, typer.Option(help="How sure to be, if not as sure as when it was composed.")
     ] = None,
-    per_class: Annotated[bool, typer.Option("--per-class", help="Certify every class.")] = False,
+    per_class: Annotated[
+        bool, typer.Option("--per-class", help="Certify every class, as is done where that was promised.")
+    ] = False,
     write: Annotated[
         bool, typer.Option("--write", help="Put the new certificate into the composition.")
     ] = False,
@@ -85,6 +87,8 @@ def certify(
 
     Assumes that the inputs were drawn independently from what will be served; frames of one video are not.
     Those that explore has seen are left out, and a copy counts only where the answers differ.
+    Every attempt is kept, and all attempts of a library together err no more often than one may. The
+    composition goes on serving whatever the verdict; with --write it says which it is.
     """
     import json
 
@@ -96,7 +100,7 @@ def certify(
         composition=composition,
         accuracy=accuracy,
         confidence=confidence,
-        per_class=per_class,
+        per_class=per_class or None,
         write=write,
         device=device,
         class_names=class_names,
@@ -105,7 +109,7 @@ def certify(
     )
     if json_file is not None:
         atomic_write_text(json_file, json.dumps(found.to_json(), indent=2, allow_nan=False) + "\n")
-    cli_render.recertification(found)
+    cli_render.recertification(found, composition, written=write)
 
 
 def report(

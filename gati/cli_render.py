@@ -37,6 +37,7 @@ __all__ = [
     "frontier",
     "library",
     "predictions",
+    "promise",
     "recertification",
 ]
 
@@ -150,9 +151,13 @@ def frontier(points: Sequence[ParetoPoint], directory: Path) -> None:
         )
     _console().print(table)
     print(
-        f"certified: all these agreements hold together with {_percent(points[0].confidence)} confidence; "
-        f"stored in {directory}/pareto.json"
+        f"certified: all these agreements hold together with {_percent(points[0].confidence)} confidence"
+        f"{', in every class' if points[0].per_class else ''}; stored in {directory}/pareto.json"
     )
+    if points[0].use > 1:
+        from gati.compose.ledger import of_many
+
+        print(f"note:{of_many(points[0].use)}")
     print(f"next: gati compose {directory} --accuracy TARGET, or --latency TIME")
 
 
@@ -200,6 +205,12 @@ def evaluation(measured: Evaluation) -> None:
     if measured.eager_latency_ms is not None:
         eager_ms = measured.eager_latency_ms.mean
         print(f"the module called plainly takes {eager_ms:.3f} ms: {eager_ms / ours.mean:.2f}x of Gati")
+
+
+def promise(chosen: Composition) -> None:
+    """Print that nothing proves what a composition promises, if so."""
+    if chosen.warning:
+        print(f"note: {chosen.warning}")
 
 
 def classes(measured: Evaluation) -> None:
@@ -258,15 +269,20 @@ def _over_repetitions(gain: Spread) -> str:
     return f"{gain.median:.2f} ({gain.min:.2f}-{gain.max:.2f})"
 
 
-def recertification(found: Recertification) -> None:
-    """Print the verdict, what early answers cost, and how it compares."""
+def recertification(found: Recertification, name: str, *, written: bool) -> None:
+    """Print the verdict, what early answers cost, how it compares, and what that makes of the composition."""
     if found.note:
         print(f"note: {found.note}")
-    print(f"certificate: {found.certificate.sentence()}")
+    print(f"certificate: {found.sentence()}")
     if found.accuracy_drop is not None:
         print(f"accuracy: {found.accuracy_drop.sentence()}")
     print(f"{_percent(found.hit_rate)} of requests left early")
     print(f"before: {found.comparison}")
+    if written and found.certificate.deployed is None:
+        print(
+            f"note: NOT CERTIFIED: composition '{name}' goes on serving as it is, and says so; "
+            "compose again, or certify on more data"
+        )
 
 
 def counter(what: str) -> Callable[[int, int], None]:

@@ -54,7 +54,7 @@ class Trial:
 
     `lookup_ms` is the paper's T_ij for an inline lookup, `overlapped_lookup_ms` the time from hand-over
     to answer when it runs beside the base model; `overlapped_penalty_ms` what that costs the base model.
-    `agreement` counts all held-out inputs, hit or not. Unmeasured values are None.
+    `agreement` counts all select inputs, hit or not. Unmeasured values are None.
     """
 
     trial_id: TrialId

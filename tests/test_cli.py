@@ -262,11 +262,13 @@ def test_evaluate_writes_the_json_it_printed(
         ),
     )  # fmt: skip
     monkeypatch.setattr(gati, "evaluate", lambda *arguments, **options: measured)
-    assert run(["evaluate", "runs/x", "--data", "t.npz", "--json", str(tmp_path / "e.json")]) == 0
+    composition().save(tmp_path / "compositions" / "default.json")
+    assert run(["evaluate", str(tmp_path), "--data", "t.npz", "--json", str(tmp_path / "e.json")]) == 0
     assert json.loads((tmp_path / "e.json").read_text())["latency_ms"]["p99"] == 1.1
     shown = capsys.readouterr().out
     for expected in ("2.00x", "98.00 %", "-1.00 points", "layer1.0", "gain 2.00x", "tail ratio 1.05"):
         assert expected in shown
+    assert "note: NOT CERTIFIED: nothing proves that at least 97 % of answers of composition 'small'" in shown
 
 
 def composition() -> Composition:

@@ -15,12 +15,19 @@ So the number of classes needs no correction either; what it needs is enough inp
 All of this assumes that the inputs were drawn independently of each other from what will be served. Frames of
 one video, or crops of one picture, were not: a hundred of them may prove no more than one. Exact copies are
 found and counted with care (`gati.compose.copies`); near ones cannot be.
+
+A command that walks several paths on the same inputs, one an engine, takes each at a `level` of its own; the
+levels add up to at most delta, and are fixed before these inputs are looked at (`gati.compose.sharing`).
+
+What a walk through several settings proves is the target and no more: the exact lower limit (Clopper,
+Pearson) of the setting it ends at would not hold, as the walk ended there because of these counts. Where one
+setting was fixed beforehand it holds; of several classes the least of their limits, by the argument above.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +44,7 @@ __all__ = [
     "agreement_lower_bound",
     "certify",
     "certify_every_class",
+    "check_levels",
     "count_by_class",
     "p_value",
     "rate_upper_bound",
@@ -67,6 +75,20 @@ class Certificate:
     settings: int  # how many there were to walk through
     by_class: tuple[Counts, ...] = ()  # where each class was tested: of the setting that `losses` is of
     class_names: tuple[str, ...] = ()
+    share: float = 1.0  # of delta: this walk's, where a command or several attempts make more than one
+
+    @property
+    def level(self) -> float:
+        """The probability with which this walk alone errs at most."""
+        return self.share * self.delta
+
+    @property
+    def proven_agreement(self) -> float | None:
+        """The agreement that the counts prove; None where they prove none, see above."""
+        if self.settings == 1 and self.tested:
+            parts = self.by_class or ((self.losses, self.inputs),)
+            return min(agreement_lower_bound(losses, inputs, self.level) for losses, inputs in parts)
+        return None if self.deployed is None else self.accuracy
 
     @property
     def inputs(self) -> int:
@@ -89,14 +111,14 @@ class Certificate:
                 f"With {confidence} confidence at least {target} of answers are the base model's: "
                 f"{self.losses} of {self.inputs} inputs not used for choosing were answered differently."
             )
-        needed = required_inputs(self.accuracy, self.delta)
+        needed = required_inputs(self.accuracy, self.level)
         if self.inputs < needed:
             return (
                 f"Agreement of {target} cannot be certified with {confidence} confidence "
                 f"on {self.inputs} inputs: it takes at least {needed} even without any disagreement."
             )
         if self.settings == 1:
-            bound = agreement_lower_bound(self.losses, self.inputs, self.delta)
+            bound = agreement_lower_bound(self.losses, self.inputs, self.level)
             return (
                 f"Agreement of {target} is not certified with {confidence} confidence: {self.losses} of "
                 f"{self.inputs} inputs were answered differently, which certifies {100.0 * bound:.2f} %."
@@ -116,7 +138,7 @@ class Certificate:
                 f"{len(self.by_class)} classes: {self.losses} of {self.inputs} inputs not used for choosing "
                 f"were answered differently, of {name} {losses} of {inputs}."
             )
-        needed = required_inputs(self.accuracy, self.delta)
+        needed = required_inputs(self.accuracy, self.level)
         if inputs < needed:
             return (
                 f"Agreement of {target} cannot be certified with {confidence} confidence in every class: "
@@ -136,13 +158,14 @@ class Certificate:
             "accuracy": self.accuracy,
             "confidence": 1.0 - self.delta,
             "delta": self.delta,
+            "level": self.level,  # what p-values were compared with
             "alpha": 1.0 - self.accuracy,  # the tolerated rate of disagreement
             "certified": self.deployed is not None,
             "deployed": self.deployed,
             "n": self.inputs,
             "losses": self.losses,
-            "agreement_lower_bound": agreement_lower_bound(self.losses, self.inputs, self.delta),
-            "required_inputs": required_inputs(self.accuracy, self.delta),
+            "agreement_lower_bound": self.proven_agreement,
+            "required_inputs": required_inputs(self.accuracy, self.level),
             "settings": self.settings,
             "path": [
                 {"losses": test.losses, "n": test.inputs, "p_value": test.p_value, "passed": test.passed}
@@ -157,45 +180,67 @@ class Certificate:
         }
 
 
-def certify(path: Sequence[Counts], accuracy: float, delta: float) -> Certificate:
+def certify(
+    path: Iterable[Counts], accuracy: float, delta: float, *, share: float = 1.0, settings: int | None = None
+) -> Certificate:
     """Walk through `path`, (losses, inputs) of each setting, strictest first, fixed before counting.
 
-    Raises CompositionError for a target or delta outside (0, 1), or counts that cannot be.
+    It is counted no further than the walk goes; `settings` is how many there are, if `path` does not tell.
+    `share` of `delta` is what this walk may err with. Raises CompositionError for a target, delta or share
+    outside (0, 1), or counts that cannot be.
     """
-    return _walk(path, [[counts] for counts in path], accuracy, delta)
+    return _walk(([counts] for counts in path), accuracy, delta, share, _length(path, settings))[0]
 
 
 def certify_every_class(
-    path: Sequence[Sequence[Counts]], accuracy: float, delta: float, class_names: Sequence[str] = ()
+    path: Iterable[Sequence[Counts]],
+    accuracy: float,
+    delta: float,
+    class_names: Sequence[str] = (),
+    *,
+    share: float = 1.0,
+    settings: int | None = None,
 ) -> Certificate:
     """Walk through `path`, (losses, inputs) of each class of each setting; each class must reach `accuracy`.
 
-    Raises as `certify`.
+    As `certify` otherwise.
     """
-    whole = [(sum(losses for losses, _ in classes), sum(n for _, n in classes)) for classes in path]
-    certificate = _walk(whole, path, accuracy, delta)
-    counted = tuple(path[certificate.deployed or 0]) if path else ()
-    return replace(certificate, by_class=counted, class_names=tuple(class_names))
+    certificate, counted = _walk(path, accuracy, delta, share, _length(path, settings))
+    by_class = tuple(counted[certificate.deployed or 0]) if counted else ()
+    return replace(certificate, by_class=by_class, class_names=tuple(class_names))
+
+
+def _length(path: Iterable[object], settings: int | None) -> int:
+    if settings is not None:
+        return settings
+    if not isinstance(path, Sized):
+        raise TypeError("give settings, how many there are, with a path that has no length")
+    return len(path)
 
 
 def _walk(
-    path: Sequence[Counts], parts: Sequence[Sequence[Counts]], accuracy: float, delta: float
-) -> Certificate:
+    path: Iterable[Sequence[Counts]], accuracy: float, delta: float, share: float, settings: int
+) -> tuple[Certificate, list[Sequence[Counts]]]:
     # a setting passes if each of its parts does
-    _check_levels(accuracy, delta)
+    check_levels(accuracy, delta)
+    if not 0.0 < share <= 1.0:
+        raise CompositionError(f"share of delta is {share!r}, must be above 0 and at most 1")
     tested: list[Tested] = []
+    counted: list[Sequence[Counts]] = []
     deployed: int | None = None
-    for position, (losses, inputs) in enumerate(path):
-        for lost, count in parts[position]:
+    for position, parts in enumerate(path):
+        for lost, count in parts:
             if not 0 <= lost <= count:
                 raise CompositionError(f"{lost} losses among {count} inputs: there cannot be; count again")
-        probability = max(p_value(*part, accuracy) for part in parts[position])
-        passed = probability <= delta
+        probability = max(p_value(*part, accuracy) for part in parts)
+        passed = probability <= share * delta
+        losses, inputs = (sum(column) for column in zip(*parts, strict=True))
         tested.append(Tested(losses, inputs, probability, passed))
+        counted.append(parts)
         if not passed:
             break
         deployed = position
-    return Certificate(accuracy, delta, deployed, tuple(tested), len(path))
+    return Certificate(accuracy, delta, deployed, tuple(tested), settings, share=share), counted
 
 
 def count_by_class(
@@ -217,7 +262,7 @@ def required_inputs(accuracy: float, delta: float, losses: int = 0) -> int:
 
     Raises CompositionError for a target or delta outside (0, 1).
     """
-    _check_levels(accuracy, delta)
+    check_levels(accuracy, delta)
     low, high = losses, max(losses + 1, math.ceil(math.log(delta) / math.log(accuracy)))
     while p_value(losses, high, accuracy) > delta:
         low, high = high, 2 * high
@@ -239,7 +284,8 @@ def rate_upper_bound(losses: int, inputs: int, delta: float) -> float:
     return 1.0 - agreement_lower_bound(losses, inputs, delta)
 
 
-def _check_levels(accuracy: float, delta: float) -> None:
+def check_levels(accuracy: float, delta: float) -> None:
+    """Raise CompositionError for a target or delta outside (0, 1)."""
     for name, value in (("accuracy target", accuracy), ("delta", delta)):
         if not 0.0 < value < 1.0:
             raise CompositionError(f"{name} is {value!r}, must lie strictly between 0 and 1")

@@ -11,22 +11,14 @@ half how often answers are wrong at such a score (`smoothed_loss`). Risk also gr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gati.compose.accuracy import accuracy_drop
 from gati.compose.candidates import lookup_cost, reach_by_block
-from gati.compose.certificate import (
-    Certificate,
-    certify,
-    certify_every_class,
-    count_by_class,
-    required_inputs,
-)
+from gati.compose.certificate import Certificate, Counts, certify, certify_every_class, required_inputs
 from gati.compose.composition import Objective
-from gati.compose.copies import counted
 from gati.compose.exact import SEARCH, ExactChoice, solve_exact
 from gati.compose.instance import Chosen, Instance, make_instance
 from gati.compose.outcomes import SplitOutcomes
@@ -35,20 +27,27 @@ from gati.compose.problem import Candidate, Choice
 from gati.compose.replay import Replay
 from gati.compose.risk import smoothed_loss
 from gati.compose.search import ROUNDING, Frontier, search_frontier
+from gati.compose.verdicts import (
+    DEFAULT_CONFIDENCE,
+    count_losses,
+    counts_of,
+    replay_of,
+    walk_through,
+    with_certificate,
+)
 from gati.errors import CompositionError
 from gati.explore.library import Library
 from gati.types import Placement, Trial
 
 __all__ = [
     "Contest",
+    "Proposal",
     "candidates_of",
-    "certify_published",
     "contest_of",
-    "count_losses",
     "path_within",
     "plan_exact",
     "plan_of",
-    "with_certificate",
+    "propose",
 ]
 
 PUBLISHED: tuple[Objective, ...] = ("relaxed", "full")
@@ -57,7 +56,6 @@ PUBLISHED: tuple[Objective, ...] = ("relaxed", "full")
 STEPS = (0.05, 0.1, 0.2, *np.linspace(0.3, 1.4, 34))
 FEW_STEPS = (0.1, 0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95, 1.05, 1.2, 1.4)  # where each is run by the engine
 TRIFLE = 0.002  # of the mean latency
-DEFAULT_CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,81 @@ class Contest:
     trials: tuple[Trial, ...]
     instance: Instance
     frontier: Frontier
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What one engine would be walked through: its path, made on the select split alone, strictest first."""
+
+    library: Library
+    settings: Settings
+    contest: Contest
+    select: SplitOutcomes
+    path: tuple[ExactChoice, ...]
+    candidates: tuple[tuple[Candidate, ...], ...]  # of each setting of the path
+
+    def hoped_ms(self, inputs: int, share: float = 1.0) -> float | None:
+        """The mean latency that a walk over `inputs` should reach at a share of delta, from select alone.
+
+        Errors are expected as often as on the select split, or as the risk says that they are, whichever is
+        more: thresholds were chosen there. None where nothing is to be hoped for.
+        """
+        instance, count = self.contest.instance, len(self.select)
+        if not self.path or inputs == 0:
+            return None
+        risky = replace(instance, loss=smoothed_loss(instance)) if instance.trials else instance
+        scale = inputs / count
+        replays: list[Replay] = []
+
+        def expected() -> Iterator[list[Counts]]:
+            for choice, candidates in zip(self.path, self.candidates, strict=True):
+                replays.append(replay_of(self.library, self.settings, candidates, self.select))
+                risk = risky.outcome(choice.chosen).disagreements + self.select.lost_without_exits
+                parts = counts_of(self.library, self.settings, replays[-1], self.select)
+                unseen = max(0.0, risk - float(replays[-1].wrong.sum())) / len(parts)
+                sizes = [round(scale * size) for _, size in parts]
+                yield [
+                    (min(size, round(scale * (lost + unseen))), size)
+                    for (lost, _), size in zip(parts, sizes, strict=True)
+                ]
+
+        reached = certify_every_class(
+            expected(), self.settings.accuracy, self._delta, share=share, settings=len(self.path)
+        )
+        return None if reached.deployed is None else replays[reached.deployed].mean_latency_ms
+
+    def walk(self, certified_on: SplitOutcomes | None, share: float = 1.0) -> Certificate:
+        """Walk through the path on the certify split with a share of delta."""
+        accuracy, path = self.settings.accuracy, self.candidates
+        if certified_on is None or not path:
+            return certify([(0, 0)], accuracy, self._delta, share=share)
+        counted = (count_losses(self.library, self.settings, each, certified_on) for each in path)
+        return walk_through(self.library, self.settings, counted, len(path), share)
+
+    def deploy(self, certified_on: SplitOutcomes | None, share: float = 1.0) -> Plan:
+        """Return the plan that deploys where the walk on the certify split ends.
+
+        Raises CompositionError where the engine, asked without any exit, already loses more than is allowed.
+        """
+        library, settings, contest = self.library, self.settings, self.contest
+        certificate = self.walk(certified_on, share)
+        if certificate.deployed is None and self.select.coarse:
+            raise _too_coarse(library, settings, certificate.losses, certificate.inputs)
+        if certificate.deployed is None or not self.path:
+            nothing = ExactChoice((), contest.instance.outcome(()), 0.0, SEARCH)
+            plan = plan_of(library, settings, contest, self.select, nothing)
+        else:
+            deployed = self.path[certificate.deployed]
+            proven = _solve(contest, round(deployed.outcome.disagreements), settings, prove=True)
+            bound_ms = min(proven.bound_ms, deployed.outcome.mean_latency_ms)
+            plan = plan_of(library, settings, contest, self.select, replace(deployed, bound_ms=bound_ms))
+        if not self.path:
+            return plan
+        return with_certificate(library, settings, plan, certificate, certified_on, self.candidates)
+
+    @property
+    def _delta(self) -> float:
+        return 1.0 - (self.settings.confidence or DEFAULT_CONFIDENCE)
 
 
 def plan_exact(
@@ -82,48 +155,60 @@ def plan_exact(
     Without a wanted confidence the composition that just keeps the target on `select` is planned. Raises
     SolverError.
     """
-    if select.coarse:
-        _check_inputs(library, settings, certified_on)
-    budget = (1.0 - settings.accuracy) * len(select) - select.lost_without_exits
-    if settings.confidence is None and budget < 0.0:
+    if settings.confidence is not None:
+        count = 0 if certified_on is None else len(certified_on)
+        return propose(library, settings, placements, select, count).deploy(certified_on)
+    budget = _budget(settings, select)
+    if budget < 0.0:
         raise _too_coarse(library, settings, select.lost_without_exits, len(select))
-    contests = [contest_of(library, settings, placement, select) for placement in placements]
-    allowed = max(0, int(budget + 1e-9))
-    targets = [
-        _solve(contest, allowed, settings, thorough=settings.confidence is None) for contest in contests
-    ]
-    best = min(
-        range(len(contests)),
-        key=lambda i: placement_rank(contests[i].placement, targets[i].outcome.mean_latency_ms),
-    )
-    contest, target = contests[best], targets[best]
-    if settings.confidence is None:
-        return plan_of(library, settings, contest, select, target)
-    nothing = replace(target, chosen=(), outcome=contest.instance.outcome(()))
+    contest, target = _best_contest(library, settings, placements, select, budget)
+    return plan_of(library, settings, contest, select, target)
+
+
+def propose(
+    library: Library,
+    settings: Settings,
+    placements: Sequence[Placement],
+    select: SplitOutcomes,
+    inputs: int,
+) -> Proposal:
+    """Return what is to be walked through on `inputs` of the certify split, without looking at them.
+
+    Raises CompositionError where so few could prove nothing of an engine that loses answers by itself.
+    """
+    if select.coarse:
+        _check_inputs(library, settings, inputs)
+    budget = _budget(settings, select)
+    contest, target = _best_contest(library, settings, placements, select, budget)
     path = path_within(contest.instance, budget, FEW_STEPS if select.coarse else STEPS)
     if select.coarse:
-        path.insert(0, nothing)
-    candidates = [candidates_of(contest, choice.chosen) for choice in path]
+        path.insert(0, replace(target, chosen=(), outcome=contest.instance.outcome(())))
+    candidates = tuple(candidates_of(contest, choice.chosen) for choice in path)
     select.expect(candidates)
-    certificate = _certify(library, settings, candidates, certified_on)
-    if certificate.deployed is None and select.coarse:
-        raise _too_coarse(library, settings, certificate.losses, certificate.inputs)
-    if certificate.deployed is None or not path:
-        plan = plan_of(library, settings, contest, select, nothing)
-        return plan if not path else with_certificate(library, settings, plan, certificate, certified_on)
-    deployed = path[certificate.deployed]
-    proven = _solve(contest, round(deployed.outcome.disagreements), settings, prove=True)
-    deployed = replace(deployed, bound_ms=min(proven.bound_ms, deployed.outcome.mean_latency_ms))
-    plan = plan_of(library, settings, contest, select, deployed)
-    return with_certificate(library, settings, plan, certificate, certified_on)
+    return Proposal(library, settings, contest, select, tuple(path), candidates)
 
 
-def _check_inputs(library: Library, settings: Settings, certified_on: SplitOutcomes | None) -> None:
+def _budget(settings: Settings, select: SplitOutcomes) -> float:
+    return (1.0 - settings.accuracy) * len(select) - select.lost_without_exits
+
+
+def _best_contest(
+    library: Library,
+    settings: Settings,
+    placements: Sequence[Placement],
+    select: SplitOutcomes,
+    budget: float,
+) -> tuple[Contest, ExactChoice]:
+    """Return the better placement, and what just keeps the target on `select` there."""
+    allowed, thorough = max(0, int(budget + 1e-9)), settings.confidence is None
+    contests = [contest_of(library, settings, placement, select) for placement in placements]
+    found = [(each, _solve(each, allowed, settings, thorough=thorough)) for each in contests]
+    return min(found, key=lambda pair: placement_rank(pair[0].placement, pair[1].outcome.mean_latency_ms))
+
+
+def _check_inputs(library: Library, settings: Settings, count: int) -> None:
     """Refuse, before the engine is asked, what so few inputs could not prove even of a faultless one."""
-    if settings.confidence is None:
-        return
-    count = 0 if certified_on is None else len(certified_on)
-    needed = required_inputs(settings.accuracy, 1.0 - settings.confidence)
+    needed = required_inputs(settings.accuracy, 1.0 - (settings.confidence or DEFAULT_CONFIDENCE))
     if count < needed:
         raise CompositionError(
             f"backend '{library.manifest.profile.backend}' answers otherwise than in float32, so that "
@@ -139,38 +224,6 @@ def _too_coarse(library: Library, settings: Settings, losses: int, inputs: int) 
         f"otherwise than in float32: {settings.accuracy:g} cannot be promised there; ask for less, or take "
         "another backend"
     )
-
-
-def certify_published(
-    library: Library, settings: Settings, plan: Plan, certified_on: SplitOutcomes | None
-) -> Plan:
-    """Record whether the one setting a published form planned holds at the wanted confidence."""
-    if settings.confidence is None or certified_on is None or not plan.exits:
-        return plan
-    certificate = _certify(library, settings, [plan.choice.candidates], certified_on)
-    return with_certificate(library, settings, plan, certificate, certified_on)
-
-
-def _certify(
-    library: Library,
-    settings: Settings,
-    path: Sequence[tuple[Candidate, ...]],
-    certified_on: SplitOutcomes | None,
-) -> Certificate:
-    delta = 1.0 - (settings.confidence or DEFAULT_CONFIDENCE)
-    if certified_on is None or not path:
-        return certify([(0, 0)], settings.accuracy, delta)
-    if not settings.per_class:
-        counts = [count_losses(library, settings, candidates, certified_on) for candidates in path]
-        return certify(counts, settings.accuracy, delta)
-    manifest = library.manifest
-    replays = [_replay(library, settings, candidates, certified_on) for candidates in path]
-    rows = [counted(replay.wrong, certified_on.copies) for replay in replays]
-    by_class = [
-        count_by_class(replay.answer[count], certified_on.base_class[count], manifest.classes)
-        for replay, count in zip(replays, rows, strict=True)
-    ]
-    return certify_every_class(by_class, settings.accuracy, delta, manifest.class_names or ())
 
 
 def contest_of(library: Library, settings: Settings, placement: Placement, select: SplitOutcomes) -> Contest:
@@ -284,27 +337,6 @@ def candidates_of(contest: Contest, chosen: Chosen) -> tuple[Candidate, ...]:
     )
 
 
-def count_losses(
-    library: Library, settings: Settings, candidates: tuple[Candidate, ...], split: SplitOutcomes | None
-) -> tuple[int, int]:
-    """Return how many inputs of `split` leave `candidates` with another class, and of how many.
-
-    Copies count as `gati.compose.copies` says.
-    """
-    if split is None:
-        return 0, 0
-    wrong = _replay(library, settings, candidates, split).wrong
-    return int(wrong[counted(wrong, split.copies)].sum()), len(counted(wrong, split.copies))
-
-
-def _replay(
-    library: Library, settings: Settings, candidates: tuple[Candidate, ...], split: SplitOutcomes
-) -> Replay:
-    return split.replay(
-        problem_of(library, settings, candidates, one_lookup_at_a_time=False), candidates
-    )
-
-
 def plan_of(
     library: Library, settings: Settings, contest: Contest, select: SplitOutcomes, choice: ExactChoice
 ) -> Plan:
@@ -314,26 +346,3 @@ def plan_of(
     problem = problem_of(library, settings, candidates, one_lookup_at_a_time=overlapped)
     answer = Choice(candidates, choice.outcome.mean_latency_ms, choice.gap, choice.solver)
     return describe(library, problem, contest.placement, answer, select)
-
-
-def with_certificate(
-    library: Library, settings: Settings, plan: Plan, certificate: Certificate, split: SplitOutcomes | None
-) -> Plan:
-    """Return the plan with its certificate, and how fast it is on the certify split."""
-    document = {**certificate.to_json(), "split_seed": library.manifest.seed}
-    if split is not None and plan.exits:
-        outcome = _replay(library, settings, plan.choice.candidates, split)
-        document["mean_latency_ms"] = outcome.mean_latency_ms
-        document["gain"] = plan.expected.base_latency_ms / outcome.mean_latency_ms
-        document["hit_rate"] = outcome.hit_rate
-        if split.label is not None:
-            drop = accuracy_drop(
-                outcome.answer,
-                split.base_class,
-                split.label,
-                certificate.delta,
-                settings=certificate.settings,
-                copies=split.copies,
-            )
-            document["accuracy_drop"] = drop.to_json()
-    return replace(plan, certificate=document)

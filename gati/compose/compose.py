@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
 from gati.compose.backends import choose_backend, reduced_precisions
 from gati.compose.candidates import has_placement
-from gati.compose.certified import certify_published, plan_exact
+from gati.compose.certified import Proposal, plan_exact, propose
 from gati.compose.composition import Composition, Objective
 from gati.compose.costs import CostedLibrary
+from gati.compose.ledger import enter_use
 from gati.compose.outcomes import SplitOutcomes, outcomes_of
 from gati.compose.pieces import Pieces
 from gati.compose.plans import Plan, Settings, placement_rank, plan_published
+from gati.compose.sharing import FIRST, WORTH_ASKING, Hope, deploy_one, enter
 from gati.compose.solvers import check_solver
+from gati.compose.verdicts import certify_published
 from gati.errors import BackendError, CompositionError
 from gati.explore.library import CERTIFY, SELECT, Library
 from gati.types import Placement, Trial, is_name
 from gati.units import format_bytes, parse_bytes
 
-__all__ = ["Settings", "compose", "compose_library"]
-
-WORTH_ASKING = 0.97  # of the least latency so far: what an engine of reduced precision may gain at best
+__all__ = ["Settings", "compose", "compose_best", "compose_library"]
 
 
 def compose(
@@ -48,7 +51,8 @@ def compose(
     are installed, measured the first time it is asked for (`progress(done, of)` follows it); the published
     objectives, which need no model, stay on the one that `explore` measured. In reduced precision the network
     itself sometimes answers otherwise than the user's. That counts against `accuracy`, too: the certificate
-    is on what the engine answers to the held-out inputs, which must still be where `explore` found them.
+    is on what the engine answers to the held-out inputs, which must still be where `explore` found them; all
+    engines that "auto" tries share 1 - `confidence`, the chance to err.
     `placement` "auto" takes the better of those that were measured. `slowdown` limits what all lookups may
     add to a request that hits nowhere, as a share of the base model's time: "auto" is 0.08, more on
     compiled engines, None no limit. `per_class` asks that the agreement be certified in every class.
@@ -75,9 +79,47 @@ def compose(
     check_settings(settings)
     opened = Library.open(directory)
     pieces = Pieces(opened)
-    library = choose_backend(opened, settings, progress, pieces)
+    chosen = choose_backend(opened, settings, progress, pieces)
+    others = reduced_precisions(opened, chosen, settings, progress, pieces)
+    library, composition = compose_best(chosen, others, settings)
+    if isinstance(library, CostedLibrary) and library.answers is not None:
+        library.answers.keep([(leaving.trial_id, leaving.threshold) for leaving in composition.exits])
+    composition = enter_use(library, "compose", composition)
+    composition.save(library.composition_path(name))
+    return composition
+
+
+def compose_best(
+    library: Library, others: Sequence[CostedLibrary], settings: Settings
+) -> tuple[Library, Composition]:
+    """Compose on the engine of `library` or on one of `others`, of reduced precision: on the fastest.
+
+    All that are tried share delta, see `gati.compose.sharing`. Nothing is written. Raises as `compose`.
+    """
+    if not others or settings.objective != "exact":
+        return library, compose_library(library, settings)
+    if settings.confidence is None:
+        return _fastest_on_select(library, others, settings)
+
+    def proposed(of: Library) -> Proposal:
+        return propose(of, settings, placements(of, settings), outcomes_of(of, SELECT), inputs)
+
+    check_settings(settings)
+    inputs = int((library.base_outcomes().split == CERTIFY).sum())
+    hopes = []
+    for other in others:
+        at_best_ms = proposed(other.at_best()).hoped_ms(inputs, FIRST)
+        if at_best_ms is not None:
+            hopes.append(Hope(other.manifest.profile.backend, at_best_ms, partial(proposed, other)))
+    entrants = enter(proposed(library), hopes, inputs)
+    deployed, plan = deploy_one(entrants, lambda each: _outcomes(each.library, CERTIFY))
+    return deployed.library, to_composition(deployed.library, settings, plan, datetime.now(UTC))
+
+
+def _fastest_on_select(
+    library: Library, others: Sequence[CostedLibrary], settings: Settings
+) -> tuple[Library, Composition]:
     composition = compose_library(library, settings)
-    others = reduced_precisions(opened, library, settings, progress, pieces)
     # Asking an engine takes long, so first as if it lost nothing: the most promising is asked first.
     at_best_ms = [compose_library(each.at_best(), settings).expected.mean_latency_ms for each in others]
     for hoped_ms, _, other in sorted(zip(at_best_ms, range(len(others)), others, strict=True)):
@@ -89,10 +131,7 @@ def compose(
             continue
         if coarser.expected.mean_latency_ms < composition.expected.mean_latency_ms:
             library, composition = other, coarser
-    if isinstance(library, CostedLibrary) and library.answers is not None:
-        library.answers.keep([(leaving.trial_id, leaving.threshold) for leaving in composition.exits])
-    composition.save(library.composition_path(name))
-    return composition
+    return library, composition
 
 
 def compose_library(
@@ -105,8 +144,8 @@ def compose_library(
 
 
 def to_composition(library: Library, settings: Settings, best: Plan, created: datetime) -> Composition:
-    """Return the composition that deploys a plan."""
-    return Composition(
+    """Return the composition that deploys a plan; its note says so where it is not certified."""
+    composition = Composition(
         name=settings.name,
         objective=settings.objective,
         solver=best.choice.solver,
@@ -124,7 +163,10 @@ def to_composition(library: Library, settings: Settings, best: Plan, created: da
         created=created.isoformat(timespec="seconds"),
         note=_note(library, settings, best),
         expected_from="replay" if best.replayed else "table",
+        per_class=settings.per_class,
     )
+    notes = (composition.note, composition.warning if composition.exits else "")
+    return replace(composition, note="; ".join(note for note in notes if note))
 
 
 def plan(library: Library, settings: Settings) -> Plan:
@@ -157,6 +199,10 @@ def check_settings(settings: Settings) -> None:
     if settings.confidence is not None and not 0.0 < settings.confidence < 1.0:
         raise CompositionError(
             f"confidence is {settings.confidence!r}, must lie strictly between 0 and 1, for example 0.95"
+        )
+    if settings.per_class and settings.confidence is None:
+        raise CompositionError(
+            "per class means certified in every class, which needs a confidence, such as 0.95"
         )
     if settings.objective not in get_args(Objective):
         choices = ", ".join(get_args(Objective))

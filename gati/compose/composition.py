@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from gati.compose.fields import (
     Fields,
+    flag,
     integer,
     items,
     mapping,
@@ -30,6 +31,8 @@ from gati.types import Placement, TrialId
 __all__ = ["FORMAT", "Composition", "Exit", "Expected", "ExpectedFrom", "Objective"]
 
 FORMAT = 1
+REDUCED = ("-bf16", "-int8")  # how backends are called on which the network itself loses some answers
+_ROUNDING = 1e-9
 
 Objective = Literal["relaxed", "full", "exact"]
 ExpectedFrom = Literal["replay", "table"]
@@ -77,6 +80,7 @@ class Composition:
     `exits` may be empty: then every request is answered by the base model and `note` says why.
     `gap` is the relative distance to the best provable objective value, None where nothing is proven.
     `expected_from` says whether `expected` was replayed input by input or estimated from the table.
+    `per_class` says that the target is promised in every class, as the base model answers.
     """
 
     name: str
@@ -96,6 +100,45 @@ class Composition:
     created: str
     note: str = ""
     expected_from: ExpectedFrom = "table"
+    per_class: bool = False
+
+    @property
+    def certified(self) -> bool:
+        """Whether its certificate proves what it promises.
+
+        That is `accuracy_target` with `confidence`, in every class if it is `per_class`. False without exits
+        that could be certified, without a confidence, and where the latest certificate did not pass.
+        """
+        found = self.certificate
+        if found is None or self.confidence is None or not found.get("certified"):
+            return False
+        enough = found["accuracy"] >= self.accuracy_target - _ROUNDING
+        sure = found["confidence"] >= self.confidence - _ROUNDING
+        return bool(enough and sure and (not self.per_class or found.get("by_class")))
+
+    @property
+    def warning(self) -> str:
+        """One line that says that nothing proves what it promises, and why; "" where it is proven.
+
+        Without exits, in float32, every answer is the base model's, and there is nothing to prove.
+        """
+        if self.certified or (not self.exits and not self.backend.endswith(REDUCED)):
+            return ""
+        each = " in every class" if self.per_class else ""
+        return (
+            f"NOT CERTIFIED: nothing proves that at least {100.0 * self.accuracy_target:g} % of answers of "
+            f"composition '{self.name}' are the base model's{each}; {self._why_not()}"
+        )
+
+    def _why_not(self) -> str:
+        if self.confidence is None:
+            return "it was composed without a confidence"
+        if self.certificate is None:
+            return "there were no inputs to certify it on"
+        if not self.certificate.get("certified"):
+            sentence = self.certificate.get("sentence", "its certificate did not pass")
+            return f"it serves all the same: {sentence}"
+        return "its certificate is for less"
 
     def to_json(self) -> str:
         """Return the composition as strict JSON text."""
@@ -192,6 +235,7 @@ def _expected(fields: Fields) -> Expected:
 
 def _composition(fields: Fields) -> Composition:
     where = fields.where
+    certificate = fields.take("certificate", optional_mapping)
     exits = [
         _exit(Fields(_object_at(value, f"{where}: exits[{i}]"), f"{where}: exits[{i}]"))
         for i, value in enumerate(fields.take("exits", items))
@@ -214,11 +258,15 @@ def _composition(fields: Fields) -> Composition:
         placement=fields.take("placement", _placement),
         exits=tuple(exits),
         expected=_expected(Fields(fields.take("expected", mapping), f"{where}: expected")),
-        certificate=fields.take("certificate", optional_mapping),
+        certificate=certificate,
         checkpoint_sha256=fields.take("checkpoint_sha256", text),
         created=fields.take("created", text),
         note=fields.take("note", text),
         expected_from=fields.take("expected_from", _expected_from),
+        # not in files of earlier versions, whose certificate tells
+        per_class=fields.take("per_class", flag)
+        if "per_class" in fields.values
+        else bool(certificate and certificate.get("by_class")),
     )
 
 

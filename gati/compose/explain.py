@@ -1,4 +1,10 @@
-"""Why each exit of a composition was chosen: what would be lost without it."""
+"""Why each exit of a composition was chosen: what would be lost without it.
+
+With and without an exit are both replayed in float32, also for an engine of reduced precision, which would
+have to be converted and asked anew for each exit that is left out. What that engine loses by itself is then
+in neither, so the two can be compared with each other, but not with what was expected of the engine; the
+sentence says so.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gati.compose.candidates import lookup_cost, reach_by_block
-from gati.compose.composition import Composition, Exit
+from gati.compose.composition import REDUCED, Composition, Exit
 from gati.compose.costs import as_composed
 from gati.compose.outcomes import SplitOutcomes
-from gati.compose.problem import Candidate, Problem, estimate
+from gati.compose.problem import Candidate, Estimate, Problem, estimate
+from gati.compose.replay import Replay
 from gati.errors import CompositionError
 from gati.explore.library import SELECT, Library
 
@@ -18,13 +25,19 @@ __all__ = ["Explanation", "explain"]
 
 @dataclass(frozen=True)
 class Explanation:
-    """One exit, and what is expected of the composition without it, all other exits staying as they are."""
+    """One exit, and what the composition comes to with it and without it, all other exits as they are.
+
+    `as_float32` says that the engine loses some answers by itself, which these numbers leave out.
+    """
 
     exit: Exit
+    with_mean_latency_ms: float
+    with_agreement: float
     without_mean_latency_ms: float
     without_agreement: float
     rivals: int  # other trained variants at the same block
     sentence: str
+    as_float32: bool = False
 
 
 def explain(composition: Composition, library: Library | str | Path) -> tuple[Explanation, ...]:
@@ -43,18 +56,33 @@ def explain(composition: Composition, library: Library | str | Path) -> tuple[Ex
         accuracy=composition.accuracy_target,
     )
     select = SplitOutcomes(library, SELECT) if library.has_outcomes else None
+
+    def expect(chosen: tuple[Candidate, ...]) -> Replay | Estimate:
+        return select.replay(problem, chosen) if select else estimate(problem, chosen)
+
+    whole, as_float32 = expect(candidates), composition.backend.endswith(REDUCED)
     explained = []
     for position, exit_ in enumerate(composition.exits):
         others = candidates[:position] + candidates[position + 1 :]
-        without = select.replay(problem, others) if select else estimate(problem, others)
+        without = expect(others)
         rivals = sum(
             trial.block_index == exit_.block_index
             and trial.status == "trained"
             and trial.trial_id != exit_.trial_id
             for trial in library.trials
         )
-        sentence = _sentence(exit_, composition, without.mean_latency_ms, without.agreement, rivals)
-        explained.append(Explanation(exit_, without.mean_latency_ms, without.agreement, rivals, sentence))
+        explained.append(
+            Explanation(
+                exit_,
+                whole.mean_latency_ms,
+                whole.agreement,
+                without.mean_latency_ms,
+                without.agreement,
+                rivals,
+                _sentence(exit_, composition, whole, without, rivals, as_float32=as_float32),
+                as_float32,
+            )
+        )
     return tuple(explained)
 
 
@@ -82,14 +110,20 @@ def _candidate(exit_: Exit, composition: Composition, library: Library) -> Candi
 
 
 def _sentence(
-    exit_: Exit, composition: Composition, without_ms: float, without_agreement: float, rivals: int
+    exit_: Exit,
+    composition: Composition,
+    whole: Replay | Estimate,
+    without: Replay | Estimate,
+    rivals: int,
+    *,
+    as_float32: bool,
 ) -> str:
-    expected = composition.expected
-    share = exit_.exit_ms / expected.base_latency_ms
-    slower = without_ms / expected.mean_latency_ms - 1.0
+    share = exit_.exit_ms / composition.expected.base_latency_ms
+    slower = without.mean_latency_ms / whole.mean_latency_ms - 1.0
     against = f", chosen from {rivals + 1} variants there" if rivals else ""
+    basis = f"; as float32 answers, without what {composition.backend} loses by itself" if as_float32 else ""
     return (
         f"{exit_.expected_hit_rate:.1%} of requests leave after {share:.0%} of the network's time{against}; "
         f"without it the mean would be {abs(slower):.1%} {'longer' if slower >= 0 else 'shorter'} "
-        f"and agreement {without_agreement:.2%} instead of {expected.agreement:.2%}"
+        f"and agreement {without.agreement:.2%} instead of {whole.agreement:.2%}{basis}"
     )

@@ -11,6 +11,7 @@ from gati.errors import CompositionError
 
 __all__ = [
     "Fields",
+    "flag",
     "integer",
     "items",
     "mapping",
@@ -71,6 +72,13 @@ def number(value: object) -> float:
 def integer(value: object) -> int:
     """A whole number."""
     if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError
+    return value
+
+
+def flag(value: object) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
         raise TypeError
     return value
 

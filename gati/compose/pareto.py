@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,20 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from gati.compose.backends import choose_backend
-from gati.compose.certificate import agreement_lower_bound, certify
-from gati.compose.certified import (
-    Contest,
-    candidates_of,
-    contest_of,
-    count_losses,
-    plan_of,
-    with_certificate,
-)
+from gati.compose.certificate import Counts, agreement_lower_bound
+from gati.compose.certified import Contest, candidates_of, contest_of, plan_of
 from gati.compose.compose import check_memory, check_settings, placements, to_composition
 from gati.compose.composition import Composition
 from gati.compose.exact import ExactChoice, solve_exact
+from gati.compose.ledger import Ledger, enter_use, split_identity
 from gati.compose.outcomes import SplitOutcomes, outcomes_of
 from gati.compose.plans import Settings, placement_rank
+from gati.compose.verdicts import certify_one, count_losses, with_certificate
 from gati.errors import CompositionError
 from gati.explore.library import CERTIFY, SELECT, Library
 from gati.files import atomic_write_text
@@ -47,6 +43,8 @@ class ParetoPoint:
     blocks: tuple[int, ...]  # where its exits are
     trials: tuple[str, ...]
     thresholds: tuple[float, ...]
+    per_class: bool = False  # whether that limit is of every class
+    use: int = 1  # the how manieth use of the library's certify split this was
 
 
 def pareto(
@@ -55,37 +53,105 @@ def pareto(
     """Return up to `points` compositions from the most careful to the fastest, and write `pareto.json`.
 
     Each is the fastest found for its number of disagreements on the select split, and faster than all before
-    it. As the operator looks at all before choosing, each limit takes a share delta / points (Bonferroni).
+    it. As the operator looks at all before choosing, each limit takes an equal share of delta (Bonferroni).
+    With `settings.per_class` the limits are of the worst class. The ledger counts it as one use of the split.
     Raises as `compose`.
     """
     library, settings, select, certified_on = _open(directory, settings or Settings())
     contest = _best_contest(library, settings, select)
-    delta = (1.0 - (settings.confidence or 0.95)) / points
-    largest = LARGEST_SHARE * len(select)
-    budgets = sorted({round(float(b)) for b in np.geomspace(1.0, max(1.0, largest), points - 1)} | {0})
-    frontier: list[ParetoPoint] = []
-    for budget in budgets:
-        choice = solve_exact(contest.instance, budget, frontier=contest.frontier, prove=False)
-        if choice.chosen and (not frontier or choice.outcome.mean_latency_ms < frontier[-1].mean_latency_ms):
-            candidates = candidates_of(contest, choice.chosen)
-            losses, inputs = count_losses(library, settings, candidates, certified_on)
-            point = ParetoPoint(
-                mean_latency_ms=choice.outcome.mean_latency_ms,
-                gain=contest.instance.base_ms / choice.outcome.mean_latency_ms,
-                agreement=1.0 - choice.outcome.disagreements / len(select),
-                certified_agreement=agreement_lower_bound(losses, inputs, delta),
-                confidence=settings.confidence or 0.95,
-                memory_bytes=sum(candidate.memory_bytes for candidate in candidates),
-                blocks=tuple(candidate.block_index for candidate in candidates),
-                trials=tuple(candidate.trial_id for candidate in candidates),
-                thresholds=tuple(candidate.threshold for candidate in candidates),
-            )
-            frontier.append(point)
+    chosen = frontier_of(contest, select, points)
+    found = count_frontier(library, settings, contest, chosen, select, certified_on)
+    use = _enter_use(library, settings, found, certified_on)
+    frontier = tuple(replace(point, use=use) for point, _ in found)
     document = {"format": 1, "placement": contest.placement, "points": [asdict(point) for point in frontier]}
     atomic_write_text(
         library.directory / "pareto.json", json.dumps(document, indent=2, allow_nan=False) + "\n"
     )
-    return tuple(frontier)
+    return frontier
+
+
+def frontier_of(contest: Contest, select: SplitOutcomes, points: int) -> list[ExactChoice]:
+    """Return the compositions of the frontier, which the select split alone decides."""
+    largest = LARGEST_SHARE * len(select)
+    budgets = sorted({round(float(b)) for b in np.geomspace(1.0, max(1.0, largest), points - 1)} | {0})
+    chosen: list[ExactChoice] = []
+    for budget in budgets:
+        choice = solve_exact(contest.instance, budget, frontier=contest.frontier, prove=False)
+        fastest_ms = chosen[-1].outcome.mean_latency_ms if chosen else math.inf
+        if choice.chosen and choice.outcome.mean_latency_ms < fastest_ms:
+            chosen.append(choice)
+    return chosen
+
+
+def count_frontier(
+    library: Library,
+    settings: Settings,
+    contest: Contest,
+    chosen: Sequence[ExactChoice],
+    select: SplitOutcomes,
+    certified_on: SplitOutcomes,
+) -> list[tuple[ParetoPoint, tuple[Counts, ...]]]:
+    """Return the points with what was counted for each; each limit takes an equal share of delta."""
+    share = 1.0 / max(1, len(chosen))
+    return [_point(library, settings, contest, select, certified_on, choice, share) for choice in chosen]
+
+
+def _point(
+    library: Library,
+    settings: Settings,
+    contest: Contest,
+    select: SplitOutcomes,
+    certified_on: SplitOutcomes,
+    choice: ExactChoice,
+    share: float,
+) -> tuple[ParetoPoint, tuple[Counts, ...]]:
+    candidates = candidates_of(contest, choice.chosen)
+    counts = count_losses(library, settings, candidates, certified_on)
+    point = ParetoPoint(
+        mean_latency_ms=choice.outcome.mean_latency_ms,
+        gain=contest.instance.base_ms / choice.outcome.mean_latency_ms,
+        agreement=1.0 - choice.outcome.disagreements / len(select),
+        certified_agreement=_limit(counts, share * (1.0 - _confidence(settings))),
+        confidence=_confidence(settings),
+        memory_bytes=sum(candidate.memory_bytes for candidate in candidates),
+        blocks=tuple(candidate.block_index for candidate in candidates),
+        trials=tuple(candidate.trial_id for candidate in candidates),
+        thresholds=tuple(candidate.threshold for candidate in candidates),
+        per_class=settings.per_class,
+    )
+    return point, counts
+
+
+def _limit(counts: Sequence[Counts], level: float) -> float:
+    """The agreement proven of all, or where there is a pair a class of the worst of them."""
+    return min(agreement_lower_bound(losses, inputs, level) for losses, inputs in counts)
+
+
+def _confidence(settings: Settings) -> float:
+    if settings.confidence is None:
+        raise CompositionError(
+            "--pareto and --latency certify what they find, which needs a confidence, such as 0.95; "
+            "to compose without one give an accuracy"
+        )
+    return settings.confidence
+
+
+def _enter_use(
+    library: Library,
+    settings: Settings,
+    found: Sequence[tuple[ParetoPoint, tuple[Counts, ...]]],
+    certified_on: SplitOutcomes,
+) -> int:
+    if not found or not len(certified_on):
+        return 0
+    look = {
+        "delta": 1.0 - _confidence(settings),
+        "per_class": settings.per_class,
+        "backend": library.manifest.profile.backend,
+        "points": [[list(point.trials), list(point.thresholds)] for point, _ in found],
+    }
+    verdict = {"counted": [[list(pair) for pair in counts] for _, counts in found]}
+    return Ledger(library.directory).use(split_identity(library), "pareto", look, verdict)
 
 
 def compose_within_latency(
@@ -94,23 +160,26 @@ def compose_within_latency(
     """Return, and write, the most careful composition whose mean latency is at most `latency_ms`.
 
     It is chosen on the select split alone, so the agreement certified for it needs no correction; that
-    becomes the composition's accuracy target. Raises CompositionError when nothing is that fast or
-    nothing can be certified, else as `compose`.
+    becomes the composition's accuracy target, of every class with `settings.per_class`. Raises
+    CompositionError when nothing is that fast or nothing can be certified, else as `compose`.
     """
     library, settings, select, certified_on = _open(directory, settings or Settings())
     contest = _best_contest(library, settings, select)
     choice = _most_careful(contest, latency_ms, len(select))
-    counts = count_losses(library, settings, candidates_of(contest, choice.chosen), certified_on)
-    delta = 1.0 - (settings.confidence or 0.95)
-    limit = math.floor(agreement_lower_bound(*counts, delta) * 1e4) / 1e4
+    candidates = candidates_of(contest, choice.chosen)
+    counts = count_losses(library, settings, candidates, certified_on)
+    limit = math.floor(_limit(counts, 1.0 - _confidence(settings)) * 1e4) / 1e4
     if not 0.0 < limit < 1.0:
+        fewest = min(inputs for _, inputs in counts)
         raise CompositionError(
-            f"nothing can be certified about agreement from {counts[1]} inputs; explore with more data"
+            f"nothing can be certified about agreement from {fewest} inputs"
+            f"{' of a class' if settings.per_class else ''}; explore with more data"
         )
     asked = replace(settings, accuracy=limit)
     plan = plan_of(library, asked, contest, select, choice)
-    plan = with_certificate(library, asked, plan, certify([counts], limit, delta), certified_on)
-    composition = to_composition(library, asked, plan, datetime.now(UTC))
+    verdict = certify_one(library, asked, counts)
+    plan = with_certificate(library, asked, plan, verdict, certified_on, [candidates])
+    composition = enter_use(library, "latency", to_composition(library, asked, plan, datetime.now(UTC)))
     composition.save(library.composition_path(settings.name))
     return composition
 
@@ -153,6 +222,7 @@ def _open(
     directory: str | Path, settings: Settings
 ) -> tuple[Library, Settings, SplitOutcomes, SplitOutcomes]:
     check_settings(settings)
+    _confidence(settings)
     library = choose_backend(Library.open(directory), settings)
     check_memory(library.trials, settings.memory_limit_bytes)
     if not library.has_outcomes:

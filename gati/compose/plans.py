@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gati.compose.candidates import full_candidates, reach_by_block, relaxed_candidates
-from gati.compose.composition import Exit, Expected, Objective
+from gati.compose.composition import REDUCED, Exit, Expected, Objective
 from gati.compose.full import solve_full
 from gati.compose.outcomes import SplitOutcomes
 from gati.compose.problem import Candidate, Choice, Estimate, Problem, estimate
@@ -58,7 +58,7 @@ class Plan:
 
 def default_slowdown(backend: str) -> float:
     """Return the share that "auto" stands for on a backend."""
-    if backend.endswith(("-bf16", "-int8")):
+    if backend.endswith(REDUCED):
         return SLOWDOWN_REDUCED
     return SLOWDOWN_COMPILED if backend in ("onnxruntime", "openvino") else SLOWDOWN
 

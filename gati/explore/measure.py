@@ -34,7 +34,7 @@ _BATCH = 250
 
 
 class Measured(NamedTuple):
-    """A finished learned cache with its held-out record."""
+    """A finished learned cache with its held-out record; the three numbers are of the select split."""
 
     cache: LearnedCache
     outcomes: TrialOutcomes
@@ -105,8 +105,8 @@ def measure_cache(
 ) -> Measured:
     """Pick the best selector for a predictor and record what the cache does on the held-out inputs.
 
-    `cache_parts` is (variant, hidden shape, folded predictor). Selectors are chosen, and thresholds
-    tabulated, on the select split alone.
+    `cache_parts` is (variant, hidden shape, folded predictor). Selectors are chosen, thresholds tabulated and
+    agreement counted on the select split alone: what chooses among caches must not know the certify split.
     """
     variant, hidden_shape, predictor = cache_parts
     classes = probabilities.shape[1]
@@ -122,7 +122,7 @@ def measure_cache(
         cache,
         TrialOutcomes(score, predicted.astype(np.int64)),
         _operating_points(trial_id, chosen_score, chosen_agrees),
-        float(agrees.mean()),
+        float(chosen_agrees.mean()),
         hit_rate_at(chosen_score, chosen_agrees, 0.97),
         hit_rate_at(chosen_score, chosen_agrees, 0.99),
     )

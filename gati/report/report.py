@@ -61,12 +61,12 @@ def _facts(library: Library, chosen: Composition) -> dict[str, Any]:
 
 
 def _promise(chosen: Composition) -> str:
+    if chosen.warning:
+        return chosen.warning
     certificate = chosen.certificate
     if certificate is not None:
         return str(certificate["sentence"])
-    if not chosen.exits:
-        return chosen.note or "No caches were chosen, so every answer is the base model's."
-    return "Nothing is certified of this composition: it was composed without a confidence."
+    return chosen.note or "No caches were chosen, so every answer is the base model's."
 
 
 def _measured(path: Path, composition: str, command: str) -> dict[str, Any] | None:

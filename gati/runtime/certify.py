@@ -1,7 +1,13 @@
-"""Certify an existing composition anew, on inputs that nothing was chosen on."""
+"""Certify an existing composition anew, on inputs that nothing was chosen on.
+
+It can be tried again, on other data, until one passes. So every attempt is kept, whether it passed or not and
+whether it was written or not, and all attempts of a library share delta: `gati.compose.ledger` says how, and
+what the confidence of each covers.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,15 +20,12 @@ from numpy.typing import NDArray
 from scipy.stats import fisher_exact
 
 from gati.compose.accuracy import AccuracyDrop, accuracy_drop
-from gati.compose.certificate import (
-    Certificate,
-    agreement_lower_bound,
-    certify_every_class,
-    count_by_class,
-)
+from gati.compose.certificate import Certificate, certify_every_class, check_levels, count_by_class
 from gati.compose.certificate import certify as walk
 from gati.compose.composition import Composition
 from gati.compose.copies import counted
+from gati.compose.ledger import Attempt, Ledger, ordinal
+from gati.compose.verdicts import DEFAULT_CONFIDENCE
 from gati.errors import CompositionError
 from gati.explore.labels import name_and_label
 from gati.explore.library import Library
@@ -31,7 +34,7 @@ from gati.model.labels import ClassNames, LabelMap
 from gati.runtime.fresh import fresh_inputs
 from gati.runtime.load import Served, open_served
 
-__all__ = ["Recertification", "certify"]
+__all__ = ["Recertification", "certify", "verdict"]
 
 _BATCH = 64
 _SURPRISING = 0.05  # two counts that differ by more than chance explains
@@ -48,7 +51,24 @@ class Recertification:
     data: str
     previous: dict[str, Any] | None
     comparison: str
+    attempt: Attempt
     note: str = ""
+
+    def sentence(self) -> str:
+        """Return the certificate as one plain sentence, and another where this was not the first attempt."""
+        told = self.certificate.sentence()
+        if self.attempt.number > 1:
+            told += (
+                f" This is the {ordinal(self.attempt.number)} attempt in this library, at "
+                f"{100.0 * self.certificate.level:.2g} %: all together err with probability at most "
+                f"{100.0 * self.certificate.delta:g} %."
+            )
+        if self.attempt.compositions > 1:
+            told += (
+                f" This data has been used for {self.attempt.compositions} compositions: the confidence "
+                "covers those that were chosen before it was looked at."
+            )
+        return told
 
     def to_json(self) -> dict[str, Any]:
         """Return it as strict JSON values: a certificate as `compose` writes it, with what came before."""
@@ -62,6 +82,9 @@ class Recertification:
             "comparison": self.comparison,
             "note": self.note,
             "previous": self.previous,
+            "attempt": self.attempt.number,
+            "compositions_on_data": self.attempt.compositions,
+            "sentence": self.sentence(),
         }
 
 
@@ -72,7 +95,7 @@ def certify(
     composition: str = "default",
     accuracy: float | None = None,
     confidence: float | None = None,
-    per_class: bool = False,
+    per_class: bool | None = None,
     write: bool = False,
     device: str = "cpu",
     class_names: ClassNames | None = None,
@@ -81,16 +104,21 @@ def certify(
 ) -> Recertification:
     """Count on `data` how often a composition answers as the base model, and certify it from that alone.
 
-    `accuracy` and `confidence` are the composition's own unless given. One setting is tested, so its lower
-    bound is as exact as its verdict, if the inputs were drawn independently from what will be served. Those
-    that `explore` has seen are left out, and copies count as `gati.compose.copies` says. `write` puts the new
-    certificate into the composition, the old one below it as `previous`; the exits and thresholds stay as
-    they are, whatever the verdict. `class_names` and `label_map` are as for `explore`, whose own are taken
-    otherwise.
+    `accuracy`, `confidence` and `per_class` are the composition's own unless given. One setting is tested, so
+    its lower bound is as exact as its verdict, if the inputs were drawn independently from what will be
+    served. Those that `explore` has seen are left out, and copies count as `gati.compose.copies` says.
+    `write` puts the new certificate into the composition, the old one below it as `previous`; exits and
+    thresholds stay as they are and go on serving, whatever the verdict: `Composition.certified` and its note
+    say which it is. `class_names` and `label_map` are as for `explore`, whose own are taken otherwise.
+
+    Every attempt is entered in the library's ledger, written or not, and the k-th is tested at a share of
+    delta, 3/4 for the first and 1 / (4 k (k - 1)) for later ones. The same composition on the same data, at
+    any accuracy, is one attempt: no new evidence, and the verdict of before.
 
     Raises:
         DataError: no inputs, or none that `explore` has not seen.
-        LibraryError, CompositionError, BackendError: as `load` does; CompositionError without any exit.
+        LibraryError, CompositionError, BackendError: as `load` does; CompositionError without any exit, and
+            for `write` where that would drop a promise that every class has.
     """
     served = open_served(directory, composition=composition, device=device)
     chosen = served.composition
@@ -98,35 +126,56 @@ def certify(
         raise CompositionError(
             f"composition '{composition}' has no caches, so there is nothing to certify; compose again"
         )
+    every_class = chosen.per_class if per_class is None else per_class
+    if write and chosen.per_class and not every_class:
+        raise CompositionError(
+            f"composition '{composition}' promises its agreement in every class, which a certificate of all "
+            "together would drop; certify every class, or compose again without --per-class"
+        )
     given = load_data(data, served.model.preprocessing, what="certification data")
     fresh = fresh_inputs(served.library, given)
     named = name_and_label(served.library, fresh.inputs, class_names, label_map)
     inputs = named.data
     target = chosen.accuracy_target if accuracy is None else accuracy
-    wanted = confidence if confidence is not None else chosen.confidence or 0.95
+    delta = 1.0 - (confidence if confidence is not None else chosen.confidence or DEFAULT_CONFIDENCE)
+    check_levels(target, delta)
+    ledger = Ledger(served.library.directory)
+    asked = {"delta": delta, "per_class": every_class}
+    attempt = ledger.attempt(_identity(served.library, chosen), inputs.fingerprint, asked)
     answer, base_class, hits = _answers(served, inputs, progress)
-    delta = 1.0 - wanted
     rows = counted(answer != base_class, fresh.copies)
-    certificate = _verdict(
-        served.library, answer[rows], base_class[rows], target, delta, per_class=per_class,
-        class_names=named.class_names,
+    certificate = verdict(
+        served.library, answer[rows], base_class[rows], target, delta, per_class=every_class,
+        share=attempt.share, class_names=named.class_names,
     )  # fmt: skip
     labels = inputs.labels
+    drop = None if labels is None else accuracy_drop(
+        answer, base_class, labels, delta, share=attempt.share, copies=fresh.copies
+    )
     found = Recertification(
         certificate=certificate,
-        agreement_lower_bound=agreement_lower_bound(certificate.losses, certificate.inputs, delta),
-        accuracy_drop=None
-        if labels is None
-        else accuracy_drop(answer, base_class, labels, delta, copies=fresh.copies),
+        agreement_lower_bound=certificate.proven_agreement or 0.0,
+        accuracy_drop=drop,
         hit_rate=hits / len(inputs),
         data=f"{given.name} {given.fingerprint}",
         previous=_without_history(chosen.certificate),
         comparison=_comparison(chosen, certificate),
+        attempt=attempt,
         note="; ".join(note for note in (fresh.note, named.note) if note),
     )
+    ledger.conclude(attempt, {**found.to_json(), "previous": None, "composition": chosen.name}, written=write)
     if write:
-        _write(served.library, chosen, found)
+        _write(served.library, chosen, found, every_class=every_class)
     return found
+
+
+def _identity(library: Library, chosen: Composition) -> str:
+    """Name what a composition answers by what decides it; its own name does not."""
+    content = hashlib.sha256(f"{chosen.checkpoint_sha256} {chosen.backend}".encode())
+    for leaving in chosen.exits:
+        content.update(f"{leaving.trial_id} {leaving.threshold!r}".encode())
+        content.update(library.cache_path(leaving.trial_id).read_bytes())
+    return content.hexdigest()[:16]
 
 
 def _answers(
@@ -150,7 +199,7 @@ def _answers(
     return np.array(answers), np.array(base), hits
 
 
-def _verdict(
+def verdict(
     library: Library,
     answer: NDArray[np.int64],
     base_class: NDArray[np.int64],
@@ -158,12 +207,14 @@ def _verdict(
     delta: float,
     *,
     per_class: bool,
-    class_names: Sequence[str] | None,
+    share: float,
+    class_names: Sequence[str] | None = None,
 ) -> Certificate:
+    """Certify one composition from its classes and the base model's [n], at a share of delta."""
     if per_class:
         counts = count_by_class(answer, base_class, library.manifest.classes)
-        return certify_every_class([counts], accuracy, delta, class_names or ())
-    return walk([(int((answer != base_class).sum()), len(answer))], accuracy, delta)
+        return certify_every_class([counts], accuracy, delta, class_names or (), share=share)
+    return walk([(int((answer != base_class).sum()), len(answer))], accuracy, delta, share=share)
 
 
 def _comparison(chosen: Composition, certificate: Certificate) -> str:
@@ -190,13 +241,14 @@ def _without_history(certificate: dict[str, Any] | None) -> dict[str, Any] | Non
     return None if certificate is None else {k: v for k, v in certificate.items() if k != "previous"}
 
 
-def _write(library: Library, chosen: Composition, found: Recertification) -> None:
+def _write(library: Library, chosen: Composition, found: Recertification, *, every_class: bool) -> None:
     document = {**found.to_json(), "created": datetime.now(UTC).isoformat(timespec="seconds")}
     renewed = replace(
         chosen,
         accuracy_target=found.certificate.accuracy,
         confidence=1.0 - found.certificate.delta,
         certificate=document,
-        note="" if found.certificate.deployed is not None else document["sentence"],
+        per_class=every_class,
+        note="",
     )
-    renewed.save(library.composition_path(chosen.name))
+    replace(renewed, note=renewed.warning).save(library.composition_path(chosen.name))

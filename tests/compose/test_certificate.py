@@ -206,3 +206,55 @@ def test_a_class_below_the_target_is_certified_no_more_often_than_delta():
         ]
         false += certify_every_class(path, ACCURACY, DELTA).deployed == 1
     assert 0.0 < false / DRAWS <= allowed()
+
+
+# What is proven ------------------------------------------------------------------------------------------
+
+
+def test_a_walk_through_several_settings_proves_the_target_and_one_setting_its_exact_limit():
+    walked = certify([(0, 1000), (2, 1000)], 0.99, 0.05)
+    assert walked.deployed == 1
+    assert walked.to_json()["agreement_lower_bound"] == 0.99
+    assert certify([(40, 1000), (0, 1000)], 0.99, 0.05).to_json()["agreement_lower_bound"] is None
+    one = certify([(2, 1000)], 0.99, 0.05)
+    assert one.to_json()["agreement_lower_bound"] == agreement_lower_bound(2, 1000, 0.05)
+    every = certify_every_class([[(0, 500), (1, 500)]], 0.99, 0.05)
+    assert every.proven_agreement == agreement_lower_bound(1, 500, 0.05)
+
+
+def test_the_exact_limit_after_a_walk_is_false_too_often_and_what_is_reported_is_not():
+    """The second setting is just below the target, and a limit is said of it, or else of the first."""
+    random = np.random.default_rng(3)
+    rates, draws = (0.025, 0.0401), 4000
+    false = {"limit": 0, "reported": 0}
+    for _ in range(draws):
+        certificate = certify([(int(random.binomial(1500, rate)), 1500) for rate in rates], 0.96, 0.05)
+        if certificate.deployed is None:
+            continue
+        true = 1.0 - rates[certificate.deployed]
+        false["limit"] += agreement_lower_bound(certificate.losses, 1500, 0.05) > true
+        false["reported"] += (certificate.proven_agreement or 0.0) > true
+    at_most = 0.05 + 3.0 * (0.05 * 0.95 / draws) ** 0.5
+    assert false["reported"] / draws <= at_most < false["limit"] / draws
+
+
+def test_a_share_of_delta_is_what_p_values_are_compared_with():
+    assert certify([(33, 1500)], 0.97, 0.05, share=0.9).deployed == 0
+    assert certify([(33, 1500)], 0.97, 0.05, share=0.3).deployed is None
+    document = certify([(0, 400)], 0.99, 0.05, share=0.1).to_json()
+    assert (document["level"], document["required_inputs"]) == (pytest.approx(0.005), 528)
+    assert "it takes at least 528" in document["sentence"]
+    with pytest.raises(CompositionError, match="share of delta is 1.5"):
+        certify([(0, 400)], 0.99, 0.05, share=1.5)
+
+
+def test_a_path_is_counted_no_further_than_the_walk_goes():
+    def path():
+        yield 0, 1000
+        yield 40, 1000
+        raise AssertionError("counted beyond the first that failed")
+
+    certificate = certify(path(), 0.99, 0.05, settings=7)
+    assert (certificate.deployed, certificate.settings) == (0, 7)
+    with pytest.raises(TypeError, match="give settings"):
+        certify(path(), 0.99, 0.05)

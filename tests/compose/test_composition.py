@@ -106,3 +106,50 @@ def test_a_damaged_composition_is_refused_in_one_line(text, message):
     with pytest.raises(CompositionError, match=message) as caught:
         Composition.from_json(text, where="x.json")
     assert "\n" not in str(caught.value)
+
+
+# What it promises, and whether that is proven ------------------------------------------------------------
+
+PROVEN = {"certified": True, "accuracy": 0.97, "confidence": 0.95, "by_class": None, "sentence": "proven."}
+
+
+def test_files_of_earlier_versions_are_read_and_their_certificates_tell_of_classes():
+    for by_class, expected in ((None, False), ([{"class": "cat", "losses": 0, "n": 400}], True)):
+        written = replace(composition(), certificate={**PROVEN, "by_class": by_class})
+        document = json.loads(written.to_json())
+        del document["per_class"]
+        assert Composition.from_json(json.dumps(document)).per_class == expected
+    with pytest.raises(CompositionError, match="field 'per_class' is 'yes', expected true or false"):
+        Composition.from_json(json.dumps({**document, "per_class": "yes"}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "certified", "why"),
+    [
+        ({}, True, ""),
+        ({"certificate": None}, False, "there were no inputs to certify it on"),
+        ({"confidence": None}, False, "it was composed without a confidence"),
+        ({"certificate": {**PROVEN, "certified": False}}, False, "it serves all the same: proven."),
+        ({"certificate": {"n": 300}}, False, "its certificate did not pass"),
+        ({"accuracy_target": 0.98}, False, "its certificate is for less"),
+        ({"confidence": 0.99}, False, "its certificate is for less"),
+        ({"per_class": True}, False, "its certificate is for less"),
+        ({"per_class": True, "certificate": {**PROVEN, "by_class": [{}]}}, True, ""),
+        ({"accuracy_target": 0.96, "confidence": 1.0 - (1.0 - 0.95)}, True, ""),
+    ],
+)
+def test_it_knows_whether_its_promise_is_proven(changes, certified, why):
+    chosen = replace(composition(), **{"certificate": PROVEN, **changes})
+    assert chosen.certified == certified
+    assert bool(chosen.warning) == (not certified)
+    assert chosen.warning.endswith(why)
+    if why:
+        assert chosen.warning.startswith("NOT CERTIFIED: nothing proves that at least 9")
+        assert "\n" not in chosen.warning
+
+
+def test_without_exits_there_is_something_to_prove_only_in_reduced_precision():
+    empty = replace(composition(), exits=(), certificate={**PROVEN, "certified": False})
+    assert not empty.certified
+    assert empty.warning == ""
+    assert replace(empty, backend="openvino-int8").warning.startswith("NOT CERTIFIED")

@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from gati.compose.compose import compose
+from gati.compose.compose import Settings, compose, compose_library
+from gati.compose.costs import CostedLibrary
 from gati.compose.explain import explain
 from gati.errors import CompositionError
 from gati.types import TrialId
 from tests.compose.libraries import make_library
+from tests.compose.test_coarse_engines import Coarse
+from tests.compose.test_costs import costs_of, keep
 
 
 @pytest.mark.parametrize("outcomes", [True, False])
@@ -38,3 +41,29 @@ def test_an_exit_of_another_library_is_refused(tmp_path):
     foreign = replace(composition, exits=(replace(composition.exits[0], trial_id=TrialId("elsewhere")),))
     with pytest.raises(CompositionError, match="uses trial 'elsewhere', which this library lacks"):
         explain(foreign, library)
+
+
+def test_of_an_engine_of_reduced_precision_like_is_compared_with_like(tmp_path):
+    library = make_library(tmp_path / "library", quality=6.0, inputs=2000, certify=2000)
+    costs = costs_of(library, "openvino-int8", 4.0)
+    keep(library, costs)
+    reduced = CostedLibrary(library, costs)
+    reduced.__dict__["answers"] = Coarse(library, each=40)  # loses 2.5 % by itself
+    composition = compose_library(reduced, Settings(accuracy=0.93, slowdown=None))
+    assert composition.backend == "openvino-int8" and len(composition.exits) > 1
+    for explanation in explain(composition, library):
+        assert explanation.as_float32
+        assert explanation.with_agreement > composition.expected.agreement + 0.002
+        told = f"{explanation.without_agreement:.2%} instead of {explanation.with_agreement:.2%}"
+        assert told in explanation.sentence
+        assert explanation.sentence.endswith("without what openvino-int8 loses by itself")
+        assert explanation.without_mean_latency_ms != explanation.with_mean_latency_ms
+
+
+def test_in_float32_nothing_is_left_out(tmp_path):
+    library = make_library(tmp_path / "library", quality=6.0)
+    composition = compose(library.directory, accuracy=0.95)
+    for explanation in explain(composition, library):
+        assert not explanation.as_float32
+        assert explanation.with_agreement == pytest.approx(composition.expected.agreement)
+        assert explanation.with_mean_latency_ms == pytest.approx(composition.expected.mean_latency_ms)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from gati.compose.certificate import agreement_lower_bound
 from gati.compose.composition import Composition
 from gati.compose.pareto import compose_within_latency, pareto
 from gati.compose.plans import Settings
@@ -52,3 +53,28 @@ def test_without_outcomes_there_is_no_frontier(tmp_path):
     library = make_library(tmp_path / "library", outcomes=False)
     with pytest.raises(CompositionError, match="the frontier needs the per-input outcomes"):
         pareto(library.directory)
+
+
+def test_per_class_is_certified_in_every_class_within_a_latency_and_on_the_frontier(library):
+    base_ms = library.manifest.profile.base_ms
+    overall = compose_within_latency(library.directory, 0.7 * base_ms, Settings(name="overall"))
+    every = compose_within_latency(library.directory, 0.7 * base_ms, Settings(name="every", per_class=True))
+    assert (overall.per_class, every.per_class) == (False, True)
+    assert every.accuracy_target < overall.accuracy_target
+    assert len(every.certificate["by_class"]) == 10
+    assert every.certified
+    for each in every.certificate["by_class"]:
+        assert agreement_lower_bound(each["losses"], each["n"], 0.05) >= every.accuracy_target
+    points = pareto(library.directory), pareto(library.directory, Settings(per_class=True))
+    assert len(points[0]) == len(points[1])
+    for both, worst in zip(*points, strict=True):
+        assert worst.per_class and not both.per_class
+        assert worst.certified_agreement < both.certified_agreement
+
+
+def test_what_certifies_whatever_it_finds_needs_a_confidence(library):
+    for ask in (pareto, lambda *given: compose_within_latency(given[0], 1.0, given[1])):
+        with pytest.raises(CompositionError, match="certify what they find, which needs a confidence"):
+            ask(library.directory, Settings(confidence=None))
+    with pytest.raises(CompositionError, match="per class means certified in every class"):
+        pareto(library.directory, Settings(confidence=None, per_class=True))

@@ -60,6 +60,7 @@ def test_the_score_decides_on_select_inputs_alone() -> None:
     assert first.points == second.points
     assert first.cache.selector_name == second.cache.selector_name
     assert first.hit_rate_at_97 == second.hit_rate_at_97
+    assert first.agreement == second.agreement  # it breaks ties between two trainings of a cache
 
 
 def test_a_network_selector_is_used_only_where_it_beats_the_plain_probability() -> None:

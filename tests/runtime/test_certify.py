@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gati import cli_render
+from gati.cli import run
 from gati.compose.certificate import agreement_lower_bound
 from gati.compose.composition import Composition
+from gati.compose.ledger import Ledger
 from gati.errors import CompositionError, DataError
 from gati.explore.library import InputRecord, Library
 from gati.model.data import load_data
@@ -42,7 +45,8 @@ def test_it_counts_what_the_engine_answers(directory: Path, more: tuple[Path, in
     assert 0 < losses < 150
     found = certify(directory, data)
     assert (found.certificate.losses, found.certificate.inputs) == (losses, 150)
-    assert found.agreement_lower_bound == agreement_lower_bound(losses, 150, found.certificate.delta)
+    assert found.agreement_lower_bound == agreement_lower_bound(losses, 150, found.certificate.level)
+    assert found.certificate.level == pytest.approx(0.75 * 0.05)
     assert found.certificate.deployed is None  # nobody trained these caches
     assert f"{losses} of 150 inputs were answered differently" in found.certificate.sentence()
     assert found.accuracy_drop is not None
@@ -194,3 +198,77 @@ def test_an_exit_that_never_hits_certifies_whatever_the_number_of_inputs_can(
     found = certify(directory, more[0])
     assert (found.certificate.losses, found.hit_rate) == (0, 0.0)
     assert found.certificate.deployed == 0  # 150 inputs without loss: 98.02 %
+
+
+# One delta for all attempts -------------------------------------------------------------------------------
+
+
+def pictures(tmp_path: Path, seed: int, count: int = 60) -> Path:
+    shape = (count, 6, 6, 1)
+    path = tmp_path / f"seed{seed}.npz"
+    np.savez(path, images=np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
+    return path
+
+
+def test_attempts_share_delta_and_are_all_kept(directory: Path, tmp_path: Path) -> None:
+    found = [
+        certify(directory, pictures(tmp_path, seed), accuracy=0.01, write=seed == 1) for seed in range(3)
+    ]
+    assert [each.attempt.number for each in found] == [1, 2, 3]
+    levels = [each.certificate.level for each in found]
+    assert levels == pytest.approx([0.05 * share for share in (3 / 4, 1 / 8, 1 / 24)])
+    assert "This is the 3rd attempt in this library, at 0.21 %" in found[2].sentence()
+    assert "attempt" not in found[0].sentence()
+    kept = Ledger(directory).attempts
+    assert [entry["results"][0]["written"] for entry in kept] == [False, True, False]
+    assert [entry["results"][0]["certificate"]["losses"] for entry in kept] == [
+        each.certificate.losses for each in found
+    ]
+
+
+def test_the_same_data_is_the_same_attempt_whatever_accuracy_is_asked_of_it(
+    directory: Path, tmp_path: Path
+) -> None:
+    data = pictures(tmp_path, 0)
+    first = certify(directory, data)
+    again = certify(directory, data, accuracy=0.01, write=True)
+    assert (first.attempt, first.certificate.level) == (again.attempt, again.certificate.level)
+    assert first.agreement_lower_bound == again.agreement_lower_bound
+    assert certify(directory, data, confidence=0.9).attempt.number == 2
+    assert certify(directory, data, per_class=True).attempt.number == 3
+    assert certify(directory, data, accuracy=0.5).attempt.number == 1
+
+
+def test_data_that_another_composition_was_certified_on_is_told(directory: Path, tmp_path: Path) -> None:
+    data = pictures(tmp_path, 0)
+    certify(directory, data)
+    rewrite(directory, exits=(exit_at(0, 1e30),))
+    found = certify(directory, data)
+    assert (found.attempt.number, found.attempt.compositions) == (2, 2)
+    assert "This data has been used for 2 compositions" in found.sentence()
+
+
+def test_every_class_stays_promised(directory: Path, tmp_path: Path) -> None:
+    rewrite(directory, per_class=True, confidence=0.95, exits=(exit_at(0, 1e30),))
+    data = pictures(tmp_path, 0, 400)
+    assert len(certify(directory, data).certificate.by_class) == 4
+    with pytest.raises(CompositionError, match="promises its agreement in every class, which a certificate"):
+        certify(directory, data, per_class=False, write=True)
+    certify(directory, data, accuracy=0.5, write=True)
+    written = composition_of(directory)
+    assert written.per_class and written.certificate is not None
+    assert len(written.certificate["by_class"]) == 4
+
+
+def test_a_composition_that_fails_serves_on_and_says_that_nothing_is_proven(
+    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = certify(directory, pictures(tmp_path, 0), write=True)
+    written = composition_of(directory)
+    assert written.exits and not written.certified
+    assert written.note == written.warning
+    assert written.note.startswith("NOT CERTIFIED: nothing proves that at least 97 % of answers")
+    cli_render.recertification(found, "default", written=True)
+    assert "NOT CERTIFIED: composition 'default' goes on serving" in capsys.readouterr().out
+    assert run(["evaluate", str(directory), "--data", str(pictures(tmp_path, 1))]) == 0
+    assert "note: NOT CERTIFIED: nothing proves" in capsys.readouterr().out

@@ -1,0 +1,444 @@
+"""How often a certified composition breaks its promise: whole commands on a population with known truth.
+
+    python -m benchmarks.promise_offline [--draws 2000] [--json FILE]
+
+A population of 60,000 made-up inputs with the answers of a base model, of three caches and of three engines
+of reduced precision that lose answers by themselves; so the true agreement of every setting is known.
+Everything is as near the target as it can be, where errors are most likely: the engines' own losses lie just
+above what is tolerated, and the select split, drawn once, is one on which they seem well below it.
+
+Each draw takes a new certify split, at random from the population, and runs what the command runs on it:
+
+* `auto`: `gati compose --backend auto` over float32 and the three engines (`sharing.deploy_one`);
+* `per_class`: the same in float32, with `--per-class`: false if any class is below the target;
+* `pareto`: `gati compose --pareto`: false if any of the agreements it says are certified is not reached;
+* `certify`: `gati certify --write` ten times in a row on new data, with a composition that is just below the
+  target: false if any attempt certifies it.
+
+Beside each stands what the same draws come to with every test at the full delta (`unshared`), as once in
+`auto` and `certify`. A row holds if the share of false draws is at most delta and two standard errors. The
+proposals, made on the select split alone, are the same in all draws and made once; of the first draws of
+`auto` the whole command is run on files, and must deploy the same. About 6 minutes on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.compose import compose as composing
+from gati.compose.certified import Proposal, propose
+from gati.compose.composition import Composition
+from gati.compose.costs import BackendCosts, CostedLibrary
+from gati.compose.ledger import Ledger
+from gati.compose.outcomes import EngineOutcomes, SplitOutcomes, outcomes_of
+from gati.compose.pareto import count_frontier, frontier_of
+from gati.compose.plans import Settings
+from gati.compose.problem import Candidate
+from gati.compose.sharing import FIRST, Entrant, Hope, deploy_one, enter
+from gati.compose.verdicts import counts_of, replay_of
+from gati.explore.library import CERTIFY, SELECT, BaseOutcomes, Library, Manifest, TrialOutcomes
+from gati.runtime.certify import verdict
+from gati.types import BlockProfile, Profile, Trial, TrialId
+
+ACCURACY, DELTA = 0.95, 0.05
+CLASSES, BLOCKS = 3, 3
+POPULATION, SELECTED, CERTIFIED = 60_000, 800, 600
+ATTEMPTS = 10
+# backend: how many times as fast as float32, and its own loss; 0.05 is tolerated
+ENGINES = {
+    "openvino-bf16": (2.0, 0.0502),
+    "onnxruntime-int8": (2.5, 0.0502),
+    "openvino-int8": (3.0, 0.0502),
+}
+JUST_BELOW = 0.0502  # how often the composition that `certify` is asked about is wrong
+CHECKED = 10  # draws that the whole command is run on, too
+PARETO_POINTS = 16
+IN_MEMORY = "/dev/shm"  # for ledgers, which are flushed to disk at every change
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Population:
+    """Every input there is: answers of the base model, of the caches, and where engines lose theirs."""
+
+    base_class: Ints  # [n]
+    trials: dict[TrialId, TrialOutcomes]
+    lost: dict[str, Bools]  # by backend, [n]
+
+
+class Rows(Library):
+    """Some inputs of a population as a library, in memory: all of one split."""
+
+    def __init__(self, library: Library, population: Population, rows: Ints, split: int) -> None:
+        super().__init__(library.directory)
+        self.__dict__["manifest"] = library.manifest
+        self.__dict__["trials"] = library.trials
+        self.population, self.rows, self.split = population, rows, split
+
+    def base_outcomes(self) -> BaseOutcomes:
+        """As of a library on disk."""
+        base = self.population.base_class[self.rows]
+        return BaseOutcomes(base, base, np.full(len(self.rows), self.split, dtype=np.uint8))
+
+    def outcomes(self, trial_id: TrialId) -> TrialOutcomes:
+        """As of a library on disk."""
+        whole = self.population.trials[trial_id]
+        return TrialOutcomes(whole.score[self.rows], whole.predicted[self.rows])
+
+
+class LossyEngine:
+    """Answers for an engine that loses some inputs wherever they leave, and does as the tables say else."""
+
+    def __init__(self, library: Library, lost: Bools) -> None:
+        self._library, self._lost = library, lost
+        self._base = library.base_outcomes().base_class
+
+    def __call__(self, setting: Sequence[Candidate]) -> tuple[Ints, Ints]:
+        """Return where each input leaves and its class."""
+        left_at = np.full(len(self._base), len(setting))
+        answer = np.where(self._lost, (self._base + 1) % CLASSES, self._base)
+        for position, candidate in enumerate(setting):
+            outcomes = self._library.outcomes(candidate.trial_id)
+            new = (left_at == len(setting)) & (outcomes.score >= np.float32(candidate.threshold))
+            left_at[new] = position
+            answer[new & ~self._lost] = outcomes.predicted[new & ~self._lost]
+        return left_at, answer
+
+    def ask(self, path: Sequence[Sequence[Candidate]]) -> None:
+        """Nothing is to be converted."""
+
+    def keep(self, exits: object) -> None:
+        """There is no graph to be written."""
+
+
+@dataclass(frozen=True)
+class World:
+    """A population, a library whose select split is drawn from it, and engines for that library."""
+
+    population: Population
+    library: Library
+    selected: Ints
+
+    def draw(self, random: np.random.Generator, inputs: int = CERTIFIED) -> Ints:
+        """Draw inputs to certify on."""
+        return random.integers(0, POPULATION, inputs)
+
+    def split(self, library: Library, rows: Ints) -> SplitOutcomes:
+        """Return these inputs as the certify split, as the engine of `library` answers them."""
+        backend = library.manifest.profile.backend
+        held = Rows(library, self.population, rows, CERTIFY)
+        if backend not in ENGINES:
+            return SplitOutcomes(held, CERTIFY)
+        engine: Any = LossyEngine(held, self.population.lost[backend][rows])
+        return EngineOutcomes(held, CERTIFY, engine)
+
+    def engine(self, backend: str, certified: Ints) -> CostedLibrary:
+        """Return the library on an engine of reduced precision."""
+        rows = np.concatenate([self.selected, certified])
+        reduced = CostedLibrary(self.library, _costs(self.library, backend))
+        reduced.__dict__["answers"] = LossyEngine(self.library, self.population.lost[backend][rows])
+        return reduced
+
+    def truth(self, proposal: Proposal, candidates: tuple[Candidate, ...]) -> float:
+        """Return the true agreement, with `per_class` of the worst class."""
+        whole = self.split(proposal.library, np.arange(POPULATION))
+        replay = replay_of(proposal.library, proposal.settings, candidates, whole)
+        counts = counts_of(proposal.library, proposal.settings, replay, whole)
+        return 1.0 - max(losses / inputs for losses, inputs in counts)
+
+
+def make_world(directory: Path, *, hard_class: int | None = None, seed: int = 0) -> World:
+    """Make a population, draw a select split that flatters the engines, and write the library.
+
+    With `hard_class` the caches are hardly ever wrong of any other class.
+    """
+    random = np.random.default_rng(seed)
+    common = 1.0 / CLASSES if hard_class is None else 0.8  # enough of the hard class for fine steps near it
+    often = np.full(CLASSES, (1.0 - common) / (CLASSES - 1))
+    often[hard_class or 0] = common
+    base_class = random.choice(CLASSES, POPULATION, p=often)
+    hardness = random.uniform(size=POPULATION)
+    trials = {}
+    for block in range(BLOCKS):
+        right = hardness + random.normal(0, 0.1, POPULATION) < 0.6 + 0.35 * (block + 1) / BLOCKS
+        if hard_class is not None:
+            right |= base_class != hard_class
+        score = 6.0 * (right - 0.5) - hardness + random.normal(0, 1.0, POPULATION)
+        answers = np.where(right, base_class, (base_class + 1) % CLASSES)
+        trials[TrialId(f"trial-{block}")] = TrialOutcomes(score.astype(np.float32), answers)
+    lost = {}
+    for backend, (_, rate) in ENGINES.items():
+        mask = np.zeros(POPULATION, dtype=bool)
+        mask[random.permutation(POPULATION)[: round(rate * POPULATION)]] = True
+        lost[backend] = mask
+    population = Population(base_class, trials, lost)
+    flattering = np.ones(POPULATION)
+    for mask in lost.values():
+        flattering[mask] = 0.3
+    selected = random.choice(POPULATION, SELECTED, replace=False, p=flattering / flattering.sum())
+    library = Library(directory)
+    library.write_manifest(_manifest())
+    library.write_trials([_trial(block, trial_id) for block, trial_id in enumerate(trials)], [])
+    world = World(population, library, selected)
+    write_outcomes(world, world.draw(random))
+    return World(population, Library.open(directory), selected)
+
+
+def write_outcomes(world: World, certified: Ints) -> None:
+    """Write what the base model and the caches answer to the select and these certify inputs."""
+    rows = np.concatenate([world.selected, certified])
+    split = np.repeat(np.array([SELECT, CERTIFY], dtype=np.uint8), (len(world.selected), len(certified)))
+    base = world.population.base_class[rows]
+    world.library.write_base_outcomes(BaseOutcomes(base, base, split))
+    for trial_id, whole in world.population.trials.items():
+        world.library.write_outcomes(trial_id, TrialOutcomes(whole.score[rows], whole.predicted[rows]))
+
+
+def _manifest() -> Manifest:
+    reach_ms = [0.1 + 0.3 * (block + 1) for block in range(BLOCKS)]
+    blocks = tuple(
+        BlockProfile(block, f"layer{block}", "Block", (8 + block, 4, 4), 0.3, reach_ms[block])
+        for block in range(BLOCKS)
+    )
+    return Manifest(
+        model_source="made:up",
+        checkpoint_path=None,
+        checkpoint_sha256="ab" * 32,
+        preprocessing={},
+        class_names=None,
+        classes=CLASSES,
+        outputs_kind="logits",
+        input_shape=(3, 32, 32),
+        profile=Profile("torch", "cpu", 1, 1.5, blocks),
+        seed=0,
+        counts={"train": 0, "select": SELECTED, "certify": CERTIFIED},
+        data={},
+        settings={},
+        versions={},
+        complete=True,
+    )
+
+
+def _trial(block: int, trial_id: TrialId) -> Trial:
+    return Trial(
+        trial_id=trial_id,
+        block_index=block,
+        block=f"layer{block}",
+        variant="pool(64)",
+        status="trained",
+        selector="max_probability",
+        parameters=1000,
+        memory_bytes=4000,
+        lookup_ms=0.02,
+    )
+
+
+def _costs(library: Library, backend: str) -> BackendCosts:
+    speed, _ = ENGINES[backend]
+    known = library.manifest.profile
+    blocks = tuple(
+        replace(each, latency_ms=each.latency_ms / speed, reach_ms=each.reach_ms / speed)
+        for each in known.blocks
+    )
+    profile = replace(known, backend=backend, base_ms=known.base_ms / speed, blocks=blocks)
+    shapes = ["x".join(map(str, block.output_shape)) for block in blocks]
+    return BackendCosts(profile, 0.0, {f"{shape} pool(64)": 0.01 for shape in shapes})
+
+
+# Scenarios: each returns a function that says of a draw whether a promise is broken, with shares and without
+
+
+Judge = Callable[[np.random.Generator, bool], bool]
+
+
+def settings_of(*, per_class: bool = False) -> Settings:
+    """Return what the commands are asked for."""
+    return Settings(accuracy=ACCURACY, confidence=1.0 - DELTA, slowdown=None, per_class=per_class)
+
+
+def entrants_of(world: World) -> tuple[Entrant, ...]:
+    """Return the engines that `gati compose --backend auto` lets take part, from the select split alone."""
+    settings, nobody = settings_of(), world.draw(np.random.default_rng(0))
+
+    def proposed(library: Library) -> Proposal:
+        return propose(library, settings, ["inline"], outcomes_of(library, SELECT), CERTIFIED)
+
+    hopes = []
+    for backend in ENGINES:
+        other = world.engine(backend, nobody)
+        at_best_ms = proposed(other.at_best()).hoped_ms(CERTIFIED, FIRST)
+        assert at_best_ms is not None
+        hopes.append(Hope(backend, at_best_ms, cache(partial(proposed, other))))
+    return enter(proposed(world.library), hopes, CERTIFIED)
+
+
+def auto(world: World) -> Judge:
+    """`gati compose --backend auto`."""
+    entrants = entrants_of(world)
+    truths: dict[tuple[str, tuple[Candidate, ...]], float] = {}
+
+    def broken(random: np.random.Generator, shared: bool) -> bool:
+        rows = world.draw(random)
+        taking_part = entrants if shared else [replace(each, share=1.0) for each in entrants]
+        proposal, plan = deploy_one(taking_part, lambda each: world.split(each.library, rows))
+        chosen = plan.choice.candidates
+        key = proposal.library.manifest.profile.backend, chosen
+        if key not in truths:
+            truths[key] = world.truth(proposal, chosen)
+        return truths[key] < ACCURACY
+
+    return broken
+
+
+def per_class(_: World) -> Judge:
+    """`gati compose --per-class`, in float32, where one class alone is hard; one walk takes all of delta."""
+    folder = tempfile.TemporaryDirectory()
+    world = make_world(Path(folder.name), hard_class=0)
+    select = outcomes_of(world.library, SELECT)
+    proposal = propose(world.library, settings_of(per_class=True), ["inline"], select, CERTIFIED)
+    truths = [world.truth(proposal, candidates) for candidates in proposal.candidates]
+
+    def broken(random: np.random.Generator, shared: bool, _kept: object = folder) -> bool:
+        certificate = proposal.walk(world.split(world.library, world.draw(random, 2 * CERTIFIED)))
+        return certificate.deployed is not None and truths[certificate.deployed] < ACCURACY
+
+    return broken
+
+
+def pareto(world: World) -> Judge:
+    """`gati compose --pareto`; without shares each limit is at the full delta."""
+    settings, select = settings_of(), outcomes_of(world.library, SELECT)
+    proposal = propose(world.library, settings, ["inline"], select, CERTIFIED)
+    truths: dict[tuple[tuple[str, ...], tuple[float, ...]], float] = {}
+
+    def true(trials: tuple[str, ...], thresholds: tuple[float, ...]) -> float:
+        key = trials, thresholds
+        if key not in truths:
+            pairs = zip(trials, thresholds, strict=True)
+            setting = [Candidate(TrialId(t), int(t[-1]), "", at, 0, 0, 0, 0, 0) for t, at in pairs]
+            truths[key] = world.truth(proposal, tuple(setting))
+        return truths[key]
+
+    chosen = frontier_of(proposal.contest, select, PARETO_POINTS)
+    unshared = replace(settings, confidence=max(1e-9, 1.0 - len(chosen) * DELTA))
+
+    def broken(random: np.random.Generator, shared: bool) -> bool:
+        split = world.split(world.library, world.draw(random))
+        asked = settings if shared else unshared
+        found = count_frontier(world.library, asked, proposal.contest, chosen, select, split)
+        return any(
+            point.certified_agreement > true(point.trials, point.thresholds) + 1e-12 for point, _ in found
+        )
+
+    return broken
+
+
+def certify(world: World) -> Judge:
+    """`gati certify --write`, `ATTEMPTS` times on new data each."""
+
+    def broken(random: np.random.Generator, shared: bool) -> bool:
+        passed = []
+        with tempfile.TemporaryDirectory(dir=IN_MEMORY if Path(IN_MEMORY).is_dir() else None) as folder:
+            ledger = Ledger(Path(folder))
+            for number in range(ATTEMPTS):
+                base = world.population.base_class[world.draw(random)]
+                answer = np.where(random.random(len(base)) < JUST_BELOW, (base + 1) % CLASSES, base)
+                judge = partial(verdict, world.library, answer, base, ACCURACY, DELTA, per_class=False)
+                if shared:
+                    attempt = ledger.attempt("a composition", f"data {number}", {"delta": DELTA})
+                    found = judge(share=attempt.share)
+                    ledger.conclude(attempt, found.to_json(), written=True)
+                else:
+                    found = judge(share=1.0)
+                passed.append(found.deployed is not None)
+        return any(passed)
+
+    return broken
+
+
+SCENARIOS: dict[str, Callable[[World], Judge]] = {
+    "auto": auto,
+    "per_class": per_class,
+    "pareto": pareto,
+    "certify": certify,
+}
+
+
+def allowed(draws: int) -> float:
+    """Return delta and two standard errors."""
+    return DELTA + 2.0 * (DELTA * (1.0 - DELTA) / draws) ** 0.5
+
+
+def false_share(judge: Judge, draws: int, *, shared: bool, seed: int = 1) -> float:
+    """Return the share of draws in which a promise was broken."""
+    random = np.random.default_rng(seed)
+    return sum(judge(random, shared) for _ in range(draws)) / draws
+
+
+def whole_command(world: World, certified: Ints) -> Composition:
+    """Run `gati.compose` on files, with these inputs to certify on."""
+    write_outcomes(world, certified)
+    others = [world.engine(backend, certified) for backend in ENGINES]
+    before = composing.choose_backend, composing.reduced_precisions
+    composing.choose_backend = lambda opened, *_: opened
+    composing.reduced_precisions = lambda *_: others
+    try:
+        return composing.compose(
+            world.library.directory, accuracy=ACCURACY, confidence=1.0 - DELTA, slowdown=None
+        )
+    finally:
+        composing.choose_backend, composing.reduced_precisions = before
+
+
+def check_against_whole_command(world: World, draws: int) -> None:
+    """Check that the halves deploy what the whole command does. Raises AssertionError."""
+    entrants, random = entrants_of(world), np.random.default_rng(1)
+    for _ in range(draws):
+        rows = world.draw(random)
+        proposal, plan = deploy_one(entrants, lambda each, rows=rows: world.split(each.library, rows))
+        composition = whole_command(world, rows)
+        assert composition.backend == proposal.library.manifest.profile.backend
+        assert composition.exits == plan.exits
+        assert composition.certificate is not None and plan.certificate is not None
+        assert composition.certificate["path"] == plan.certificate["path"]
+
+
+def main() -> None:
+    """Run every scenario and print a table as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    table = []
+    with tempfile.TemporaryDirectory() as folder:
+        world = make_world(Path(folder))
+        check_against_whole_command(world, CHECKED)
+        for name, scenario in SCENARIOS.items():
+            judge = scenario(world)
+            shared, unshared = (false_share(judge, arguments.draws, shared=each) for each in (True, False))
+            row = {"command": name, "draws": arguments.draws, "delta": DELTA, "false": shared}
+            row |= {"allowed": allowed(arguments.draws), "holds": shared <= allowed(arguments.draws)}
+            table.append({**row, "unshared": unshared})
+            print(json.dumps(table[-1]), file=sys.stderr, flush=True)
+    text = json.dumps(table, indent=1)
+    print(text)
+    if arguments.json:
+        arguments.json.write_text(text + "\n", encoding="utf-8")
+    sys.exit(not all(row["holds"] for row in table))
+
+
+if __name__ == "__main__":
+    main()
