@@ -26,7 +26,7 @@ def transport_stream(count: int, fps: int = 25) -> bytes:
 
 
 class RtspCamera(Device):
-    """Plays `stream` to each connection, then hangs up; after `hang_ups` of that it plays it again and again."""
+    """Plays `stream` to each connection, then hangs up; after so many `hang_ups` it plays it without end."""
 
     def __init__(
         self, stream: bytes, password: str | None = None, hang_ups: int = 2, pause_s: float = 0.002
