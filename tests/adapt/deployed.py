@@ -81,7 +81,7 @@ def make_deployed(folder: Path, *, backend: str = "torch", threshold: float = 0.
     exits = []
     for index in (1, 2):
         lesson = Lesson(familiar.hidden[BLOCKS[index]], familiar.teacher(CLASSES), torch.ones(600))
-        recipe = Recipe(epochs=20.0, limit_s=60.0, learning_rate=3e-3)
+        recipe = Recipe(epochs=20.0, limit_s=600.0, learning_rate=3e-3)
         predictor = train_new(VARIANT, (8, 8, 8), lesson, recipe, seed=0)
         cache = LearnedCache(VARIANT, (8, 8, 8), CLASSES, "maximum-probability", predictor=predictor)
         trial_id = TrialId(f"trial-{index}")
