@@ -1,7 +1,7 @@
 """Learned caches: predictors, selectors, their losses and files."""
 
 from gati.caches.cache import LearnedCache
-from gati.caches.glance import SceneHead, glance, scene
+from gati.caches.glances import SceneHead, glance, scene
 from gati.caches.losses import distillation_loss, selector_loss
 from gati.caches.predictors import (
     DEFAULT_VARIANTS,
