@@ -25,7 +25,8 @@ def serve(
         Path,
         typer.Argument(
             metavar="CONFIG|DIR",
-            help="A cache library, a folder of them, a pipeline, or a TOML file with \\[models], \\[pipelines].",
+            help="A cache library, a folder of them, a pipeline, or a TOML file with "
+            "\\[models], \\[pipelines].",
         ),
     ],
     host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless given.")] = None,
@@ -116,7 +117,8 @@ def _show_answer(answer: Mapping[str, Any]) -> None:
     tree = Tree(f"[bold]{escape(answer['label'])}[/bold]  {answer['latency_ms']:.1f} ms{slo}, {met}")
     for stage in answer["stages"]:
         left = f"left after {stage['exit']}" if stage["from_cache"] else "ran to the end"
-        branch = tree.add(f"{escape(stage['stage'])}: [bold]{escape(stage['label'])}[/bold] ({stage['probability']:.0%})")
+        label, likely = f"[bold]{escape(stage['label'])}[/bold]", f"{stage['probability']:.0%}"
+        branch = tree.add(f"{escape(stage['stage'])}: {label} ({likely})")
         ran = f"{stage['option']} ({stage['model']}, version {stage['version']}) {left}"
         branch.add(escape(f"{ran}; {stage['latency_ms']:.1f} ms of {stage['budget_ms']:.1f} ms"))
     for name in answer["skipped"]:

@@ -27,7 +27,10 @@ def make_verb(module: str) -> None:
 
 
 class Verb(ModuleType):
+    """A module that is called; `__doc__` and `__signature__` are those of its verb."""
+
     def __call__(self, *arguments: Any, **wishes: Any) -> Any:
+        """Call the verb."""
         return _function_of(self)(*arguments, **wishes)
 
     def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:

@@ -26,7 +26,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "explore" / "networks.py"
 BLOCKS = ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
 CLASSES = 10
 FAMILIAR, STRANGE = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
-VARIANT = "pool(64)"
+VARIANT = "pool-linear(64)"
 
 
 def stream(shown: tuple[int, ...], count: int, seed: int, *, unseen: bool = False) -> Tensor:
