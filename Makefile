@@ -19,9 +19,14 @@ install: $(STAMP) ## make .venv and install Gati with everything for development
 demo: $(STAMP) ## train, explore, compose and evaluate on handwritten digits (about 2 minutes)
 	$(BIN)/gati demo
 
+# Both halves of the tests always run; one that fails gives its status after the other has run.
 test: check $(STAMP) ## lint, types and all tests: what continuous integration runs
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
-	$(BIN)/python -m pytest -m slow --durations=12
+	@fast=0; slow=0; \
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile || fast=$$?; \
+	$(BIN)/python -m pytest -m slow --durations=12 || slow=$$?; \
+	test $$fast -eq 0 || echo "make test: the fast half failed (status $$fast)" >&2; \
+	test $$slow -eq 0 || echo "make test: the slow half failed (status $$slow)" >&2; \
+	test $$fast -ne 0 && exit $$fast; exit $$slow
 
 test-fast: $(STAMP) ## only the tests that train nothing
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile

@@ -1,4 +1,4 @@
-"""Every default variant beside every other: same block, same batches, same number of steps."""
+"""Every default and every published variant side by side: same block, batches and number of steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gati.caches import DEFAULT_VARIANTS, PUBLISHED_VARIANTS
+from gati.caches import PUBLISHED_VARIANTS, expand_variants
 from gati.explore.library import BaseOutcomes, Library
 from gati.explore.prepare import prepare
 from gati.explore.progress import open_progress
@@ -42,7 +42,7 @@ def main() -> int:
             str(images / "cifar10_val.npz"),
             str(images / "cifar10_train.npz"),
             blocks=arguments.blocks,
-            variants=DEFAULT_VARIANTS,
+            variants=expand_variants(["default", "published"]),
             device=torch.device("cpu"),
             seed=0,
             state=state,

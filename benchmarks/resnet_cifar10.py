@@ -61,6 +61,7 @@ def measure(model: str, data: Path, out: Path, budget_s: float | None) -> dict[s
         data=str(known),
         train_data=str(data / "cifar10" / "cifar10_train.npz"),
         out=out / model,
+        variants=["default", "published"],
         budget_s=budget_s,
         progress=open_progress(),
     )

@@ -7,14 +7,13 @@ Every verb of the command line is a function here, with the same name:
     engine = gati.load("runs/resnet18")
     predictions = engine(images)  # images: float32 [N, C, H, W], preprocessed
 
-Names load on first use, so that `import gati` costs nothing.
+Names load on first use, so that `import gati` costs nothing. Some verbs have the name of the room where their
+work is done: `gati.compose` is a module that can be called (`gati.verb`).
 """
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from gati.errors import GatiError
@@ -92,44 +91,33 @@ _HOMES = {
     "ParetoPoint": "gati.compose.pareto",
     "Prediction": "gati.runtime.engine",
     "Recertification": "gati.runtime.certify",
-    "bench": "gati.bench.bench",
+    "bench": "gati.bench",
     "blocks": "gati.runtime.inspect",
     "certify": "gati.runtime.certify",
-    "compose": "gati.compose.compose",
+    "compose": "gati.compose",
     "compose_within_latency": "gati.compose.pareto",
     "demo": "gati.demo",
     "evaluate": "gati.runtime.evaluate",
     "explain": "gati.compose.explain",
-    "explore": "gati.explore.explore",
-    "export": "gati.export.export",
+    "explore": "gati.explore",
+    "export": "gati.export",
     "load": "gati.runtime.load",
     "pareto": "gati.compose.pareto",
     "predict": "gati.runtime.predict",
-    "report": "gati.report.report",
+    "report": "gati.report",
 }
 
 
-class _Package(ModuleType):
-    """The package itself. Some verbs have the name of a room (`gati.compose`, `gati.explore`, `gati.export`).
-
-    Importing anything from a room would bind the room's module over the verb, so that `gati.explore(...)`
-    worked or not depending on what was imported before. Here the verb always wins;
-    `from gati.explore.library import Library` finds the room as ever.
-    """
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-    def __getattr__(self, name: str) -> object:
-        if name not in _HOMES:
-            raise AttributeError(f"module 'gati' has no attribute {name!r}")
-        value: object = getattr(import_module(_HOMES[name]), name)
-        setattr(self, name, value)
-        return value
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *__all__})
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gati' has no attribute {name!r}")
+    home = import_module(_HOMES[name])
+    if home.__name__ == f"gati.{name}":  # a room that is called: importing it has bound it here
+        return home
+    value: object = getattr(home, name)
+    globals()[name] = value
+    return value
 
 
-sys.modules[__name__].__class__ = _Package
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

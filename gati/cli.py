@@ -111,7 +111,7 @@ def explore(
         str | None, typer.Option("--blocks", metavar="PATTERN", help="Only blocks that match.")
     ] = None,
     variants: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Such as 'fc(512),conv(3,1)'; default: all.")
+        str | None, typer.Option(metavar="LIST", help="Such as 'fc(512),conv(3,1)' or 'default,published'.")
     ] = None,
     device: Device = "cpu",
     budget: Annotated[

@@ -71,7 +71,7 @@ class TerminalView:
         from rich.console import Console
         from rich.live import Live
 
-        self._live = Live(console=Console(file=stream, highlight=False), refresh_per_second=8)
+        self._live = Live(console=Console(file=stream, highlight=False, markup=False), refresh_per_second=8)
         self._changes: deque[str] = deque(maxlen=_CHANGES)
 
     def __enter__(self) -> Self:

@@ -321,7 +321,7 @@ def exported(written: Exported) -> None:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
 def _table(*columns: str, left: Iterable[int]) -> Table:

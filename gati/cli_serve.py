@@ -25,7 +25,8 @@ def serve(
         Path,
         typer.Argument(
             metavar="CONFIG|DIR",
-            help="A cache library, a folder of them, a pipeline, or a TOML file with [models], [pipelines].",
+            help="A cache library, a folder of them, a pipeline, or a TOML file with "
+            "\\[models], \\[pipelines].",
         ),
     ],
     host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless given.")] = None,
@@ -108,20 +109,20 @@ class _RefusedError(RequestError):
 
 def _show_answer(answer: Mapping[str, Any]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.tree import Tree
 
     met = {True: "SLO met", False: "SLO missed", None: "no SLO"}[answer["slo_met"]]
     slo = "" if answer["latency_slo_ms"] is None else f" of {answer['latency_slo_ms']:.0f} ms"
-    tree = Tree(f"[bold]{answer['label']}[/bold]  {answer['latency_ms']:.1f} ms{slo}, {met}")
+    tree = Tree(f"[bold]{escape(answer['label'])}[/bold]  {answer['latency_ms']:.1f} ms{slo}, {met}")
     for stage in answer["stages"]:
         left = f"left after {stage['exit']}" if stage["from_cache"] else "ran to the end"
-        branch = tree.add(f"{stage['stage']}: [bold]{stage['label']}[/bold] ({stage['probability']:.0%})")
-        branch.add(
-            f"{stage['option']} ({stage['model']}, version {stage['version']}) {left}; "
-            f"{stage['latency_ms']:.1f} ms of {stage['budget_ms']:.1f} ms"
-        )
+        label, likely = f"[bold]{escape(stage['label'])}[/bold]", f"{stage['probability']:.0%}"
+        branch = tree.add(f"{escape(stage['stage'])}: {label} ({likely})")
+        ran = f"{stage['option']} ({stage['model']}, version {stage['version']}) {left}"
+        branch.add(escape(f"{ran}; {stage['latency_ms']:.1f} ms of {stage['budget_ms']:.1f} ms"))
     for name in answer["skipped"]:
-        tree.add(f"[dim]{name}: skipped[/dim]")
+        tree.add(f"[dim]{escape(name)}: skipped[/dim]")
     Console(highlight=False).print(tree)
 
 

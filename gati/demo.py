@@ -22,6 +22,7 @@ import gati
 from gati import cli_render
 from gati.explore.progress import open_progress
 from gati.files import atomic_write
+from gati.verb import make_verb
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -190,3 +191,6 @@ Next
    gati compose {library} --accuracy 0.95 --name bold
    gati evaluate {library} --data {folder}/test.npz --composition bold
    gati explore --help                  with a network of your own"""
+
+
+make_verb(__name__)

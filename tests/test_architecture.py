@@ -22,7 +22,10 @@ MODULES = sorted(
 # Imports may only go to an entry further up, or stay in their own. The longest prefix counts.
 # The part of the runtime that runs and times segments lies below explore, which measures with it.
 LAYERS = (
-    ("gati.errors", "gati.types", "gati.files", "gati.units", "gati.version"),
+    (
+        *("gati.errors", "gati.types", "gati.files", "gati.units"),
+        *("gati.variants", "gati.verb", "gati.version"),
+    ),
     ("gati.model", "gati.zoo"),
     (
         *("gati.graph", "gati.runtime.exits", "gati.runtime.backends", "gati.runtime.placement"),

@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from gati.cli import run
 from tests.adapt.deployed import make_deployed
-from tests.video.films import film
+from tests.video.films import Camera, film, plays
+from tests.waiting import LONG_S, until
 
 pytest.importorskip("av")
 
@@ -74,22 +74,21 @@ def _heed_interrupts() -> None:
 
 def test_ctrl_c_ends_a_stream_with_a_summary(library: Path, tmp_path: Path) -> None:
     lines = tmp_path / "results.jsonl"
-    endless = film(tmp_path / "long.mp4", 3000)
-    command = [sys.executable, "-m", "gati", "stream", str(library), "--source", str(endless)]
+    endless = Camera(plays())
+    command = [sys.executable, "-m", "gati", "stream", str(library), "--source", endless.url]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [*command, "--json", str(lines)],
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        preexec_fn=_heed_interrupts,
-    )
-    until = time.monotonic() + 60.0
-    while time.monotonic() < until and not (lines.exists() and lines.read_text()):
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    with endless:
+        process = subprocess.Popen(
+            [*command, "--json", str(lines)],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            preexec_fn=_heed_interrupts,
+        )
+        until(lambda: process.poll() is not None or (lines.exists() and lines.read_text() != ""))
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=LONG_S)
     assert process.returncode == 0, said
     assert "ended by Ctrl-C" in said and "answers" in said and "Traceback" not in said
 

@@ -38,7 +38,7 @@ def test_a_notebook_runs_from_top_to_bottom(
     monkeypatch.setenv("PYTHONPATH", os.fspath(REPOSITORY))
     notebook = nbformat.read(path, as_version=4)
     where = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where).execute()
+    NotebookClient(notebook, timeout=900, kernel_name="python3", resources=where).execute()
     printed = [
         output.text
         for cell in notebook.cells

@@ -1,7 +1,7 @@
 """Learned caches: predictors, selectors, their losses and files."""
 
 from gati.caches.cache import LearnedCache
-from gati.caches.glance import SceneHead, glance, scene
+from gati.caches.glances import SceneHead, glance, scene
 from gati.caches.losses import distillation_loss, selector_loss
 from gati.caches.predictors import (
     DEFAULT_VARIANTS,
@@ -9,6 +9,7 @@ from gati.caches.predictors import (
     AverageAndMaximum,
     FeatureMap,
     build_predictor,
+    expand_variants,
     feature_map,
     fold_normalisation,
     parse_variant,
@@ -26,6 +27,7 @@ __all__ = [
     "LearnedCache",
     "SceneHead",
     "build_predictor",
+    "expand_variants",
     "build_selector",
     "distillation_loss",
     "feature_map",

@@ -1,6 +1,6 @@
 """Predictors: small networks from a hidden output to class logits, and the registry they live in.
 
-A variant is written as a family with whole numbers, `fc(1024)` or `conv(3,1)`. Registering another one:
+A variant is written as a family with whole numbers, `fc(1024)` or `pyramid(64)`. Registering another one:
 
     from torch import nn
     from gati.caches import feature_map, register_predictor
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -34,6 +34,7 @@ __all__ = [
     "PUBLISHED_VARIANTS",
     "FeatureMap",
     "build_predictor",
+    "expand_variants",
     "feature_map",
     "fold_normalisation",
     "parse_variant",
@@ -44,7 +45,13 @@ __all__ = [
 Builder = Callable[..., nn.Module]
 
 PUBLISHED_VARIANTS = ("fc(1024)", "fc(512)", "pool(8192)", "pool(4096)", "conv(3,1)", "conv(5,2)")
-DEFAULT_VARIANTS = (*PUBLISHED_VARIANTS, "grid(256)", "pyramid(32)", "pyramid(64)")
+# Of the published ones those that are worth their training beside ours: `pool` reads as many weights as `fc`
+# does for less agreement, and `conv` sees one number of each neighbourhood.
+DEFAULT_VARIANTS = (
+    *("fc(1024)", "fc(512)", "pool-linear(8192)", "pool-linear(4096)", "conv2d(3,1)", "conv2d(5,2)"),
+    *("grid(256)", "pyramid(32)", "pyramid(64)"),
+)
+_GROUPS = {"default": DEFAULT_VARIANTS, "published": PUBLISHED_VARIANTS}
 
 _PREDICTORS: dict[str, Builder] = {}
 _VARIANT = re.compile(r"^\s*([a-z][a-z0-9_-]*)\s*(?:\(\s*(\d+(?:\s*,\s*\d+)*)\s*\))?\s*$")
@@ -75,6 +82,11 @@ def register_predictor(family: str) -> Callable[[Builder], Builder]:
 def predictor_families() -> tuple[str, ...]:
     """Names of all registered families, sorted."""
     return tuple(sorted(_PREDICTORS))
+
+
+def expand_variants(names: Iterable[str]) -> tuple[str, ...]:
+    """The variants that are named, each once; `default` and `published` stand for all of theirs."""
+    return tuple(dict.fromkeys(each for name in names for each in _GROUPS.get(name, (name,))))
 
 
 def parse_variant(variant: str) -> tuple[str, tuple[int, ...]]:
@@ -189,6 +201,15 @@ def _pool_to(shape: Geometry, values: int) -> tuple[list[nn.Module], Geometry]:
 
 
 # The published families ---------------------------------------------------------------------------------
+#
+# Of Balasubramanian et al., *Accelerating Deep Learning Inference via Learned Caches* (2021), with the layers
+# of the code that the authors published (github.com/uw-mad-dash/Gati-code, Predictor/models.py), which agree
+# with the sizes in the paper: 8,192 x 1,024 float32 are the 33 MB of its Pool(8192). All three read the
+# hidden output as one row of numbers. What is ours: normalisation while they are trained, which is folded
+# away, and pooling in windows of one size (see `_shrink`). Not established: whether the paper's own Conv had
+# more than the one channel of that code.
+
+_PUBLISHED_WIDTH = 1024
 
 
 @register_predictor("fc")
@@ -205,16 +226,60 @@ def fully_connected(hidden_shape: tuple[int, ...], classes: int, width: int) -> 
 
 @register_predictor("pool")
 def pooled(hidden_shape: tuple[int, ...], classes: int, values: int) -> nn.Module:
-    """Average pooling to at most `values` numbers -> classes (published Pool)."""
+    """All hidden values, averaged to `values` numbers -> 1,024 units -> classes (published Pool)."""
+    if values < 1:
+        raise ValueError("it must keep 1 number or more")
+    layers, left = _shrink(math.prod(hidden_shape), values)
+    return nn.Sequential(nn.Flatten(), *layers, fully_connected((left,), classes, _PUBLISHED_WIDTH))
+
+
+@register_predictor("conv")
+def convolved(hidden_shape: tuple[int, ...], classes: int, kernel: int, stride: int) -> nn.Module:
+    """All hidden values -> one convolution along them, of one channel -> classes (published Conv)."""
+    if kernel < 1 or stride < 1:
+        raise ValueError("kernel and stride must be 1 or more")
+    values = math.prod(hidden_shape)
+    kernel = min(kernel, values)
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Unflatten(1, (1, 1, values)),  # [B, 1, 1, values]: what every engine knows is a map
+        nn.Conv2d(1, 1, (1, kernel), (1, stride), bias=False),
+        nn.BatchNorm2d(1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear((values - kernel) // stride + 1, classes),
+    )
+
+
+def _shrink(values: int, wanted: int) -> tuple[list[nn.Module], int]:
+    """Average each so many numbers in a row into one, [B, values] -> [B, at most `wanted`]; and how many.
+
+    Where `values` is no multiple of `wanted`, the authors' adaptive pooling takes windows that overlap; these
+    are the smallest ones of equal size. Fewer numbers than `wanted` stay as they are: repeated, as there,
+    they tell no more.
+    """
+    window = next(size for size in range(-(-values // wanted), values + 1) if values % size == 0)
+    if window == 1:
+        return [], values
+    row = [nn.Unflatten(1, (1, 1, values)), nn.AvgPool2d((1, window)), nn.Flatten()]
+    return row, values // window
+
+
+# Our own families ---------------------------------------------------------------------------------------
+
+
+@register_predictor("pool-linear")
+def pooled_linear(hidden_shape: tuple[int, ...], classes: int, values: int) -> nn.Module:
+    """Each channel averaged over a grid, at most `values` numbers -> classes: Pool without a hidden layer."""
     layers, shape = _pool_to(geometry(hidden_shape), values)
     return nn.Sequential(
         *feature_map(hidden_shape), *layers, nn.Flatten(), nn.Linear(math.prod(shape), classes)
     )
 
 
-@register_predictor("conv")
-def convolved(hidden_shape: tuple[int, ...], classes: int, kernel: int, stride: int) -> nn.Module:
-    """One convolution of 16 channels -> at most 4,096 pooled numbers -> classes (published Conv)."""
+@register_predictor("conv2d")
+def convolved_map(hidden_shape: tuple[int, ...], classes: int, kernel: int, stride: int) -> nn.Module:
+    """One convolution of the map to 16 channels -> at most 4,096 pooled numbers -> classes."""
     if kernel % 2 == 0 or kernel < 1 or stride < 1:
         raise ValueError("the kernel must be odd and the stride at least 1")
     layers, shape = convolution(geometry(hidden_shape), 16, kernel, stride)
@@ -225,9 +290,6 @@ def convolved(hidden_shape: tuple[int, ...], classes: int, kernel: int, stride: 
 
 
 _LARGEST_MAP = 32  # larger ones are averaged first: their convolutions would cost more than they save
-
-
-# Our own families ---------------------------------------------------------------------------------------
 
 
 class AverageAndMaximum(nn.Module):

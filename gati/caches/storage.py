@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from gati.caches.cache import LearnedCache
 from gati.errors import LibraryError, first_line
 from gati.files import atomic_write
+from gati.variants import FAMILIES, as_called_now
 
 __all__ = ["load_cache", "save_cache"]
 
@@ -22,6 +23,7 @@ def save_cache(path: Path | str, cache: LearnedCache, metadata: dict[str, str] |
         "hidden_shape": list(cache.hidden_shape),
         "classes": cache.classes,
         "selector": cache.selector_name,
+        "families": FAMILIES,
     }
     notes = {**(metadata or {}), "gati": json.dumps(architecture)}
     tensors = {name: tensor.contiguous() for name, tensor in cache.state_dict().items()}
@@ -39,7 +41,7 @@ def load_cache(path: Path | str) -> LearnedCache:
             metadata = handle.metadata() or {}
         architecture = json.loads(metadata["gati"])
         cache = LearnedCache(
-            architecture["variant"],
+            as_called_now(architecture["variant"], architecture.get("families", 1)),
             tuple(architecture["hidden_shape"]),
             architecture["classes"],
             architecture["selector"],

@@ -27,10 +27,11 @@ from gati.compose.fields import (
 from gati.errors import CompositionError
 from gati.files import atomic_write_text
 from gati.types import Placement, TrialId
+from gati.variants import as_called_now
 
 __all__ = ["FORMAT", "Composition", "Exit", "Expected", "ExpectedFrom", "Objective"]
 
-FORMAT = 1
+FORMAT = 2  # up to 1, variants were called as `as_called_now` knows
 REDUCED = ("-bf16", "-int8")  # how backends are called on which the network itself loses some answers
 _ROUNDING = 1e-9
 
@@ -157,7 +158,7 @@ class Composition:
                 f"{where}: composition format {version} is newer than this Gati reads (up to {FORMAT}); "
                 "upgrade gati or compose again"
             )
-        return _composition(fields)
+        return _composition(fields, version)
 
     def save(self, path: str | Path) -> None:
         """Write the composition to `path` atomically, creating its folder.
@@ -205,12 +206,12 @@ def _expected_from(value: object) -> ExpectedFrom:
     return value
 
 
-def _exit(fields: Fields) -> Exit:
+def _exit(fields: Fields, version: int) -> Exit:
     return Exit(
         trial_id=TrialId(fields.take("trial_id", text)),
         block=fields.take("block", text),
         block_index=fields.take("block_index", integer),
-        variant=fields.take("variant", text),
+        variant=as_called_now(fields.take("variant", text), version),
         selector=fields.take("selector", text),
         threshold=fields.take("threshold", number),
         placement=fields.take("placement", _placement),
@@ -233,11 +234,11 @@ def _expected(fields: Fields) -> Expected:
     )
 
 
-def _composition(fields: Fields) -> Composition:
+def _composition(fields: Fields, version: int) -> Composition:
     where = fields.where
     certificate = fields.take("certificate", optional_mapping)
     exits = [
-        _exit(Fields(_object_at(value, f"{where}: exits[{i}]"), f"{where}: exits[{i}]"))
+        _exit(Fields(_object_at(value, f"{where}: exits[{i}]"), f"{where}: exits[{i}]"), version)
         for i, value in enumerate(fields.take("exits", items))
     ]
     blocks = [exit_.block_index for exit_ in exits]

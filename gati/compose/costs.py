@@ -17,6 +17,7 @@ from gati.errors import LibraryError
 from gati.explore.library import Library
 from gati.files import atomic_write_text
 from gati.types import BlockProfile, Profile, Trial
+from gati.variants import FAMILIES, as_called_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +37,9 @@ __all__ = [
 ]
 
 FEW_INPUTS = 8  # to calibrate a graph on that is only timed: how long it takes hangs little on its ranges
-FORMAT = 3  # in 1, lookups were timed outside the network; in 2, noise could make them free
+# In 1, lookups were timed outside the network; in 2, noise could make them free; up to 3, variants were
+# called as `as_called_now` knows.
+FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -58,14 +61,16 @@ class BackendCosts:
             raw = json.loads(text)
             if int(raw["format"]) > FORMAT:
                 raise LibraryError(f"{where} is of a newer format; upgrade gati, or delete it")
-            if int(raw["format"]) < FORMAT:
+            if int(raw["format"]) < 3:
                 return None
             blocks = tuple(
                 BlockProfile(**{**block, "output_shape": tuple(block["output_shape"])})
                 for block in raw["profile"]["blocks"]
             )
             profile = Profile(**{**raw["profile"], "blocks": blocks})
-            return cls(profile, float(raw["if_ms"]), dict(raw["lookup_ms"]))
+            families = 1 if int(raw["format"]) < FORMAT else FAMILIES
+            lookup_ms = {_called_now(key, families): value for key, value in raw["lookup_ms"].items()}
+            return cls(profile, float(raw["if_ms"]), lookup_ms)
         except (ValueError, KeyError, TypeError) as error:
             message = f"{where} is damaged ({error}): delete it, gati compose measures again"
             raise LibraryError(message) from error
@@ -202,6 +207,11 @@ def _one_of_each(library: Library, pieces: Pieces) -> dict[str, tuple[str, Learn
             alike.setdefault(_key(shapes[trial.block_index], trial.variant), []).append(trial)
     middle = {key: trials[len(trials) // 2] for key, trials in alike.items()}
     return {key: (trial.block, pieces.cache(trial.trial_id)) for key, trial in middle.items()}
+
+
+def _called_now(key: str, families: int) -> str:
+    shape, _, variant = key.partition(" ")
+    return f"{shape} {as_called_now(variant, families)}"
 
 
 def _key(hidden_shape: tuple[int, ...], variant: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gati.caches import DEFAULT_VARIANTS, load_cache, parse_variant
+from gati.caches import expand_variants, load_cache, parse_variant
 from gati.errors import DataError, VariantError
 from gati.explore.library import BaseOutcomes, Library, Manifest
 from gati.explore.prepare import Prepared, prepare, resolve_device
@@ -27,6 +27,7 @@ from gati.model.labels import ClassNames, LabelMap, read_class_names, read_label
 from gati.model.load import LoadedModel, load_model
 from gati.runtime.profile import measure_lookup, measure_overlap
 from gati.types import Trial, TrialId
+from gati.variants import FAMILIES
 from gati.version import __version__
 
 __all__ = ["explore"]
@@ -70,7 +71,8 @@ def explore(
       that are in `data`, too, are left out.
     - `out`: the cache library's directory.
     - `blocks`: a pattern over module names; all blocks are found by default.
-    - `variants`: such as `["fc(512)", "pyramid(64)"]`; `DEFAULT_VARIANTS` by default.
+    - `variants`: such as `["fc(512)", "pyramid(64)"]`; `"default"`, which is the default, and `"published"`
+      stand for several.
     - `epochs`: passes of the main round over the training inputs.
     - `budget_s`: end within this many seconds, with the best so far.
     - `class_names`: the network's, in the order of its outputs: a list, or a file with one a line or a JSON
@@ -85,7 +87,7 @@ def explore(
     """
     began = time.monotonic()
     directory = Path(out)
-    names = tuple(dict.fromkeys(variants)) if variants is not None else DEFAULT_VARIANTS
+    names = expand_variants(variants if variants is not None else ("default",))
     if not names:
         raise VariantError("no variants given: name at least one, such as pyramid(64)")
     if epochs is not None and epochs <= 0:
@@ -105,7 +107,7 @@ def explore(
         if library.manifest_path.is_file() and library.manifest.settings == settings:
             reporter.note(f"{directory} is finished already: nothing to do")
             return library
-        state.claim(settings)
+        state.claim({**settings, "families": FAMILIES})
         prepared = prepare(
             loaded,
             data,

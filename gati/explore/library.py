@@ -17,7 +17,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ import numpy.typing as npt
 from gati.errors import LibraryError
 from gati.files import atomic_write, atomic_write_text
 from gati.types import BlockProfile, OperatingPoint, OutputsKind, Profile, Trial, TrialId
+from gati.variants import as_called_now
 
 __all__ = [
     "FORMAT",
@@ -40,7 +41,7 @@ __all__ = [
     "TrialOutcomes",
 ]
 
-FORMAT = 1
+FORMAT = 2  # up to 1, `pool` and `conv` named what are `pool-linear` and `conv2d` now
 SELECT, CERTIFY = 0, 1  # values of BaseOutcomes.split
 
 
@@ -118,6 +119,8 @@ class Manifest:
             )
         try:
             raw["profile"] = _profile(raw["profile"])
+            if variants := raw["settings"].get("variants"):
+                raw["settings"]["variants"] = [as_called_now(each, found) for each in variants]
             for key in ("class_names", "input_shape"):
                 raw[key] = None if raw[key] is None else tuple(raw[key])
             if raw["class_names"] is not None and len(raw["class_names"]) != raw["classes"]:
@@ -191,8 +194,10 @@ class Library:
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        """Every row of the trials table, in forward order of blocks."""
-        return tuple(_read_csv(self.directory / "trials.csv", Trial, self._text))
+        """Every row of the trials table, in forward order of blocks; variants as they are called today."""
+        rows = _read_csv(self.directory / "trials.csv", Trial, self._text)
+        families = self.manifest.format if self.manifest_path.is_file() else FORMAT
+        return tuple(replace(row, variant=as_called_now(row.variant, families)) for row in rows)
 
     @cached_property
     def operating_points(self) -> tuple[OperatingPoint, ...]:

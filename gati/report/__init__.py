@@ -1,1 +1,5 @@
 """One self-contained HTML page about a cache library."""
+
+from gati.verb import make_verb
+
+make_verb(__name__)

@@ -18,6 +18,7 @@ from services.scheduler.pipelines import ServedPipeline
 from services.scheduler.protocol import HEADER_LENGTH, parse_request, positive, priority
 from services.scheduler.replies import Json
 from services.scheduler.scheduler import scheduler_of
+from services.scheduler.timing import in_services_ms
 
 __all__ = ["answer", "router"]
 
@@ -75,7 +76,7 @@ async def answer(request: Request, pipeline: str) -> Response:
         )
         found = await unless_gone(request, served.answer(tensor, timing))
     latency_ms = timing.elapsed_ms()
-    scheduler.answered(latency_ms, sum(stage["service_ms"] for stage in found.stages))
+    scheduler.answered(latency_ms, in_services_ms(found.stages))
     scheduler.metrics.pipeline_seconds.labels(pipeline).observe(latency_ms / 1e3)
     _log.debug(
         "query",

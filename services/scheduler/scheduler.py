@@ -168,8 +168,8 @@ class Scheduler:
         return Asked(remaining_ms, slo_ms, timing.priority, timing.trace_id)
 
     def answered(self, latency_ms: float, service_ms: float) -> None:
-        """Take in an answered request: how long it took, and how much of that in services."""
-        self._outside_ms.add(latency_ms - service_ms + self._lag.lag_ms)
+        """Take in an answered request: how long it took, and for how much of that a service had it."""
+        self._outside_ms.add(max(0.0, latency_ms - service_ms) + self._lag.lag_ms)
 
 
 def scheduler_of(request: Request) -> Scheduler:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["Timing", "trace_id_of"]
+__all__ = ["Timing", "in_services_ms", "trace_id_of"]
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -28,6 +30,26 @@ class Timing:
     def elapsed_ms(self) -> float:
         """Since it arrived."""
         return 1e3 * (time.monotonic() - self.arrived_s)
+
+
+def in_services_ms(stages: Iterable[Mapping[str, Any]]) -> float:
+    """How long at least one service worked on a query, of its stages' times in milliseconds.
+
+    A stage says when it was asked (`started_ms`), after how long it had answered (`latency_ms`) and how much
+    of that its service took (`service_ms`). Stages that ran side by side count once, so that this is never
+    more than the whole query took.
+    """
+    spans = []
+    for stage in stages:
+        service_ms = min(stage["service_ms"], stage["latency_ms"])
+        way_ms = (stage["latency_ms"] - service_ms) / 2  # there, and as long back
+        began_ms = stage["started_ms"] + way_ms
+        spans.append((began_ms, began_ms + service_ms))
+    total_ms = covered_ms = 0.0
+    for began_ms, ended_ms in sorted(spans):
+        total_ms += max(0.0, ended_ms - max(began_ms, covered_ms))
+        covered_ms = max(covered_ms, ended_ms)
+    return total_ms
 
 
 def trace_id_of(traceparent: str | None) -> str:

@@ -28,7 +28,9 @@ class Postgres:
             command = ["runuser", "-u", self.user, "--", *command]
         log = self.folder / "commands.log"
         with log.open("ab") as said:
-            done = subprocess.run(command, cwd=self.folder, stdout=said, stderr=said, timeout=60, check=False)
+            done = subprocess.run(
+                command, cwd=self.folder, stdout=said, stderr=said, timeout=180, check=False
+            )
         assert done.returncode == 0, f"{command}: {log.read_text()[-2000:]}"
 
     def create(self) -> None:

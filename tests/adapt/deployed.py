@@ -26,7 +26,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "explore" / "networks.py"
 BLOCKS = ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
 CLASSES = 10
 FAMILIAR, STRANGE = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
-VARIANT = "pool(64)"
+VARIANT = "pool-linear(64)"
 CERTIFICATE = {"certified": True, "accuracy": 0.95, "confidence": 0.95, "n": 1000, "losses": 20}
 
 
@@ -82,7 +82,7 @@ def make_deployed(folder: Path, *, backend: str = "torch", threshold: float = 0.
     exits = []
     for index in (1, 2):
         lesson = Lesson(familiar.hidden[BLOCKS[index]], familiar.teacher(CLASSES), torch.ones(600))
-        recipe = Recipe(epochs=20.0, limit_s=60.0, learning_rate=3e-3)
+        recipe = Recipe(epochs=20.0, limit_s=600.0, learning_rate=3e-3)
         predictor = train_new(VARIANT, (8, 8, 8), lesson, recipe, seed=0)
         cache = LearnedCache(VARIANT, (8, 8, 8), CLASSES, "maximum-probability", predictor=predictor)
         trial_id = TrialId(f"trial-{index}")

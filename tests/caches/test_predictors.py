@@ -13,6 +13,7 @@ from gati.caches import (
     DEFAULT_VARIANTS,
     PUBLISHED_VARIANTS,
     build_predictor,
+    expand_variants,
     feature_map,
     fold_normalisation,
     parse_variant,
@@ -22,6 +23,7 @@ from gati.caches import (
 from gati.caches import predictors as registry
 from gati.errors import VariantError
 
+ALL = expand_variants(["default", "published"])
 SHAPES = {
     "feature map": (16, 32, 32),
     "odd feature map": (24, 7, 5),
@@ -39,7 +41,7 @@ def _restored_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-@pytest.mark.parametrize("variant", DEFAULT_VARIANTS)
+@pytest.mark.parametrize("variant", ALL)
 def test_every_variant_reads_every_kind_of_hidden_output(variant: str, shape: tuple[int, ...]) -> None:
     predictor = build_predictor(variant, shape, classes=7)
     hidden = torch.randn(3, *shape)
@@ -50,7 +52,7 @@ def test_every_variant_reads_every_kind_of_hidden_output(variant: str, shape: tu
     assert all(parameter.grad is not None for parameter in predictor.parameters())
 
 
-@pytest.mark.parametrize("variant", DEFAULT_VARIANTS)
+@pytest.mark.parametrize("variant", ALL)
 def test_folding_normalisation_changes_no_answer(variant: str) -> None:
     torch.manual_seed(0)
     predictor = build_predictor(variant, (16, 16, 16), classes=5)
@@ -65,8 +67,8 @@ def test_folding_normalisation_changes_no_answer(variant: str) -> None:
 
 def test_the_published_variants_are_the_six_of_the_paper() -> None:
     assert PUBLISHED_VARIANTS == ("fc(1024)", "fc(512)", "pool(8192)", "pool(4096)", "conv(3,1)", "conv(5,2)")
-    assert set(PUBLISHED_VARIANTS) < set(DEFAULT_VARIANTS)
-    assert len(DEFAULT_VARIANTS) >= len(PUBLISHED_VARIANTS) + 2
+    assert expand_variants(["published", "fc(512)"]) == PUBLISHED_VARIANTS
+    assert expand_variants(["default"]) == DEFAULT_VARIANTS
 
 
 def test_a_fully_connected_predictor_has_one_layer_of_the_given_width() -> None:
@@ -74,9 +76,47 @@ def test_a_fully_connected_predictor_has_one_layer_of_the_given_width() -> None:
     assert [(layer.in_features, layer.out_features) for layer in layers] == [(256, 512), (512, 10)]
 
 
+def weights(variant: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Shapes of the weights of every layer but normalisation, which is folded away."""
+    return [
+        tuple(layer.weight.shape)
+        for layer in build_predictor(variant, shape, 10).modules()
+        if isinstance(layer, nn.Linear | nn.Conv2d)
+    ]
+
+
+def test_the_published_pool_has_the_size_of_the_papers_table() -> None:
+    """33 MB for Pool(8192): its hidden layer of 1,024 units."""
+    assert weights("pool(8192)", (64, 32, 32)) == [(1024, 8192), (10, 1024)]
+    assert round(4 * 1024 * 8192 / 1e6) in (33, 34)
+    assert weights("pool(8192)", (16, 16, 16)) == [(1024, 4096), (10, 1024)], "nothing to pool"
+
+
+@pytest.mark.parametrize(("shape", "left"), [((16, 32, 32), 8192), ((40, 28, 28), 7840), ((7, 11), 77)])
+def test_the_published_pool_averages_the_hidden_values_in_a_row(shape: tuple[int, ...], left: int) -> None:
+    predictor = build_predictor("pool(8192)", shape, 10).eval()
+    hidden = torch.randn(2, *shape)
+    pooled = nn.functional.adaptive_avg_pool1d(hidden.flatten(1), left)  # as its authors do
+    for layer in list(predictor)[-1]:
+        pooled = layer(pooled)
+    torch.testing.assert_close(predictor(hidden), pooled)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (5, 2), (4, 3)])
+def test_the_published_convolution_runs_along_the_hidden_values(kernel: int, stride: int) -> None:
+    predictor = fold_normalisation(build_predictor(f"conv({kernel},{stride})", (4, 8, 8), 10))
+    convolution, linear = (
+        layer for layer in predictor.modules() if isinstance(layer, nn.Conv2d | nn.Linear)
+    )
+    theirs = nn.Conv1d(1, 1, kernel, stride)
+    theirs.weight.data, theirs.bias = convolution.weight.data[:, :, 0], convolution.bias
+    hidden = torch.randn(3, 4, 8, 8)
+    torch.testing.assert_close(predictor(hidden), linear(theirs(hidden.reshape(3, 1, -1)).relu().flatten(1)))
+
+
 def test_pooling_leaves_at_most_the_given_number_of_values() -> None:
     for values in (4096, 8192):
-        last = list(build_predictor(f"pool({values})", (16, 32, 32), 10))[-1]
+        last = list(build_predictor(f"pool-linear({values})", (16, 32, 32), 10))[-1]
         assert isinstance(last, nn.Linear)
         assert values / 2 <= last.in_features <= values
 
@@ -106,14 +146,18 @@ def test_variants_are_parsed_with_spaces_or_without() -> None:
 @pytest.mark.parametrize("text", ["nothing(3)", "fc(", "fc(1.5)", "", "fc 3"])
 def test_an_unknown_variant_lists_the_known_families(text: str) -> None:
     with pytest.raises(
-        VariantError, match=re.escape(f"unknown variant {text!r}") + r".*conv, fc, glance, grid, pool"
+        VariantError, match=re.escape(f"unknown variant {text!r}") + r".*conv, conv2d, fc, glance, grid, pool"
     ):
         parse_variant(text)
 
 
 def test_a_variant_with_wrong_numbers_says_so() -> None:
-    with pytest.raises(VariantError, match=r"variant conv\(4,1\) cannot be built .* the kernel must be odd"):
-        build_predictor("conv(4,1)", (3, 8, 8), 10)
+    with pytest.raises(VariantError, match=r"variant conv2d\(4,1\) cannot be .* the kernel must be odd"):
+        build_predictor("conv2d(4,1)", (3, 8, 8), 10)
+    with pytest.raises(VariantError, match=r"variant conv\(3,0\) cannot be built .* must be 1 or more"):
+        build_predictor("conv(3,0)", (3, 8, 8), 10)
+    with pytest.raises(VariantError, match=r"variant pool\(0\) cannot be .* must keep 1 number or more"):
+        build_predictor("pool(0)", (3, 8, 8), 10)
     with pytest.raises(VariantError, match=r"variant fc cannot be built"):
         build_predictor("fc", (3, 8, 8), 10)
 

@@ -77,7 +77,7 @@ def test_the_fitted_temperature_is_the_one_the_answers_were_drawn_with(truth: fl
 
 
 def test_a_fitted_temperature_is_saved_with_its_cache(tmp_path: Path) -> None:
-    cache = LearnedCache("pool(4)", (2, 4, 4), 3, "temperature-scaled")
+    cache = LearnedCache("pool-linear(4)", (2, 4, 4), 3, "temperature-scaled")
     cache.selector.temperature.fill_(1.7)
     save_cache(tmp_path / "cache.safetensors", cache)
     loaded = load_cache(tmp_path / "cache.safetensors")

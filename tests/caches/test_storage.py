@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from gati.caches import DEFAULT_VARIANTS, LearnedCache, load_cache, save_cache, selector_names
+from gati.caches import LearnedCache, expand_variants, load_cache, save_cache, selector_names
 from gati.errors import LibraryError
 
 
-@pytest.mark.parametrize("variant", DEFAULT_VARIANTS)
+@pytest.mark.parametrize("variant", expand_variants(["default", "published"]))
 def test_a_loaded_cache_answers_bit_for_bit_like_the_saved_one(tmp_path: Path, variant: str) -> None:
     cache = LearnedCache(variant, (16, 8, 8), 10, "network")
     save_cache(tmp_path / "cache.safetensors", cache)
@@ -54,3 +55,20 @@ def test_a_cache_whose_weights_do_not_fit_its_architecture_is_refused(tmp_path: 
     save_cache(tmp_path / "cache.safetensors", cache)
     with pytest.raises(LibraryError, match="is not a learned cache"):
         load_cache(tmp_path / "cache.safetensors")
+
+
+@pytest.mark.parametrize(("then", "now"), [("pool(64)", "pool-linear(64)"), ("conv(3,1)", "conv2d(3,1)")])
+def test_a_cache_stored_before_the_names_changed_loads_as_what_it_was(
+    tmp_path: Path, then: str, now: str
+) -> None:
+    cache = LearnedCache(now, (16, 8, 8), 10, "margin")
+    architecture = {"variant": then, "hidden_shape": [16, 8, 8], "classes": 10, "selector": "margin"}
+    path = tmp_path / "old.safetensors"
+    weights = {name: tensor.contiguous() for name, tensor in cache.state_dict().items()}
+    save_file(weights, path, {"gati": json.dumps(architecture)})
+    loaded = load_cache(path)
+    hidden = torch.randn(5, 16, 8, 8)
+    assert loaded.variant == now
+    assert all(torch.equal(*pair) for pair in zip(loaded(hidden), cache(hidden), strict=True))
+    save_cache(path, loaded)
+    assert load_cache(path).variant == now

@@ -56,6 +56,15 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert Composition.load(tmp_path / "compositions" / "fast.json") == composition()
 
 
+def test_variants_of_an_older_file_are_called_as_today() -> None:
+    raw = json.loads(composition().to_json())
+    for each in raw["exits"]:
+        each["variant"] = "pool(64)"
+    for version, variant in ((1, "pool-linear(64)"), (FORMAT, "pool(64)")):
+        found = Composition.from_json(json.dumps({**raw, "format": version}))
+        assert {each.variant for each in found.exits} == {variant}
+
+
 def test_a_composition_without_exits_is_a_composition():
     empty = replace(composition(), exits=(), certificate=None, gap=None, confidence=None)
     assert Composition.from_json(empty.to_json()) == empty

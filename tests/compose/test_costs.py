@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,12 +77,21 @@ def test_what_an_older_gati_measured_otherwise_is_measured_anew(version: int) ->
     assert BackendCosts.from_json(f'{{"format": {version}}}', "here") is None
 
 
+def test_variants_of_an_older_file_are_called_as_today(library: Library) -> None:
+    lookup_ms = {"8x6x6 pool(64)": 0.2, "8x6x6 grid(8)": 0.3}
+    raw = json.loads(replace(costs_of(library), lookup_ms=lookup_ms).to_json())
+    for version, name in ((3, "pool-linear(64)"), (raw["format"], "pool(64)")):
+        found = BackendCosts.from_json(json.dumps({**raw, "format": version}), "here")
+        assert found is not None and found.lookup_ms == {f"8x6x6 {name}": 0.2, "8x6x6 grid(8)": 0.3}
+
+
 def test_no_exit_is_free_where_the_clock_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Differences of medians that are all noise: whatever is added to the network seems to take no time."""
     pytest.importorskip("onnxruntime")
     library = Library(make_served(tmp_path))
     trials = [
-        Trial(TrialId(f"trial-{index}"), index, BLOCKS[index], "pool(64)", "trained") for index in (0, 1)
+        Trial(TrialId(f"trial-{index}"), index, BLOCKS[index], "pool-linear(64)", "trained")
+        for index in (0, 1)
     ]
     library.write_trials(trials, [])
     monkeypatch.setattr(graph_costs, "_medians", lambda base, graph, request: (1.0, 0.0))

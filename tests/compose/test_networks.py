@@ -27,7 +27,7 @@ AUTO = Settings(backend="auto", objective="exact")
 @pytest.fixture
 def library(tmp_path: Path) -> Library:
     found = Library(make_served(tmp_path))
-    found.write_trials([Trial(TrialId("trial-0"), 0, BLOCKS[0], "pool(64)", "trained")], [])
+    found.write_trials([Trial(TrialId("trial-0"), 0, BLOCKS[0], "pool-linear(64)", "trained")], [])
     return Library.open(found.directory)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,18 @@ def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
     library = Library(tmp_path)
     library.write_manifest(_manifest())
     assert Library.open(tmp_path).manifest == _manifest()
+
+
+def test_a_library_of_an_older_gati_calls_its_variants_as_today(tmp_path: Path) -> None:
+    names = {"pool(64)": "pool-linear(64)", "conv(3,1)": "conv2d(3,1)", "fc(8)": "fc(8)", "mine": "mine"}
+    library = Library(tmp_path)
+    library.write_trials([Trial(TrialId(f"a--{name}"), 0, "a", name, "trained") for name in names], [])
+    library.write_manifest(replace(_manifest(), settings={"variants": list(names)}))
+    assert [trial.variant for trial in Library.open(tmp_path).trials] == list(names)
+    library.write_manifest(replace(_manifest(), format=1, settings={"variants": list(names)}))
+    old = Library.open(tmp_path)
+    assert [trial.variant for trial in old.trials] == list(names.values())
+    assert old.manifest.settings["variants"] == list(names.values())
 
 
 def test_tables_and_outcomes_come_back_as_they_were_written(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ BLOCKS = {
     "vgg": ("blocks.0", "blocks.1", "blocks.2"),
     "vit": ("encoder.layers.0", "encoder.layers.1", "encoder.layers.2"),
 }
-CACHES = (("grid(16)", "network"), ("conv(3,1)", "margin"), ("pyramid(8)", "entropy"))
+CACHES = (("grid(16)", "network"), ("conv2d(3,1)", "margin"), ("pyramid(8)", "entropy"))
 CERTIFICATE = {"accuracy": 0.9, "n": 500, "losses": 3, "sentence": "With 95 % confidence it is as good."}
 
 

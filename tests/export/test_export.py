@@ -174,7 +174,7 @@ def test_a_torch_program_answers_as_the_engine_does(library: Path, tmp_path: Pat
 def test_every_selector_is_exported(tmp_path: Path) -> None:
     for start in range(0, len(selector_names()), 3):
         (tmp_path / str(start)).mkdir()
-        caches = tuple(("pool(64)", selector) for selector in selector_names()[start : start + 3])
+        caches = tuple(("pool-linear(64)", selector) for selector in selector_names()[start : start + 3])
         library = make_library(tmp_path / str(start), "resnet", caches)
         written = gati.export(library, tmp_path / f"{start}.onnx")
         assert len(compare(library, in_onnxruntime(written.path), inputs=60)) == len(caches) + 1

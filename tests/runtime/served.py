@@ -24,8 +24,8 @@ PREPROCESSING = Preprocessing(mean=(0.5,), std=(0.25,), channels=1)
 
 
 def exit_at(index: int, threshold: float) -> Exit:
-    return Exit(TrialId(f"trial-{index}"), BLOCKS[index], index, "pool(64)", "maximum-probability", threshold,
-                "inline", 0.3, 1.0, 0.1, 1000, 0.5)  # fmt: skip
+    return Exit(TrialId(f"trial-{index}"), BLOCKS[index], index, "pool-linear(64)", "maximum-probability",
+                threshold, "inline", 0.3, 1.0, 0.1, 1000, 0.5)  # fmt: skip
 
 
 def composed(sha256: str, exits: tuple[Exit, ...]) -> Composition:
@@ -69,7 +69,7 @@ def make_served(tmp_path: Path) -> Path:
     )
     torch.manual_seed(0)
     for index in (0, 1):
-        cache = LearnedCache("pool(64)", (8, 6, 6), CLASSES, "maximum-probability")
+        cache = LearnedCache("pool-linear(64)", (8, 6, 6), CLASSES, "maximum-probability")
         save_cache(library.cache_path(TrialId(f"trial-{index}")), cache)
     composed(loaded.checkpoint_sha256, (exit_at(0, 0.3), exit_at(1, 0.0))).save(library.composition_path())
     return library.directory

@@ -142,7 +142,7 @@ def test_a_composition_for_another_checkpoint_is_refused(directory: Path) -> Non
 
 def test_a_missing_or_foreign_cache_is_refused(directory: Path) -> None:
     library = Library(directory)
-    foreign = LearnedCache("pool(64)", (4, 6, 6), CLASSES, "maximum-probability")
+    foreign = LearnedCache("pool-linear(64)", (4, 6, 6), CLASSES, "maximum-probability")
     save_cache(library.cache_path(TrialId("trial-0")), foreign)
     with pytest.raises(LibraryError, match=r"takes \[4, 6, 6\], block 'blocks.0' gives \[8, 6, 6\]"):
         load(directory)

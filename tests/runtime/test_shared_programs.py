@@ -12,7 +12,7 @@ from gati.runtime.backends import segment_backend
 SHAPE, CLASSES = (8, 6, 6), 4
 
 
-def a_cache(seed: int, selector: str, variant: str = "pool(64)") -> LearnedCache:
+def a_cache(seed: int, selector: str, variant: str = "pool-linear(64)") -> LearnedCache:
     torch.manual_seed(seed)
     cache = LearnedCache(variant, SHAPE, CLASSES, selector)
     for tensor in cache.state_dict().values():
@@ -22,7 +22,7 @@ def a_cache(seed: int, selector: str, variant: str = "pool(64)") -> LearnedCache
 
 
 @pytest.mark.parametrize("selector", selector_names())
-@pytest.mark.parametrize("variant", ["pool(64)", "conv(3,1)"])
+@pytest.mark.parametrize("variant", ["pool-linear(64)", "conv2d(3,1)", "pool(64)", "conv(3,1)"])
 def test_a_second_cache_of_the_same_structure_is_not_traced(
     selector: str, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,9 +18,10 @@ import numpy as np
 from gati.plan.measurements import Measurements, OptionMeasurement, StageMeasurement, beside
 from tests.conftest import REPOSITORY
 from tests.runtime.served import images, make_served, rewrite
+from tests.waiting import LONG_S, until
 
 CLASSES = ("north", "east", "south", "west")
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 
 
 def make_folder(folder: Path) -> Path:
@@ -113,7 +113,7 @@ class Serving:
             self.process.kill()
             raise AssertionError("it did not start: " + "".join(self.said[-20:]))
         assert self.url, "".join(self.said[-20:])
-        self.client = httpx.Client(base_url=self.url, timeout=30)
+        self.client = httpx.Client(base_url=self.url, timeout=LONG_S)
         return self
 
     def __exit__(
@@ -126,8 +126,8 @@ class Serving:
         """Ask it to end, as an operator would, and return its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(30)
-        self._reader.join(10)
+        status = self.process.wait(LONG_S)
+        self._reader.join(LONG_S)
         return status
 
     def infer(self, model: str = "small", **parameters: Any) -> httpx.Response:
@@ -146,12 +146,9 @@ class Serving:
                 found[name[1]] = int(line.split()[0])
         return found
 
-    def wait_until_ready(self, timeout_s: float = 60.0) -> None:
+    def wait_until_ready(self) -> None:
         """Until every model answers again."""
-        deadline_s = time.monotonic() + timeout_s
-        while self.client.get("/v2/health/ready").status_code != 200:
-            assert time.monotonic() < deadline_s, "not ready in time"
-            time.sleep(0.05)
+        until(lambda: self.client.get("/v2/health/ready").status_code == 200, every_s=0.05)
 
     def _read(self) -> None:
         assert self.process.stdout is not None

@@ -16,6 +16,7 @@ from torch import Tensor
 from gati.adapt.repository import ModelRepository
 from tests.adapt.deployed import STRANGE, make_deployed, stream
 from tests.services.running import Serving
+from tests.waiting import LONG_S
 
 pytestmark = pytest.mark.slow
 
@@ -64,20 +65,19 @@ def test_caches_follow_the_stream_though_the_adaptation_is_killed(tmp_path: Path
     file.write_text(CONFIG.format(folder=tmp_path), encoding="utf-8")
     with Serving(file) as running:
         before = hit_rate(running, seed=100)
-        deadline_s = time.monotonic() + 240.0
+        deadline_s = time.monotonic() + 5 * LONG_S
         version, killed, seed = "default", False, 0
-        while version == "default":
+        while version == "default" or not killed:
             assert time.monotonic() < deadline_s, "no version was published and served: " + "".join(
                 line for line in running.said if "adaptation" in line
             )
             seed += 1
             version = ask(running, stream(STRANGE, 30, seed=seed))["model_version"]
             process = adaptation_process()
-            if not killed and process is not None and seed > 20:
+            if not killed and process is not None and seed > 5:  # too few samples to have retrained on
                 os.kill(process, signal.SIGKILL)  # requests go on, and it comes back
                 killed = True
-            time.sleep(0.05)
-        assert killed
+            time.sleep(0.05)  # leaves the adaptation some of the machine
         # The guard had stopped the caches: the new ones answer once audits have proven them.
         while hit_rate(running, seed=seed + 1000) <= before:
             assert time.monotonic() < deadline_s, "the new version was never proven"

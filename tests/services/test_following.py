@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from gati.adapt.store import RecordStore
 from gati.compose.composition import Composition
 from gati.explore.library import Library
 from tests.services.running import Serving, make_folder, request
+from tests.waiting import LONG_S, until
 
 MODEL = "small"
 
@@ -48,19 +49,12 @@ def metric(running: Serving, name: str) -> float:
     return 0.0
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 40.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.05)
-
-
 def test_untrained_caches_are_stopped_by_the_guard_and_the_base_model_answers(made: Path) -> None:
     """Caches at random disagree with the network: the guard must find that, and stop them at once."""
     compose(made, accuracy_target=0.97)
     with serve(made, audit_budget=0.5) as running:
         exits = set()
-        deadline_s = time.monotonic() + 60.0
+        deadline_s = time.monotonic() + LONG_S
         while not metric(running, f'gati_caches_stopped{{model="{MODEL}"}}'):
             assert time.monotonic() < deadline_s, "no alarm"
             reply = running.client.post(f"/v2/models/{MODEL}/infer", json=request(16))

@@ -12,6 +12,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.services.running import Serving, make_folder
+from tests.waiting import LONG_S
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ def test_no_case_of_schemathesis_is_the_servers_fault(tmp_path: Path) -> None:
             def check(case: schemathesis.Case) -> None:
                 nonlocal cases
                 cases += 1
-                reply = case.call(timeout=30)
+                reply = case.call(timeout=LONG_S)
                 assert reply.status_code < 500, f"{case.method} {case.path}: {reply.status_code} {reply.text}"
 
             CAREFUL(given(case=operation.as_strategy())(check))()
@@ -77,7 +78,7 @@ def raw(seed: int) -> bytes:
 def test_malformed_bytes_leave_the_server_answering(serving: Serving) -> None:
     address = urlsplit(serving.url)
     for seed in range(600):
-        with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+        with socket.create_connection((address.hostname, address.port), timeout=LONG_S) as connection:
             try:
                 connection.sendall(raw(seed))
                 connection.shutdown(socket.SHUT_WR)

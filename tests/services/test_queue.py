@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +14,10 @@ import torch
 
 from gati.errors import CancelledError, DeadlineError, OverloadError, UnavailableError
 from gati.runtime.exits import Prediction
+from services.inference import queue as queue_module
 from services.inference.queue import Ask, RequestQueue
 from services.inference.service_times import ServiceTimes
+from tests.waiting import LONG_S, in_the_end
 
 ANSWER = Prediction(1, torch.zeros(2), "base", "v")
 
@@ -53,14 +57,20 @@ def run(test: Callable[[RequestQueue, Runner], Awaitable[None]], *, capacity: in
     asyncio.run(main())
 
 
-def put(queue: RequestQueue, number: int, *, priority: int = 2, within_s: float = 60.0) -> Ask:
-    import time
-
-    return queue.put(torch.tensor(number), priority=priority, deadline_s=time.monotonic() + within_s)
+def put(
+    queue: RequestQueue,
+    number: int,
+    *,
+    priority: int = 2,
+    within_s: float = LONG_S,
+    of_s: float | None = None,
+) -> Ask:
+    deadline_s = (time.monotonic() if of_s is None else of_s) + within_s
+    return queue.put(torch.tensor(number), priority=priority, deadline_s=deadline_s)
 
 
 async def outcome(ask: Ask) -> Any:
-    await asyncio.wait([ask.answer], timeout=5)
+    await asyncio.wait([ask.answer], timeout=LONG_S)
     return ask.answer.exception() or ask.answer.result()
 
 
@@ -68,9 +78,9 @@ def test_the_higher_priority_goes_first_and_equals_in_order() -> None:
     async def test(queue: RequestQueue, runner: Runner) -> None:
         asks = [put(queue, 0), put(queue, 1), put(queue, 2), put(queue, 3, priority=1)]
         assert queue.waiting == 3 and queue.running == 1
-        for _ in asks:
+        for ask in (asks[0], asks[3], asks[1], asks[2]):
             runner.answer()
-            await asyncio.sleep(0.01)
+            await in_the_end(ask.answer.done)
         assert [await outcome(ask) for ask in asks] == [ANSWER] * 4
         assert runner.order == [0, 3, 1, 2]
 
@@ -105,15 +115,17 @@ def test_admission_counts_those_ahead() -> None:
     run(test, mean_s=0.01, least_s=0.004, seconds_an_input=0.01)
 
 
-def test_what_was_learned_while_starved_does_not_refuse_for_ever() -> None:
+def test_what_was_learned_while_starved_does_not_refuse_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first request that took long on a busy machine; nothing is let in that could correct it."""
+    later_s = time.monotonic() + 0.6
 
     async def test(queue: RequestQueue, runner: Runner) -> None:
         queue.times.add(2.0, beside=1.0)
         for _ in range(20):
             with pytest.raises(OverloadError):
                 queue.admit(8, 2, 0.06)
-        await asyncio.sleep(0.6)
+        # Time has passed, and from now on stands still: the next input takes none.
+        monkeypatch.setattr(queue_module, "time", SimpleNamespace(monotonic=lambda: later_s))
         queue.admit(8, 2, 0.06)
         ask = put(queue, 0)
         runner.answer()  # at once: the machine is free again
@@ -125,7 +137,9 @@ def test_what_was_learned_while_starved_does_not_refuse_for_ever() -> None:
 
 def test_what_waits_expires_by_a_timer_though_the_runner_never_ends() -> None:
     async def test(queue: RequestQueue, runner: Runner) -> None:
-        running, waiting = put(queue, 0, within_s=0.05), put(queue, 1, within_s=0.02)
+        now_s = time.monotonic()
+        running = put(queue, 0, within_s=0.5, of_s=now_s)
+        waiting = put(queue, 1, within_s=0.05, of_s=now_s)
         assert str(await outcome(waiting)) == "the deadline passed in the queue"
         assert str(await outcome(running)) == "the deadline passed while it was worked on"
         assert runner.asked[0][1].cancelled()  # the next segment finds that
@@ -137,12 +151,9 @@ def test_what_waits_expires_by_a_timer_though_the_runner_never_ends() -> None:
 def test_what_expired_is_not_begun() -> None:
     async def test(queue: RequestQueue, runner: Runner) -> None:
         put(queue, 0)
-        late = put(queue, 1, within_s=0.02)
+        late = put(queue, 1, within_s=-0.001)
         fresh = put(queue, 2)
-        import time
-
-        time.sleep(0.03)  # the loop is held up: the timer cannot come first
-        runner.answer()
+        runner.answer()  # before the loop comes to the timer
         assert isinstance(await outcome(late), DeadlineError)
         runner.answer()
         assert await outcome(fresh) == ANSWER
@@ -158,7 +169,7 @@ def test_dropped_by_its_caller() -> None:
         queue.drop(running)
         assert isinstance(await outcome(waiting), CancelledError)
         assert runner.asked[0][1].cancelled()
-        await asyncio.sleep(0.01)
+        await in_the_end(lambda: runner.order == [0, 2])
         runner.answer()
         assert await outcome(last) == ANSWER
         assert (runner.order, queue.waiting, queue.running) == ([0, 2], 0, 0)
@@ -185,9 +196,9 @@ def test_closing_answers_what_waits_and_takes_nothing_new() -> None:
         await asyncio.sleep(0)
         with pytest.raises(UnavailableError):
             queue.admit(1, 2, None)
-        for _ in asks:
+        for ask in asks:
             runner.answer()
-            await asyncio.sleep(0.01)
+            await in_the_end(ask.answer.done)
         await closing
         assert runner.closed and [await outcome(ask) for ask in asks] == [ANSWER, ANSWER]
 

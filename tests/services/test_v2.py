@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import json
+import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
@@ -68,7 +70,7 @@ def test_metadata_statistics_and_index_for_another_projects_client(serving: Serv
 
 
 def test_an_answer_tells_where_it_came_from(serving: Serving) -> None:
-    reply = serving.infer(latency_slo_ms=5000)
+    reply = serving.infer(latency_slo_ms=60_000)
     parameters = reply.json()["parameters"]
     assert parameters["exit"] in ("body.0", "body.1", "base") or parameters["from_cache"]
     assert parameters["from_cache"] is (parameters["exit"] != "base")
@@ -280,6 +282,8 @@ def test_class_names_are_those_of_the_library(serving: Serving) -> None:
 
 
 def test_a_client_that_goes_leaves_no_work_behind(serving: Serving) -> None:
-    with pytest.raises(httpx.TimeoutException):
-        serving.client.post("/v2/models/small/infer", json=request(16), timeout=0.0005)
+    address, body = urlsplit(serving.url), json.dumps(request(16)).encode()
+    head = f"POST /v2/models/small/infer HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: {len(body)}"
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        connection.sendall(head.encode() + b"\r\n\r\n" + body)
     assert serving.infer().status_code == 200

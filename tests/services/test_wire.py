@@ -44,6 +44,7 @@ from services.wire.gen.ttypes import (
 )
 from services.wire.server import WireServer
 from services.wire.tensors import DATATYPES, from_bytes, from_tensor, to_tensor
+from tests.waiting import LONG_S, in_the_end
 
 SERVICE = Service(Inference)
 
@@ -53,11 +54,18 @@ def request(name: str = "a", data: bytes = b"\0" * 4) -> Any:
 
 
 class Handlers:
-    """`infer` answers after as many milliseconds as the request's priority says."""
+    """`infer` answers at once, or, where the test holds a request, when it lets it go."""
 
     def __init__(self) -> None:
+        self.held: dict[str, asyncio.Event] = {}
+        self.begun: list[str] = []
         self.cancelled: list[str] = []
         self.posted: list[str] = []
+
+    def hold(self, name: str) -> Any:
+        """A request of that name that is answered when its event is set."""
+        self.held[name] = asyncio.Event()
+        return request(name)
 
     async def infer(self, request: Any) -> Any:
         if request.request_id == "refuse":
@@ -65,7 +73,9 @@ class Handlers:
         if request.request_id == "mistake":
             raise ZeroDivisionError
         try:
-            await asyncio.sleep(request.priority / 1e3)
+            self.begun.append(request.request_id)
+            if request.request_id in self.held:
+                await self.held[request.request_id].wait()
         except asyncio.CancelledError:
             self.cancelled.append(request.request_id)
             raise
@@ -128,15 +138,17 @@ def test_answers_come_in_any_order_on_one_connection() -> None:
         client = await connect(port)
         order: list[str] = []
 
-        async def ask(name: str, milliseconds: int) -> None:
-            asked = request(name)
-            asked.priority = milliseconds
-            order.append((await client.call("infer", asked, timeout_s=5)).version)
+        async def ask(name: str) -> None:
+            order.append((await client.call("infer", handlers.hold(name), timeout_s=LONG_S)).version)
 
-        await asyncio.gather(ask("slow", 200), ask("quick", 1), ask("between", 80))
-        assert order == ["quick", "between", "slow"]
+        asking = [asyncio.create_task(ask(name)) for name in ("slow", "quick", "between")]
+        await in_the_end(lambda: len(handlers.begun) == 3)
+        for name, task in (("quick", asking[1]), ("between", asking[2]), ("slow", asking[0])):
+            handlers.held[name].set()
+            await task
+        assert handlers.begun == ["slow", "quick", "between"] and order == ["quick", "between", "slow"]
         client.post("cancel", "x")
-        await client.call("health", timeout_s=5)
+        await client.call("health", timeout_s=LONG_S)
         assert handlers.posted == ["x"]
         await client.close()
 
@@ -146,19 +158,13 @@ def test_answers_come_in_any_order_on_one_connection() -> None:
 def test_calls_of_a_lost_connection_are_cancelled() -> None:
     async def test(server: WireServer, handlers: Handlers, port: int) -> None:
         client = await connect(port)
-        asked = request("long")
-        asked.priority = 10_000
-        task = asyncio.create_task(client.call("infer", asked, timeout_s=30))
-        await client.call("health", timeout_s=5)
+        task = asyncio.create_task(client.call("infer", handlers.hold("long"), timeout_s=LONG_S))
+        await in_the_end(lambda: handlers.begun == ["long"])
         await client.close()
         with pytest.raises((UnavailableError, asyncio.CancelledError)):
             task.cancel()
             await task
-        for _ in range(100):
-            if handlers.cancelled:
-                break
-            await asyncio.sleep(0.01)
-        assert handlers.cancelled == ["long"]
+        await in_the_end(lambda: handlers.cancelled == ["long"])
 
     run(test)
 
@@ -166,12 +172,12 @@ def test_calls_of_a_lost_connection_are_cancelled() -> None:
 def test_a_late_answer_is_a_deadline_and_the_connection_goes_on() -> None:
     async def test(server: WireServer, handlers: Handlers, port: int) -> None:
         client = await connect(port)
-        asked = request("slow")
-        asked.priority = 150
         with pytest.raises(DeadlineError, match="no answer within 20 ms"):
-            await client.call("infer", asked, timeout_s=0.02)
-        await asyncio.sleep(0.2)  # its answer comes, and nobody waits for it
-        assert (await client.call("health", timeout_s=5)).ready
+            await client.call("infer", handlers.hold("slow"), timeout_s=0.02)
+        await in_the_end(lambda: handlers.begun == ["slow"])
+        handlers.held["slow"].set()  # its answer comes, before the next one, and nobody waits for it
+        assert (await client.call("infer", request("next"), timeout_s=LONG_S)).version == "next"
+        assert handlers.cancelled == []
         await client.close()
 
     run(test)
@@ -180,15 +186,13 @@ def test_a_late_answer_is_a_deadline_and_the_connection_goes_on() -> None:
 def test_a_server_that_goes_ends_all_calls() -> None:
     async def test(server: WireServer, handlers: Handlers, port: int) -> None:
         client = await connect(port)
-        asked = request("long")
-        asked.priority = 5_000
-        task = asyncio.create_task(client.call("infer", asked, timeout_s=30))
-        await asyncio.sleep(0.05)
+        task = asyncio.create_task(client.call("infer", handlers.hold("long"), timeout_s=LONG_S))
+        await in_the_end(lambda: handlers.begun == ["long"])
         await server.drain(0.05)
         with pytest.raises(UnavailableError, match="was lost"):
             await task
         with pytest.raises(UnavailableError, match="is lost"):
-            await client.call("health", timeout_s=1)
+            await client.call("health", timeout_s=LONG_S)
 
     run(test)
 
@@ -196,12 +200,13 @@ def test_a_server_that_goes_ends_all_calls() -> None:
 def test_draining_lets_calls_end() -> None:
     async def test(server: WireServer, handlers: Handlers, port: int) -> None:
         client = await connect(port)
-        asked = request("soon")
-        asked.priority = 100
-        task = asyncio.create_task(client.call("infer", asked, timeout_s=30))
-        await asyncio.sleep(0.02)
-        await server.drain(5.0)
+        task = asyncio.create_task(client.call("infer", handlers.hold("soon"), timeout_s=LONG_S))
+        await in_the_end(lambda: handlers.begun == ["soon"])
+        draining = asyncio.create_task(server.drain(LONG_S))
+        await asyncio.sleep(0)  # it has begun
+        handlers.held["soon"].set()
         assert (await task).version == "soon"
+        await draining
 
     run(test)
 
@@ -209,12 +214,12 @@ def test_draining_lets_calls_end() -> None:
 def test_connections_are_bounded() -> None:
     async def test(server: WireServer, handlers: Handlers, port: int) -> None:
         first, second = await connect(port), await connect(port)
-        await first.call("health", timeout_s=5)
-        await second.call("health", timeout_s=5)
+        await first.call("health", timeout_s=LONG_S)
+        await second.call("health", timeout_s=LONG_S)
         third = await connect(port)
         with pytest.raises(UnavailableError):
-            await third.call("health", timeout_s=5)
-        assert (await first.call("health", timeout_s=5)).ready
+            await third.call("health", timeout_s=LONG_S)
+        assert (await first.call("health", timeout_s=LONG_S)).ready
 
     run(test, most_connections=2)
 
@@ -251,10 +256,10 @@ def test_malformed_frames_harm_nobody_else() -> None:
     """500 of them, while a well-behaved connection goes on."""
 
     def throw(port: int, data: bytes) -> None:
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=LONG_S) as connection:
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
-            connection.settimeout(5)
+            connection.settimeout(LONG_S)
             while connection.recv(4096):
                 continue
 
@@ -263,8 +268,8 @@ def test_malformed_frames_harm_nobody_else() -> None:
         for seed in range(500):
             await asyncio.to_thread(throw, port, malformed(seed))
             if seed % 50 == 0:
-                assert (await client.call("infer", request("good"), timeout_s=5)).version == "good"
-        assert (await client.call("health", timeout_s=5)).ready
+                assert (await client.call("infer", request("good"), timeout_s=LONG_S)).version == "good"
+        assert (await client.call("health", timeout_s=LONG_S)).ready
         await client.close()
 
     run(test, limits=Limits(frame_bytes=10_000))

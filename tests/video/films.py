@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import socket
 import threading
-import time
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -70,11 +70,14 @@ def part(number: int) -> bytes:
     return b"--edge\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n" % len(data) + data + b"\r\n"
 
 
-def plays(count: int, *, first: int = 0, every_s: float = 0.01, then_hang: bool = False) -> Script:
-    """A connection that sends `count` pictures, then ends or says no more without hanging up."""
+def plays(count: int | None = None, *, every_s: float = 0.01, then_hang: bool = False) -> Script:
+    """A connection that sends `count` pictures, then ends or says no more without hanging up.
+
+    Without a `count` it goes on until the camera is switched off.
+    """
 
     def script(send: Send, closed: threading.Event) -> None:
-        for number in range(first, first + count):
+        for number in itertools.count() if count is None else range(count):
             send(part(number % 32))
             if closed.wait(every_s):
                 return
@@ -122,28 +125,20 @@ class Device:
 
 
 class Camera(Device):
-    """An MJPEG camera: each connection follows the next script, the last one again and again."""
+    """An MJPEG camera: each connection follows the next of `scripts`, the last one again and again."""
 
     def __init__(self, *scripts: Script) -> None:
-        self._scripts = list(scripts)
+        self.scripts = list(scripts)
         self.requests: list[bytes] = []
         super().__init__()
         self.url = f"http://{self.place}"
 
     def talk(self, connection: socket.socket) -> None:
         self.requests.append(connection.recv(65_536))
-        script = self._scripts[min(len(self.requests), len(self._scripts)) - 1]
+        script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         if script is refuses:
             return
         connection.sendall(
             b"HTTP/1.0 200 OK\r\nContent-Type: multipart/x-mixed-replace; boundary=edge\r\n\r\n"
         )
         script(connection.sendall, self._closed)
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Wait for something that another thread does; fails when it does not."""
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "waited too long"
-        time.sleep(0.005)

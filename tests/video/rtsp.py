@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import re
 import socket
 import struct
+from collections.abc import Iterable
 
 import av
 
@@ -24,10 +26,13 @@ def transport_stream(count: int, fps: int = 25) -> bytes:
 
 
 class RtspCamera(Device):
-    """Plays `stream` to each connection, then hangs up."""
+    """Plays `stream` to each connection, then hangs up; after so many `hang_ups` it plays it without end."""
 
-    def __init__(self, stream: bytes, password: str | None = None, pause_s: float = 0.002) -> None:
+    def __init__(
+        self, stream: bytes, password: str | None = None, hang_ups: int = 2, pause_s: float = 0.002
+    ) -> None:
         self._stream = stream
+        self._hang_ups = hang_ups
         self._pause_s = pause_s
         self._token = None if password is None else base64.b64encode(password.encode()).decode()
         self.played = 0
@@ -59,7 +64,10 @@ class RtspCamera(Device):
 
     def _play(self, connection: socket.socket) -> None:
         size = 7 * 188
-        for number, start in enumerate(range(0, len(self._stream), size)):
+        starts: Iterable[int] = range(0, len(self._stream), size)
+        if self.played > self._hang_ups:
+            starts = itertools.cycle(starts)
+        for number, start in enumerate(starts):
             payload = self._stream[start : start + size]
             header = struct.pack("!BBHII", 0x80, 33, number % 65_536, number * 900, 1)
             connection.sendall(struct.pack("!cBH", b"$", 0, 12 + len(payload)) + header + payload)

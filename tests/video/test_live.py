@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from http.server import HTTPServer, SimpleHTTPRequestHandler
@@ -18,9 +17,11 @@ from gati.video import Policy, Reconnect, Source, SourceState, open_source
 from gati.video.decode import Picture
 from gati.video.live import Live
 from gati.video.policies import Thinning
-from tests.video.films import Camera, film, number_of, picture, plays, refuses, wait_until
+from tests.video.films import Camera, film, number_of, picture, plays, refuses
+from tests.waiting import LONG_S, until
 
-QUICK = Reconnect(first_s=0.01, cap_s=0.05, stall_s=0.4, open_s=5.0)
+QUICK = Reconnect(first_s=0.01, cap_s=0.05, stall_s=0.4, open_s=LONG_S)
+PATIENT = Reconnect(first_s=0.01, cap_s=0.05, stall_s=LONG_S, open_s=LONG_S)
 
 
 @pytest.fixture(autouse=True)
@@ -61,8 +62,10 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_s = 1000.0
+        self.read = 0
 
     def __call__(self) -> float:
+        self.read += 1
         return self.now_s
 
 
@@ -88,7 +91,7 @@ def live(
 
 def decoded(source: Source, count: int) -> None:
     """Wait until the source has read so many pictures."""
-    wait_until(lambda: source._feed._decoded >= count)
+    until(lambda: source._feed._decoded >= count)
 
 
 def test_the_newest_picture_is_kept_and_the_others_are_counted() -> None:
@@ -158,7 +161,8 @@ def test_the_watchdog_replaces_a_stream_that_says_nothing() -> None:
         stuck.give(0)
         assert next(source).index == 0
         clock.now_s += 9.9
-        time.sleep(0.1)
+        looked = clock.read
+        until(lambda: clock.read >= looked + 3)  # the watchdog has seen that time
         assert source.state is SourceState.RUNNING
         clock.now_s += 0.2
         other.give(1)
@@ -166,7 +170,7 @@ def test_the_watchdog_replaces_a_stream_that_says_nothing() -> None:
         assert (frame.index, number_of(frame.image)) == (1, 1)
         assert source.reason == "no picture came for 10 s"
         stuck.give(7)
-        assert stuck.closed.wait(5.0), "when it speaks again it is let go"
+        assert stuck.closed.wait(LONG_S), "when it speaks again it is let go"
         other.give(2)
         assert number_of(next(source).image) == 2, "and what it says is not heard"
         assert source.statistics.reconnects == 1
@@ -176,13 +180,13 @@ def test_a_connection_that_does_not_come_about_is_given_up() -> None:
     clock, never = Clock(), threading.Event()
 
     def connect() -> Scripted:
-        never.wait(20.0)
+        never.wait(LONG_S)
         raise VideoError("too late to be heard")
 
     feed = Live(connect, Thinning(), Reconnect(open_s=3.0), clock=clock)
     source = source_of(feed, clock)
     with source:
-        wait_until(lambda: feed._line is not None)
+        until(lambda: feed._line is not None)
         assert source.state is SourceState.RECONNECTING
         clock.now_s += 3.1
         with pytest.raises(VideoError, match="no connection came about for 3 s"):
@@ -248,55 +252,62 @@ def test_closing_wakes_a_caller_that_waits() -> None:
         reader = threading.Thread(target=lambda: frames.extend(source))
         reader.start()
         source.close()
-        reader.join(10.0)
+        reader.join(LONG_S)
         assert not reader.is_alive()
     assert frames == []
     assert source.state is SourceState.ENDED
 
 
 def test_a_picture_delivered_while_reading_is_decoded_by_the_caller() -> None:
-    with Camera(plays(1000)) as device, open_source(device.url, reconnect=QUICK) as source:
+    with Camera(plays()) as device, open_source(device.url, reconnect=PATIENT) as source:
         frame = next(source)
         assert frame.image.shape == (48, 64, 3)
         assert source.policy is Policy.DROP_OLDEST
 
 
 def test_a_slow_caller_gets_recent_pictures_of_a_real_stream() -> None:
-    with Camera(plays(5000, every_s=0.01)) as device, open_source(device.url, reconnect=QUICK) as source:
-        numbers = []
-        for frame in source:
-            numbers.append(frame.index)
-            time.sleep(0.1)
-            if len(numbers) == 5:
-                break
+    """Slow in pictures, not in seconds: each time ten have come before it takes the next."""
+    with Camera(plays()) as device, open_source(device.url, reconnect=PATIENT) as source:
+        numbers = [next(source).index]
+        for _ in range(4):
+            decoded(source, numbers[-1] + 11)
+            come = source._feed._decoded
+            numbers.append(next(source).index)
+            assert numbers[-1] >= come - 1, "the newest there was, or one that came since"
         statistics = source.statistics
     assert numbers == sorted(set(numbers))
-    assert statistics.dropped >= 10
-    assert statistics.frame_age_s is not None and statistics.frame_age_s < 0.1
+    assert statistics.dropped >= 4 * 9
+    assert statistics.frame_age_s is not None and statistics.frame_age_s >= 0.0
 
 
 def test_a_real_stream_that_hangs_ends_and_refuses_comes_back() -> None:
-    scripts = (plays(15, then_hang=True), plays(15), refuses, plays(5000))
-    with Camera(*scripts) as device, open_source(device.url, reconnect=QUICK) as source:
-        reasons = set()
-        for frame in source:
-            reasons.add(source.reason)
-            if source.statistics.reconnects >= 3 and frame.index > 40:
-                break
-        assert source.state is SourceState.RUNNING
-        assert source.statistics.reconnects == 3
-    assert any("no picture came for 0.4 s" in reason or "no answer in time" in reason for reason in reasons)
-    assert any("cannot read" in reason for reason in reasons)
+    """Each misfortune goes on until its reason was seen: a slow machine sees it more than once."""
+
+    def told(*texts: str) -> bool:
+        return any(text in source.reason for text in texts)
+
+    hanging = Camera(plays(15, then_hang=True))
+    with hanging as device, open_source(device.url, reconnect=QUICK) as source:
+        until(lambda: told("no picture came for 0.4 s", "no answer in time"))
+        device.scripts = [plays(15)]
+        until(lambda: told("broke off: Input/output error", "the stream ended"))
+        device.scripts = [refuses]
+        until(lambda: told("cannot read"))
+        device.scripts = [plays()]
+        seen = next(source).index
+        decoded(source, seen + 60)
+        assert next(source).index >= seen + 59, "pictures are counted over all connections"
     assert source.statistics.corrupt == 0
-    assert len(device.requests) == 4
+    assert 3 <= len(device.requests) - 1 <= source.statistics.reconnects, "one connection each time"
 
 
 def test_nobody_there_is_one_line_without_the_password() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    source = open_source(f"http://me:secret@127.0.0.1:{port}/live?token=hush", reconnect=QUICK)
-    with pytest.raises(VideoError) as caught, source:
-        next(source)
+    with socket.socket() as nobody:  # has the port, so that no other program can, and does not listen
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+        source = open_source(f"http://me:secret@127.0.0.1:{port}/live?token=hush", reconnect=QUICK)
+        with pytest.raises(VideoError) as caught, source:
+            next(source)
     assert str(caught.value) == f"cannot read http://***@127.0.0.1:{port}/live?token=***: Connection refused"
     assert caught.value.__context__ is None and caught.value.__cause__ is None
     for shown in (repr(source), source.name, source.reason):
@@ -304,9 +315,9 @@ def test_nobody_there_is_one_line_without_the_password() -> None:
 
 
 def test_credentials_reach_the_camera() -> None:
-    with Camera(plays(1000)) as device:
+    with Camera(plays()) as device:
         url = device.url.replace("http://", "http://me:secret@") + "?token=hush"
-        with open_source(url, reconnect=QUICK) as source:
+        with open_source(url, reconnect=PATIENT) as source:
             assert "secret" not in next(source).source
         assert b"?token=hush" in device.requests[0]
 

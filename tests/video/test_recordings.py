@@ -19,7 +19,8 @@ from gati.video import SourceState, open_source
 from gati.video.decode import in_order
 from gati.video.folder import natural_key
 from tests.conftest import SHARED_DATA
-from tests.video.films import film, number_of, picture, wait_until
+from tests.video.films import film, number_of, picture
+from tests.waiting import LONG_S, until
 
 
 @pytest.fixture(scope="module")
@@ -258,10 +259,10 @@ def test_a_pause_holds_a_recording_and_loses_nothing(tmp_path: Path) -> None:
         assert source.state is SourceState.PAUSED
         reader = threading.Thread(target=lambda: numbers.extend(frame.index for frame in source))
         reader.start()
-        reader.join(0.1)
+        reader.join(0.1)  # what is not held is read long before
         assert numbers == [0, 1, 2]
         source.resume()
-        reader.join(10.0)
+        reader.join(LONG_S)
     assert numbers == list(range(20))
 
 
@@ -273,7 +274,7 @@ def test_closing_ends_a_reader_that_waits(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: rest.extend(frame.index for frame in source))
     reader.start()
     source.close()
-    reader.join(10.0)
+    reader.join(LONG_S)
     assert not reader.is_alive() and rest == []
     assert source.state is SourceState.ENDED
 
@@ -283,7 +284,7 @@ def test_a_file_played_as_if_live_keeps_its_own_time_and_drops(tmp_path: Path) -
     path = str(film(tmp_path / "film.mp4", 20))
     source = open_source(path, policy="drop-oldest", clock=lambda: 100.0, sleep=slept.append)
     with source:
-        wait_until(lambda: source.state is SourceState.ENDED)
+        until(lambda: source.state is SourceState.ENDED)
         frames = list(source)
     assert [frame.index for frame in frames] == [19], "the newest is kept"
     assert frames[0].time_s == pytest.approx(1.9)

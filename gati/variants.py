@@ -1,0 +1,22 @@
+"""What variants are called, and what they were called before."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["FAMILIES", "as_called_now"]
+
+# Of the families that Gati brings; written into what names variants. Up to 1, `pool` and `conv` were names of
+# our own weaker forms; since 2 they are those of the publication.
+FAMILIES = 2
+
+_CALLED_NOW = {"pool": "pool-linear", "conv": "conv2d"}
+_FAMILY = re.compile(r"\s*([a-z][a-z0-9_-]*)")
+
+
+def as_called_now(variant: str, families: int) -> str:
+    """Today's name of a variant written down under `families`: `pool(64)` of 1 is `pool-linear(64)`."""
+    match = _FAMILY.match(variant)
+    if families >= FAMILIES or match is None or match[1] not in _CALLED_NOW:
+        return variant
+    return _CALLED_NOW[match[1]] + variant[match.end() :]

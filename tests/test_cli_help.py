@@ -1,0 +1,67 @@
+"""What `--help` shows of every verb is what was written: square brackets are no markup there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from gati.cli import app
+
+MARKUP = re.compile(r"\[/?bold\]")  # the only markup that help texts use
+FRAME = re.compile(r"[\s│╭╮╰╯─]+")
+
+
+def verbs(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command below, with the words that call it."""
+    yield path, command
+    for name, each in getattr(command, "commands", {}).items():
+        yield from verbs(each, (*path, name))
+
+
+def texts(command: Any) -> Iterator[str]:
+    """What the code says of a command: its help, its epilog, and those of its options and arguments."""
+    for text in (command.help, command.epilog, *(getattr(each, "help", None) for each in command.params)):
+        yield from re.split(r"\n\s*\n", text or "")
+    yield from (each.metavar or "" for each in command.params)
+
+
+def bare(text: str) -> str:
+    """Without white space and frames: lines may be broken anywhere."""
+    return FRAME.sub("", MARKUP.sub("", text).replace("\b", "").replace(r"\[", "["))
+
+
+VERBS = dict(verbs(get_command(app)))
+
+
+@pytest.mark.parametrize("path", VERBS, ids=" ".join)
+def test_no_help_text_loses_a_character(path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 1000)  # nothing is cut, and no column is broken
+    done = CliRunner().invoke(app, [*path, "--help"], terminal_width=1000)
+    assert done.exit_code == 0, done.output
+    shown = bare(done.output)
+    lost = [text for text in texts(VERBS[path]) if bare(text) not in shown]
+    assert not lost
+
+
+def test_some_help_text_has_brackets() -> None:
+    """Else the test above would show nothing."""
+    assert any("[" in MARKUP.sub("", text) for command in VERBS.values() for text in texts(command))
+
+
+def test_names_with_brackets_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Class names and options are the user's words."""
+    from gati.cli_render import _console
+    from gati.cli_serve import _show_answer
+
+    stage = {"stage": "one [a]", "label": "cat [b]", "probability": 1.0, "exit": "base", "from_cache": False}
+    stage |= {"option": "big [c]", "model": "m [d]", "version": "v [e]", "latency_ms": 1.0, "budget_ms": 2.0}
+    answer = {"label": "cat [b]", "latency_ms": 1.0, "latency_slo_ms": None, "slo_met": None}
+    _show_answer({**answer, "stages": [stage], "skipped": ["two [f]"]})
+    _console().print("blocks [g]")
+    said = capsys.readouterr().out
+    assert all(f"[{letter}]" in said for letter in "abcdefg"), said

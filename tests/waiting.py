@@ -1,0 +1,43 @@
+"""Waiting for what happens elsewhere: a test says for what, never how long it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+__all__ = ["LONG_S", "in_the_end", "returns", "until"]
+
+# What takes longer than this on any machine, however busy, will never happen.
+LONG_S = 180.0
+
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], bool], timeout_s: float = LONG_S, every_s: float = 0.005) -> None:
+    """Wait for something that another thread or process does; fails when it does not."""
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "it did not happen"
+        time.sleep(every_s)
+
+
+async def in_the_end(condition: Callable[[], bool], timeout_s: float = LONG_S) -> None:
+    """`until`, for something that happens in the running event loop."""
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "it did not happen"
+        await asyncio.sleep(0.002)
+
+
+def returns(call: Callable[[], T], timeout_s: float = LONG_S) -> T:
+    """What a call returns that must not wait for anybody; fails when it does wait."""
+    found: list[T] = []
+    thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    assert not thread.is_alive(), "the call waits for what does not come"
+    assert found, "the call failed, see the traceback of its thread"
+    return found[0]
