@@ -11,7 +11,7 @@ from gati.compose.backends import choose_backend, reduced_precisions
 from gati.compose.candidates import has_placement
 from gati.compose.certified import certify_published, plan_exact
 from gati.compose.composition import Composition, Objective
-from gati.compose.costs import CostedLibrary
+from gati.compose.costs import CostedLibrary, disturbance
 from gati.compose.outcomes import SplitOutcomes, outcomes_of
 from gati.compose.pieces import Pieces
 from gati.compose.plans import Plan, Settings, placement_rank, plan_published
@@ -222,4 +222,4 @@ def _note(library: Library, settings: Settings, plan: Plan) -> str:
             f"replayed input by input, agreement is {plan.expected.agreement:.4f}, below the target "
             f"{settings.accuracy:g}: the published form counts averages; use the exact objective"
         )
-    return ""
+    return disturbance(library)
