@@ -261,6 +261,7 @@ def bench(result: Bench) -> None:
     )
     for left in result.left_out:
         print(f"left out: {left.name}: {left.reason}")
+    _disturbed(result.disturbance)
 
 
 def _over_repetitions(gain: Spread) -> str:
