@@ -14,6 +14,7 @@ from gati.model.segments import Segment, TracedModel
 __all__ = ["work_of"]
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_RELEASE = re.compile(r"^ *del .*\n", re.MULTILINE)  # in the order of the alphabet
 
 
 def work_of(traced: TracedModel, blocks: Sequence[str]) -> tuple[str, ...]:
@@ -42,7 +43,7 @@ def _without_names(segment: Segment) -> str:
             value = known[name]
             if isinstance(value, Tensor):
                 return f"<{list(value.shape)} {value.dtype}>"
-            return re.sub(r"_\d+$", "", name) if callable(value) else f"<{value!r}>"
+            return f"<{getattr(value, '__name__', value)}>" if callable(value) else f"<{value!r}>"
         return called.setdefault(name, f"v{len(called)}")
 
-    return _NAME.sub(anonymous, segment.source)
+    return _NAME.sub(anonymous, _RELEASE.sub("", segment.source))

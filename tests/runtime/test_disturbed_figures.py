@@ -144,6 +144,26 @@ def test_blocks_of_the_same_operators_and_shapes_do_the_same_work() -> None:
     assert last not in work
 
 
+class Fork(nn.Module):
+    """Three convolutions of one input, multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList([nn.Conv2d(4, 4, 1) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third = (branch(x) for branch in self.branches)
+        return torch.addcmul(first, second, third)
+
+
+def test_names_of_values_make_no_difference() -> None:
+    """They are numbered through the network, so that their order changes from 9 to 10."""
+    blocks = tuple(str(index) for index in range(6))
+    network = nn.Sequential(*[Fork() for _ in blocks], nn.Flatten(), nn.Linear(4 * 36, 3))
+    work = work_of(trace(ready(network), torch.randn(2, 4, 6, 6), blocks), blocks)
+    assert len(set(work[:6])) == 1
+
+
 def test_equal_blocks_have_equal_times_whatever_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Identical blocks of a ViT once took 1.7 % to 21 % of the latency."""
     draw = np.random.default_rng(0)
