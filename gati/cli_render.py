@@ -68,6 +68,7 @@ def blocks(found: ModelBlocks) -> None:
         f"{len(profile.blocks)} blocks; {profile.base_ms:.2f} ms for one input of "
         f"{_shape(found.input_shape)} on {profile.device} ({profile.backend}, {profile.threads} threads)"
     )
+    _disturbed(profile.disturbance)
 
 
 def library(explored: Library) -> None:
@@ -199,12 +200,24 @@ def evaluation(measured: Evaluation) -> None:
         _console().print(exits)
     print(
         f"{measured.n} inputs one at a time on {measured.device} ({measured.backend}, {measured.threads} "
-        f"threads): gain {measured.gain:.2f}x, tail ratio {measured.tail_ratio:.2f}, "
+        f"threads): gain {measured.gain:.2f}x{_marked(measured.disturbed)}, "
+        f"tail ratio {measured.tail_ratio:.2f}, "
         f"{_percent(measured.hit_rate)} left early, caches {format_bytes(measured.memory_bytes)}"
     )
     if measured.eager_latency_ms is not None:
         eager_ms = measured.eager_latency_ms.mean
         print(f"the module called plainly takes {eager_ms:.3f} ms: {eager_ms / ours.mean:.2f}x of Gati")
+    _disturbed(measured.disturbance)
+
+
+def _marked(disturbed: bool) -> str:
+    return " (disturbed)" if disturbed else ""
+
+
+def _disturbed(note: str) -> None:
+    """Say that latencies are not to be quoted, and why."""
+    if note:
+        print(f"not to be quoted: {note}; measure again while nothing else runs")
 
 
 def promise(chosen: Composition) -> None:
@@ -263,6 +276,7 @@ def bench(result: Bench) -> None:
     )
     for left in result.left_out:
         print(f"left out: {left.name}: {left.reason}")
+    _disturbed(result.disturbance)
 
 
 def _over_repetitions(gain: Spread) -> str:

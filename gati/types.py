@@ -95,3 +95,4 @@ class Profile:
     threads: int
     base_ms: float  # the whole network, one request
     blocks: tuple[BlockProfile, ...] = field(default_factory=tuple)
+    disturbance: str = ""  # why these may be wrong: what else the machine did meanwhile

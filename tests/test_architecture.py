@@ -30,7 +30,7 @@ LAYERS = (
     (
         *("gati.graph", "gati.runtime.exits", "gati.runtime.backends", "gati.runtime.placement"),
         *("gati.runtime.profile", "gati.runtime.graph_costs", "gati.runtime.segment_costs"),
-        "gati.runtime.least_costs",
+        *("gati.runtime.least_costs", "gati.runtime.disturbance"),
     ),
     ("gati.caches",),
     ("gati.explore",),

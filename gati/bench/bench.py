@@ -69,7 +69,8 @@ def bench(
     SDN-style exits) on the composition's. `data` is as `evaluate` takes it. Throughput is measured for
     `seconds` a repetition; 0 leaves it out. `cascade` is a library of a smaller network on the same data,
     `label_map` as for `explore`, whose own is taken otherwise.
-    What cannot be measured is in `left_out`, with the reason.
+    What cannot be measured is in `left_out`, with the reason. Rounds that other work on the machine disturbed
+    are measured again; if some stay so, the result is marked.
 
     Raises:
         DataError: no inputs, or inputs that do not fit the network.
@@ -97,7 +98,7 @@ def bench(
         return images[index : index + 1]
 
     contenders = field.contenders
-    measure_latency(contenders, request, len(images), repetitions, progress)
+    steady = measure_latency(contenders, request, len(images), repetitions, progress)
     try:
         rates = _throughput(field, request, len(images), sorted({1, clients}), repetitions, seconds)
     finally:
@@ -120,6 +121,8 @@ def bench(
         method={"text": _METHOD, "warm_up_requests": WARM_UP_REQUESTS, "throughput_seconds": seconds},
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         note="; ".join(note for note in (note_of_seen(served.library, inputs), named.note) if note),
+        disturbed=steady.disturbed > 0,
+        disturbance=steady.note,
     )
     atomic_write_text(served.library.directory / "bench.json", result.to_json())
     return result

@@ -6,10 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 
 from torch import Tensor
 
 from gati.runtime.concurrent import ConcurrentEngine
+from gati.runtime.disturbance import MACHINE, Machine, Steady, measure_steadily
 from gati.runtime.engine import Engine, Prediction
 from gati.runtime.exits import BASE
 from gati.runtime.profile import quiet
@@ -17,6 +20,10 @@ from gati.runtime.profile import quiet
 __all__ = ["WARM_UP_REQUESTS", "Contender", "measure_latency", "measure_throughput"]
 
 WARM_UP_REQUESTS = 20
+_CHUNK = 128  # requests in a round
+
+
+Times = dict[str, dict[str, list[float]]]  # milliseconds by contender and where its answers left
 
 
 @dataclass
@@ -54,44 +61,66 @@ def measure_latency(
     count: int,
     repetitions: int,
     progress: Callable[[int, int], None] | None = None,
-) -> None:
+    machine: Machine = MACHINE,
+) -> Steady[Times]:
     """Answer inputs 0..count-1 with every contender, in turns, `repetitions` times over.
 
-    `inputs(i)` is [1, ...]. Who comes first moves on by one from request to request.
+    `inputs(i)` is [1, ...]. Who comes first moves on by one from request to request. What the machine
+    disturbed is measured again; the result says what stayed so.
     """
+
+    def measure(repetition: int, requests: range) -> Times:
+        times: Times = {contender.name: {} for contender in contenders}
+        for request in requests:
+            x = inputs(request)
+            for turn in range(len(contenders)):
+                contender = contenders[(request + repetition + turn) % len(contenders)]
+                keep = repetition == 0 and len(contender.answers) == request
+                exit, taken_ms = _take_turn(contender, x.clone(), machine, keep=keep)
+                times[contender.name].setdefault(exit, []).append(taken_ms)
+        done = repetition * count + requests.stop
+        if progress is not None and done > told[-1]:
+            told.append(done)
+            progress(done, repetitions * count)
+        return times
+
+    told = [0]  # what is measured again is not counted again
+    chunks = [range(start, min(start + _CHUNK, count)) for start in range(0, count, _CHUNK)]
+    passes = [(repetition, chunk) for repetition in range(repetitions) for chunk in chunks]
     with quiet():
         for contender in contenders:
             for request in range(WARM_UP_REQUESTS):
                 contender.answer(inputs(request % count).clone())
             contender.engine.close()
-        for repetition in range(repetitions):
-            for contender in contenders:
-                contender.times_ms.append([])
-            for request in range(count):
-                x = inputs(request)
-                for turn in range(len(contenders)):
-                    contender = contenders[(request + repetition + turn) % len(contenders)]
-                    _take_turn(contender, x.clone(), keep=repetition == 0)
-                if progress is not None and (request + 1) % 50 == 0:
-                    progress(repetition * count + request + 1, repetitions * count)
-        if progress is not None:
-            progress(repetitions * count, repetitions * count)
+        found = measure_steadily([partial(measure, *each) for each in passes], _alike, machine=machine)
+    for contender in contenders:
+        contender.times_ms = [[] for _ in range(repetitions)]
+        for (repetition, _), times in zip(passes, found.rounds, strict=True):
+            contender.times_ms[repetition] += chain.from_iterable(times[contender.name].values())
+    return found
 
 
-def _take_turn(contender: Contender, x: Tensor, *, keep: bool) -> None:
+def _alike(times: Times) -> list[list[float]]:
+    """Milliseconds of answers of one contender that left at one place; the first one's, or base's, first."""
+    every = [taken for by_exit in times.values() for taken in by_exit.values()]
+    return sorted(every, key=len, reverse=True)
+
+
+def _take_turn(contender: Contender, x: Tensor, machine: Machine, *, keep: bool) -> tuple[str, float]:
     overlapped = contender.early and contender.engine.overlapped
     if overlapped:
         # It takes cores of its own; nobody else may find them taken. One untimed request wakes them.
         contender.engine.open()
         contender.answer(x.clone())
-    start = time.perf_counter_ns()
+    start_ns = machine.now_ns()
     prediction = contender.answer(x)
-    contender.times_ms[-1].append((time.perf_counter_ns() - start) / 1e6)
+    taken_ms = (machine.now_ns() - start_ns) / 1e6
     if overlapped:
         contender.engine.close()
     if keep:
         contender.answers.append(prediction.class_index)
         contender.hits += prediction.exit != BASE
+    return prediction.exit, taken_ms
 
 
 def measure_throughput(

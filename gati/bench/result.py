@@ -61,7 +61,11 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Bench:
-    """Every way to answer, measured in turns on the same inputs in one process."""
+    """Every way to answer, measured in turns on the same inputs in one process.
+
+    Where `disturbed` is True the machine had other work, also when latencies were measured again: they and
+    the gains are those of the moment, and `disturbance` says why.
+    """
 
     composition: str
     accuracy_target: float
@@ -78,6 +82,8 @@ class Bench:
     method: dict[str, Any]
     created: str
     note: str = ""
+    disturbed: bool = False
+    disturbance: str = ""
 
     def to_json(self) -> str:
         """The result as strict JSON text."""

@@ -13,7 +13,7 @@ from gati.compose.backends import choose_backend, reduced_precisions
 from gati.compose.candidates import has_placement
 from gati.compose.certified import Proposal, plan_exact, propose
 from gati.compose.composition import Composition, Objective
-from gati.compose.costs import CostedLibrary
+from gati.compose.costs import CostedLibrary, disturbance
 from gati.compose.ledger import enter_use
 from gati.compose.outcomes import SplitOutcomes, outcomes_of
 from gati.compose.pieces import Pieces
@@ -268,4 +268,4 @@ def _note(library: Library, settings: Settings, plan: Plan) -> str:
             f"replayed input by input, agreement is {plan.expected.agreement:.4f}, below the target "
             f"{settings.accuracy:g}: the published form counts averages; use the exact objective"
         )
-    return ""
+    return disturbance(library)

@@ -31,6 +31,7 @@ __all__ = [
     "BackendCosts",
     "CostedLibrary",
     "as_composed",
+    "disturbance",
     "kept_profile",
     "on_backend",
     "to_measure",
@@ -52,7 +53,8 @@ class BackendCosts:
 
     def to_json(self) -> str:
         """Serialise to strict JSON."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n"
+        document = {"format": FORMAT, "disturbed": bool(self.profile.disturbance), **asdict(self)}
+        return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str, where: str) -> BackendCosts | None:
@@ -114,6 +116,16 @@ class CostedLibrary(Library):
         believed = CostedLibrary(self, self._costs, self._pieces)
         believed.__dict__["answers"] = None
         return believed
+
+
+def disturbance(library: Library) -> str:
+    """Return a line about latencies that other work on the machine disturbed, empty where nothing did."""
+    profile = library.manifest.profile
+    if not profile.disturbance:
+        return ""
+    path = _path(library, profile.backend)
+    again = f"delete {path}, then compose" if path.is_file() else "explore"
+    return f"chosen by latencies that may be wrong: {profile.disturbance}; to measure again, {again}"
 
 
 def as_composed(library: Library, backend: str) -> Library:

@@ -37,22 +37,26 @@ def network_times(library: Library, backends: Iterable[str], pieces: Pieces) -> 
     import torch
 
     names, threads = set(backends), torch.get_num_threads()
+    notes: list[str] = []
     kept = _read(library, threads)
     if not names <= kept.keys():
         profiles = {name: kept_profile(library, name) for name in names}
         kept = {name: p.base_ms for name, p in profiles.items() if p is not None and p.threads == threads}
     if not names <= kept.keys():
         try:
-            kept = _race(library, names, pieces)
+            kept = _race(library, names, pieces, notes)
         except (BackendError, DataError, ModelError) as error:
             _log.info("backends are not compared: %s", error)
         else:
-            document = {"format": FORMAT, "threads": threads, "base_ms": kept}
+            document = {"format": FORMAT, "threads": threads, "base_ms": kept, "disturbed": bool(notes)}
             atomic_write_text(_path(library), json.dumps(document, indent=1, allow_nan=False) + "\n")
     return {name: base_ms for name, base_ms in kept.items() if name in names}
 
 
-def _race(library: Library, names: Iterable[str], pieces: Pieces) -> dict[str, float]:
+def _race(
+    library: Library, names: Iterable[str], pieces: Pieces, notes: list[str]
+) -> dict[str, float]:
+    """`notes` gets a line if other work on the machine disturbed the measurement."""
     from gati.compose.engines import graph_backend
     from gati.runtime.backends import BACKENDS, GraphBackend
     from gati.runtime.graph_costs import by_turns_ms
@@ -70,7 +74,8 @@ def _race(library: Library, names: Iterable[str], pieces: Pieces) -> dict[str, f
             traced, [[]], library.manifest.outputs_kind, convert=pieces.convert, cuts=pieces.cuts
         )
         graphs.append(backend.compile(model))
-    return alone_ms | dict(zip(whole, by_turns_ms(graphs, traced.example()), strict=True))
+    times_ms = by_turns_ms(graphs, traced.example(), notes)
+    return alone_ms | dict(zip(whole, times_ms, strict=True))
 
 
 def _read(library: Library, threads: int) -> dict[str, float]:

@@ -131,9 +131,10 @@ def explore(
         )
         rounds.screen()
         rounds.main()
-        rows = _finish_trials(prepared, library, state, reporter)
+        notes: list[str] = []
+        rows = _finish_trials(prepared, library, state, reporter, notes)
         library.write_trials(rows, _points(state, rows))
-        library.write_manifest(_manifest(prepared, settings, seed, began))
+        library.write_manifest(_manifest(prepared, settings, seed, began, notes))
         state.clear()
     return library
 
@@ -176,8 +177,13 @@ def _named(class_names: ClassNames | None, label_map: LabelMap | None) -> dict[s
     return said
 
 
-def _finish_trials(prepared: Prepared, library: Library, state: RunState, progress: Progress) -> list[Trial]:
-    """Every row of the trials table, its lookup measured as it will run: trained, with its selector."""
+def _finish_trials(
+    prepared: Prepared, library: Library, state: RunState, progress: Progress, notes: list[str]
+) -> list[Trial]:
+    """Every row of the trials table, its lookup measured as it will run: trained, with its selector.
+
+    `notes` gets a line for each measurement that other work on the machine disturbed.
+    """
     finished = state.finished()
     measured: dict[tuple[str, tuple[int, ...], str], tuple[float, float, float]] = {}
     progress.stage("measuring lookups", len(prepared.specifications))
@@ -190,7 +196,7 @@ def _finish_trials(prepared: Prepared, library: Library, state: RunState, progre
             continue
         key = (item.trial.variant, item.hidden_shape, row.trial.selector)
         if key not in measured:
-            measured[key] = _lookup_costs(prepared, library, row, item.hidden_shape)
+            measured[key] = _lookup_costs(prepared, library, row, item.hidden_shape, notes)
         lookup_ms, overlapped_ms, penalty_ms = measured[key]
         rows.append(
             replace(
@@ -204,15 +210,17 @@ def _finish_trials(prepared: Prepared, library: Library, state: RunState, progre
 
 
 def _lookup_costs(
-    prepared: Prepared, library: Library, row: FinishedTrial, shape: tuple[int, ...]
+    prepared: Prepared, library: Library, row: FinishedTrial, shape: tuple[int, ...], notes: list[str]
 ) -> tuple[float, float, float]:
     cache = load_cache(library.cache_path(row.trial.trial_id)).to(prepared.device)
     hidden = torch.rand(1, *shape, device=prepared.device)
     request = prepared.traced.example()
-    inline_ms = measure_lookup(cache, hidden, between=lambda: prepared.traced.base(request.clone()))
+    inline_ms = measure_lookup(
+        cache, hidden, between=lambda: prepared.traced.base(request.clone()), notes=notes
+    )
     # Each measurement takes the worker's core away from the base model by itself, as serving will: what
     # that costs the base model is part of the penalty.
-    overlap = measure_overlap(prepared.traced, row.trial.block, cache, repetitions=10)
+    overlap = measure_overlap(prepared.traced, row.trial.block, cache, repetitions=10, notes=notes)
     return inline_ms, overlap.lookup_ms, overlap.penalty_ms
 
 
@@ -222,8 +230,11 @@ def _points(state: RunState, rows: Sequence[Trial]) -> list[Any]:
     return [point for trial_id in trained for point in finished[trial_id].points]
 
 
-def _manifest(prepared: Prepared, settings: dict[str, Any], seed: int, began: float) -> Manifest:
+def _manifest(
+    prepared: Prepared, settings: dict[str, Any], seed: int, began: float, notes: Sequence[str]
+) -> Manifest:
     loaded, inputs = prepared.loaded, prepared.inputs
+    disturbance = prepared.profile.disturbance or (f"{len(notes)} lookups: {notes[0]}" if notes else "")
     return Manifest(
         model_source=loaded.source,
         checkpoint_path=loaded.checkpoint_path,
@@ -233,7 +244,7 @@ def _manifest(prepared: Prepared, settings: dict[str, Any], seed: int, began: fl
         classes=prepared.held_out.classes,
         outputs_kind=prepared.held_out.outputs_kind,
         input_shape=prepared.traced.input_shape,
-        profile=prepared.profile,
+        profile=replace(prepared.profile, disturbance=disturbance),
         seed=seed,
         counts={
             "train": len(inputs.train),

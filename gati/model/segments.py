@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gati.errors import CutError, DataError, ModelError
-from gati.model.bindings import equal_values
+from gati.model.bindings import equal_values, storages
 from gati.model.flatten import lower
 from gati.model.program import FlatFunction, Program, Statement
 
@@ -72,6 +72,7 @@ class TracedModel:
     device: torch.device
     classes: int
     changes_input: bool  # an operator works in place on the request itself
+    changes_itself: bool  # an operator writes to a tensor of the network: one request at a time
     _program: Program = field(repr=False)
     _positions: dict[str, int] = field(repr=False)
     _example: Tensor = field(repr=False)
@@ -147,6 +148,7 @@ def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedMo
     positions = finder.positions(program)
     order = tuple(sorted(positions, key=positions.__getitem__))
     kinds = {name: type(module.get_submodule(name)).__name__ for name in order}
+    changed = frozenset().union(*(statement.mutated for statement in program.statements))
     return TracedModel(
         base=base,
         blocks=order,
@@ -156,7 +158,8 @@ def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedMo
         dtype=example.dtype,
         device=example.device,
         classes=program.output_shapes[0][1],
-        changes_input=any(program.input_storage in statement.mutated for statement in program.statements),
+        changes_input=program.input_storage in changed,
+        changes_itself=bool(changed.intersection(storages(list(program.constants.values())))),
         _program=program,
         _positions=positions,
         _example=example[:2].clone(),

@@ -115,14 +115,20 @@ def _headline(facts: dict[str, Any]) -> dict[str, str]:
     if own:
         gain = own["gati"]["gain_same"]
         note = f"{gain['min']:.2f} to {gain['max']:.2f} over the repetitions of gati bench"
-        return {"value": f"{gain['median']:.2f}x", "note": f"mean latency, against the same engine; {note}"}
+        note = f"mean latency, against the same engine; {note}{_disturbed(facts['bench'])}"
+        return {"value": f"{gain['median']:.2f}x", "note": note}
     if facts["evaluation"]:
         return {
             "value": f"{facts['evaluation']['gain']:.2f}x",
-            "note": "mean latency, measured by gati evaluate",
+            "note": f"mean latency, measured by gati evaluate{_disturbed(facts['evaluation'])}",
         }
     gain = facts["composition"]["expected"]["gain"]
     return {"value": f"{gain:.2f}x", "note": "expected mean latency; not yet measured on unseen inputs"}
+
+
+def _disturbed(measured: dict[str, Any]) -> str:
+    """What to say beside figures taken while the machine did something else."""
+    return f"; not to be quoted: {measured['disturbance']}" if measured.get("disturbed") else ""
 
 
 def _own_rows(facts: dict[str, Any]) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class ConcurrentEngine:
         BackendError once closed.
         """
         x = self._engine.checked(x)
-        request = _Request((x,), x)
+        request = _Request((self._engine.to_run_on(x),), x)
         with self._changed:
             if self._closing:
                 raise BackendError("the engine is closed; open another one")
@@ -124,7 +124,7 @@ class ConcurrentEngine:
         self.close()
 
     def _ask(self, engine: Engine, x: Tensor) -> Prediction:
-        return (engine(x) if self._early else engine.base(x))[0]
+        return (engine.inline(x) if self._early else engine.base(x))[0]
 
     def _run(self, engine: Engine) -> None:
         torch.set_num_threads(1)  # of this thread: a team of threads a worker would fight over the cores

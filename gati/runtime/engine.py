@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from gati.errors import BackendError, CutError, DataError, LibraryError, first_line
+from gati.errors import CutError, DataError
 from gati.model.segments import Segment, TracedModel
 from gati.runtime.backends import (
     Graph,
     GraphBackend,
-    SegmentBackend,
     SingleExit,
     SinglePath,
     get_backend,
     segment_backend,
 )
 from gati.runtime.batching import BatchedSegment, Outcome, Stage, answer_rows, rows_of, segments_of
+from gati.runtime.checks import check_lookup, check_placement, listed
 from gati.runtime.exits import BASE, EngineExit, Prediction, doubtful_class, tie_tolerance
 from gati.runtime.placement import Beside, beside_for
 from gati.types import OutputsKind
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from gati.model.preprocess import Preprocessing
 
 __all__ = ["Engine", "Prediction"]
+
+_ALONE = threading.RLock()  # held while a network runs that writes to tensors of its own
 
 
 class _Step(NamedTuple):
@@ -54,9 +57,11 @@ class Engine:
     `graphs` are files where a backend that compiles graphs keeps those of the early-exit network and of the
     base model, so that the next engine need not convert them again.
 
-    One thread at a time may call an engine; use one engine a thread. It is a context manager: `close` gives
-    back the cores that overlapped lookups take at the first request (CPU: the calling thread is confined to
-    the other cores until then).
+    Any number of threads may call an engine at the same time; each request has buffers of its own. On most
+    backends they share the cores, so `ConcurrentEngine` answers more of them a second. Cores for overlapped
+    lookups serve one request at a time: another that comes meanwhile is looked up inline. It is a context
+    manager: `close` gives back the cores that overlapped lookups take at the first request (CPU: the calling
+    thread is confined to the other cores until then).
     """
 
     def __init__(
@@ -83,10 +88,14 @@ class Engine:
         self._outputs_kind = outputs_kind
         self._graphs = graphs
         for leaving in self.exits:
-            _check_placement(leaving, backend)
+            check_placement(leaving, backend)
         overlapped = any(leaving.placement == "overlapped" for leaving in self.exits)
         self._beside: Beside | None = beside_for(traced.device) if overlapped else None
+        self._beside_free = threading.Lock()
         self._opened = False
+        self._one_network: AbstractContextManager[Any] = _ALONE if traced.changes_itself else nullcontext()
+        self._base_graph: Graph | None = None
+        self._base_graph_made = threading.Lock()
         self._steps: tuple[_Step, ...] = ()
         self._stages: tuple[Stage, ...] = ()
         executes = get_backend(backend)
@@ -115,24 +124,31 @@ class Engine:
         Raises:
             DataError: inputs of another shape or dtype than the network's.
         """
+        return self._answers(x, self._one)
+
+    def inline(self, x: Tensor) -> list[Prediction]:
+        """As calling it, and no lookup takes cores of its own."""
+        return self._answers(x, self._one if self._beside is None else self._one_inline)
+
+    def _answers(self, x: Tensor, one: Callable[[Tensor], tuple[Tensor, str]]) -> list[Prediction]:
         x = self.checked(x)
-        with torch.inference_mode():
+        with torch.inference_mode(), self._one_network:
             if x.shape[0] == 1:
-                return [self.prediction(*self._one(x))]
+                return [self.prediction(*one(x))]
             if self._graph is not None or not self._rows_selectable:
-                return [self.prediction(*self._one(row)) for row in rows_of(x)]
-            answers = answer_rows(self._segments, x)
+                return [self.prediction(*one(row)) for row in rows_of(x)]
+            answers = answer_rows(self._segments, self.to_run_on(x))
             return [
-                self.prediction(*self._one(x[row : row + 1].contiguous()) if answer is None else answer)
+                self.prediction(*one(x[row : row + 1].contiguous()) if answer is None else answer)
                 for row, answer in enumerate(answers)
             ]
 
     def base(self, x: Tensor) -> list[Prediction]:
         """Classify with the whole base model, executed the same way, no lookups."""
         x = self.checked(x)
-        with torch.inference_mode():
+        with torch.inference_mode(), self._one_network:
             if self._graph is not None:
-                base = self._base_graph
+                base = self._base_graph or self._make_base_graph()
                 return [self.prediction(base.answer(row)[0], BASE) for row in rows_of(x)]
             return [self.prediction(row, BASE) for row in rows_of(self._whole(self._base, x))]
 
@@ -142,12 +158,14 @@ class Engine:
         Those of `base`, but for rounding, unless the backend computes in reduced precision.
         """
         x = self.checked(x)
-        with torch.inference_mode():
+        with torch.inference_mode(), self._one_network:
             return self._whole(self.traced.base, x).argmax(1)
 
     def _whole(self, base: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Class scores [B, K]; a row too close to call is worked out alone."""
-        scores = base(x)
+        if x.shape[0] == 1:
+            return base(x)
+        scores = base(self.to_run_on(x))
         if scores.shape[0] > 1:
             for row in doubtful_class(scores, self._tolerance).nonzero().flatten().tolist():
                 scores[row] = base(x[row : row + 1].contiguous())[0]
@@ -163,27 +181,30 @@ class Engine:
         """What the backend computes in."""
         return get_backend(self.backend).precision
 
-    @cached_property
-    def _base_graph(self) -> Graph:
+    def _make_base_graph(self) -> Graph:
         """Made when first asked for: serving never needs it."""
         executes = get_backend(self.backend)
         if not isinstance(executes, GraphBackend):
             raise AssertionError("only graph backends keep the base model as a graph")
         kept = None if self._graphs is None else self._graphs[1]
-        return executes.early_exit(self.traced, (), self._outputs_kind, kept)
+        with self._base_graph_made:  # it takes seconds: whoever comes meanwhile waits for the same
+            if self._base_graph is None:
+                self._base_graph = executes.early_exit(self.traced, (), self._outputs_kind, kept)
+            return self._base_graph
 
     def segments(self, *, early: bool = True) -> tuple[BatchedSegment, ...]:
         """The path of a batch in pieces, to be run one by one; whole where the backend or network has none.
 
         Rows come out as class scores or probabilities: `prediction` makes an answer of them. With `early`
-        False it is the base model. Call them in inference mode, from one thread at a time.
+        False it is the base model. Call them in inference mode.
         """
-        if self._graph is not None or (early and not self._rows_selectable):
+        whole = self._graph is not None or self.traced.changes_itself
+        if whole or (early and not self._rows_selectable):
             return (BatchedSegment(_each_alone, (True,)),)
         return self._segments if early else segments_of((), self._base, self._tolerance)
 
     def twin(self) -> Engine:
-        """Another engine like this one, for another thread, with as many threads as torch has now."""
+        """Another engine like this one, with as many threads as torch has now."""
         return Engine(
             self.traced,
             self.exits,
@@ -207,15 +228,22 @@ class Engine:
 
     def open(self) -> None:
         """Take what overlapped lookups need; the first request does it, too."""
-        if self._beside is not None and not self._opened:
-            self._beside.open()
-            self._opened = True
+        if self._beside is not None:
+            with self._beside_free:
+                self._open(self._beside)
 
     def close(self) -> None:
         """Give back cores and streams; call it from the thread that made the requests."""
-        if self._beside is not None and self._opened:
-            self._beside.close()
-            self._opened = False
+        if self._beside is not None:
+            with self._beside_free:
+                if self._opened:
+                    self._beside.close()
+                    self._opened = False
+
+    def _open(self, beside: Beside) -> None:
+        if not self._opened:
+            beside.open()
+            self._opened = True
 
     def __enter__(self) -> Self:
         self.open()
@@ -232,7 +260,7 @@ class Engine:
             for segment, leaving in zip(segments, self.exits, strict=False):
                 carried = segment.run(*carried)
                 lookup = backend.lookup(leaving.cache, carried[0])
-                _check_lookup(leaving, lookup, carried[0], self.traced.classes)
+                check_lookup(leaving, lookup, carried[0], self.traced.classes)
                 batched = tuple(tensor.batched for tensor in segment.carried)
                 stages.append(Stage(segment.run, lookup, leaving.threshold, leaving.block, batched))
         return tuple(stages)
@@ -283,7 +311,7 @@ class Engine:
         if not isinstance(x, Tensor) or x.shape[1:] != traced.input_shape or x.ndim == 0:
             found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise DataError(
-                f"the network takes a tensor of shape [batch, {_listed(traced.input_shape)}], "
+                f"the network takes a tensor of shape [batch, {listed(traced.input_shape)}], "
                 f"got {found}; preprocess inputs and put them in a batch"
             )
         if x.dtype != traced.dtype:
@@ -293,7 +321,11 @@ class Engine:
             )
         if x.device != traced.device:
             x = x.to(traced.device)
-        return x.clone() if traced.changes_input else x
+        return self.to_run_on(x)
+
+    def to_run_on(self, x: Tensor) -> Tensor:
+        """`x`, or a copy of it where the network works in place on what it is given."""
+        return x.clone() if self.traced.changes_input else x
 
     def _one(self, x: Tensor) -> tuple[Tensor, str]:
         """Class scores [1, K] or probabilities [1, K], and where they come from, for a single request."""
@@ -303,8 +335,14 @@ class Engine:
         if self._single is not None:
             values, position = self._single.answer(x)
             return values, BASE if position == len(self.exits) else self.exits[position].block
-        if self._beside is not None:
+        if self._beside is None or not self._beside_free.acquire(blocking=False):
+            return self._one_inline(x)
+        try:
             return self._one_beside(x, self._beside)
+        finally:
+            self._beside_free.release()
+
+    def _one_inline(self, x: Tensor) -> tuple[Tensor, str]:
         carried: tuple[Tensor, ...] = (x,)
         for run, lookup, threshold, name, _ in self._stages:
             carried = run(*carried)
@@ -314,7 +352,7 @@ class Engine:
         return self._last(*carried), BASE
 
     def _one_beside(self, x: Tensor, beside: Beside) -> tuple[Tensor, str]:
-        self.open()
+        self._open(beside)
         pending: _Step | None = None
         carried: Any = (x,)
         try:
@@ -355,34 +393,3 @@ class Engine:
 
 def _each_alone(carried: tuple[Tensor, ...]) -> Outcome:
     return Outcome({}, frozenset(range(carried[0].shape[0])))
-
-
-def _listed(shape: Sequence[int]) -> str:
-    return ", ".join(map(str, shape))
-
-
-def _check_placement(leaving: EngineExit, backend: str) -> None:
-    if leaving.placement == "overlapped" and not isinstance(get_backend(backend), SegmentBackend):
-        raise BackendError(
-            f"backend '{backend}' looks up inside its graph; compose with --placement inline for it"
-        )
-    if leaving.placement not in ("inline", "overlapped"):
-        raise BackendError(
-            f"unknown placement '{leaving.placement}' at block '{leaving.block}'; choose inline or overlapped"
-        )
-
-
-def _check_lookup(leaving: EngineExit, lookup: Any, hidden: Tensor, classes: int) -> None:
-    try:
-        probabilities, score = lookup(hidden)
-    except (RuntimeError, ValueError, IndexError) as error:
-        reason = first_line(error)
-    else:
-        if probabilities.shape == (1, classes) and score.shape == (1,):
-            return
-        reason = f"it returns shapes {list(probabilities.shape)} and {list(score.shape)}"
-    variant = leaving.variant or type(leaving.cache).__name__
-    raise LibraryError(
-        f"the learned cache {variant} does not fit block '{leaving.block}' with output "
-        f"{list(hidden.shape[1:])} and {classes} classes: {reason}; run gati explore again"
-    )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from gati.model.data import Data, load_data
 from gati.model.labels import ClassNames, LabelMap
 from gati.runtime.batching import rows_of
 from gati.runtime.by_class import ClassCount, count_classes
+from gati.runtime.disturbance import MACHINE, Machine, measure_steadily
 from gati.runtime.engine import Engine, Prediction
 from gati.runtime.exits import BASE
 from gati.runtime.fresh import note_of_seen
@@ -61,7 +62,9 @@ class Evaluation:
 
     `gain` is base mean / Gati mean, `tail_ratio` Gati p99 / base p99. Base and Gati run on the same backend
     in the same way; agreement is with the base model as it came, whatever the backend's precision;
-    `eager_latency_ms` is the user's module as it came, called plainly, on a sample.
+    `eager_latency_ms` is the user's module as it came, called plainly, on a sample. Where `disturbed` is True
+    the machine had other work, also when it was measured again: latencies and gain are those of the moment,
+    and `disturbance` says why.
     """
 
     n: int
@@ -84,6 +87,8 @@ class Evaluation:
     composition: str = ""
     classes: tuple[ClassCount, ...] = ()
     note: str = ""
+    disturbed: bool = False
+    disturbance: str = ""
 
     def to_json(self) -> str:
         """The evaluation as strict JSON text."""
@@ -91,14 +96,28 @@ class Evaluation:
 
 
 @dataclass
-class _Measured:
-    """Raw times in milliseconds and answers, in the order of the inputs."""
+class _Answers:
+    """In the order of the inputs."""
 
-    gati_ms: list[float]
-    base_ms: list[float]
-    eager_ms: list[float]
-    gati: list[Prediction]
-    reference: list[int]  # what the base model answers in the precision it came in
+    gati: list[Prediction] = field(default_factory=list)
+    reference: list[int] = field(default_factory=list)  # of the base model in the precision it came in
+
+
+@dataclass
+class _Times:
+    """Milliseconds of some requests, in order; `exits` says where Gati's answers came from."""
+
+    gati_ms: list[float] = field(default_factory=list)
+    base_ms: list[float] = field(default_factory=list)
+    eager_ms: list[float] = field(default_factory=list)
+    exits: list[str] = field(default_factory=list)
+
+    def alike(self) -> list[list[float]]:
+        """Those of the base model, then those that left at the same place."""
+        by_exit: dict[str, list[float]] = {}
+        for exit, taken_ms in zip(self.exits, self.gati_ms, strict=True):
+            by_exit.setdefault(exit, []).append(taken_ms)
+        return [self.base_ms, *by_exit.values()]
 
 
 def evaluate(
@@ -118,7 +137,8 @@ def evaluate(
 
     `data` is an `.npz`, a folder, a dataset callable (see `load_data`) or a `Data`. `limit` takes the first
     inputs only; `repetitions` measures each input that often. A request is a preprocessed tensor
-    [1, ...]; base and Gati take turns at being first. `progress(done, of)` is called now and then.
+    [1, ...]; base and Gati take turns at being first. `progress(done, of)` is called now and then. What the
+    machine disturbed is measured again; what stays so is marked in the result.
     `class_names` and `label_map` are as for `explore`, whose own are taken otherwise. Where labels do not fit
     the network the accuracies are None, and `note` says so; it also tells of inputs that explore has seen.
 
@@ -156,6 +176,7 @@ def evaluate_engine(
     progress: Callable[[int, int], None] | None = None,
     composition: str = "",
     class_names: Sequence[str] | None = None,
+    machine: Machine = MACHINE,
 ) -> Evaluation:
     """As `evaluate`, for an engine and data that are already there; without `module` eager is not timed.
 
@@ -163,13 +184,17 @@ def evaluate_engine(
     """
     if len(data) == 0:
         raise DataError("the evaluation data is empty; give at least one input")
-    with engine:
-        measured = _measure(engine, data, module, repetitions, progress)
+    measuring = _Measuring(engine, data, module, repetitions, progress, machine)
+    with engine, quiet():
+        found = measure_steadily(measuring.rounds(), _Times.alike, machine=machine)
         threads = torch.get_num_threads()
-    latency, base_latency = _latency(measured.gati_ms), _latency(measured.base_ms)
-    answers = np.array([prediction.class_index for prediction in measured.gati])
-    base_answers = np.array(measured.reference)
-    hit = np.array([prediction.exit != BASE for prediction in measured.gati])
+    latency = _latency([taken for each in found.rounds for taken in each.gati_ms])
+    base_latency = _latency([taken for each in found.rounds for taken in each.base_ms])
+    eager_ms = [taken for each in found.rounds for taken in each.eager_ms]
+    gati = measuring.answers.gati
+    answers = np.array([prediction.class_index for prediction in gati])
+    base_answers = np.array(measuring.answers.reference)
+    hit = np.array([prediction.exit != BASE for prediction in gati])
     return Evaluation(
         n=len(data),
         agreement=float(np.mean(answers == base_answers)),
@@ -182,83 +207,93 @@ def evaluate_engine(
         tail_ratio=latency.p99 / base_latency.p99,
         memory_bytes=sum(leaving.memory_bytes for leaving in engine.exits),
         backend=engine.backend,
-        exits=_exit_counts(engine, measured.gati, answers == base_answers),
-        eager_latency_ms=_latency(measured.eager_ms) if measured.eager_ms else None,
+        exits=_exit_counts(engine, gati, answers == base_answers),
+        eager_latency_ms=_latency(eager_ms) if eager_ms else None,
         device=str(engine.traced.device),
         threads=threads,
         repetitions=repetitions,
         data=data.name,
         composition=composition,
         classes=count_classes(answers, base_answers, hit, class_names or engine.class_names),
+        disturbed=found.disturbed > 0,
+        disturbance=found.note,
     )
 
 
-def _measure(
-    engine: Engine,
-    data: Data,
-    module: nn.Module | None,
-    repetitions: int,
-    progress: Callable[[int, int], None] | None,
-) -> _Measured:
-    measured = _Measured([], [], [], [], [])
-    eager = _eager(module)
-    every = max(1, len(data) // _EAGER_SAMPLES)
-    with quiet():
-        for start in range(0, len(data), _CHUNK):
-            rows = data.images(range(start, min(start + _CHUNK, len(data)))).to(engine.traced.device)
-            if start == 0:
-                _warm_up(engine, eager, rows)
-            for offset, x in enumerate(rows_of(rows)):
-                for repetition in range(repetitions):
-                    _take_turns(
-                        engine,
-                        x.clone(),
-                        measured,
-                        gati_first=(offset + repetition) % 2 == 1,
-                        keep=repetition == 0,
-                    )
-                if eager is not None and (start + offset) % every == 0:
-                    _timed(eager, x.clone(), measured.eager_ms)
-            if engine.precision != "f32":
-                measured.reference[start:] = engine.reference(rows).tolist()
-            if progress is not None:
-                progress(start + len(rows), len(data))
-    return measured
+class _Measuring:
+    """Requests round by round; the first time a round is run its answers are kept, too."""
 
+    def __init__(
+        self,
+        engine: Engine,
+        data: Data,
+        module: nn.Module | None,
+        repetitions: int,
+        progress: Callable[[int, int], None] | None,
+        machine: Machine,
+    ) -> None:
+        self.answers = _Answers()
+        self._engine, self._data, self._machine = engine, data, machine
+        self._eager = _eager(module)
+        self._repetitions = repetitions
+        self._progress = progress
 
-def _take_turns(engine: Engine, x: Tensor, measured: _Measured, *, gati_first: bool, keep: bool) -> None:
-    if gati_first:
-        gati = _gati_turn(engine, x, measured)
-        base = _base_turn(engine, x, measured)
-    else:
-        base = _base_turn(engine, x, measured)
-        gati = _gati_turn(engine, x, measured)
-    if keep:
-        measured.gati += gati
-        measured.reference += [prediction.class_index for prediction in base]
+    def rounds(self) -> list[Callable[[], _Times]]:
+        """What measures a few hundred inputs each."""
+        return [partial(self._round, start) for start in range(0, len(self._data), _CHUNK)]
 
+    def _round(self, start: int) -> _Times:
+        data, engine, times = self._data, self._engine, _Times()
+        rows = data.images(range(start, min(start + _CHUNK, len(data)))).to(engine.traced.device)
+        keep = len(self.answers.gati) == start
+        if start == 0:
+            _warm_up(engine, self._eager, rows)
+        every = max(1, len(data) // _EAGER_SAMPLES)
+        for offset, x in enumerate(rows_of(rows)):
+            for repetition in range(self._repetitions):
+                gati_first = (offset + repetition) % 2 == 1
+                self._take_turns(x.clone(), times, gati_first=gati_first, keep=keep and repetition == 0)
+            if self._eager is not None and (start + offset) % every == 0:
+                self._timed(self._eager, x.clone(), times.eager_ms)
+        if keep and engine.precision != "f32":
+            self.answers.reference[start:] = engine.reference(rows).tolist()
+        if keep and self._progress is not None:
+            self._progress(start + len(rows), len(data))
+        return times
 
-def _base_turn(engine: Engine, x: Tensor, measured: _Measured) -> Any:
-    if engine.overlapped:
-        # The network alone gets every core back, and one untimed request to wake them.
-        engine.close()
-        engine.base(x)
-    return _timed(engine.base, x, measured.base_ms)
+    def _take_turns(self, x: Tensor, times: _Times, *, gati_first: bool, keep: bool) -> None:
+        if gati_first:
+            gati = self._gati_turn(x, times)
+            base = self._base_turn(x, times)
+        else:
+            base = self._base_turn(x, times)
+            gati = self._gati_turn(x, times)
+        times.exits += [prediction.exit for prediction in gati]
+        if keep:
+            self.answers.gati += gati
+            self.answers.reference += [prediction.class_index for prediction in base]
 
+    def _base_turn(self, x: Tensor, times: _Times) -> Any:
+        engine = self._engine
+        if engine.overlapped:
+            # The network alone gets every core back, and one untimed request to wake them.
+            engine.close()
+            engine.base(x)
+        return self._timed(engine.base, x, times.base_ms)
 
-def _gati_turn(engine: Engine, x: Tensor, measured: _Measured) -> Any:
-    if engine.overlapped:
-        engine.open()
-        engine(x)
-    return _timed(engine, x, measured.gati_ms)
+    def _gati_turn(self, x: Tensor, times: _Times) -> Any:
+        engine = self._engine
+        if engine.overlapped:
+            engine.open()
+            engine(x)
+        return self._timed(engine, x, times.gati_ms)
 
-
-def _timed(call: Callable[[Tensor], Any], x: Tensor, times_ms: list[float]) -> Any:
-    """Both sides return probabilities on the CPU, so the device has finished when the call returns."""
-    start = time.perf_counter_ns()
-    result = call(x)
-    times_ms.append((time.perf_counter_ns() - start) / 1e6)
-    return result
+    def _timed(self, call: Callable[[Tensor], Any], x: Tensor, times_ms: list[float]) -> Any:
+        """Both sides return probabilities on the CPU, so the device has finished when the call returns."""
+        start_ns = self._machine.now_ns()
+        result = call(x)
+        times_ms.append((self._machine.now_ns() - start_ns) / 1e6)
+        return result
 
 
 def _eager(module: nn.Module | None) -> Callable[[Tensor], Any] | None:

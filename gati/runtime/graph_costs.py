@@ -3,33 +3,45 @@
 Each is measured where it will be, as a graph with one exit, in turns with the plain network, as a share of
 its time, so that a slow moment hits both alike. An exit that nothing takes shows what its lookup and its
 decision add to a request that goes on; one that everything takes, how long it is to its block. A lookup timed
-alone would be charged for waking threads that a running network has awake.
+alone would be charged for waking threads that a running network has awake. Blocks that do the same work share
+their time.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from gati.graph.convert import Converter
+from gati.model.alike import work_of
 from gati.model.segments import TracedModel
 from gati.runtime.backends import Graph, GraphBackend
+from gati.runtime.disturbance import MACHINE, Machine, measure_steadily
 from gati.runtime.exits import EngineExit
 from gati.runtime.profile import quiet
 from gati.types import BlockProfile, OutputsKind, Profile
 
-__all__ = ["GraphCosts", "anchors", "by_turns_ms", "measure_graph", "places_to_measure", "profile_between"]
+__all__ = [
+    "GraphCosts",
+    "anchors",
+    "by_turns_ms",
+    "measure_graph",
+    "of_many",
+    "places_to_measure",
+    "profile_between",
+]
 
 _ANCHORS = 6  # blocks measured; those between lie where the library's own profile puts them
 _ROUNDS, _LEAST_ROUNDS, _WARM_UP_ROUNDS = 150, 20, 10
 _TURNS, _LEAST_TURNS, _IN_A_ROW = 60, 5, 8
 _ENOUGH_S = 1.0  # then fewer rounds will do: large networks are steadier
+_PASSES, _PATIENCE = 3, 2  # after so many that stayed disturbed the others are measured once
 _NEVER = 1e30
 
 
@@ -68,6 +80,7 @@ def measure_graph(
     *,
     convert: Converter | None = None,
     cuts: Collection[str] = (),
+    machine: Machine = MACHINE,
 ) -> GraphCosts:
     """Time the base model, how long it takes to get to each block, and lookups, for one request on `backend`.
 
@@ -81,6 +94,7 @@ def measure_graph(
     settings: list[list[list[EngineExit]]] = [[[]]]
     settings += [[[EngineExit(names[i], glance, limit)] for limit in (_NEVER, -_NEVER)] for i in at]
     settings += [[[EngineExit(block, cache.eval(), _NEVER)]] for block, cache in caches.values()]
+    notes: list[str] = []
     cuts = places_to_measure(known, caches) | set(cuts)
     convert = convert or Converter()
     shares: list[float] = []
@@ -90,7 +104,7 @@ def measure_graph(
         for model in backend.assembled(traced, alike, outputs_kind, convert=convert, cuts=cuts):
             graph = backend.compile(model)
             base = graph if base is None else base
-            beside_ms, own_ms = _medians(base, graph, traced.example())
+            beside_ms, own_ms = _medians(base, graph, traced.example(), notes, machine)
             base_ms.append(beside_ms)
             shares.append(own_ms / beside_ms)
         if progress is not None:
@@ -101,7 +115,8 @@ def measure_graph(
     decisions_ms = [max(0.0, passed - typical_ms) for passed in at_anchors_ms[0::2]]
     through = zip(at_anchors_ms[1::2], decisions_ms, strict=True)
     reached = [max(0.0, there - if_ms) for there, if_ms in through]
-    profile = profile_between(known, backend.name, at, reached, typical_ms)
+    profile = profile_between(known, backend.name, at, reached, typical_ms, work=work_of(traced, names)[:-1])
+    profile = replace(profile, disturbance=of_many(notes, len(shares)))
     lookup_ms = {name: max(0.0, passed - typical_ms) for name, passed in zip(caches, lookups, strict=True)}
     return GraphCosts(profile, median(decisions_ms), lookup_ms)
 
@@ -124,15 +139,18 @@ def profile_between(
     reached_ms: Sequence[float],
     base_ms: float,
     device: str = "cpu",
+    work: Sequence[str] = (),
 ) -> Profile:
     """Return the profile of a backend on which the blocks `at` are reached after `reached_ms`.
 
-    The blocks between them lie where they do in `known`, a profile of the same network elsewhere.
+    The blocks between them lie where they do in `known`, a profile of the same network elsewhere. Those with
+    the same `work` share their time.
     """
     rising = np.minimum(np.maximum.accumulate(reached_ms), base_ms).tolist()
     elsewhere = [0.0, *(known.blocks[index].reach_ms for index in at), known.base_ms]
     reach_ms = np.interp([block.reach_ms for block in known.blocks], elsewhere, [0.0, *rising, base_ms])
-    own_ms = np.diff(reach_ms, prepend=0.0)
+    own_ms = _shared_ms(np.diff(reach_ms, prepend=0.0), work)
+    reach_ms = np.cumsum(own_ms)
     blocks = tuple(
         BlockProfile(block.index, block.name, block.kind, block.output_shape, float(own), float(reached))
         for block, own, reached in zip(known.blocks, own_ms, reach_ms, strict=True)
@@ -140,37 +158,78 @@ def profile_between(
     return Profile(backend, device, torch.get_num_threads(), base_ms, blocks)
 
 
-def by_turns_ms(graphs: Sequence[Graph], request: Tensor) -> list[float]:
-    """Median milliseconds that each of `graphs` takes, a few requests in a row before the next one's turn."""
-    times: list[list[float]] = [[] for _ in graphs]
-    began = time.perf_counter()
-    with quiet(), torch.inference_mode():
+def of_many(notes: Sequence[str], measurements: int) -> str:
+    """One line for what is made of so many measurements, of which those with a note stayed disturbed."""
+    return f"{len(notes)} of {measurements} measurements: {notes[0]}" if notes else ""
+
+
+def _shared_ms(own_ms: npt.NDArray[np.float64], work: Sequence[str]) -> npt.NDArray[np.float64]:
+    """The mean of those that do the same, so that their sum stays."""
+    alike: dict[str, list[int]] = {}
+    for index, what in enumerate(work):
+        alike.setdefault(what, []).append(index)
+    shared = own_ms.copy()
+    for indices in alike.values():
+        shared[indices] = own_ms[indices].mean()
+    return shared
+
+
+def by_turns_ms(
+    graphs: Sequence[Graph], request: Tensor, notes: list[str] | None = None, machine: Machine = MACHINE
+) -> list[float]:
+    """Median milliseconds that each of `graphs` takes, a few requests in a row before the next one's turn.
+
+    If they stay disturbed, a line that says so is added to `notes`.
+    """
+
+    def measure() -> list[list[float]]:
+        times: list[list[float]] = [[] for _ in graphs]
+        began_ns = machine.now_ns()
         for turn in range(_TURNS):
-            if turn > _LEAST_TURNS and time.perf_counter() - began > _ENOUGH_S * len(graphs):
+            if turn > _LEAST_TURNS and machine.now_ns() - began_ns > _ENOUGH_S * 1e9 * len(graphs):
                 break
             for graph, taken in zip(graphs, times, strict=True):
                 for number in range(_IN_A_ROW):
-                    start = time.perf_counter_ns()
+                    start_ns = machine.now_ns()
                     graph.answer(request)
                     if number >= _IN_A_ROW // 2:  # its weights are in the processor's caches by now
-                        taken.append((time.perf_counter_ns() - start) / 1e6)
-    return [median(taken) for taken in times]
+                        taken.append((machine.now_ns() - start_ns) / 1e6)
+        return times
+
+    return _steady_medians(measure, notes, machine)
 
 
-def _medians(base: Graph, graph: Graph, request: Tensor) -> tuple[float, float]:
-    """Milliseconds of the plain network and of `graph`, in turns.
+def _medians(
+    base: Graph, graph: Graph, request: Tensor, notes: list[str] | None = None, machine: Machine = MACHINE
+) -> tuple[float, float]:
+    """Milliseconds of the plain network and of `graph`, in turns; `notes` as for `by_turns_ms`.
 
     No more than these two: with many, each would find the processor's caches full of the others' weights.
     """
-    times: tuple[list[float], list[float]] = ([], [])
-    began = time.perf_counter()
-    with quiet(), torch.inference_mode():
+
+    def measure() -> list[list[float]]:
+        times: list[list[float]] = [[], []]
+        began_ns = machine.now_ns()
         for number in range(_ROUNDS + _WARM_UP_ROUNDS):
-            if number > _LEAST_ROUNDS + _WARM_UP_ROUNDS and time.perf_counter() - began > _ENOUGH_S:
+            if number > _LEAST_ROUNDS + _WARM_UP_ROUNDS and machine.now_ns() - began_ns > _ENOUGH_S * 1e9:
                 break
             for each, taken in zip((base, graph), times, strict=True):
-                start = time.perf_counter_ns()
+                start_ns = machine.now_ns()
                 each.answer(request)
                 if number >= _WARM_UP_ROUNDS:
-                    taken.append((time.perf_counter_ns() - start) / 1e6)
-    return median(times[0]), median(times[1])
+                    taken.append((machine.now_ns() - start_ns) / 1e6)
+        return times
+
+    base_ms, graph_ms = _steady_medians(measure, notes, machine)
+    return base_ms, graph_ms
+
+
+def _steady_medians(
+    measure: Callable[[], list[list[float]]], notes: list[str] | None, machine: Machine
+) -> list[float]:
+    with quiet(), torch.inference_mode():
+        passes = _PASSES if notes is None or len(notes) < _PATIENCE else 1
+        found = measure_steadily([measure], lambda times: times, machine=machine, passes=passes)
+    if notes is not None and found.note:
+        notes.append(found.note)
+    return [median(taken) for taken in found.rounds[0]]

@@ -1,7 +1,8 @@
 """Measured latencies of the base model and of lookups, at batch size 1, on the machine that will serve.
 
 Everything compared is measured in turns, round by round, so that a slow moment of the machine hits both
-sides; medians are kept.
+sides; medians are kept. Blocks that do the same work share their measurements. What the machine disturbed is
+measured again; what stays so says so.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any, NamedTuple
@@ -18,9 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from gati.errors import DataError
+from gati.model.alike import work_of
 from gati.model.segments import Segment, TracedModel
 from gati.runtime.backends import SegmentBackend, segment_backend
 from gati.runtime.backends.base import Lookup
+from gati.runtime.disturbance import MACHINE, Machine, Uncounted, measure_steadily
 from gati.runtime.placement import Beside, beside_for, cuda_event
 from gati.types import BlockProfile, Profile
 
@@ -46,26 +50,34 @@ def measure_profile(
     repetitions: int = 40,
     *,
     backend: str = "torch",
+    machine: Machine = MACHINE,
 ) -> Profile:
     """Time the base model whole and block by block for one request.
 
     `example` is one preprocessed input [1, ...]; the traced example by default. `reach_ms` never falls
     from block to block and never exceeds `base_ms`, the time of the whole flat network: the cost of cutting
-    at every block, which no composition does, is taken out in proportion.
+    at every block, which no composition does, is taken out in proportion. Blocks of the same operators and
+    shapes have the same time, the median of all of theirs.
     """
     names = tuple(traced.blocks if blocks is None else blocks)
     request = _single(traced.example() if example is None else example)
     path = segment_backend(backend).timed_path(traced, names)
-    whole, pieces = [], []
-    with quiet(), torch.inference_mode():
+
+    def measure() -> _Walks:
+        walks = _Walks([], [])
         for _ in range(_WARM_UP_ROUNDS):
             path.base(request.clone())
-            _walk_ms(path.segments, request, traced.device)
+            _walk_ms(path.segments, request, traced.device, machine)
         for _ in range(repetitions):
-            whole.append(time_call_ms(path.base, request.clone(), traced.device))
-            pieces.append(_walk_ms(path.segments, request, traced.device))
-    *reach, total_ms = accumulate(map(median, zip(*pieces, strict=True)), max)
-    base_ms = min(median(whole), total_ms)  # the pieces do all of the work: more than they take is noise
+            walks.whole_ms.append(time_call_ms(path.base, request.clone(), traced.device, machine))
+            walks.ends_ms.append(_walk_ms(path.segments, request, traced.device, machine))
+        return walks
+
+    with quiet(), torch.inference_mode():
+        found = measure_steadily([measure], _Walks.alike, machine=machine)
+    (walks,) = found.rounds
+    *reach, total_ms = accumulate(_shared_ms(walks, work_of(traced, names)))
+    base_ms = min(median(walks.whole_ms), total_ms)  # the pieces do all of the work: more is noise
     reach_ms = [value * base_ms / total_ms for value in reach]
     own_ms = [later - earlier for earlier, later in pairwise([0.0, *reach_ms])]
     profiles = [
@@ -74,7 +86,28 @@ def measure_profile(
         )
         for index, name in enumerate(names)
     ]
-    return Profile(backend, str(traced.device), torch.get_num_threads(), base_ms, tuple(profiles))
+    device, threads = str(traced.device), torch.get_num_threads()
+    return Profile(backend, device, threads, base_ms, tuple(profiles), found.note)
+
+
+class _Walks(NamedTuple):
+    """Milliseconds of requests: through the whole network, and to the end of each segment."""
+
+    whole_ms: list[float]
+    ends_ms: list[list[float]]
+
+    def alike(self) -> list[list[float]]:
+        return [self.whole_ms, [ends[-1] for ends in self.ends_ms]]
+
+
+def _shared_ms(walks: _Walks, work: Sequence[str]) -> list[float]:
+    """The time of each segment: the median over all requests and all segments that do the same."""
+    own: dict[str, list[float]] = {}
+    for ends in walks.ends_ms:
+        for what, (earlier, later) in zip(work, pairwise([0.0, *ends]), strict=True):
+            own.setdefault(what, []).append(later - earlier)
+    typical = {what: median(times) for what, times in own.items()}
+    return [typical[what] for what in work]
 
 
 def measure_lookup(
@@ -83,29 +116,40 @@ def measure_lookup(
     *,
     backend: str = "torch",
     between: Callable[[], Any] | None = None,
+    notes: list[str] | None = None,
+    machine: Machine = MACHINE,
 ) -> float:
     """Median milliseconds of one lookup, from the hidden output [1, ...] to the score as a number.
 
     Takes 15 repetitions, and more until 30 ms are spent. `between`, called untimed before each repetition,
     can run the base model so that the lookup finds the processor's caches as in use: without it a lookup
-    seems two to three times as fast as it is. It depends on shapes only, never on weights.
+    seems two to three times as fast as it is. It depends on shapes only, never on weights. If it stays
+    disturbed, a line that says so is added to `notes`.
     """
     example = _single(hidden)
     runner: SegmentBackend = segment_backend(backend)
     with quiet(), torch.inference_mode():
         lookup = runner.timed_lookup(cache, example)
-        for _ in range(3):
-            _looked_up(lookup, example)
-        times: list[float] = []
-        while len(times) < _LOOKUP_MINIMUM or (
-            between is None and sum(times) < _LOOKUP_BUDGET_S * 1e3 and len(times) < _LOOKUP_MAXIMUM
-        ):
-            if between is not None:
-                between()
-                if example.device.type == "cuda":  # or its work would be counted as the lookup's
-                    torch.cuda.synchronize(example.device)
-            times.append(time_call_ms(lambda hidden: _looked_up(lookup, hidden), example, example.device))
-    return median(times)
+
+        def measure() -> list[float]:
+            for _ in range(3):
+                _looked_up(lookup, example)
+            times: list[float] = []
+            while len(times) < _LOOKUP_MINIMUM or (
+                between is None and sum(times) < _LOOKUP_BUDGET_S * 1e3 and len(times) < _LOOKUP_MAXIMUM
+            ):
+                if between is not None:
+                    between()
+                    if example.device.type == "cuda":  # or its work would be counted as the lookup's
+                        torch.cuda.synchronize(example.device)
+                look = partial(_looked_up, lookup)
+                times.append(time_call_ms(look, example, example.device, machine))
+            return times
+
+        found = measure_steadily([measure], lambda times: [times], machine=machine)
+    if notes is not None and found.note:
+        notes.append(found.note)
+    return median(found.rounds[0])
 
 
 def measure_overlap(
@@ -117,11 +161,13 @@ def measure_overlap(
     *,
     backend: str = "torch",
     beside: Beside | None = None,
+    notes: list[str] | None = None,
 ) -> OverlapCost:
     """What a lookup after `block` costs when it runs beside the rest of the base model.
 
     The penalty compares whole requests: with the lookup beside it, on the cores that are then left,
     against the base model alone with everything it has. Pass an open `beside` to measure many in a row.
+    `notes` is as for `measure_lookup`.
     """
     request = _single(traced.example() if example is None else example)
     runner = segment_backend(backend)
@@ -129,22 +175,40 @@ def measure_overlap(
     with quiet(), torch.inference_mode():
         lookup = runner.lookup(cache, path.segments[0].run(request.clone())[0])
         with nullcontext(beside) if beside is not None else beside_for(traced.device) as opened:
-            with opened.released():
-                alone_ms = _alone_ms(path.segments, request, traced.device, repetitions)
-            timed = _beside_ms(path.segments, lookup, request, opened, traced.device, repetitions)
-            with opened.released():
-                alone_ms += _alone_ms(path.segments, request, traced.device, repetitions)
-    lookup_ms, request_ms = (median(column) for column in zip(*timed, strict=True))
-    return OverlapCost(lookup_ms, max(0.0, request_ms - median(alone_ms)))
+
+            def measure() -> _Overlapped:
+                with opened.released():
+                    alone_ms = _alone_ms(path.segments, request, traced.device, repetitions)
+                timed = _beside_ms(path.segments, lookup, request, opened, traced.device, repetitions)
+                with opened.released():
+                    alone_ms += _alone_ms(path.segments, request, traced.device, repetitions)
+                return _Overlapped(alone_ms, *map(list, zip(*timed, strict=True)))
+
+            # Waiting for a core is part of what is measured where there are few.
+            found = measure_steadily([measure], lambda times: times, machine=Uncounted())
+    if notes is not None and found.note:
+        notes.append(found.note)
+    alone_ms, lookup_ms, request_ms = map(median, found.rounds[0])
+    return OverlapCost(lookup_ms, max(0.0, request_ms - alone_ms))
 
 
-def time_call_ms(function: Callable[[Tensor], Any], argument: Tensor, device: torch.device) -> float:
+class _Overlapped(NamedTuple):
+    """Milliseconds of requests alone, of lookups beside requests, and of those requests."""
+
+    alone_ms: list[float]
+    lookup_ms: list[float]
+    request_ms: list[float]
+
+
+def time_call_ms(
+    function: Callable[[Tensor], Any], argument: Tensor, device: torch.device, machine: Machine = MACHINE
+) -> float:
     """Wall-clock milliseconds of one call, the device's work included."""
-    start = time.perf_counter_ns()
+    start_ns = machine.now_ns()
     function(argument)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return (time.perf_counter_ns() - start) / 1e6
+    return (machine.now_ns() - start_ns) / 1e6
 
 
 @contextmanager
@@ -172,15 +236,17 @@ def _single(example: Tensor) -> Tensor:
     return example
 
 
-def _walk_ms(segments: Sequence[Segment], request: Tensor, device: torch.device) -> list[float]:
+def _walk_ms(
+    segments: Sequence[Segment], request: Tensor, device: torch.device, machine: Machine
+) -> list[float]:
     """Milliseconds from the start of a request to the end of each segment."""
     carried: Any = (request.clone(),)
     if device.type == "cuda":
         return _walk_cuda_ms(segments, carried)
-    times = [time.perf_counter_ns()]
+    times = [machine.now_ns()]
     for segment in segments:
         carried = segment.run(*carried)
-        times.append(time.perf_counter_ns())
+        times.append(machine.now_ns())
     return [(moment - times[0]) / 1e6 for moment in times[1:]]
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import nn
 
+from gati.model.alike import work_of
 from gati.model.segments import TracedModel
 from gati.runtime.backends import segment_backend
-from gati.runtime.graph_costs import GraphCosts, anchors, profile_between
+from gati.runtime.graph_costs import GraphCosts, anchors, of_many, profile_between
 from gati.runtime.profile import measure_lookup, measure_profile
 from gati.types import Profile
 
@@ -30,17 +32,30 @@ def measure_segments(
     at = anchors(known)
     names = [known.blocks[index].name for index in at]
     found = measure_profile(traced, names, backend=backend)
+    every = [block.name for block in known.blocks]
     profile = profile_between(
-        known, backend, at, [block.reach_ms for block in found.blocks], found.base_ms, found.device
+        known,
+        backend,
+        at,
+        [block.reach_ms for block in found.blocks],
+        found.base_ms,
+        found.device,
+        work_of(traced, every)[:-1],
     )
+    notes = [found.disturbance] if found.disturbance else []
     request = traced.example()
     base = segment_backend(backend).path(traced, names[:1]).base
     lookup_ms: dict[str, float] = {}
     for done, (key, (block, cache)) in enumerate(caches.items(), start=1):
         hidden = torch.randn(1, *traced.hidden_shapes[block], device=traced.device)
         lookup_ms[key] = measure_lookup(
-            cache.to(traced.device), hidden, backend=backend, between=lambda: base(request.clone())
+            cache.to(traced.device),
+            hidden,
+            backend=backend,
+            between=lambda: base(request.clone()),
+            notes=notes,
         )
         if progress is not None:
             progress(done, len(caches))
+    profile = replace(profile, disturbance=of_many(notes, 1 + len(caches)))
     return GraphCosts(profile, 0.0, lookup_ms)

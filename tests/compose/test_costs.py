@@ -94,7 +94,7 @@ def test_no_exit_is_free_where_the_clock_says_so(tmp_path: Path, monkeypatch: py
         for index in (0, 1)
     ]
     library.write_trials(trials, [])
-    monkeypatch.setattr(graph_costs, "_medians", lambda base, graph, request: (1.0, 0.0))
+    monkeypatch.setattr(graph_costs, "_medians", lambda *_: (1.0, 0.0))
     costed = on_backend(Library.open(library.directory), "onnxruntime")
     known, found = library.manifest.profile, costed.manifest.profile
     assert found.base_ms == 1.0

@@ -75,7 +75,10 @@ class SingleExit(NamedTuple):
 
 
 class SinglePath(ABC):
-    """The path of single requests made ready as a whole, lookups and decisions with it."""
+    """The path of single requests made ready as a whole, lookups and decisions with it.
+
+    Any thread may ask, at any time.
+    """
 
     @abstractmethod
     def answer(self, x: Tensor) -> tuple[Tensor, int]:
@@ -112,7 +115,7 @@ class SegmentBackend(Backend):
 
 
 class Graph(ABC):
-    """A compiled early-exit network for single requests, one at a time."""
+    """A compiled early-exit network for single requests. Any thread may ask, at any time."""
 
     @abstractmethod
     def answer(self, x: Tensor) -> tuple[Tensor, int]:

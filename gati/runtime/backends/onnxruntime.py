@@ -21,12 +21,10 @@ _NEEDED = ("onnxruntime", "onnx", "onnxscript")
 class _OnnxRuntimeGraph(Graph):
     def __init__(self, session: Any) -> None:
         self._session = session
-        self._inputs: dict[str, Any] = {}
 
     def answer(self, x: Tensor) -> tuple[Tensor, int]:
         """As `Graph.answer`."""
-        self._inputs[INPUT] = np.ascontiguousarray(x.numpy())
-        probabilities, exit = self._session.run(OUTPUTS[:2], self._inputs)
+        probabilities, exit = self._session.run(OUTPUTS[:2], {INPUT: np.ascontiguousarray(x.numpy())})
         return torch.from_numpy(probabilities), int(exit[0])
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,21 +23,41 @@ if TYPE_CHECKING:
 __all__ = ["OpenVinoBackend", "OpenVinoBf16Backend", "OpenVinoInt8Backend"]
 
 
-class _OpenVinoGraph(Graph):
-    def __init__(self, compiled: Any) -> None:
-        import openvino
+class _Slot(NamedTuple):
+    """Tensors for one request at a time: the input is written to, outputs are read from the request."""
 
-        self._request = compiled.create_infer_request()
-        self._infer = self._request.infer
-        self._input = np.zeros(tuple(compiled.input(0).shape), dtype=np.float32)
-        self._request.set_input_tensor(0, openvino.Tensor(self._input, shared_memory=True))
+    input: npt.NDArray[np.float32]
+    request: Any
+
+
+class _OpenVinoGraph(Graph):
+    """As many slots as there were ever requests at once; each request has one to itself."""
+
+    def __init__(self, compiled: Any) -> None:
+        self._compiled = compiled
+        self._idle = [self._slot()]
 
     def answer(self, x: Tensor) -> tuple[Tensor, int]:
-        """As `Graph.answer`; the result is a copy, the request's own tensors are used again."""
-        np.copyto(self._input, x.numpy())
-        self._infer()
-        probabilities = self._request.get_output_tensor(0).data
-        return torch.from_numpy(probabilities.copy()), int(self._request.get_output_tensor(1).data[0])
+        """As `Graph.answer`; the result is a copy, the slot's own tensors are used again."""
+        try:
+            slot = self._idle.pop()  # one step, as is `append`: no two threads get the same
+        except IndexError:
+            slot = self._slot()
+        given, request = slot
+        np.copyto(given, x.numpy())
+        request.infer()
+        probabilities = torch.from_numpy(request.get_output_tensor(0).data.copy())
+        exit = int(request.get_output_tensor(1).data[0])
+        self._idle.append(slot)  # not after a failure: who knows what it left
+        return probabilities, exit
+
+    def _slot(self) -> _Slot:
+        import openvino
+
+        request = self._compiled.create_infer_request()
+        given = np.zeros(tuple(self._compiled.input(0).shape), dtype=np.float32)
+        request.set_input_tensor(0, openvino.Tensor(given, shared_memory=True))
+        return _Slot(given, request)
 
 
 @register_backend("openvino")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from gati.runtime.backends.torch import TorchBackend
 __all__ = ["TorchCompileBackend"]
 
 _COMPILERS = ("c++", "g++", "clang++")
+_COMPILING = threading.Lock()  # filters of warnings belong to the whole process
 
 
 class _Compiled:
@@ -35,10 +37,10 @@ class _Compiled:
             return self._run(*tensors)
         if self._ready:
             return self._single(*tensors)
-        with warnings.catch_warnings():
+        with _COMPILING, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what the compiler tells its own developers
             result = self._single(*tensors)
-        self._ready = True
+            self._ready = True
         return result
 
 
