@@ -5,7 +5,9 @@
 CHECKOUT is a working tree of an older commit (`git worktree add ../before COMMIT`); without it this tree runs
 against itself, which shows how well the ratios can be measured. Two processes with the same random weights,
 exits and one thread a request take turns, a few requests in a row. `ratio` is the median over turns of the
-quotient of medians, `low` and `high` the quartiles, `least_ratio` the quotient of the least. Prints JSON.
+quotient of medians, `low` and `high` the quartiles, `least_ratio` that of the least. `steps_us` is what the
+protection's own steps take by themselves, at the least, for where the machine is too busy for a quotient;
+`share` is that of the least time of a request. Prints JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+import timeit
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median, quantiles
 from typing import IO, Any
@@ -54,7 +59,8 @@ def compare(arguments: argparse.Namespace, backend: str) -> dict[str, Any]:
 
 def turns(before: subprocess.Popen[str], after: subprocess.Popen[str], count: int) -> dict[str, Any]:
     """Let the two processes take turns, each as often first."""
-    found: dict[str, Any] = {}
+    steps_us = protection_us()
+    found: dict[str, Any] = {"steps_us": round(steps_us, 3)}
     for path in PATHS:
         times: dict[subprocess.Popen[str], list[float]] = {before: [], after: []}
         for turn in range(count):
@@ -66,11 +72,27 @@ def turns(before: subprocess.Popen[str], after: subprocess.Popen[str], count: in
             "ratio": round(middle, 4),
             "low": round(low, 4),
             "high": round(high, 4),
+            "share": round(1e-3 * steps_us / min(times[after]), 5),
             "least_ratio": round(min(times[after]) / min(times[before]), 4),
             "before_ms": round(median(times[before]), 4),
             "after_ms": round(median(times[after]), 4),
         }
     return found
+
+
+def protection_us() -> float:
+    """Microseconds of a slot taken and put back, a free lock, and the place where some networks wait."""
+    idle, lock, nothing = [object()], threading.Lock(), nullcontext()
+
+    def steps() -> None:
+        with nothing:
+            slot = idle.pop()
+            if lock.acquire(blocking=False):
+                lock.release()
+            idle.append(slot)
+
+    calls = 1_000
+    return min(timeit.repeat(steps, number=calls, repeat=200)) / calls * 1e6
 
 
 def start(arguments: argparse.Namespace, backend: str, tree: Path) -> subprocess.Popen[str]:
