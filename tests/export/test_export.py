@@ -194,7 +194,7 @@ def test_without_exits_the_file_is_the_plain_network(library: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("selector", selector_names())
 def test_a_score_that_is_not_a_number_is_a_miss(selector: str, tmp_path: Path) -> None:
-    directory = make_library(tmp_path, "resnet", (("conv(3,1)", selector),))
+    directory = make_library(tmp_path, "resnet", (("conv2d(3,1)", selector),))
     library = Library(directory)
     cache = load_cache(library.cache_path(TrialId("trial-0")))
     with torch.no_grad():
