@@ -22,7 +22,7 @@ from gati.adapt.tune import Recipe
 from gati.adapt.window import Window, original_sample, split_window
 from gati.compose.certificate import required_inputs
 from gati.compose.composition import Composition
-from gati.errors import DataError
+from gati.errors import AdaptError, DataError
 from gati.runtime.exits import BASE
 from gati.runtime.load import Served
 
@@ -57,8 +57,17 @@ def least_inputs(promise: Promise) -> int:
 
 
 def promise_of(served: Served, settings: AdaptSettings) -> Promise:
-    """What is asked for, else what the composition was made for."""
+    """What is asked for, else what the composition was made for.
+
+    Raises AdaptError where something is to be learned for a promise that holds in every class: audits are too
+    few to prove each of them.
+    """
     chosen = served.composition
+    if chosen.per_class and settings.enabled:
+        raise AdaptError(
+            f"composition '{chosen.name}' promises its agreement in every class, and what is learned from "
+            "requests is proven for all classes together; compose without --per-class, or do not adapt"
+        )
     return Promise(
         chosen.accuracy_target if settings.accuracy is None else settings.accuracy,
         settings.confidence or chosen.confidence or 0.95,

@@ -473,3 +473,9 @@ def test_at_a_high_target_as_many_samples_are_kept_as_it_needs_and_what_lacks_is
         list(feed(adaptation, stream(FAMILIAR, 450, seed=3)))
     skipped = told.first("skipped")
     assert str(needed) in skipped.message and told.kinds.count("skipped") == 2
+
+
+def test_a_promise_for_every_class_is_not_dropped_silently(served: Served, told: Told) -> None:
+    every = replace(served, composition=replace(served.composition, per_class=True))
+    with pytest.raises(AdaptError, match="in every class.*do not adapt"):
+        adapting(every, told)
