@@ -85,12 +85,23 @@ class Standing:
             self._read(path)
 
     def watch(
-        self, identity: str, agreement: float, *, proven: bool, on_event: OnEvent | None = None
+        self,
+        identity: str,
+        agreement: float,
+        *,
+        proven: bool,
+        delta: float | None = None,
+        on_event: OnEvent | None = None,
     ) -> Watch:
         """The watch of a version: the one it had, or a new one.
 
-        Where it was kept for a lower promise, or the file is damaged, the version is on probation.
+        Where it was kept for a lower promise, or the file is damaged, the version is on probation. Its proofs
+        err with probability `delta` in all, the model's unless given.
         """
+
+        def spend() -> float:
+            share = self.spending.next()
+            return share if delta is None else share * (delta / self.spending.delta)
 
         def told(event: Event) -> None:
             self.save()
@@ -100,7 +111,7 @@ class Standing:
         known = self._known(identity)
         if known is not None:
             try:
-                watch = Watch.from_json(known, spend=self.spending.next, on_event=told)
+                watch = Watch.from_json(known, spend=spend, on_event=told)
             except (KeyError, TypeError, ValueError, AttributeError, AdaptError) as error:
                 self._distrust(f"version {identity}: {error}")
             else:
@@ -109,7 +120,7 @@ class Standing:
                 proven = proven and watch.may_hit  # other audits, another promise: what stood stands
         watch = Watch(
             agreement,
-            spend=self.spending.next,
+            spend=spend,
             proven=proven and not self.distrusted,
             audits_to_false_alarm=self._audits_to_false_alarm,
             on_event=told,
@@ -124,13 +135,15 @@ class Standing:
     def save(self) -> None:
         """Write everything down now. Raises StorageError where that fails."""
         self._saved_s = self._clock()
-        if self._path is None:
-            return
+        if self._path is not None:
+            atomic_write_text(self._path, self._text())
+
+    def _text(self) -> str:
         versions = {**self._kept, **{name: watch.to_json() for name, watch in self._watches.items()}}
         while len(versions) > _MOST_VERSIONS:
             del versions[next(iter(versions))]
         document = {"format": _FORMAT, "spent": self.spending.used, "versions": versions}
-        atomic_write_text(self._path, json.dumps(document, allow_nan=False) + "\n")
+        return json.dumps(document, allow_nan=False) + "\n"
 
     def _take(self, identity: str, watch: Watch) -> Watch:
         self._kept.pop(identity, None)
