@@ -94,7 +94,7 @@ class _Services(Collector):
 
     def _audits(self) -> Iterator[Metric]:
         audits = CounterMetricFamily(
-            "gati_audits", "Answers given that were compared with the base model's", labels=["model", "agreed"]
+            "gati_audits", "Answers compared with the base model's", labels=["model", "agreed"]
         )
         trials = CounterMetricFamily(
             "gati_trials",

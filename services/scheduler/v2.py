@@ -89,8 +89,8 @@ async def infer(request: Request, model: str) -> Response:
     """Answer one or more inputs with the version that is active.
 
     Parameters of the request: `latency_slo_ms` (refused with 429 when it cannot be met), `timeout_ms`,
-    `priority` (1 is first). Parameters of the response: `exit`, `from_cache`, `latency_ms`, `promise` (what is
-    promised of the answer, and what that rests on) and, where it rests on one, the `certificate`.
+    `priority` (1 is first). Parameters of the response: `exit`, `from_cache`, `latency_ms`, `promise` (what
+    is promised of the answer, and what that rests on) and, where that is one, the `certificate`.
     """
     return await answer(request, model, None)
 
