@@ -108,8 +108,10 @@ class Line:
             try:
                 if place is None or not place.lost:
                     await job()
-            except GatiError as error:
-                _log.warning("not looked at, nor what was drawn meanwhile", extra={"reason": str(error)})
+            except Exception as error:  # whatever it was, what stands behind it must not depend on it
+                trace = None if isinstance(error, GatiError) else error
+                extra = {"reason": str(error)}
+                _log.warning("not looked at, nor what was drawn meanwhile", extra=extra, exc_info=trace)
                 self._drop()
             finally:
                 if place is not None:
