@@ -8,13 +8,15 @@ guard watches what follows. See `gati.adapt.proof` and `gati.adapt.guard`.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from gati.adapt.proof import Proof
 from gati.adapt.watch import Watch
 from gati.compose.composition import Composition
 from services.inference.following import Following
 
-__all__ = ["State", "Stands", "stands"]
+__all__ = ["Stands", "State", "needed", "stands"]
 
 State = Literal["serving", "probation", "stopped", "unguarded"]
 
@@ -44,6 +46,12 @@ def stands(composition: Composition | None, following: Following, *, retrained: 
     return Stands(watch.state, None, f"{_waiting(watch)}; the base model answers")
 
 
+@lru_cache
+def needed(agreement: float, delta: float) -> int:
+    """How many audits complete such a proof, if none is a loss; every response says so, so it is kept."""
+    return Proof(agreement, delta).required
+
+
 def _promise(composition: Composition, watch: Watch, *, retrained: bool) -> str:
     said = f"at least {100.0 * watch.agreement:g} % of answers are the base model's"
     certificate = composition.certificate or {}
@@ -59,5 +67,5 @@ def _waiting(watch: Watch) -> str:
     if proof is None:
         raise AssertionError("caches that do not serve are being proven")
     differ = f", {proof.losses} of them losses" if proof.losses else ""
-    progress = f"{proof.audits} of about {proof.required} audits{differ}"
+    progress = f"{proof.audits} of about {needed(proof.agreement, proof.delta)} audits{differ}"
     return f"on probation: {progress}" if watch.state == "probation" else f"stopped by the guard: {progress}"

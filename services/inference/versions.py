@@ -30,7 +30,7 @@ from services.inference.reference import is_exact, open_reference, relative_cost
 from services.inference.runner import Runner, open_runner
 from services.inference.service_times import ServiceTimes
 from services.inference.settings import InferenceSettings
-from services.inference.standing import Stands, stands
+from services.inference.standing import Stands, needed, stands
 from services.wire.gen.ttypes import ProofProgress, VersionInfo
 
 if TYPE_CHECKING:
@@ -84,7 +84,9 @@ class Version:
             pending=pending,
             agreement=standing.agreement,
             promise=standing.sentence,
-            proof=None if proof is None else ProofProgress(proof.audits, proof.losses, proof.required),
+            proof=None
+            if proof is None
+            else ProofProgress(proof.audits, proof.losses, needed(proof.agreement, proof.delta)),
             audits=0 if watch is None else watch.audits,
             losses=0 if watch is None else watch.losses,
         )

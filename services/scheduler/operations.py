@@ -38,7 +38,12 @@ async def index(request: Request) -> list[dict[str, Any]]:
     for name, model in scheduler.models.items():
         if model.ready:
             rows += [
-                {"name": name, "version": each.version, "state": "READY", "reason": ""}
+                {
+                    "name": name,
+                    "version": each.version,
+                    "state": "READY",
+                    "reason": f"waits to take over: {each.promise}" if each.pending else "",
+                }
                 for each in model.info.versions
             ]
         elif not only_ready:
