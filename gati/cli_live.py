@@ -24,6 +24,8 @@ __all__ = ["LineView", "TerminalView", "open_page", "open_view", "replayed", "su
 
 _LINE_EVERY_S = 1.0
 _CHANGES = 6
+_ON_TRIAL = ("alarm",)  # from then on audits are of what caches would answer
+_SERVING = ("returned", "activated", "reused", "recalling")
 _WORD = {
     **{"alarm": "alarm", "returned": "recovered", "recalling": "recovered", "retraining": "retraining"},
 }  # of the live page
@@ -212,17 +214,46 @@ def open_page(
     stack.callback(running.close)
     sinks.append(live.LiveSink(state))
     print(f"page at {running.url}", file=sys.stderr)
-    counts = {"audits": 0, "losses": 0}
-
-    def heard(audit: Audit) -> None:
-        from gati.runtime.by_class import exact_interval
-
-        counts["audits"] += 1
-        counts["losses"] += not audit.agreed
-        audits, losses = counts["audits"], counts["losses"]
-        state.audit(audit.agreed, audits, losses, *exact_interval(audits - losses, audits))
+    audits = _PageAudits(state)
 
     def told(change: Change) -> None:
+        audits.changed(change)
         state.event(_WORD.get(change.kind, "version"), f"{change.kind}: {change.message}", change.time_s)
 
-    return told, heard, state.source
+    return told, audits.heard, state.source
+
+
+class _PageAudits:
+    """Counts audits for a page: those of answers given, anew per version; and those of caches on trial."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+        self._version: int | None = None
+        self._on_trial = False
+        self._given = self._tried = (0, 0)
+
+    def changed(self, change: Change) -> None:
+        """Caches stop, or others serve; audits of requests that began before still count for theirs."""
+        if change.kind in _ON_TRIAL:
+            self._on_trial = "of" not in change.details  # else memory stops, and the caches go on
+        elif change.kind in _SERVING:
+            self._on_trial = False
+            self._state.proof(None)
+        if change.kind in (*_ON_TRIAL, *_SERVING):
+            self._tried = (0, 0)
+
+    def heard(self, audit: Audit) -> None:
+        """Take in an audit."""
+        if audit.version != self._version:
+            self._version, self._given = audit.version, (0, 0)
+            self._state.no_audits()
+        if self._on_trial:
+            self._tried = _counted(self._tried, audit)
+            self._state.proof(str(audit.version), *self._tried)
+        else:
+            self._given = _counted(self._given, audit)
+            self._state.audit(audit.agreed, *self._given)
+
+
+def _counted(before: tuple[int, int], audit: Audit) -> tuple[int, int]:
+    return before[0] + 1, before[1] + (not audit.agreed)

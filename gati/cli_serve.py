@@ -25,8 +25,8 @@ def serve(
         Path,
         typer.Argument(
             metavar="CONFIG|DIR",
-            help="A cache library, a folder of them, a pipeline, or a TOML file with "
-            "\\[models], \\[pipelines].",
+            help="A cache library, a folder of them, a pipeline, or a TOML file with \\[models] and "
+            "\\[pipelines].",
         ),
     ],
     host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless given.")] = None,
@@ -41,8 +41,9 @@ def serve(
     """Serve models and pipelines over REST, each model in a process of its own.
 
     Single models speak the Open Inference Protocol (V2), pipelines take an image and a latency SLO; /docs
-    documents both. Settings come from the file, then the environment (GATI_SERVE_PORT and so on), then
-    options.
+    documents both. Caches answer where they are certified or proven by audits, else the base model does, and
+    a response says what is promised. Settings come from the file, then the environment (GATI_SERVE_PORT and
+    so on), then options.
     """
     _check_installed()
     from services.config import read_config

@@ -47,7 +47,12 @@ class ModelConfig(_Strict):
     workers: int | None = Field(default=None, ge=1)
     queue_capacity: int = Field(default=128, ge=1)
     largest_batch: int = Field(default=64, ge=1)
-    audit_budget: float = Field(default=0.05, ge=0.0, le=1.0)  # of base-model time; 0 audits nothing
+    # Share of the base model's time for audits. 0 switches the guard off: caches that no certificate covers
+    # then never answer, for nobody could prove them, and those that are covered answer unwatched.
+    audit_budget: float = Field(default=0.05, ge=0.0, le=1.0)
+    trials: float = Field(default=0.2, gt=0.0, le=1.0)  # share of requests tried on unproven caches
+    unguarded: bool = False  # with audit_budget = 0: unproven caches answer all the same, nothing is promised
+    state: Path | None = None  # folder where it is kept how versions stand; LIBRARY/standing unless given
     records: str | None = None  # URL of the record store for samples; sqlite:///FILE or postgresql://...
     sampling: float = Field(default=0.2, ge=0.0, le=1.0)
     repository: str | None = None  # folder or URL of the model repository; its active version serves
@@ -58,6 +63,8 @@ class ModelConfig(_Strict):
             raise ValueError("give a library or a model, not both")
         if self.library is None and self.model is None and self.address is None:
             raise ValueError("give a library, a model or an address")
+        if self.unguarded and self.audit_budget > 0.0:
+            raise ValueError("unguarded caches are not audited; give audit_budget = 0 with unguarded = true")
         return self
 
     @property
@@ -201,7 +208,7 @@ def _toml(file: Path) -> dict[str, Any]:
 
 
 def _resolve(entry: Any, folder: Path) -> None:
-    for key in ("library", "checkpoint", "file"):
+    for key in ("library", "checkpoint", "file", "state"):
         if isinstance(entry, dict) and isinstance(entry.get(key), str):
             entry[key] = folder / entry[key]
 

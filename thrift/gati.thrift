@@ -79,6 +79,12 @@ struct InferResponse {
   3: required double queue_ms
   /** From arrival to the last answer. */
   4: required double latency_ms
+  /** Whether the caches of that version answered; see VersionInfo. */
+  5: optional string state
+  /** What is promised of these answers, in a sentence. */
+  6: optional string promise
+  /** Whether that rests on the certificate of the version. */
+  7: optional bool certified
 }
 
 /** What a version of a model is made from. */
@@ -91,15 +97,38 @@ struct VersionSource {
   3: optional string folder
 }
 
+/** Audits of a proof under way: of what caches would have answered that do not answer yet. */
+struct ProofProgress {
+  1: required i64 audits
+  2: required i64 losses
+  /** About how many audits complete it, if none is a loss. */
+  3: required i64 needed
+}
+
 /** A loaded version. */
 struct VersionInfo {
   1: required string version
   2: required bool active
   3: required string backend
-  /** The certificate in JSON; absent where nothing is certified. */
+  /** The certificate in JSON; absent where nothing is certified, and of versions that were retrained. */
   4: optional string certificate_json
   5: required list<string> exits
   6: required i64 memory_bytes
+  /**
+   * "serving": its caches answer. "probation": the base model answers until they are proven. "stopped": so it
+   * does since the guard stopped them. "unguarded": they answer, and nothing is promised.
+   */
+  7: optional string state
+  /** It was activated and takes over by itself as soon as it is proven. */
+  8: optional bool pending
+  /** The agreement that is promised of it; absent where nothing is. */
+  9: optional double agreement
+  /** What is promised of its answers, in a sentence. */
+  10: optional string promise
+  11: optional ProofProgress proof
+  /** Audits of answers that its caches or network gave, and how many differed from the base model's. */
+  12: optional i64 audits
+  13: optional i64 losses
 }
 
 /** What a model takes and gives. */
@@ -152,9 +181,17 @@ struct Statistics {
   /** What the next input would wait. */
   8: required double expected_wait_ms
   9: required i64 resident_bytes
+  /** Answers given that were compared with the base model's. */
   10: required i64 audits_agreed
   11: required i64 audits_disagreed
   12: required bool stopped
+  /** As `describe` tells them. */
+  13: optional list<VersionInfo> versions
+  /** Lookups of caches that do not answer yet, compared with the base model's answer. */
+  14: optional i64 trials_agreed
+  15: optional i64 trials_disagreed
+  /** Audits, trials and samples that were drawn and not done, for want of time. */
+  16: optional i64 left_out
 }
 
 /** One model: its engine, and the queue in front of it. */
@@ -164,7 +201,10 @@ service Inference {
   oneway void cancel(1: string request_id)
   /** Load and warm up a version beside those that serve; one of that name is replaced when it is ready. */
   VersionInfo load(1: VersionSource source) throws (1: ServiceError error)
-  /** Let a loaded version answer from now on; requests under way are answered by the one they began with. */
+  /**
+   * Let a loaded version answer from now on; requests under way are answered by the one they began with. One
+   * that is not proven waits: the one that serves goes on, and the new one takes over when it is proven.
+   */
   void activate(1: string version) throws (1: ServiceError error)
   /** Forget a version that is not active, once its requests are answered. */
   void unload(1: string version) throws (1: ServiceError error)
@@ -181,7 +221,10 @@ struct AdaptationStatus {
   /** Samples in the window. */
   3: required i64 samples
   4: required bool retraining
-  /** What came of the last attempt: activated, reused, kept, skipped or failed; empty before the first. */
+  /**
+   * What came of the last attempt: activated, reused, kept, skipped or failed; empty before the first. What is
+   * activated answers once the inference service has proven it.
+   */
   5: required string outcome
   6: required string message
   /** Hit rate of the samples since the version is active, and the one it was measured with. */

@@ -87,6 +87,7 @@ class Standing:
         self._saved_s = -_SAVED_EVERY_S
         self._taken = self._written = 0  # snapshots
         self._writing = threading.Lock()
+        self._failing = False
         self._watches: dict[str, Watch] = {}
         self._kept: dict[str, Any] = {}
         self.distrusted = ""  # why what was kept is not believed
@@ -95,12 +96,23 @@ class Standing:
             self._read(path)
 
     def watch(
-        self, identity: str, agreement: float, *, proven: bool, on_event: OnEvent | None = None
+        self,
+        identity: str,
+        agreement: float,
+        *,
+        proven: bool,
+        delta: float | None = None,
+        on_event: OnEvent | None = None,
     ) -> Watch:
         """The watch of a version: the one it had, or a new one.
 
-        Where it was kept for a lower promise, or the file is damaged, the version is on probation.
+        Where it was kept for a lower promise, or the file is damaged, the version is on probation. Its proofs
+        err with probability `delta` in all, the model's unless given.
         """
+
+        def spend() -> float:
+            share = self.spending.next()
+            return share if delta is None else share * (delta / self.spending.delta)
 
         def told(event: Event) -> None:
             self.save()
@@ -110,7 +122,7 @@ class Standing:
         known = self._known(identity)
         if known is not None:
             try:
-                watch = Watch.from_json(known, spend=self.spending.next, on_event=told)
+                watch = Watch.from_json(known, spend=spend, on_event=told)
             except (KeyError, TypeError, ValueError, AttributeError, AdaptError) as error:
                 self._distrust(f"version {identity}: {error}")
             else:
@@ -119,7 +131,7 @@ class Standing:
                 proven = proven and watch.may_hit  # other audits, another promise: what stood stands
         watch = Watch(
             agreement,
-            spend=self.spending.next,
+            spend=spend,
             proven=proven and not self.distrusted,
             audits_to_false_alarm=self._audits_to_false_alarm,
             on_event=told,
@@ -154,7 +166,11 @@ class Standing:
             try:
                 atomic_write_text(self._path, snapshot.text)
             except StorageError as error:  # caches must stop, written down or not
-                _log.warning("how versions stand is not kept", extra={"reason": str(error)})
+                if not self._failing:
+                    _log.error("how versions stand is not kept", extra={"reason": str(error)})
+                self._failing = True
+            else:
+                self._failing = False
 
     def _snapshot(self) -> Snapshot:
         self._saved_s = self._clock()

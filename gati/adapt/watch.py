@@ -63,6 +63,7 @@ class Watch:
         self.state: State = "serving" if proven else "probation"
         self.epoch = 0
         self.audits = self.losses = 0  # while serving, since the version began
+        self.proven_on = 0  # audits of the last proof; 0 where a certificate, or nothing, lets it serve
 
     @property
     def agreement(self) -> float:
@@ -97,6 +98,7 @@ class Watch:
             audits, losses = self._proof.audits, self._proof.losses
             self._proof = None
             self._guard.reset()
+            self.proven_on = audits
             self._change("serving", audits, losses)
 
     def prove_anew(self) -> None:
@@ -123,6 +125,7 @@ class Watch:
             "state": self.state,
             "audits": self.audits,
             "losses": self.losses,
+            "proven_on": self.proven_on,
             "guard": self._guard.to_json(),
             "proof": None if self._proof is None else self._proof.to_json(),
         }
@@ -152,4 +155,5 @@ class Watch:
             raise ValueError("the guard is in alarm, but the caches serve")
         watch.state = state
         watch.audits, watch.losses = int(document["audits"]), int(document["losses"])
+        watch.proven_on = int(document.get("proven_on", 0))
         return watch

@@ -18,18 +18,15 @@ from gati.adapt.repository import ModelRepository
 from gati.adapt.samples import Samples, restored
 from gati.adapt.settings import AdaptSettings
 from gati.adapt.store import RecordStore
-from gati.compose.certificate import p_value
 from gati.errors import GatiError
 from gati.runtime.load import Served, open_served
+from services.adaptation.reasons import Latest, Rules
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
 from services.wire.gen.ttypes import AdaptationStatus
 
 __all__ = ["ModelAdaptation"]
 
 _log = logging.getLogger("gati.adaptation")
-
-_SETTLED = 200  # samples after which their hit rate says something
-_SURE = 0.001  # chance of as many disagreements where the promise is kept
 
 
 class ModelAdaptation:
@@ -45,23 +42,29 @@ class ModelAdaptation:
         self._served = open_served(model.library, composition=model.composition)
         self._store = RecordStore.open(model.records, max_age_s=settings.window_s)
         self._folder = Path(tempfile.mkdtemp(prefix="gati-adaptation-"))
-        self._deployments = Deployments(
-            self._served, ModelRepository(model.repository), model.name, self._folder
-        )
+        self._repository = ModelRepository(model.repository)
+        self._deployments = Deployments(self._served, self._repository, model.name, self._folder)
         promise = promise_of(self._served, self._settings)
-        self._accuracy = promise.accuracy
         self._renewal = Renewal(
             self._deployments, self._served, self._settings, promise, clock=time.perf_counter
         )
         active, why_not = self._deployments.active()
-        self._current: Deployed = active
+        self._serving: Deployed = active  # as far as samples tell
+        self._published: Deployed = active
         if why_not:
             _log.warning("the active version cannot serve", extra={"model": model.name, "reason": why_not})
-        self._since_s = time.time()  # when the version began, as far as is known here
+        self._rules = Rules(
+            promise.accuracy,
+            settings.interval_s,
+            self._settings.falls_to,
+            self._renewal.least_inputs,
+            settings.window_inputs,
+        )
+        self._latest = self._latest_of(active)
         self._tried_s = time.time()
         self._outcome, self._message = "", ""
         self._samples = 0
-        self._hit_rate = self._current.promised
+        self._hit_rate = active.promised
         self._retraining = False
 
     @property
@@ -73,20 +76,27 @@ class ModelAdaptation:
         """The wire's `AdaptationStatus`."""
         return AdaptationStatus(
             model=self.name,
-            version=self._current.number,
+            version=self._published.number,
             samples=self._samples,
             retraining=self._retraining,
             outcome=self._outcome,
             message=self._message,
             hit_rate=self._hit_rate,
-            promised_hit_rate=self._current.promised,
+            promised_hit_rate=self._published.promised,
         )
 
     def look(self, *, asked: bool = False) -> None:
         """Renew the caches where it is time, where samples say so, or where somebody asks."""
         records = self._store.window(self.name, limit=self._settings.window_inputs)
         self._samples = len(records)
-        reason = "interval" if asked else self._reason(records)
+        due = self._rules.due(records, self._latest, self._tried_s, time.time())
+        self._hit_rate = due.hit_rate
+        if self._latest.seen:
+            self._serving = self._published
+        if due.skipped and not asked:
+            self._tried_s = time.time()
+            self._ended("skipped", due.skipped)
+        reason = "interval" if asked else due.reason
         if reason is None:
             return
         self._retraining = True
@@ -105,40 +115,35 @@ class ModelAdaptation:
 
     # ----------------------------------------------------------------------------------------------------
 
-    def _reason(self, records: Sequence[Record]) -> str | None:
-        """`alarm`, `hit rate` or `interval`: as the samples since the version began have it."""
-        fresh = [record for record in records if record.time_s >= self._since_s]
-        early = [record for record in fresh if record.exit is not None]
-        if fresh:
-            self._hit_rate = len(early) / len(fresh)
-        waited = time.time() - self._tried_s >= min(self._settings.interval_s, 60.0)
-        wrong = sum(record.agreed is False for record in early)
-        if wrong and waited and p_value(len(fresh) - wrong, len(fresh), 1.0 - self._accuracy) <= _SURE:
-            return "alarm"
-        low = self._hit_rate < self._settings.falls_to * self._current.promised
-        if low and waited and len(fresh) >= _SETTLED:
-            return "hit rate"
-        if len(records) < self._renewal.least_inputs:
-            return None
-        return "interval" if time.time() - self._tried_s >= self._settings.interval_s else None
-
     def _renew(self, samples: Samples, reason: str) -> None:
         _log.info("looking for better caches", extra={"model": self.name, "reason": reason})
-        outcome: Outcome | None = self._renewal(self._current, samples, reason)
+        outcome: Outcome | None = self._renewal(self._serving, samples, reason)
         if outcome is None:
-            least = self._renewal.least_inputs
-            self._ended("skipped", f"{len(samples)} samples, {least} are needed")
+            self._ended("skipped", self._rules.too_few(len(samples)))
             return
-        if outcome.kind != "kept":
-            self._current = outcome.deployed
-            self._since_s = time.time()
-            self._hit_rate = self._current.promised
-        self._ended(outcome.kind, outcome.message)
+        if outcome.kind == "kept":
+            self._ended(outcome.kind, outcome.message)
+            return
+        self._publish(outcome.deployed)
+        self._ended(outcome.kind, f"{outcome.message}; it answers once the inference service has proven it")
+
+    def _publish(self, deployed: Deployed) -> None:
+        """Let a version be the active one of the repository, where the inference service finds it."""
+        if self._repository.active(self.name) != deployed.number:
+            self._deployments.activate(deployed)
+        self._published = deployed
+        self._latest = self._latest_of(deployed)
+        self._hit_rate = deployed.promised
+
+    def _latest_of(self, deployed: Deployed) -> Latest:
+        """What samples that it answered bear: its number, or the name of the library's own composition."""
+        name = str(deployed.number) if deployed.number else self._model.composition
+        return Latest(name, deployed.promised, time.time())
 
     def _ended(self, outcome: str, message: str) -> None:
         self._outcome, self._message = outcome, message
         level = logging.WARNING if outcome == "failed" else logging.INFO
-        extra = {"model": self.name, "outcome": outcome, "reason": message, "version": self._current.number}
+        extra = {"model": self.name, "outcome": outcome, "reason": message, "version": self._published.number}
         _log.log(level, "renewal ended", extra=extra)
 
 

@@ -44,8 +44,11 @@ class Counts:
     exits: dict[str, Counter[str]] = field(default_factory=dict)
     queue: Seconds = field(default_factory=Seconds)
     service: Seconds = field(default_factory=Seconds)
-    agreed: int = 0  # audits
+    agreed: int = 0  # audits of answers given
     disagreed: int = 0
+    trials_agreed: int = 0  # lookups of caches that do not answer yet
+    trials_disagreed: int = 0
+    left_out: int = 0  # drawn and not done
 
     def answered(self, version: str, exit: str, queue_s: float, service_s: float) -> None:
         """Count an answered input."""

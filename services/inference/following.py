@@ -1,184 +1,250 @@
-"""What happens beside a request: audits for the guard, samples for retraining.
+"""What happens beside a request: audits for the guard, trials for proofs, samples for retraining.
 
-Whether a request is looked at is drawn before anything is known of its answer. One that missed has the base
-model's answer already; for one that hit, the base model answers in a queue of its own, after everybody who
-waits. When there is no room there, it is not looked at: that hangs on the load, not on the answer.
+Whether a request is looked at is drawn before anything is known of its answer, at a rate that does not change
+with the answers, and together with a place in the line (`services.inference.line`): what nobody has time for
+is dropped before its outcome is known. An answer that a version gave is an audit for its guard. Caches that
+do not answer yet, those of the version itself or of the one that waits to take over, are tried on the same
+inputs, and what they would have answered counts for their proof and nobody else's.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import random
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gati.adapt.draws import Draws
 from gati.adapt.record import Record
-from gati.adapt.watch import Event, Watch
-from gati.compose.composition import Composition
-from gati.errors import GatiError
+from gati.adapt.watch import Watch
 from gati.runtime.engine import Prediction
+from gati.runtime.exits import BASE
 from services.inference.counts import Counts
-from services.inference.queue import Ask, RequestQueue
+from services.inference.keeping import ServedStanding
+from services.inference.line import Line, Place
+from services.inference.queue import RequestQueue
 from services.inference.settings import InferenceSettings
 
 if TYPE_CHECKING:
     from gati.adapt.writer import BackgroundWriter  # needs SQLAlchemy
 
-__all__ = ["Drawn", "Following", "watch_for"]
-
-_log = logging.getLogger("gati.inference")
+__all__ = ["Drawn", "Following", "Shared", "audit_share"]
 
 _LAST = 10  # the lowest priority
-_PATIENCE_S = 30.0
-_MOST_WAITING = 64
+_COST_OF_TRIAL = 1.0  # at most, in runs of the network: a lookup that misses runs all of it
+
+
+class _Trial(NamedTuple):
+    """Caches to be tried, and the epoch of their watch when that was drawn."""
+
+    following: Following
+    epoch: int
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What was drawn for a request, and what it was when it came."""
+    """What was drawn for a request, and whether early answers may be given to it."""
 
-    audit: bool
-    sample: bool
     may_hit: bool
+    epoch: int = 0
+    audit: bool = False
+    sample: bool = False
+    trials: tuple[_Trial, ...] = ()
+    place: Place | None = None
+
+    def forget(self) -> None:
+        """Give back what was reserved: the request has no answer."""
+        if self.place is not None:
+            self.place.leave()
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the versions of one model share."""
+
+    settings: InferenceSettings
+    counts: Counts
+    line: Line
+    standing: ServedStanding
+    writer: BackgroundWriter | None
 
     @property
-    def looked_at(self) -> bool:
-        """Whether the base model's answer is wanted."""
-        return self.audit or self.sample
+    def guarded(self) -> bool:
+        """Whether anything is audited."""
+        return self.settings.audit_budget > 0.0
+
+    @property
+    def sampling(self) -> float:
+        """The share of requests that is kept."""
+        return self.settings.sampling if self.writer is not None else 0.0
 
 
-def watch_for(
-    composition: Composition | None, settings: InferenceSettings, before: Watch | None
-) -> Watch | None:
-    """The watch over a composition, None where nothing is promised; one that takes another's place keeps its.
+def audit_share(budget: float, sampling: float, cost: float) -> float:
+    """The share of requests to audit besides those sampled, each of which is an audit, too.
 
-    Caches that take the place of stopped ones answer only after audits have proven them.
+    `budget` is of the base model's time, `cost` what an audit takes of it, in runs of the base model.
     """
-    if composition is None or not composition.exits or settings.audit_budget == 0.0:
-        return None
-    if before is not None:
-        before.replaced()
-        return before
-    return Watch(
-        composition.accuracy_target,
-        confidence=composition.confidence or 0.95,
-        budget=settings.audit_budget,
-        on_event=_tell,
-    )
+    rate = min(1.0, budget / cost)
+    return 0.0 if sampling >= rate else 1.0 - (1.0 - rate) / (1.0 - sampling)
 
 
 class Following:
-    """Follows the requests of one version. Its methods belong to the event loop's thread."""
+    """Follows the requests of one version. Its methods belong to the event loop's thread.
+
+    `watch` None has no caches, and a network that is the user's: nothing to be watched. `base` gives the
+    reference answer; None where the version's own network does and has no caches. `exact` says that a miss is
+    the reference answer, `cost` how many times as long the reference takes as the version's own network.
+    """
 
     def __init__(
         self,
-        model: str,
+        name: str,
         watch: Watch | None,
         early: RequestQueue,
         base: RequestQueue | None,
+        shared: Shared,
         *,
-        sampling: float,
-        writer: BackgroundWriter | None,
-        counts: Counts,
+        exact: bool = True,
+        cost: float = 1.0,
     ) -> None:
+        self.name = name
         self.watch = watch
-        self._counts = counts
-        self._model = model
+        self.gone = False  # being unloaded: nothing is looked up in it any more
         self._early = early
         self._base = base
-        self._writer = writer
-        self._sampling = sampling if writer is not None else 0.0
-        self._dice = random.Random()
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._shared = shared
+        self._exact = exact
+        self._cost = cost
+        self._beside: Following | None = None
+        self._draws = self._new_draws()
+
+    @property
+    def may_hit(self) -> bool:
+        """Whether its caches answer."""
+        if self.watch is None or self.watch.may_hit:
+            return True
+        return self._shared.settings.unguarded and self.watch.state != "stopped"
 
     @property
     def stopped(self) -> bool:
         """Whether the guard keeps the caches from answering."""
-        return self.watch is not None and not self.watch.may_hit
+        return self.watch is not None and self.watch.state == "stopped"
 
     @property
     def serving(self) -> RequestQueue:
-        """The queue in which requests are answered now: the base model's own while the caches are stopped."""
-        return self._base if self.stopped and self._base is not None else self._early
+        """The queue in which requests are answered now: the reference's where the caches may not."""
+        return self.queue(self.may_hit)
 
-    def draw(self) -> Drawn:
-        """Decide about the next request, before it is answered."""
-        audit = self.watch is not None and self.watch.draw()
-        sample = self._sampling > 0.0 and self._dice.random() < self._sampling
-        return Drawn(audit, sample, not self.stopped)
+    def queue(self, may_hit: bool) -> RequestQueue:
+        """Where a request is answered."""
+        return self._early if may_hit or self._base is None else self._base
 
-    def queue(self, drawn: Drawn) -> RequestQueue:
-        """Where the request is answered: by the base model alone while the caches are stopped."""
-        return self._early if drawn.may_hit or self._base is None else self._base
+    def draw(self, beside: Following | None) -> Drawn:
+        """Decide about the next request, before it is answered; `beside` waits to take over."""
+        if beside is not self._beside:
+            self._beside = beside
+            self._draws = self._new_draws()
+        may_hit = self.may_hit
+        epoch = 0 if self.watch is None else self.watch.epoch
+        chances = self._draws.draw()
+        early = may_hit and self.watch is not None  # otherwise the answer is the reference's
+        looked = self._shared.guarded and (chances.audit if early else chances.trial)
+        tried = [self] if not may_hit and (looked or chances.sample) else []
+        if beside is not None and looked and not beside.gone:
+            tried.append(beside)
+        trials = tuple(_Trial(each, each.watch.epoch) for each in tried if each.watch is not None)
+        audit = looked and early
+        place = self._shared.line.reserve() if audit or trials or chances.sample else None
+        if place is None:
+            return Drawn(may_hit, epoch)
+        return Drawn(may_hit, epoch, audit, chances.sample, trials, place)
 
     def answered(self, drawn: Drawn, x: Tensor, given: NDArray[Any], prediction: Prediction) -> None:
         """Tell what became of a request; `given` is one input as its client sent it."""
-        hit = prediction.exit != "base"
-        if self.watch is not None:
-            self.watch.answered(hit=hit, audited=drawn.looked_at)
-        if not drawn.looked_at or self._base is None:
-            return
-        if drawn.may_hit and not hit:
-            self._looked_at(drawn, given, prediction, prediction)
-        elif drawn.may_hit:
-            self._later(self._base, x, lambda base: self._looked_at(drawn, given, prediction, base))
-        else:  # in the shadow: would the caches have been right?
-            self._later(self._early, x, lambda early: self._looked_at(drawn, given, early, prediction))
-
-    async def close(self) -> None:
-        """Wait for what is under way."""
-        if self._under_way:
-            await asyncio.wait(self._under_way, timeout=_PATIENCE_S)
+        if drawn.place is not None:
+            drawn.place.fill(lambda: self._follow(drawn, x, given, prediction))
 
     # ----------------------------------------------------------------------------------------------------
 
-    def _later(self, queue: RequestQueue, x: Tensor, then: Callable[[Prediction], None]) -> None:
-        if queue.waiting >= _MOST_WAITING:
+    def _new_draws(self) -> Draws:
+        """Draws at rates that hang on who takes part, never on answers."""
+        shared = self._shared
+        cost = self._cost + (_COST_OF_TRIAL if self._beside is not None else 0.0)
+        audits = audit_share(shared.settings.audit_budget, shared.sampling, cost)
+        return Draws(audits, shared.sampling, shared.settings.trials)
+
+    async def _follow(
+        self, drawn: Drawn, x: Tensor, given: NDArray[Any], prediction: Prediction
+    ) -> None:
+        """Ask who has to be asked, then settle everything at once. Raises `GatiError`: nothing is settled."""
+        if self.gone:  # the request was answered by a version on its way out
+            self._shared.counts.left_out += 1
             return
-        task = asyncio.create_task(self._ask(queue, x, then))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        reference = prediction
+        if drawn.may_hit and self._base is not None and not (self._exact and prediction.exit == BASE):
+            reference = await _ask(self._base, x)
+        found: list[tuple[_Trial, Prediction]] = []
+        for trial in drawn.trials:
+            if not trial.following.gone:
+                found.append((trial, await _ask(trial.following._early, x)))
+        if drawn.audit:
+            self._audited(drawn.epoch, _agree(prediction, reference))
+        for trial, answer in found:
+            trial.following._tried(trial.epoch, _agree(answer, reference))
+        if drawn.sample:
+            own = prediction if drawn.may_hit else _own(self, found)
+            self._keep(given, own, reference)
 
-    async def _ask(self, queue: RequestQueue, x: Tensor, then: Callable[[Prediction], None]) -> None:
-        ask: Ask = queue.put(x, priority=_LAST, deadline_s=time.monotonic() + _PATIENCE_S)
-        await asyncio.wait([ask.answer])
-        try:
-            then(ask.answer.result())
-        except GatiError as error:
-            _log.debug("not looked at", extra={"reason": str(error)})
+    def _audited(self, epoch: int, agreed: bool) -> None:
+        counts = self._shared.counts
+        counts.agreed += agreed
+        counts.disagreed += not agreed
+        self._tell(epoch, agreed)
 
-    def _looked_at(self, drawn: Drawn, given: NDArray[Any], early: Prediction, base: Prediction) -> None:
-        agreed = early.class_index == base.class_index
-        self._counts.agreed += agreed
-        self._counts.disagreed += not agreed
-        if self.watch is not None and drawn.may_hit == self.watch.may_hit:  # not of the time before an alarm
+    def _tried(self, epoch: int, agreed: bool) -> None:
+        if self._shared.guarded:
+            counts = self._shared.counts
+            counts.trials_agreed += agreed
+            counts.trials_disagreed += not agreed
+            self._tell(epoch, agreed)
+
+    def _tell(self, epoch: int, agreed: bool) -> None:
+        if self.watch is not None and self.watch.epoch == epoch:
             self.watch.audited(agreed=agreed)
-        if drawn.sample and self._writer is not None:
-            self._keep(given, early, base, agreed)
+            self._shared.standing.audited()
 
-    def _keep(self, given: NDArray[Any], early: Prediction, base: Prediction, agreed: bool) -> None:
-        hit = early.exit != "base"
-        record = Record(
-            given,
-            "image" if given.dtype.kind == "u" else "input",
-            base.class_index,
-            time.time(),
-            self._model,
-            exit=early.exit if hit else None,
-            agreed=agreed if hit else None,
-            probabilities=base.probabilities.numpy(),
+    def _keep(self, given: NDArray[Any], own: Prediction | None, reference: Prediction) -> None:
+        """Keep a sample; `own` is what the caches answered, or would have."""
+        hit = own is not None and own.exit != BASE
+        if self._shared.writer is None:
+            return
+        self._shared.writer.offer(
+            Record(
+                given,
+                "image" if given.dtype.kind == "u" else "input",
+                reference.class_index,
+                time.time(),
+                self._shared.settings.name,
+                source=self.name,
+                exit=own.exit if own is not None and hit else None,
+                agreed=_agree(own, reference) if own is not None and hit else None,
+                probabilities=reference.probabilities.numpy(),
+            )
         )
-        if self._writer is not None:
-            self._writer.offer(record)
 
 
-def _tell(event: Event) -> None:
-    level = logging.WARNING if event.state == "stopped" else logging.INFO
-    message = "caches stopped by the guard" if event.state == "stopped" else "caches serve again"
-    _log.log(level, message, extra={"audits": event.audits, "disagreements": event.losses})
+async def _ask(queue: RequestQueue, x: Tensor) -> Prediction:
+    """An answer after everybody who waits, however long that takes: patience would drop some inputs only."""
+    return await queue.put(x, priority=_LAST, deadline_s=math.inf).answer
+
+
+def _own(following: Following, found: Sequence[tuple[_Trial, Prediction]]) -> Prediction | None:
+    return next((answer for trial, answer in found if trial.following is following), None)
+
+
+def _agree(answer: Prediction, reference: Prediction) -> bool:
+    return answer.class_index == reference.class_index

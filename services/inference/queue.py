@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -115,12 +116,16 @@ class RequestQueue:
             )
 
     def put(self, x: Tensor, *, priority: int, deadline_s: float) -> Ask:
-        """Queue one input; its `answer` comes, or raises `DeadlineError` when the deadline passes."""
+        """Queue one input; its `answer` comes, or raises `DeadlineError` when the deadline passes.
+
+        An infinite `deadline_s` never does.
+        """
         self._refused = 0
         now_s = self._put_s = time.monotonic()
         expected_s = self.expected_wait_s(priority) + self.times.mean_s
         ask = Ask(self, x, priority, deadline_s, now_s, expected_s, self._loop.create_future())
-        ask.expiry = self._loop.call_later(max(0.0, deadline_s - now_s), self._expire, ask)
+        if deadline_s != math.inf:
+            ask.expiry = self._loop.call_later(max(0.0, deadline_s - now_s), self._expire, ask)
         heapq.heappush(self._waiting, (priority, next(self._order), ask))
         self._count += 1
         self._empty.clear()

@@ -55,6 +55,7 @@ class InferenceService:
         self._versions.activate(version.name)
         if self._settings.repository is not None:
             followed = Followed(self._settings.repository, self._settings.name, self._versions)
+            self._versions.on_change = followed.tidy
             await followed.look()  # begin with the version that is active there
             self._polling = asyncio.create_task(followed.keep_looking(self._settings.poll_s))
         self._state = "serving"
@@ -88,10 +89,10 @@ class InferenceService:
         self._refuse_when_draining()
         folder = None if source.folder is None else Path(source.folder)
         version = await self._versions.load(source.version, source.composition, folder)
-        return version.describe(active=version is self._versions.active)
+        return next(each for each in self._versions.describe() if each.version == version.name)
 
     async def activate(self, version: str) -> None:
-        """Let a loaded version answer from now on."""
+        """Let a loaded version answer, from now on or once it is proven."""
         self._versions.activate(version)
 
     async def unload(self, version: str) -> None:
@@ -100,7 +101,7 @@ class InferenceService:
 
     async def describe(self) -> Any:
         """What the model takes and gives."""
-        model, active = self._versions.model, self._versions.active
+        model = self._versions.model
         traced, preprocessing = model.traced, model.preprocessing
         height, width = 0, 0
         if (preprocessing.crop, preprocessing.resize) == (None, None):
@@ -112,7 +113,7 @@ class InferenceService:
             class_names=None if model.class_names is None else list(model.class_names),
             image_shape=[height, width, preprocessing.channels],
             largest_batch=self._settings.largest_batch,
-            versions=[version.describe(active=version is active) for version in self._versions.loaded],
+            versions=self._versions.describe(),
         )
 
     async def health(self) -> Any:
@@ -136,6 +137,10 @@ class InferenceService:
             audits_agreed=self._counts.agreed,
             audits_disagreed=self._counts.disagreed,
             stopped=bool(loaded) and self._versions.active.following.stopped,
+            versions=self._versions.describe(),
+            trials_agreed=self._counts.trials_agreed,
+            trials_disagreed=self._counts.trials_disagreed,
+            left_out=self._counts.left_out,
         )
 
     # ----------------------------------------------------------------------------------------------------
@@ -157,21 +162,34 @@ class InferenceService:
         given = from_tensor(request.input)
         rows = await self._rows(version, given)
         deadline_s = arrived_s + request.time_remaining_ms / 1e3
-        draws = [version.following.draw() for _ in rows]
-        asks = [
-            version.following.queue(drawn).put(row, priority=priority, deadline_s=deadline_s)
-            for row, drawn in zip(rows, draws, strict=True)
-        ]
-        self._under_way[request.request_id] = asks
+        pending = self._versions.pending if request.version is None else None
+        beside = None if pending is None else pending.following
+        standing = version.standing
+        draws = [version.following.draw(beside) for _ in rows]
+        try:
+            asks = [
+                version.following.queue(drawn.may_hit).put(row, priority=priority, deadline_s=deadline_s)
+                for row, drawn in zip(rows, draws, strict=True)
+            ]
+            await self._answered(request.request_id, asks)
+            response = self._response(version, asks, arrived_s, time.monotonic())
+            response.state, response.promise = standing.state, standing.sentence
+            response.certified = standing.certified
+            for drawn, ask, one in zip(draws, asks, given, strict=True):
+                version.following.answered(drawn, ask.x, one, ask.answer.result())
+        finally:
+            for drawn in draws:
+                drawn.forget()
+        return response
+
+    async def _answered(self, request_id: str, asks: list[Ask]) -> None:
+        """Wait for the answers, or for whoever cancels them."""
+        self._under_way[request_id] = asks
         try:
             await asyncio.wait([ask.answer for ask in asks])
         finally:  # also when the connection was lost
-            self._under_way.pop(request.request_id, None)
+            self._under_way.pop(request_id, None)
             self._drop(asks)
-        response = self._response(version, asks, arrived_s, time.monotonic())
-        for drawn, ask, one in zip(draws, asks, given, strict=True):
-            version.following.answered(drawn, ask.x, one, ask.answer.result())
-        return response
 
     def _response(self, version: Version, asks: Sequence[Ask], arrived_s: float, now_s: float) -> Any:
         answers = []

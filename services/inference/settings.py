@@ -28,7 +28,10 @@ class InferenceSettings(ProcessSettings):
     queue_capacity: int = Field(default=128, ge=1)
     largest_batch: int = Field(default=64, ge=1)
     drain_timeout_s: float = Field(default=10.0, ge=0.0)
-    audit_budget: float = Field(default=0.05, ge=0.0, le=1.0)  # of base-model time; 0 audits nothing
+    audit_budget: float = Field(default=0.05, ge=0.0, le=1.0)  # of base-model time; 0 switches the guard off
+    trials: float = Field(default=0.2, gt=0.0, le=1.0)  # share of requests tried on unproven caches
+    unguarded: bool = False  # without a guard, caches that nothing is proven of answer, too
+    state: Path | None = None  # folder where it is kept how versions stand; LIBRARY/standing unless given
     records: str | None = None  # URL of the record store for samples
     sampling: float = Field(default=0.2, ge=0.0, le=1.0)  # share of requests kept there
     repository: str | None = None  # URL of the model repository; its active version is followed

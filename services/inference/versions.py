@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,17 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gati.adapt.standing import identity_of, is_proven
+from gati.adapt.watch import Event, Watch
 from gati.compose.composition import Composition
 from gati.errors import CompositionError, ConfigError, NotFoundError, RequestError, UnavailableError
 from gati.runtime.engine import Engine
 from gati.types import is_name
 from services.inference.counts import Counts
-from services.inference.following import Following, watch_for
+from services.inference.following import Following, Shared
+from services.inference.keeping import open_standing
+from services.inference.line import Line
 from services.inference.queue import RequestQueue
+from services.inference.reference import is_exact, open_reference, relative_cost
 from services.inference.runner import Runner, open_runner
 from services.inference.service_times import ServiceTimes
 from services.inference.settings import InferenceSettings
-from services.wire.gen.ttypes import VersionInfo
+from services.inference.standing import Stands, needed, stands
+from services.wire.gen.ttypes import ProofProgress, VersionInfo
 
 if TYPE_CHECKING:
     from gati.adapt.writer import BackgroundWriter  # needs SQLAlchemy
@@ -35,34 +42,53 @@ __all__ = ["Version", "Versions"]
 _log = logging.getLogger("gati.inference")
 
 _WARM_UP_INPUTS = 20
+_CONFIDENCE = 0.95  # of compositions that name none
 BASE_VERSION = "base"
 
 
 @dataclass(eq=False)
 class Version:
-    """A loaded version: its engine, and the queue in front of it."""
+    """A loaded version: its engine, and the queue in front of it. `base` gives the reference answer."""
 
     name: str
     engine: Engine
     queue: RequestQueue
     following: Following
     base: RequestQueue | None
-    certificate: dict[str, Any] | None
+    composition: Composition | None
+    retrained: bool
 
     @property
     def exits(self) -> tuple[str, ...]:
         """Where answers may come from, in order."""
         return (*(leaving.block for leaving in self.engine.exits), "base")
 
-    def describe(self, *, active: bool) -> Any:
+    @property
+    def standing(self) -> Stands:
+        """How it stands, and what is promised."""
+        return stands(self.composition, self.following, retrained=self.retrained)
+
+    def describe(self, *, active: bool, pending: bool = False) -> Any:
         """The wire's `VersionInfo`."""
+        standing, watch = self.standing, self.following.watch
+        certificate = None if self.composition is None or self.retrained else self.composition.certificate
+        proof = None if watch is None else watch.proof
         return VersionInfo(
             version=self.name,
             active=active,
             backend=self.engine.backend,
-            certificate_json=None if self.certificate is None else json.dumps(self.certificate),
+            certificate_json=None if certificate is None else json.dumps(certificate),
             exits=list(self.exits),
             memory_bytes=sum(leaving.memory_bytes for leaving in self.engine.exits),
+            state=standing.state,
+            pending=pending,
+            agreement=standing.agreement,
+            promise=standing.sentence,
+            proof=None
+            if proof is None
+            else ProofProgress(proof.audits, proof.losses, needed(proof.agreement, proof.delta)),
+            audits=0 if watch is None else watch.audits,
+            losses=0 if watch is None else watch.losses,
         )
 
 
@@ -74,25 +100,46 @@ class _Opened:
     runner: Runner
     composition: Composition | None
     times: ServiceTimes
+    retrained: bool
     base: Runner | None = None  # the base model alone, on the same engine: for audits, and when caches stop
     base_times: ServiceTimes = field(default_factory=ServiceTimes)
+    cost: float = 1.0  # of the reference, in runs of the version's own network
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """The float32 network, for versions in reduced precision."""
+
+    engine: Engine
+    runner: Runner
+    times: ServiceTimes
 
 
 class Versions:
     """Loads versions beside those that serve. Its methods belong to the event loop's thread.
 
     A request keeps the version it began with: a version that is replaced answers what it has, then goes.
+    `on_change` is told when another version answers.
     """
 
     def __init__(
-        self, settings: InferenceSettings, counts: Counts, writer: BackgroundWriter | None = None
+        self,
+        settings: InferenceSettings,
+        counts: Counts,
+        writer: BackgroundWriter | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
-        self._counts = counts
-        self._writer = writer
+        self.on_change = on_change
+        self._standing, self._unlock = open_standing(settings)
+        self._line = Line(counts)
+        self._shared = Shared(settings, counts, self._line, self._standing, writer)
         self._loaded: dict[str, Version] = {}
         self._active: str | None = None
+        self._pending: str | None = None
         self._model: OpenedModel | None = None
+        self._reference: _Reference | None = None
+        self._reference_queue: RequestQueue | None = None
         # All loading is done in one thread: torch keeps a team of threads for each that it is used from.
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="gati-loader")
         self._leaving: set[asyncio.Task[None]] = set()
@@ -110,6 +157,11 @@ class Versions:
         return self._loaded[self._active]
 
     @property
+    def pending(self) -> Version | None:
+        """The one that takes over as soon as it is proven."""
+        return None if self._pending is None else self._loaded[self._pending]
+
+    @property
     def model(self) -> OpenedModel:
         """The base model. Raises `UnavailableError` before it is loaded."""
         if self._model is None:
@@ -125,10 +177,18 @@ class Versions:
             raise NotFoundError(f"no version '{name}' of '{self._settings.name}'; loaded: {known}")
         return self._loaded[name]
 
+    def describe(self) -> list[Any]:
+        """The wire's `VersionInfo` of each."""
+        return [
+            version.describe(active=name == self._active, pending=name == self._pending)
+            for name, version in self._loaded.items()
+        ]
+
     async def load(self, name: str, composition: str | None = None, folder: Path | None = None) -> Version:
         """Load and warm up a version, beside those that serve.
 
-        One of that name is replaced, and if that one is active the new one answers from then on.
+        One of that name is replaced, and if that one is active the new one answers from then on: the base
+        model in its place, until it is proven.
 
         **Raises:** what loading it raises; nothing has changed then.
         """
@@ -139,44 +199,108 @@ class Versions:
         loop = asyncio.get_running_loop()
         opened = await loop.run_in_executor(self._loader, self._open, composition, folder)
         before = self._loaded.get(name)
-        version = self._version(name, opened, before)
+        version = self._version(name, opened)
         self._loaded[name] = version
         if before is not None:
             self._leave(before)
-        _log.info("version loaded", extra={"version": name, "backend": version.engine.backend})
+        standing = version.standing
+        _log.info(
+            "version loaded",
+            extra={"version": name, "backend": version.engine.backend, "promise": standing.sentence},
+        )
+        if standing.state == "probation" and not self._shared.guarded:
+            _log.warning(
+                "nothing is proven of these caches, and nothing can be with audit_budget = 0: "
+                "the base model answers; set an audit budget, or unguarded = true",
+                extra={"version": name},
+            )
         return version
 
-    def _version(self, name: str, opened: _Opened, before: Version | None) -> Version:
+    def _version(self, name: str, opened: _Opened) -> Version:
         capacity = self._settings.queue_capacity
         queue = RequestQueue(opened.runner, capacity=capacity, times=opened.times)
         base = None
+        exact = is_exact(opened.engine)
         if opened.base is not None:
             base = RequestQueue(opened.base, capacity=capacity, times=opened.base_times)
-        watched = before or (self._loaded[self._active] if self._active is not None else None)
-        earlier = None if watched is None else watched.following.watch
-        watch = watch_for(opened.composition, self._settings, earlier)
+        elif not exact:
+            base = self._reference_answers()
         following = Following(
-            self._settings.name,
-            watch,
-            queue,
-            base,
-            sampling=self._settings.sampling,
-            writer=self._writer,
-            counts=self._counts,
+            name, self._watch(opened), queue, base, self._shared, exact=exact, cost=opened.cost
         )
-        certificate = None if opened.composition is None else opened.composition.certificate
-        return Version(name, opened.engine, queue, following, base, certificate)
+        return Version(name, opened.engine, queue, following, base, opened.composition, opened.retrained)
+
+    def _reference_answers(self) -> RequestQueue:
+        """The queue of the float32 network, for all versions in reduced precision."""
+        if self._reference_queue is None:
+            if self._reference is None:
+                raise AssertionError("a version in reduced precision is opened with its reference")
+            self._reference_queue = RequestQueue(
+                self._reference.runner, capacity=self._settings.queue_capacity, times=self._reference.times
+            )
+        return self._reference_queue
+
+    def _watch(self, opened: _Opened) -> Watch | None:
+        """The watch of a version: its own, with its own promise. None where its answers are the user's."""
+        chosen = opened.composition
+        if chosen is None or not (chosen.exits or not is_exact(opened.engine)):
+            return None
+        confidence = chosen.confidence or _CONFIDENCE
+        certified = chosen.certificate is not None and is_proven(chosen, chosen.accuracy_target, confidence)
+        identity = identity_of(chosen)
+        return self._standing.of(
+            identity,
+            chosen.accuracy_target,
+            proven=certified and not opened.retrained,
+            delta=1.0 - confidence,
+            on_event=lambda event: self._changed(identity, event),
+        )
 
     def activate(self, name: str) -> None:
-        """Let a loaded version answer from now on. Raises `NotFoundError`."""
-        self._active = self.get(name).name
-        _log.info("version activated", extra={"version": name})
+        """Let a loaded version answer from now on. Raises `NotFoundError`.
+
+        One whose caches may not answer waits while another version serves, and takes over once it is proven.
+        """
+        version = self.get(name)
+        if version.following.may_hit or self._active in (None, name):
+            self._take_over(name)
+            return
+        self._pending = name
+        _log.info(
+            "version waits until it is proven",
+            extra={"version": name, "serving": self._active, "promise": version.standing.sentence},
+        )
+
+    def _take_over(self, name: str) -> None:
+        self._active, self._pending = name, None
+        _log.info(
+            "version activated", extra={"version": name, "promise": self._loaded[name].standing.sentence}
+        )
+        self.on_change()
+
+    def _changed(self, identity: str, event: Event) -> None:
+        """Caches were stopped, or proven: in all versions that have them."""
+        names = [
+            name
+            for name, version in self._loaded.items()
+            if version.composition is not None and identity_of(version.composition) == identity
+        ]
+        stopped = event.state == "stopped"
+        _log.log(
+            logging.WARNING if stopped else logging.INFO,
+            "caches stopped by the guard" if stopped else "caches proven, they answer from now on",
+            extra={"versions": names, "audits": event.audits, "disagreements": event.losses},
+        )
+        if not stopped and self._pending in names and self._pending is not None:
+            self._take_over(self._pending)
 
     def unload(self, name: str) -> None:
         """Forget a version. Raises `NotFoundError`, and `RequestError` for the active one."""
         version = self.get(name)
         if name == self._active:
             raise RequestError(f"version '{name}' is the active one; activate another first")
+        if name == self._pending:
+            self._pending = None
         del self._loaded[name]
         self._leave(version)
 
@@ -185,10 +309,15 @@ class Versions:
         for version in self._loaded.values():
             self._leave(version)
         self._loaded.clear()
-        self._active = None
+        self._active = self._pending = None
         if self._leaving:
             await asyncio.wait(self._leaving)
+        await self._line.close()
+        if self._reference_queue is not None:
+            await self._reference_queue.close()
         self._loader.shutdown()
+        self._standing.close()
+        self._unlock()
 
     def _leave(self, version: Version) -> None:
         task = asyncio.create_task(self._let_go(version))
@@ -196,8 +325,10 @@ class Versions:
         task.add_done_callback(self._leaving.discard)
 
     async def _let_go(self, version: Version) -> None:
-        await version.following.close()
-        await asyncio.gather(*(each.close() for each in (version.queue, version.base) if each is not None))
+        await self._line.settled()
+        version.following.gone = True
+        own = {version.queue, version.base} - {None, self._reference_queue}
+        await asyncio.gather(*(each.close() for each in own if each is not None))
         version.engine.close()
         gc.collect()  # modules and graphs refer to themselves; the next version needs their memory
         _log.info("version let go", extra={"version": version.name})
@@ -214,12 +345,20 @@ class Versions:
             engine = model.base()
         else:
             engine = model.engine(chosen, None if folder is None else folder / "caches")
+        cost = 1.0 if is_exact(engine) else relative_cost(self._open_reference(model).engine, engine)
         runner = open_runner(engine, workers=self._settings.workers)
-        opened = _Opened(engine, runner, chosen, _warm_up(engine, runner))
-        if not engine.exits or (self._settings.audit_budget == 0.0 and self._settings.records is None):
+        opened = _Opened(engine, runner, chosen, _warm_up(engine, runner), folder is not None, cost=cost)
+        if not engine.exits or not is_exact(engine):
             return opened
         base = open_runner(engine, early=False, workers=self._settings.workers)
         return replace(opened, base=base, base_times=_warm_up(engine, base))
+
+    def _open_reference(self, model: OpenedModel) -> _Reference:
+        if self._reference is None:
+            engine = open_reference(model)
+            runner = open_runner(engine, early=False, workers=self._settings.workers)
+            self._reference = _Reference(engine, runner, _warm_up(engine, runner))
+        return self._reference
 
     def _open_model(self) -> OpenedModel:
         from gati.runtime.load import open_model, open_plain_model

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from gati.adapt.confidence import watched_agreement
 from gati.video.frames import Region, redact
 from services.live.pictures import Pictures
 
@@ -56,7 +57,8 @@ class LiveState:
     Everything is kept in windows: the last 600 answers, 100 events, 60 audits, 32 regions, one picture.
     Viewers ask for what is new `since` the sequence number they have, so that none needs a queue.
 
-    `promise` is the agreement that was certified. `pictures` False is for servers, which show none.
+    `promise` is the agreement that is promised of the version that answers. `pictures` False is for servers,
+    which show none.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class LiveState:
         self._totals: Counter[str] = Counter()
         self._outcomes: deque[bool] = deque(maxlen=_AUDITS)
         self._audits: dict[str, Any] | None = None
+        self._proof: dict[str, Any] | None = None
         self._source_name = ("", "")  # as told, as shown
         self._source: dict[str, Any] = {"state": "waiting", "reason": "", "since_s": clock()}
         self._version = ""
@@ -140,12 +143,45 @@ class LiveState:
             self._pictures.put(image)
             self._sequence += 1
 
-    def audit(self, agreed: bool, n: int, losses: int, lower: float, upper: float) -> None:
-        """Take in an audit, and what is known of the agreement after it: `n` audits, its interval."""
+    def audit(self, agreed: bool, n: int, losses: int) -> None:
+        """Take in an audit of an answer that was given: so many of this version's were, and differed.
+
+        What is known of its agreement is a confidence sequence, which may be looked at after every audit.
+        """
+        lower, upper = watched_agreement(losses, n)
         with self._lock:
             self._outcomes.append(agreed)
             self._audits = {"n": n, "losses": losses, "lower": _share(lower), "upper": _share(upper)}
             self._sequence += 1
+
+    def no_audits(self) -> None:
+        """Begin anew: another version answers, and audits of the one before say nothing of it."""
+        with self._lock:
+            self._outcomes.clear()
+            self._audits = None
+            self._sequence += 1
+
+    def proof(
+        self,
+        version: str | None,
+        audits: int = 0,
+        losses: int = 0,
+        needed: int | None = None,
+        *,
+        waits: bool = False,
+    ) -> None:
+        """How far the proof of caches is that do not answer yet: those of `version`, None when there is none.
+
+        It `waits` where another version answers early until it is proven; else the base model answers.
+        """
+        told: dict[str, Any] | None = None
+        if version is not None:
+            told = {"version": _text(version), "audits": audits, "losses": losses}
+            told |= {"needed": needed, "waits": waits}
+        with self._lock:
+            if told != self._proof:
+                self._proof = told
+                self._sequence += 1
 
     def event(self, kind: EventKind, text: str, time_s: float | None = None) -> None:
         """Take in an event at a stream time; without one it is that of the last answer.
@@ -184,7 +220,7 @@ class LiveState:
             self._sequence += 1
 
     def promise(self, agreement: float | None) -> None:
-        """The agreement that is certified from now on; None when nothing is."""
+        """The agreement that is promised from now on; None when nothing is."""
         with self._lock:
             self._promise = _share(agreement)
             self._sequence += 1
@@ -206,6 +242,7 @@ class LiveState:
                 "exits": [(name, self._totals[name]) for name in self._order],
                 "events": [tuple(event) for event in self._events if event.sequence > sequence],
                 "audits": self._audits and {**self._audits, "outcomes": list(self._outcomes)},
+                "proof": self._proof,
                 "picture": {"number": self._pictures.number, "size": self._pictures.size},
                 "pictures": self._shows_pictures,
             }

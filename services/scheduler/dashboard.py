@@ -13,7 +13,6 @@ from fastapi import APIRouter
 from fastapi.responses import RedirectResponse, Response
 
 from gati.errors import GatiError
-from gati.runtime.by_class import exact_interval
 from services.live import LiveState, live_router
 from services.scheduler.models import Model
 
@@ -31,6 +30,7 @@ class Dashboard:
         self._version = ""
         self._audits = (0, 0)
         self._stopped = False
+        self._pending = ""
 
     def answered(self, found: Any, latency_ms: float) -> None:
         """Show the answers to a request."""
@@ -63,26 +63,46 @@ class Dashboard:
             self.state.source("reconnecting", self._model.cause)
             return
         self.state.source("running")
+        found = await self._model.statistics()  # how versions stand comes with it
         active = self._model.active
         if active.version != self._version:
             self._version = active.version
             self.state.exits([name for name in active.exits if name != "base"])
-            self.state.promise((self._model.certificate(active.version) or {}).get("accuracy"))
-            self.state.event("version", f"{active.version} answers from now on")
-        found = await self._model.statistics()
-        self._audited(found.audits_agreed, found.audits_disagreed)
+            self.state.event("version", f"{active.version} answers from now on: {active.promise}")
+            self.state.no_audits()
+            self._audits = (0, 0)
+        self.state.promise(active.agreement)
+        self._audited(active.audits or 0, active.losses or 0)
+        self._on_trial(active)
         if found.stopped != self._stopped:
             self._stopped = found.stopped
             text = "caches stopped, the base model answers" if found.stopped else "caches answer again"
             self.state.event("alarm" if found.stopped else "recovered", text)
 
-    def _audited(self, agreed: int, disagreed: int) -> None:
-        if (agreed, disagreed) == self._audits:
+    def _audited(self, audits: int, losses: int) -> None:
+        """Show the audits of answers that this version gave."""
+        if (audits, losses) == self._audits:
             return
-        lost = disagreed > self._audits[1]
-        self._audits = agreed, disagreed
-        count = agreed + disagreed
-        self.state.audit(not lost, count, disagreed, *exact_interval(agreed, count))
+        lost = losses > self._audits[1]
+        self._audits = audits, losses
+        self.state.audit(not lost, audits, losses)
+
+    def _on_trial(self, active: Any) -> None:
+        """Show the proof of the version that waits, else that of the active one."""
+        pending = self._model.pending
+        name = "" if pending is None else pending.version
+        if name != self._pending:
+            self._pending = name
+            if pending is not None:
+                self.state.event("version", f"{name} waits until it is proven")
+        tried = active if pending is None else pending
+        if tried.proof is None:
+            self.state.proof(None)
+        else:
+            proof = tried.proof
+            self.state.proof(
+                tried.version, proof.audits, proof.losses, proof.needed, waits=active.proof is None
+            )
 
 
 def dashboards_router(dashboards: Mapping[str, Dashboard]) -> APIRouter:

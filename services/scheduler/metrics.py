@@ -90,13 +90,52 @@ class _Services(Collector):
                     queries.add_metric(where, row.queries)
                     hits.add_metric(where, row.hits)
         yield from (queries, hits, exits)
+        yield from self._audits()
+
+    def _audits(self) -> Iterator[Metric]:
         audits = CounterMetricFamily(
             "gati_audits", "Answers compared with the base model's", labels=["model", "agreed"]
+        )
+        trials = CounterMetricFamily(
+            "gati_trials",
+            "Lookups of caches that do not answer yet, compared with the base model's answer",
+            labels=["model", "agreed"],
+        )
+        left_out = CounterMetricFamily(
+            "gati_left_out", "Audits, trials and samples for which there was no time", labels=["model"]
         )
         for name, found in self.statistics.items():
             audits.add_metric([name, "true"], found.audits_agreed)
             audits.add_metric([name, "false"], found.audits_disagreed)
-        yield audits
+            trials.add_metric([name, "true"], found.trials_agreed or 0)
+            trials.add_metric([name, "false"], found.trials_disagreed or 0)
+            left_out.add_metric([name], found.left_out or 0)
+        yield from (audits, trials, left_out)
+        yield from self._standings()
+
+    def _standings(self) -> Iterator[Metric]:
+        labels = ["model", "version"]
+        state = GaugeMetricFamily(
+            "gati_version_state",
+            "1 for how a version stands: serving, probation, stopped or unguarded",
+            labels=[*labels, "state"],
+        )
+        pending = GaugeMetricFamily(
+            "gati_version_pending", "1 while a version waits to take over until it is proven", labels=labels
+        )
+        audits = GaugeMetricFamily("gati_proof_audits", "Audits of the proof under way", labels=labels)
+        needed = GaugeMetricFamily(
+            "gati_proof_audits_needed", "Audits that complete it, about, if none is a loss", labels=labels
+        )
+        for name, found in self.statistics.items():
+            for version in found.versions or ():
+                where = [name, version.version]
+                state.add_metric([*where, version.state or "serving"], 1.0)
+                pending.add_metric(where, float(bool(version.pending)))
+                if version.proof is not None:
+                    audits.add_metric(where, version.proof.audits)
+                    needed.add_metric(where, version.proof.needed)
+        yield from (state, pending, audits, needed)
 
     def _gauges(self) -> Iterator[Metric]:
         waiting = GaugeMetricFamily("gati_queue_inputs", "Inputs that wait", labels=["model"])

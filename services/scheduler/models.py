@@ -138,11 +138,14 @@ class Model:
             raise self._unavailable() from error
 
     async def statistics(self) -> Any:
-        """Its counts. Raises `UnavailableError`."""
-        return await self._connected().call("statistics", timeout_s=_CONTROL_TIMEOUT_S)
+        """Its counts, and how its versions stand. Raises `UnavailableError`."""
+        found = await self._connected().call("statistics", timeout_s=_CONTROL_TIMEOUT_S)
+        if found.versions and any(version.active for version in found.versions):
+            self._told(found.versions)
+        return found
 
     async def load(self, version: str, composition: str | None) -> None:
-        """Load a version and let it answer."""
+        """Load a version and let it answer, at once or when it is proven."""
         client = self._connected()
         source = VersionSource(version=version, composition=composition)
         await client.call("load", source, timeout_s=_LOAD_TIMEOUT_S)
@@ -165,6 +168,12 @@ class Model:
     def certificate(self, version: str) -> dict[str, Any] | None:
         """The certificate of a loaded version; None where nothing is certified, or it has gone since."""
         return self._certificates.get(version)
+
+    @property
+    def pending(self) -> Any:
+        """The `VersionInfo` of the version that takes over once it is proven, None where there is none."""
+        versions = () if self.info is None else self.info.versions
+        return next((version for version in versions if version.pending), None)
 
     @property
     def active(self) -> Any:
@@ -227,6 +236,10 @@ class Model:
         if not any(version.active for version in info.versions):
             raise RequestError(f"model '{self.name}' has no active version")
         self.info = info
+        self._told(info.versions)
+
+    def _told(self, versions: list[Any]) -> None:
+        self.info.versions = versions
         self._certificates = {
-            each.version: json.loads(each.certificate_json) for each in info.versions if each.certificate_json
+            each.version: json.loads(each.certificate_json) for each in versions if each.certificate_json
         }

@@ -38,7 +38,12 @@ async def index(request: Request) -> list[dict[str, Any]]:
     for name, model in scheduler.models.items():
         if model.ready:
             rows += [
-                {"name": name, "version": each.version, "state": "READY", "reason": ""}
+                {
+                    "name": name,
+                    "version": each.version,
+                    "state": "READY",
+                    "reason": f"waits to take over: {each.promise}" if each.pending else "",
+                }
                 for each in model.info.versions
             ]
         elif not only_ready:
@@ -56,7 +61,8 @@ async def index(request: Request) -> list[dict[str, Any]]:
 async def load(request: Request, model: str) -> dict[str, Any]:
     """Load a composition beside those that serve, and let it answer once it is warmed up.
 
-    Nothing is dropped: requests under way are answered by the version they began with. Parameters:
+    Nothing is dropped: requests under way are answered by the version they began with. One that nothing is
+    proven of is `pending`: the version before goes on until audits have proven it. Parameters:
     `composition` (of the model's cache library; its own if none is named), `version` (what to call it).
     """
     scheduler = scheduler_of(request)
@@ -72,7 +78,14 @@ async def load(request: Request, model: str) -> dict[str, Any]:
     composition = parameters.get("composition", own.composition if own and own.caches else None)
     version = parameters.get("version", composition or "base")
     await found.load(version, composition)
-    return {"name": model, "version": version}
+    loaded = found.version(version)
+    return {
+        "name": model,
+        "version": version,
+        "pending": bool(loaded.pending),
+        "state": loaded.state,
+        "promise": loaded.promise,
+    }
 
 
 @router.post(

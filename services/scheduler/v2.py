@@ -16,7 +16,7 @@ from services.scheduler.protocol import HEADER_LENGTH, outputs_of, parse_request
 from services.scheduler.replies import Json
 from services.scheduler.scheduler import scheduler_of
 
-__all__ = ["answer", "router"]
+__all__ = ["answer", "proof_of", "router"]
 
 router = APIRouter(tags=["models"])
 
@@ -89,7 +89,8 @@ async def infer(request: Request, model: str) -> Response:
     """Answer one or more inputs with the version that is active.
 
     Parameters of the request: `latency_slo_ms` (refused with 429 when it cannot be met), `timeout_ms`,
-    `priority` (1 is first). Parameters of the response: `exit`, `from_cache`, `latency_ms`, `certificate`.
+    `priority` (1 is first). Parameters of the response: `exit`, `from_cache`, `latency_ms`, `promise` (what
+    is promised of the answer, and what that rests on) and, where that is one, the `certificate`.
     """
     return await answer(request, model, None)
 
@@ -161,16 +162,27 @@ def _parameters(model: Model, found: Any, latency_ms: float, slo_ms: float | Non
     parameters["from_cache"] = "base" not in exits
     if slo_ms is not None:
         parameters["slo_met"] = latency_ms <= slo_ms
+    if found.promise is not None:
+        parameters["promise"] = found.promise
     certificate = model.certificate(found.version)
-    if certificate is not None:
+    if certificate is not None and found.certified:
         parameters["certificate"] = certificate.get("sentence", "")
     return parameters
+
+
+def proof_of(version: Any) -> dict[str, int] | None:
+    """How far the proof of a version is, from its `VersionInfo`; None where none is under way."""
+    proof = version.proof
+    if proof is None:
+        return None
+    return {"audits": proof.audits, "losses": proof.losses, "needed": proof.needed}
 
 
 def _metadata(model: Model, version: str | None) -> dict[str, Any]:
     active = model.active if version is None else model.version(version)
     info = model.info
     certificate = model.certificate(active.version)
+    pending = model.pending
     return {
         "name": model.name,
         "versions": [each.version for each in info.versions],
@@ -189,5 +201,11 @@ def _metadata(model: Model, version: str | None) -> dict[str, Any]:
             "image_shape": [size or -1 for size in info.image_shape],
             "largest_batch": info.largest_batch,
             "certificate": certificate,
+            "state": active.state,
+            "promise": active.promise,
+            "proof": proof_of(active),
+            "pending": None
+            if pending is None
+            else {"version": pending.version, "promise": pending.promise, "proof": proof_of(pending)},
         },
     }

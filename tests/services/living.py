@@ -48,6 +48,8 @@ def scene(name: str, image: NDArray[np.uint8] | None = None, answers: int = 700)
         if k == answers // 3:
             state.event("retraining", "on 4,812 answers of the last hour, after 3 epochs at 97.9 %")
         if k == answers // 2:
+            state.no_audits()
+            audits = losses = 0
             state.event("version", "v3 answers from now on: 1.68x expected, certified on 2,431 audits")
         if name == "alarm" and late and not alarmed:
             alarmed = True
@@ -72,9 +74,7 @@ def scene(name: str, image: NDArray[np.uint8] | None = None, answers: int = 700)
         if k % 5 == 0:
             agreed = chance.random() > (0.25 if name == "alarm" and late else 0.012)
             audits, losses = audits + 1, losses + (not agreed)
-            share = 1 - losses / audits
-            width = 1.96 * (share * (1 - share) / audits + 1e-4) ** 0.5
-            state.audit(agreed, audits, losses, share - width, share + width / 2)
+            state.audit(agreed, audits, losses)
     state.frame(picture() if image is None else image)
     if name == "lost":
         state.source("reconnecting", "no picture for 5 s, attempt 3")

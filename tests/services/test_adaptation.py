@@ -1,4 +1,4 @@
-"""The whole circle with real processes: requests, samples, retraining, a version that serves at once."""
+"""The whole circle with real processes: requests, samples, retraining, a version that serves once proven."""
 
 from __future__ import annotations
 
@@ -82,6 +82,9 @@ def test_caches_follow_the_stream_though_the_adaptation_is_killed(tmp_path: Path
         while hit_rate(running, seed=seed + 1000) <= before:
             assert time.monotonic() < deadline_s, "the new version was never proven"
             seed += 1
+        parameters = ask(running, stream(STRANGE, 1, seed=seed))["parameters"]
+        assert "certificate" not in parameters, "a retrained version has none"
+        assert "proven on" in parameters["promise"] or "stopped" in parameters["promise"]
         repository = ModelRepository(tmp_path / "versions")
         active = repository.active("digits")
         assert active is not None

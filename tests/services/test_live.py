@@ -20,7 +20,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from gati import cli_live
+from gati.adapt.settings import Audit, Change
 from gati.errors import ConfigError
+from gati.runtime.by_class import exact_interval
 from gati.video import Frame, Region, Result
 from services.live import LiveSink, LiveState, RunningPage, live_router, serve_page
 from services.live.pictures import Pictures
@@ -40,13 +43,46 @@ def test_everything_is_kept_in_windows() -> None:
     for k in range(2000):
         state.publish({**ANSWER, "exit": f"exit{k}", "region": [k, 0, 5, 5], "class_name": "x" * 5000})
         state.event("version", "y" * 5000)
-        state.audit(True, k + 1, 0, 0.9, 1.0)
+        state.audit(True, k + 1, 0)
     known = state.since()
     assert len(known["points"]) == 600 and len(known["events"]) == 100
     assert len(known["answers"]) == 32 and len(known["exits"]) == 64
     assert len(known["audits"]["outcomes"]) == 60 and known["audits"]["n"] == 2000
     assert len(known["answers"][0]["class_name"]) == 300
     assert len(json.dumps(known)) < 300_000
+
+
+def test_audits_of_another_version_begin_anew() -> None:
+    state = LiveState(promise=0.97)
+    state.audit(True, 130, 0)
+    known = state.since()["audits"]
+    assert known["lower"] < 0.97 and known["upper"] == 1.0, "it holds at all times at once"
+    assert exact_interval(130, 130)[0] > 0.97, "which one for a fixed number does not"
+    state.no_audits()
+    assert state.since()["audits"] is None
+    state.audit(False, 1, 1)
+    assert state.since()["audits"]["outcomes"] == [False]
+
+
+def test_a_stream_counts_answers_given_by_version_and_trials_apart() -> None:
+    state = LiveState()
+    audits = cli_live._PageAudits(state)
+
+    def audit(version: int, agreed: bool = True) -> None:
+        audits.heard(Audit(0, 0.0, version, 1, 1 if agreed else 2, "early"))
+
+    for _ in range(5):
+        audit(0)
+    audits.changed(Change("alarm", 1.0, 5, 0, "caches stop"))
+    for _ in range(3):
+        audit(0, False)
+    known = state.since()
+    assert (known["audits"]["n"], known["audits"]["losses"]) == (5, 0)
+    assert (known["proof"]["audits"], known["proof"]["losses"]) == (3, 3)
+    audits.changed(Change("activated", 2.0, 9, 1, "others"))
+    audit(1)
+    known = state.since()
+    assert known["proof"] is None and known["audits"]["n"] == 1
 
 
 def test_rates_and_means_are_of_the_last_200_answers() -> None:
@@ -459,6 +495,56 @@ def test_the_page_follows_what_happens(browser: Any) -> None:
         assert "left at early" in page.locator("#tip").text_content()
         page.keyboard.press("Escape")
         page.wait_for_selector("#tip", state="hidden")
+
+
+@pytest.mark.slow
+def test_the_page_says_no_more_than_what_may_be_watched(browser: Any) -> None:
+    """An interval for a fixed number of audits would have said "kept" after 130, and been wrong one day."""
+    state = LiveState("small", pictures=False)
+    state.publish(ANSWER)
+    with serve_page(state) as running, visit(browser, running.url) as page:
+
+        def says(text: str) -> None:
+            page.wait_for_selector(f"#verdict:text('{text}')")
+
+        says("Nothing is promised.")
+        state.promise(0.97)
+        says("At least 97 % is promised; no early answer was audited yet.")
+        state.audit(True, 130, 0)
+        says("Not decided yet: the promise lies within the interval. 0 of 130 audits differed")
+        assert page.locator("#agreement").text_content() == "100.0 %"
+        state.audit(True, 400, 0)
+        says("The promise is kept so far.")
+        state.audit(False, 440, 60)
+        says("The promise is not kept.")
+        assert "bad" in (page.locator("#agreement").get_attribute("class") or "")
+        state.no_audits()  # another version
+        says("At least 97 % is promised; no early answer was audited yet.")
+        assert page.locator("#interval svg").count() == 0
+        assert page.locator("#agreement").text_content() == "-"
+        state.promise(None)
+        says("Nothing is promised.")
+        state.event("alarm", "losses")
+        says("The guard stopped the caches: nothing is promised.")
+
+
+@pytest.mark.slow
+def test_caches_on_trial_are_told_apart_from_those_that_answer(browser: Any) -> None:
+    state = LiveState("small", pictures=False, promise=0.97)
+    state.publish(ANSWER)
+    state.audit(True, 10, 0)
+    with serve_page(state) as running, visit(browser, running.url) as page:
+        page.wait_for_selector(".banner.good")
+        assert not page.locator("#proof").is_visible()
+        state.proof("7", 57, 1, 150, waits=True)
+        page.wait_for_selector("#proof:text('Version 7 waits to be proven: 57 of about 150 audits, 1 of')")
+        assert page.locator(".banner.good").count() == 1
+        assert "0 of 10 audits differed" in (page.locator("#verdict").text_content() or "")
+        state.promise(None)
+        state.proof("7", 58, 1, 150)
+        page.wait_for_selector(".banner:has-text('On probation: the base model answers')")
+        state.proof(None)
+        page.wait_for_selector(".banner.good")
 
 
 @pytest.mark.slow

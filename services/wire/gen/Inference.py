@@ -53,7 +53,8 @@ class Iface(object):
 
     def activate(self, version):
         """
-        Let a loaded version answer from now on; requests under way are answered by the one they began with.
+        Let a loaded version answer from now on; requests under way are answered by the one they began with. One
+        that is not proven waits: the one that serves goes on, and the new one takes over when it is proven.
 
         Parameters:
          - version
@@ -182,7 +183,8 @@ class Client(Iface):
 
     def activate(self, version):
         """
-        Let a loaded version answer from now on; requests under way are answered by the one they began with.
+        Let a loaded version answer from now on; requests under way are answered by the one they began with. One
+        that is not proven waits: the one that serves goes on, and the new one takes over when it is proven.
 
         Parameters:
          - version

@@ -483,15 +483,21 @@ class InferResponse(object):
      - version
      - queue_ms: From arrival until the last of its inputs was taken up.
      - latency_ms: From arrival to the last answer.
+     - state: Whether the caches of that version answered; see VersionInfo.
+     - promise: What is promised of these answers, in a sentence.
+     - certified: Whether that rests on the certificate of the version.
 
     """
 
 
-    def __init__(self, answers=None, version=None, queue_ms=None, latency_ms=None,):
+    def __init__(self, answers=None, version=None, queue_ms=None, latency_ms=None, state=None, promise=None, certified=None,):
         self.answers = answers
         self.version = version
         self.queue_ms = queue_ms
         self.latency_ms = latency_ms
+        self.state = state
+        self.promise = promise
+        self.certified = certified
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -528,6 +534,21 @@ class InferResponse(object):
                     self.latency_ms = iprot.readDouble()
                 else:
                     iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.STRING:
+                    self.state = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 6:
+                if ftype == TType.STRING:
+                    self.promise = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 7:
+                if ftype == TType.BOOL:
+                    self.certified = iprot.readBool()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -556,6 +577,18 @@ class InferResponse(object):
         if self.latency_ms is not None:
             oprot.writeFieldBegin('latency_ms', TType.DOUBLE, 4)
             oprot.writeDouble(self.latency_ms)
+            oprot.writeFieldEnd()
+        if self.state is not None:
+            oprot.writeFieldBegin('state', TType.STRING, 5)
+            oprot.writeString(self.state.encode('utf-8') if sys.version_info[0] == 2 else self.state)
+            oprot.writeFieldEnd()
+        if self.promise is not None:
+            oprot.writeFieldBegin('promise', TType.STRING, 6)
+            oprot.writeString(self.promise.encode('utf-8') if sys.version_info[0] == 2 else self.promise)
+            oprot.writeFieldEnd()
+        if self.certified is not None:
+            oprot.writeFieldBegin('certified', TType.BOOL, 7)
+            oprot.writeBool(self.certified)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -666,6 +699,93 @@ class VersionSource(object):
         return not (self == other)
 
 
+class ProofProgress(object):
+    """
+    Audits of a proof under way: of what caches would have answered that do not answer yet.
+
+    Attributes:
+     - audits
+     - losses
+     - needed: About how many audits complete it, if none is a loss.
+
+    """
+
+
+    def __init__(self, audits=None, losses=None, needed=None,):
+        self.audits = audits
+        self.losses = losses
+        self.needed = needed
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.I64:
+                    self.audits = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.I64:
+                    self.losses = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.I64:
+                    self.needed = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('ProofProgress')
+        if self.audits is not None:
+            oprot.writeFieldBegin('audits', TType.I64, 1)
+            oprot.writeI64(self.audits)
+            oprot.writeFieldEnd()
+        if self.losses is not None:
+            oprot.writeFieldBegin('losses', TType.I64, 2)
+            oprot.writeI64(self.losses)
+            oprot.writeFieldEnd()
+        if self.needed is not None:
+            oprot.writeFieldBegin('needed', TType.I64, 3)
+            oprot.writeI64(self.needed)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        if self.audits is None:
+            raise TProtocolException(message='Required field audits is unset!')
+        if self.losses is None:
+            raise TProtocolException(message='Required field losses is unset!')
+        if self.needed is None:
+            raise TProtocolException(message='Required field needed is unset!')
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
 class VersionInfo(object):
     """
     A loaded version.
@@ -674,20 +794,35 @@ class VersionInfo(object):
      - version
      - active
      - backend
-     - certificate_json: The certificate in JSON; absent where nothing is certified.
+     - certificate_json: The certificate in JSON; absent where nothing is certified, and of versions that were retrained.
      - exits
      - memory_bytes
+     - state: "serving": its caches answer. "probation": the base model answers until they are proven. "stopped": so it
+    does since the guard stopped them. "unguarded": they answer, and nothing is promised.
+     - pending: It was activated and takes over by itself as soon as it is proven.
+     - agreement: The agreement that is promised of it; absent where nothing is.
+     - promise: What is promised of its answers, in a sentence.
+     - proof
+     - audits: Audits of answers that its caches or network gave, and how many differed from the base model's.
+     - losses
 
     """
 
 
-    def __init__(self, version=None, active=None, backend=None, certificate_json=None, exits=None, memory_bytes=None,):
+    def __init__(self, version=None, active=None, backend=None, certificate_json=None, exits=None, memory_bytes=None, state=None, pending=None, agreement=None, promise=None, proof=None, audits=None, losses=None,):
         self.version = version
         self.active = active
         self.backend = backend
         self.certificate_json = certificate_json
         self.exits = exits
         self.memory_bytes = memory_bytes
+        self.state = state
+        self.pending = pending
+        self.agreement = agreement
+        self.promise = promise
+        self.proof = proof
+        self.audits = audits
+        self.losses = losses
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -733,6 +868,42 @@ class VersionInfo(object):
                     self.memory_bytes = iprot.readI64()
                 else:
                     iprot.skip(ftype)
+            elif fid == 7:
+                if ftype == TType.STRING:
+                    self.state = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 8:
+                if ftype == TType.BOOL:
+                    self.pending = iprot.readBool()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 9:
+                if ftype == TType.DOUBLE:
+                    self.agreement = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 10:
+                if ftype == TType.STRING:
+                    self.promise = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 11:
+                if ftype == TType.STRUCT:
+                    self.proof = ProofProgress()
+                    self.proof.read(iprot)
+                else:
+                    iprot.skip(ftype)
+            elif fid == 12:
+                if ftype == TType.I64:
+                    self.audits = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 13:
+                if ftype == TType.I64:
+                    self.losses = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -769,6 +940,34 @@ class VersionInfo(object):
         if self.memory_bytes is not None:
             oprot.writeFieldBegin('memory_bytes', TType.I64, 6)
             oprot.writeI64(self.memory_bytes)
+            oprot.writeFieldEnd()
+        if self.state is not None:
+            oprot.writeFieldBegin('state', TType.STRING, 7)
+            oprot.writeString(self.state.encode('utf-8') if sys.version_info[0] == 2 else self.state)
+            oprot.writeFieldEnd()
+        if self.pending is not None:
+            oprot.writeFieldBegin('pending', TType.BOOL, 8)
+            oprot.writeBool(self.pending)
+            oprot.writeFieldEnd()
+        if self.agreement is not None:
+            oprot.writeFieldBegin('agreement', TType.DOUBLE, 9)
+            oprot.writeDouble(self.agreement)
+            oprot.writeFieldEnd()
+        if self.promise is not None:
+            oprot.writeFieldBegin('promise', TType.STRING, 10)
+            oprot.writeString(self.promise.encode('utf-8') if sys.version_info[0] == 2 else self.promise)
+            oprot.writeFieldEnd()
+        if self.proof is not None:
+            oprot.writeFieldBegin('proof', TType.STRUCT, 11)
+            self.proof.write(oprot)
+            oprot.writeFieldEnd()
+        if self.audits is not None:
+            oprot.writeFieldBegin('audits', TType.I64, 12)
+            oprot.writeI64(self.audits)
+            oprot.writeFieldEnd()
+        if self.losses is not None:
+            oprot.writeFieldBegin('losses', TType.I64, 13)
+            oprot.writeI64(self.losses)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -1272,14 +1471,18 @@ class Statistics(object):
      - running
      - expected_wait_ms: What the next input would wait.
      - resident_bytes
-     - audits_agreed
+     - audits_agreed: Answers given that were compared with the base model's.
      - audits_disagreed
      - stopped
+     - versions: As `describe` tells them.
+     - trials_agreed: Lookups of caches that do not answer yet, compared with the base model's answer.
+     - trials_disagreed
+     - left_out: Audits, trials and samples that were drawn and not done, for want of time.
 
     """
 
 
-    def __init__(self, inputs=None, refused=None, exits=None, queue_seconds=None, service_seconds=None, waiting=None, running=None, expected_wait_ms=None, resident_bytes=None, audits_agreed=None, audits_disagreed=None, stopped=None,):
+    def __init__(self, inputs=None, refused=None, exits=None, queue_seconds=None, service_seconds=None, waiting=None, running=None, expected_wait_ms=None, resident_bytes=None, audits_agreed=None, audits_disagreed=None, stopped=None, versions=None, trials_agreed=None, trials_disagreed=None, left_out=None,):
         self.inputs = inputs
         self.refused = refused
         self.exits = exits
@@ -1292,6 +1495,10 @@ class Statistics(object):
         self.audits_agreed = audits_agreed
         self.audits_disagreed = audits_disagreed
         self.stopped = stopped
+        self.versions = versions
+        self.trials_agreed = trials_agreed
+        self.trials_disagreed = trials_disagreed
+        self.left_out = left_out
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -1376,6 +1583,32 @@ class Statistics(object):
                     self.stopped = iprot.readBool()
                 else:
                     iprot.skip(ftype)
+            elif fid == 13:
+                if ftype == TType.LIST:
+                    self.versions = []
+                    (_etype79, _size76) = iprot.readListBegin()
+                    for _i80 in range(_size76):
+                        _elem81 = VersionInfo()
+                        _elem81.read(iprot)
+                        self.versions.append(_elem81)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 14:
+                if ftype == TType.I64:
+                    self.trials_agreed = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 15:
+                if ftype == TType.I64:
+                    self.trials_disagreed = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 16:
+                if ftype == TType.I64:
+                    self.left_out = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -1393,16 +1626,16 @@ class Statistics(object):
         if self.refused is not None:
             oprot.writeFieldBegin('refused', TType.MAP, 2)
             oprot.writeMapBegin(TType.STRING, TType.I64, len(self.refused))
-            for kiter76, viter77 in self.refused.items():
-                oprot.writeString(kiter76.encode('utf-8') if sys.version_info[0] == 2 else kiter76)
-                oprot.writeI64(viter77)
+            for kiter82, viter83 in self.refused.items():
+                oprot.writeString(kiter82.encode('utf-8') if sys.version_info[0] == 2 else kiter82)
+                oprot.writeI64(viter83)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         if self.exits is not None:
             oprot.writeFieldBegin('exits', TType.LIST, 3)
             oprot.writeListBegin(TType.STRUCT, len(self.exits))
-            for iter78 in self.exits:
-                iter78.write(oprot)
+            for iter84 in self.exits:
+                iter84.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.queue_seconds is not None:
@@ -1440,6 +1673,25 @@ class Statistics(object):
         if self.stopped is not None:
             oprot.writeFieldBegin('stopped', TType.BOOL, 12)
             oprot.writeBool(self.stopped)
+            oprot.writeFieldEnd()
+        if self.versions is not None:
+            oprot.writeFieldBegin('versions', TType.LIST, 13)
+            oprot.writeListBegin(TType.STRUCT, len(self.versions))
+            for iter85 in self.versions:
+                iter85.write(oprot)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.trials_agreed is not None:
+            oprot.writeFieldBegin('trials_agreed', TType.I64, 14)
+            oprot.writeI64(self.trials_agreed)
+            oprot.writeFieldEnd()
+        if self.trials_disagreed is not None:
+            oprot.writeFieldBegin('trials_disagreed', TType.I64, 15)
+            oprot.writeI64(self.trials_disagreed)
+            oprot.writeFieldEnd()
+        if self.left_out is not None:
+            oprot.writeFieldBegin('left_out', TType.I64, 16)
+            oprot.writeI64(self.left_out)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -1492,7 +1744,8 @@ class AdaptationStatus(object):
      - version: Active in the repository; 0 is the composition that the library came with.
      - samples: Samples in the window.
      - retraining
-     - outcome: What came of the last attempt: activated, reused, kept, skipped or failed; empty before the first.
+     - outcome: What came of the last attempt: activated, reused, kept, skipped or failed; empty before the first. What is
+    activated answers once the inference service has proven it.
      - message
      - hit_rate: Hit rate of the samples since the version is active, and the one it was measured with.
      - promised_hit_rate
@@ -1672,6 +1925,9 @@ InferResponse.thrift_spec = (
     (2, TType.STRING, 'version', 'UTF8', None, ),  # 2
     (3, TType.DOUBLE, 'queue_ms', None, None, ),  # 3
     (4, TType.DOUBLE, 'latency_ms', None, None, ),  # 4
+    (5, TType.STRING, 'state', 'UTF8', None, ),  # 5
+    (6, TType.STRING, 'promise', 'UTF8', None, ),  # 6
+    (7, TType.BOOL, 'certified', None, None, ),  # 7
 )
 all_structs.append(VersionSource)
 VersionSource.thrift_spec = (
@@ -1679,6 +1935,13 @@ VersionSource.thrift_spec = (
     (1, TType.STRING, 'version', 'UTF8', None, ),  # 1
     (2, TType.STRING, 'composition', 'UTF8', None, ),  # 2
     (3, TType.STRING, 'folder', 'UTF8', None, ),  # 3
+)
+all_structs.append(ProofProgress)
+ProofProgress.thrift_spec = (
+    None,  # 0
+    (1, TType.I64, 'audits', None, None, ),  # 1
+    (2, TType.I64, 'losses', None, None, ),  # 2
+    (3, TType.I64, 'needed', None, None, ),  # 3
 )
 all_structs.append(VersionInfo)
 VersionInfo.thrift_spec = (
@@ -1689,6 +1952,13 @@ VersionInfo.thrift_spec = (
     (4, TType.STRING, 'certificate_json', 'UTF8', None, ),  # 4
     (5, TType.LIST, 'exits', (TType.STRING, 'UTF8', False), None, ),  # 5
     (6, TType.I64, 'memory_bytes', None, None, ),  # 6
+    (7, TType.STRING, 'state', 'UTF8', None, ),  # 7
+    (8, TType.BOOL, 'pending', None, None, ),  # 8
+    (9, TType.DOUBLE, 'agreement', None, None, ),  # 9
+    (10, TType.STRING, 'promise', 'UTF8', None, ),  # 10
+    (11, TType.STRUCT, 'proof', [ProofProgress, None], None, ),  # 11
+    (12, TType.I64, 'audits', None, None, ),  # 12
+    (13, TType.I64, 'losses', None, None, ),  # 13
 )
 all_structs.append(ModelInfo)
 ModelInfo.thrift_spec = (
@@ -1738,6 +2008,10 @@ Statistics.thrift_spec = (
     (10, TType.I64, 'audits_agreed', None, None, ),  # 10
     (11, TType.I64, 'audits_disagreed', None, None, ),  # 11
     (12, TType.BOOL, 'stopped', None, None, ),  # 12
+    (13, TType.LIST, 'versions', (TType.STRUCT, [VersionInfo, None], False), None, ),  # 13
+    (14, TType.I64, 'trials_agreed', None, None, ),  # 14
+    (15, TType.I64, 'trials_disagreed', None, None, ),  # 15
+    (16, TType.I64, 'left_out', None, None, ),  # 16
 )
 all_structs.append(AdaptationStatus)
 AdaptationStatus.thrift_spec = (

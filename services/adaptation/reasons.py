@@ -1,0 +1,85 @@
+"""When caches are renewed: as the samples have it of the version that answered them.
+
+A version that was published does not answer at once: the inference service proves it first. Samples tell
+which version answered; until they come from the new one, what they say of hits and losses is of the old one,
+which has been seen to already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gati.adapt.record import Record
+from gati.compose.certificate import p_value
+
+__all__ = ["Due", "Latest", "Rules"]
+
+_SETTLED = 200  # samples after which their hit rate says something
+_SURE = 0.001  # chance of as many disagreements where the promise is kept
+_LEAST_WAIT_S = 60.0
+
+
+@dataclass
+class Latest:
+    """The version published last, by the name that samples bear, since when (1970 s), and if it answers."""
+
+    name: str
+    promised: float
+    since_s: float
+    seen: bool = False
+
+
+class Due(NamedTuple):
+    """Why to renew now, if at all, and why not, where it would be time; `hit_rate` of the latest version."""
+
+    reason: str | None
+    skipped: str
+    hit_rate: float
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Renew on alarm, when hits fall to `falls_to` of the promised, and every `interval_s`.
+
+    A version that is on trial gets `patience` intervals to be proven. `least` samples are needed to train on;
+    `kept` are at most in the window.
+    """
+
+    accuracy: float
+    interval_s: float
+    falls_to: float
+    least: int
+    kept: int
+    patience: float = 3.0
+
+    def due(self, records: Sequence[Record], latest: Latest, tried_s: float, now_s: float) -> Due:
+        """What the samples say; takes note in `latest` of whether it has answered."""
+        since = [record for record in records if record.time_s >= latest.since_s]
+        own = [record for record in since if record.source in (latest.name, "")]
+        latest.seen |= bool(own)
+        early = [record for record in own if record.exit is not None]
+        hit_rate = len(early) / len(own) if own else latest.promised
+        if not latest.seen and now_s - latest.since_s < self.patience * self.interval_s:
+            return Due(None, "", hit_rate)
+        about = own if latest.seen else since
+        waited = now_s - tried_s >= min(self.interval_s, _LEAST_WAIT_S)
+        wrong = sum(record.agreed is False for record in about)
+        if wrong and waited and p_value(len(about) - wrong, len(about), 1.0 - self.accuracy) <= _SURE:
+            return Due("alarm", "", hit_rate)
+        low = hit_rate < self.falls_to * latest.promised
+        if low and waited and len(own) >= _SETTLED:
+            return Due("hit rate", "", hit_rate)
+        if now_s - tried_s < self.interval_s:
+            return Due(None, "", hit_rate)
+        if len(records) < self.least:
+            return Due(None, self.too_few(len(records)), hit_rate)
+        return Due("interval", "", hit_rate)
+
+    def too_few(self, count: int) -> str:
+        """Why so many samples do not do."""
+        said = f"{count} samples, {self.least} are needed"
+        if self.kept < self.least:
+            said += f", but only {self.kept} are kept: set window_inputs to {self.least} or more"
+        return said

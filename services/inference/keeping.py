@@ -1,0 +1,110 @@
+"""How the versions of a served model stand, in a file that outlives the process.
+
+`STATE/NAME.json`, in the folder `standing` of the library unless the settings name another. Who cannot write
+there, or finds another process at it, reads what is there and keeps what follows in memory: said in one line.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from gati.adapt.standing import Snapshot, Standing
+from gati.adapt.watch import OnEvent, Watch
+from services.inference.settings import InferenceSettings
+
+__all__ = ["ServedStanding", "open_standing"]
+
+_log = logging.getLogger("gati.inference")
+
+_DELTA = 0.05  # shares are scaled to that of each version
+
+
+class ServedStanding(Standing):
+    """A `Standing` whose evidence is written by a thread of its own.
+
+    A change of state is still written before anybody acts on it. Versions of the same caches share a watch.
+    """
+
+    def __init__(self, path: Path | None, *, writable: bool = True) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gati-standing")
+        self._writable = writable
+        self._shared: dict[str, Watch] = {}
+        self._listeners: dict[str, OnEvent] = {}
+        super().__init__(_DELTA, path)
+
+    def of(
+        self, identity: str, agreement: float, *, proven: bool, delta: float, on_event: OnEvent
+    ) -> Watch:
+        """The watch of a version; the same one for versions with the same caches and promise."""
+        self._listeners[identity] = on_event
+        known = self._shared.get(identity)
+        if known is None or known.agreement != agreement:
+            known = self._shared[identity] = self.watch(
+                identity,
+                agreement,
+                proven=proven,
+                delta=delta,
+                on_event=lambda event: self._listeners[identity](event),
+            )
+        return known
+
+    def audited(self) -> None:
+        """Some watch has taken in an audit: write it down soon, without waiting for the disk."""
+        snapshot = super().audited()
+        if snapshot is not None:
+            self._thread.submit(self.write, snapshot)
+
+    def write(self, snapshot: Snapshot) -> None:
+        """As `Standing.write`, where the file is this process's to write."""
+        if self._writable:
+            super().write(snapshot)
+
+    def close(self) -> None:
+        """Write everything down, and end."""
+        self.save()
+        self._thread.shutdown()
+
+
+def open_standing(settings: InferenceSettings) -> tuple[ServedStanding, Callable[[], None]]:
+    """How the versions of a model stand, and what gives its file back. One that cannot be written is kept in memory."""
+    folder = settings.state
+    if folder is None:
+        if settings.library is None:
+            return ServedStanding(None), _nothing
+        folder = settings.library / "standing"
+    path = folder / f"{settings.name}.json"
+    lock = _locked(path.with_suffix(".lock"))
+    if isinstance(lock, str):
+        _log.warning(
+            "how versions stand is kept in memory only; name a folder with `state`",
+            extra={"file": str(path), "reason": lock},
+        )
+        return ServedStanding(path, writable=False), _nothing
+    return ServedStanding(path), lock.close
+
+
+def _nothing() -> None:
+    """There is no file to give back."""
+
+
+def _locked(path: Path) -> IO[bytes] | str:
+    """The lock, which ends with its process however that ends, or why it cannot be had."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = path.open("ab")
+    except OSError as error:
+        return f"cannot write {path.parent} ({error.strerror or error})"
+    with suppress(ImportError):  # a system without it has no lock, and no second process if used rightly
+        import fcntl
+
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            handle.close()
+            return "another process keeps it"
+    return handle
