@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
 
 from gati.errors import GatiError
 
@@ -24,8 +24,7 @@ __all__ = ["LineView", "TerminalView", "open_page", "open_view", "replayed", "su
 
 _LINE_EVERY_S = 1.0
 _CHANGES = 6
-_ON_TRIAL = ("alarm",)  # from then on audits are of what caches would answer
-_SERVING = ("returned", "activated", "reused", "recalling")
+_TRIAL_ENDS = ("returned", "activated", "reused", "kept")
 _WORD = {
     **{"alarm": "alarm", "returned": "recovered", "recalling": "recovered", "retraining": "retraining"},
 }  # of the live page
@@ -117,11 +116,13 @@ def _counts(tally: Tally, status: Status) -> str:
     hit_rate = "-" if status.hit_rate is None else f"{status.hit_rate:.0%}"
     gain = "" if tally.gain is None else f" ({tally.gain:.1f}x)"
     recalled = f" ({status.recalled / status.requests:.0%} from memory)" if status.recalled else ""
-    state = "" if status.state == "serving" else f", caches {status.state}"
+    word = "on probation" if status.state == "probation" else status.state
+    state = "" if status.state == "serving" else f", caches {word}"
+    proof = f", proof of {status.proof}" if status.proof else ""
     busy = ", retraining" if status.retraining else ""
     return (
         f"hits {hit_rate}{recalled}, {tally.latency_ms:.2f} ms{gain}, version {status.version}{state}{busy}, "
-        f"{status.losses} of {status.audits} audits disagree"
+        f"{status.losses} of {status.audits} audits disagree{proof}"
     )
 
 
@@ -196,12 +197,19 @@ def _cells(period: Period) -> tuple[str, ...]:
     )
 
 
-def open_page(
-    stack: ExitStack, name: str, port: int | None, sinks: list[Sink]
-) -> tuple[Callable[[Change], None], Callable[[Audit], None], Callable[[str], None]]:
-    """Show a page if it is asked for; who is to be told of changes, audits and the source's state."""
+class Page(NamedTuple):
+    """Who is to be told of changes, audits, the source's state, and what is promised now."""
+
+    change: Callable[[Change], None]
+    audit: Callable[[Audit], None]
+    source: Callable[[str], None]
+    promise: Callable[[float | None], None]
+
+
+def open_page(stack: ExitStack, name: str, port: int | None, sinks: list[Sink]) -> Page:
+    """Show a page if it is asked for."""
     if port is None:
-        return (lambda _: None), (lambda _: None), (lambda _: None)
+        return Page(*[lambda _: None] * 4)
     if find_spec("services.live") is None:
         raise GatiError("this Gati has no live page (services.live is missing); leave --page out")
     if missing := [each for each in ("fastapi", "uvicorn") if find_spec(each) is None]:
@@ -220,7 +228,7 @@ def open_page(
         audits.changed(change)
         state.event(_WORD.get(change.kind, "version"), f"{change.kind}: {change.message}", change.time_s)
 
-    return told, audits.heard, state.source
+    return Page(told, audits.heard, state.source, state.promise)
 
 
 class _PageAudits:
@@ -229,30 +237,32 @@ class _PageAudits:
     def __init__(self, state: Any) -> None:
         self._state = state
         self._version: int | None = None
-        self._on_trial = False
+        self._tried_version: int | None = None
+        self._stopped = False
         self._given = self._tried = (0, 0)
 
     def changed(self, change: Change) -> None:
-        """Caches stop, or others serve; audits of requests that began before still count for theirs."""
-        if change.kind in _ON_TRIAL:
-            self._on_trial = "of" not in change.details  # else memory stops, and the caches go on
-        elif change.kind in _SERVING:
-            self._on_trial = False
+        """Caches stop, or others serve, or a trial has come to nothing."""
+        if change.kind == "alarm" and "of" not in change.details:  # else memory stops, and the caches go on
+            self._stopped = True
+        elif change.kind in _TRIAL_ENDS:
+            self._stopped &= change.kind == "kept"
+            self._tried_version, self._tried = None, (0, 0)
             self._state.proof(None)
-        if change.kind in (*_ON_TRIAL, *_SERVING):
-            self._tried = (0, 0)
 
     def heard(self, audit: Audit) -> None:
         """Take in an audit."""
+        if audit.shadow:
+            if audit.version != self._tried_version:
+                self._tried_version, self._tried = audit.version, (0, 0)
+            self._tried = _counted(self._tried, audit)
+            self._state.proof(str(audit.version), *self._tried, waits=not self._stopped)
+            return
         if audit.version != self._version:
             self._version, self._given = audit.version, (0, 0)
             self._state.no_audits()
-        if self._on_trial:
-            self._tried = _counted(self._tried, audit)
-            self._state.proof(str(audit.version), *self._tried)
-        else:
-            self._given = _counted(self._given, audit)
-            self._state.audit(audit.agreed, *self._given)
+        self._given = _counted(self._given, audit)
+        self._state.audit(audit.agreed, *self._given)
 
 
 def _counted(before: tuple[int, int], audit: Audit) -> tuple[int, int]:

@@ -140,12 +140,12 @@ def _run(
     source = open_source(text, every_s=every_s, fps=fps)
     view = cli_live.open_view(results_on_stdout=results_on_stdout)
     began_s = time.time()
-    told, heard, tell_source = cli_live.open_page(stack, source.name, page, sinks)
+    shown_on = cli_live.open_page(stack, source.name, page, sinks)
 
     def changed(change: Change) -> None:
         shown = replace(change, time_s=max(0.0, change.time_s - began_s))
         view.change(shown)
-        told(shown)
+        shown_on.change(shown)
 
     kept = _kept(stack, directory, state) if settings.enabled else {}
     adaptation = stack.enter_context(
@@ -155,7 +155,7 @@ def _run(
             composition=composition,
             threads=threads,
             on_change=changed,
-            on_audit=heard,
+            on_audit=shown_on.audit,
             **kept,
         )
     )
@@ -166,7 +166,8 @@ def _run(
                 adaptation, source, regions=chosen, sinks=sinks, began_s=began_s, tally=tally
             ):
                 view.show(streamed)
-                tell_source(streamed.source.value)
+                shown_on.source(streamed.source.value)
+                shown_on.promise(streamed.status.promise)
     except KeyboardInterrupt:  # how a stream is ended that does not end by itself
         typer.echo("ended by Ctrl-C", err=True)
     if adaptation.status.retraining:

@@ -90,6 +90,7 @@ class Adaptation:
         asked = settings or AdaptSettings()
         promise = promise_of(served, asked)
         self.settings = _resolved(asked, promise)
+        self._accuracy = promise.accuracy
         self._folder = Path(tempfile.mkdtemp(prefix="gati-adapt-"))
         store = repository or ModelRepository(self._folder / "repository")
         blocks = candidate_blocks(served, self.settings)
@@ -101,7 +102,7 @@ class Adaptation:
         self._lock = threading.RLock()
         self._samples = restored(history, served, self.settings)
         self._triggers = Triggers(self.settings, self._renewal.least_inputs)
-        self._base, exact = base_of(served), is_exact(served)
+        self._base, exact = base_of(served), is_exact(served.engine)
         self._reference = self._base if exact else reference_of(served)
         example = served.engine.traced.example()[:1].clone()
         self._reference.base(example)  # ready when caches have to stop
@@ -172,6 +173,10 @@ class Adaptation:
         return cls(served, settings, **{"model": model_name(directory), **options})
 
     @property
+    def _remembers(self) -> bool:
+        return self._recall is not None and self._recall.serves
+
+    @property
     def served(self) -> Served:
         """What serves now."""
         return self._succession.serving.deployed.served
@@ -185,6 +190,7 @@ class Adaptation:
                 *(serving.deployed.number, serving.watch.state, self._requests, self._hits, self._recalled),
                 *(self._recent_hit_rate, follow.audits, follow.losses, follow.left_out),
                 *(len(self._samples), self._renewing, self._succession.how_far),
+                self._accuracy if self._succession.may_hit or self._remembers else None,
             )
 
     def base(self, x: Tensor) -> Prediction:
@@ -267,7 +273,7 @@ class Adaptation:
         """The answer from memory, where it may be given."""
         if looked is None or looked.seen is None or not looked.confident:
             return None
-        if self._recall is None or not self._recall.serves:
+        if not self._remembers:
             return None
         return looked.seen.answer._replace(exit=RECALL)
 

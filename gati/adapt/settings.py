@@ -180,6 +180,7 @@ class Status(NamedTuple):
     samples: int
     retraining: bool
     proof: str = ""  # how far the one under way is
+    promise: float | None = None  # the agreement promised of early answers; None while none are given
 
 
 def model_name(directory: str | Path) -> str:

@@ -141,7 +141,7 @@ def certify(
     check_levels(target, delta)
     ledger = Ledger(served.library.directory)
     asked = {"delta": delta, "per_class": every_class}
-    attempt = ledger.attempt(_identity(served.library, chosen), inputs.fingerprint, asked)
+    attempt = ledger.attempt(_identity(served.library, chosen), fresh.identity, asked)
     answer, base_class, hits = _answers(served, inputs, progress)
     rows = counted(answer != base_class, fresh.copies)
     certificate = verdict(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +21,13 @@ __all__ = ["Fresh", "fresh_inputs", "note_of_seen"]
 class Fresh:
     """Different inputs that explore has not seen, and how many copies there were of each, [n].
 
-    `note` says what was left out, or is empty.
+    `identity` names them by what they are, in whatever order or file; `note` says what was left out, or is
+    empty.
     """
 
     inputs: Data
     copies: NDArray[np.int64]
+    identity: str
     note: str = ""
 
 
@@ -61,7 +64,12 @@ def fresh_inputs(library: Library, inputs: Data) -> Fresh:
             "differ"
         )
     notes += [warning] if (warning := warning_of_neighbours(inputs)) else []
-    return Fresh(inputs.subset(rows), copies[rows], "; ".join(notes))
+    return Fresh(inputs.subset(rows), copies[rows], _named(identities[rows], copies[rows]), "; ".join(notes))
+
+
+def _named(identities: NDArray[np.uint64], copies: NDArray[np.int64]) -> str:
+    order = np.argsort(identities)
+    return hashlib.sha256(identities[order].tobytes() + copies[order].tobytes()).hexdigest()
 
 
 def note_of_seen(library: Library, inputs: Data) -> str:

@@ -71,7 +71,10 @@ class ServedStanding(Standing):
 
 
 def open_standing(settings: InferenceSettings) -> tuple[ServedStanding, Callable[[], None]]:
-    """How the versions of a model stand, and what gives its file back. One that cannot be written is kept in memory."""
+    """How the versions of a model stand, and what gives its file back.
+
+    Where it cannot be written it is kept in memory.
+    """
     folder = settings.state
     if folder is None:
         if settings.library is None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gati.adapt.references import is_exact, open_reference, reference_cost
 from gati.adapt.standing import identity_of, is_proven
 from gati.adapt.watch import Event, Watch
 from gati.compose.composition import Composition
@@ -26,7 +27,6 @@ from services.inference.following import Following, Shared
 from services.inference.keeping import open_standing
 from services.inference.line import Line
 from services.inference.queue import RequestQueue
-from services.inference.reference import is_exact, open_reference, relative_cost
 from services.inference.runner import Runner, open_runner
 from services.inference.service_times import ServiceTimes
 from services.inference.settings import InferenceSettings
@@ -345,7 +345,10 @@ class Versions:
             engine = model.base()
         else:
             engine = model.engine(chosen, None if folder is None else folder / "caches")
-        cost = 1.0 if is_exact(engine) else relative_cost(self._open_reference(model).engine, engine)
+        cost = 1.0
+        if not is_exact(engine):
+            example = engine.traced.example()[:1]
+            cost = reference_cost(self._open_reference(model).engine, engine, example)
         runner = open_runner(engine, workers=self._settings.workers)
         opened = _Opened(engine, runner, chosen, _warm_up(engine, runner), folder is not None, cost=cost)
         if not engine.exits or not is_exact(engine):

@@ -185,7 +185,8 @@ def test_a_copy_counts_only_where_it_is_answered_differently(
     once, copied = (certify(directory, path, per_class=per_class) for path in (data, tmp_path / "four.npz"))
     assert (once.certificate.losses, once.certificate.inputs) == (losses, 150)
     assert (copied.certificate.losses, copied.certificate.inputs) == (4 * losses, 150 + 3 * losses)
-    assert copied.agreement_lower_bound < once.agreement_lower_bound
+    assert copied.agreement_lower_bound <= once.agreement_lower_bound
+    assert per_class or copied.agreement_lower_bound < once.agreement_lower_bound
     assert copied.hit_rate == once.hit_rate
     assert "450 inputs are copies of another" in copied.note
     assert copied.accuracy_drop is not None and copied.accuracy_drop.became_wrong == 4 * losses
