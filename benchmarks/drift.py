@@ -182,7 +182,7 @@ class Bench:
         return [Row(one.exit != "base", one.class_index == base.class_index) for one, base in given]
 
 
-KINDS = ("retraining", "activated", "reused", "kept", "alarm", "returned", "resting", "failed")
+KINDS = ("retraining", "probation", "activated", "reused", "kept", "alarm", "returned", "resting", "failed")
 
 
 def orders(classes: int, random: np.random.Generator) -> list[NDArray[np.int64]]:

@@ -33,9 +33,10 @@ import torch
 from gati.adapt.deployments import Deployed
 from gati.adapt.draws import Draws
 from gati.adapt.follow import FollowUp
-from gati.adapt.memory import FEATURES, Seen
+from gati.adapt.memory import FEATURES, FURTHER, Seen
 from gati.adapt.recall import RECALL, Looked, Recall
 from gati.adapt.renewal import Outcome, Promise
+from gati.adapt.risk import Risk
 from gati.adapt.samples import Samples
 from gati.adapt.shadow import Ticket
 from gati.adapt.standing import Standing
@@ -153,6 +154,7 @@ class Memory(Recall):
         super().__init__(AGREEMENT, options.pop("spend"), FALSE_ALARM, leave=at_once, **options)
         self._world = world
         self._ladder.expect(np.full(100, 1e-6))
+        self._risk = Risk(np.random.default_rng(0).normal(size=(60, FEATURES)), np.zeros(60, bool), FURTHER)
 
     def look(self, x: Any, place: str) -> Looked:
         known = self._world.random.random() < 0.5
@@ -161,9 +163,9 @@ class Memory(Recall):
         seen = Seen(FEATURELESS, WRONG if wrong else RIGHT)
         return Looked(place, FEATURELESS, seen, self._ladder.answers(would), would, self._epoch)  # type: ignore[arg-type]
 
-    def learn(self, looked: Looked, base: Prediction, *, drawn: bool) -> None:
-        if drawn and looked.epoch == self._epoch:
-            changed = self._judge(looked, wrong=looked.wrong(base))
+    def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
+        if (drawn or tried) and looked.epoch == self._epoch:
+            changed = self._judge(looked, wrong=looked.wrong(base), steers=drawn)
             if changed is not None:
                 self._on_change(*changed)
 
@@ -217,7 +219,7 @@ class Stream:
         self.succession.begin(0)
         self.day.released, self.day.broken = self._released_before  # going on is no release
         self._follow = FollowUp(
-            Draws(0.05, 0.1, 0.5, seed=1000 * self._seed + self._starts),
+            Draws(0.05, 0.1, 1.0, seed=1000 * self._seed + self._starts),
             self.succession,
             Samples(10, 1e9),
             self.world,  # type: ignore[arg-type]

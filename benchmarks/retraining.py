@@ -128,7 +128,7 @@ class Bench:
         now_s = time.perf_counter()
         if change.kind == "retraining":
             self._began_s = now_s
-        elif self._began_s is not None and change.kind in ("activated", "kept", "failed"):
+        elif self._began_s is not None and change.kind in ("probation", "kept", "failed"):
             self.retrainings.append(Retraining(self._began_s, now_s, change))
             self._began_s = None
 

@@ -38,11 +38,12 @@ class Decided(NamedTuple):
     lookups: bool
     drawn: Drawn
     shadows: tuple[tuple[Post, int], ...]
+    tried: bool = False  # memory is on probation, and this is one of its audits
 
     @property
     def looked_at(self) -> bool:
         """Whether anything is to be done for the request."""
-        return self.drawn.audit or self.drawn.sample or bool(self.shadows)
+        return self.drawn.audit or self.drawn.sample or bool(self.shadows) or self.tried
 
 
 class FollowUp:
@@ -91,10 +92,11 @@ class FollowUp:
             decided = Decided(
                 *(post, post.watch.epoch, may_hit, lookups, drawn),
                 self._shadows(drawn, may_hit=may_hit, lookups=lookups),
+                tried=drawn.trial and self._recall is not None and self._recall.on_probation,
             )
             if decided.looked_at and not self._worker.reserve():
                 self.left_out += 1
-                return decided._replace(drawn=NOTHING, shadows=())
+                return decided._replace(drawn=NOTHING, shadows=(), tried=False)
             return decided
 
     def _shadows(self, drawn: Drawn, *, may_hit: bool, lookups: bool) -> tuple[tuple[Post, int], ...]:
@@ -120,24 +122,26 @@ class FollowUp:
             known = own or base
             self._worker.submit(lambda: self._look_at(ticket, decided, known), reserved=True)
         elif own is not None:
-            self._learn(ticket, own, drawn=False)
+            self._learn(ticket, own, decided)
 
-    def _learn(self, ticket: Ticket, base: Prediction, *, drawn: bool) -> None:
+    def _learn(self, ticket: Ticket, base: Prediction, decided: Decided) -> None:
         if self._recall is not None and ticket.looked is not None:
-            self._recall.learn(ticket.looked, base, drawn=drawn)
+            self._recall.learn(ticket.looked, base, drawn=decided.drawn.audit, tried=decided.tried)
 
     def _look_at(self, ticket: Ticket, decided: Decided, known: Prediction | None) -> None:
-        if known is None and ticket.recalled and not (decided.drawn.audit or decided.drawn.sample):
-            return  # drawn only for caches, which are not asked what memory answers
-        base = known or self._shadow.reference(ticket.x)
+        drawn = decided.drawn
         shadows = () if ticket.recalled else decided.shadows
+        tries = decided.tried and ticket.looked is not None
+        if not (drawn.audit or drawn.sample or shadows or tries):
+            return  # drawn for caches, not asked what memory answers, or for memory, which knows no place
+        base = known or self._shadow.reference(ticket.x)
         found = [
             (post, epoch, self._shadow.caches(post.deployed.served, beside=self._worker.beside)(ticket.x)[0])
             for post, epoch in shadows
         ]
         audits = []
         with self._lock:
-            self._learn(ticket, base, drawn=decided.drawn.audit)
+            self._learn(ticket, base, decided)
             if decided.drawn.audit:
                 audits.append(self._audited(ticket, decided, base))
             for post, epoch, prediction in found:

@@ -56,12 +56,16 @@ class Setting:
         self._mean_risk = np.cumsum(risks) / np.arange(1, len(risks) + 1)
         self._place()
 
-    def audited(self, *, would_answer: bool, wrong: bool) -> None:
-        """Take in an audit; `would_answer` was decided when the input was looked at."""
-        lost = would_answer and wrong
-        step = _TARGET * self._tolerated - (1.0 if lost else 0.0)
-        self._allowed = min(max(self._allowed * math.exp(_RATE * step), _LEAST), self._most)
-        self._place()
+    def audited(self, *, would_answer: bool, wrong: bool, steers: bool = True) -> None:
+        """Take in an audit; `would_answer` was decided when the input was looked at.
+
+        One that `steers` is of those that are made all the time, not only for a proof.
+        """
+        if steers:
+            lost = would_answer and wrong
+            step = _TARGET * self._tolerated - (1.0 if lost else 0.0)
+            self._allowed = min(max(self._allowed * math.exp(_RATE * step), _LEAST), self._most)
+            self._place()
         if would_answer and not self.proof.passed:
             self.proof.audit(agreed=not wrong)
 
@@ -102,10 +106,10 @@ class Ladder:
         for setting in self._settings:
             setting.expect(risks)
 
-    def audited(self, would_answer: Sequence[bool], *, wrong: bool) -> bool:
+    def audited(self, would_answer: Sequence[bool], *, wrong: bool, steers: bool = True) -> bool:
         """Take in an audit; whether a further setting is released with it."""
         for setting, would in zip(self._settings, would_answer, strict=True):
-            setting.audited(would_answer=would, wrong=wrong)
+            setting.audited(would_answer=would, wrong=wrong, steers=steers)
         before = self.released
         while self.released < len(self._settings) and self._settings[self.released].proof.passed:
             self.released += 1

@@ -101,6 +101,11 @@ class Recall:
         """The proof of the next setting to be released."""
         return self._ladder.next_proof
 
+    @property
+    def on_probation(self) -> bool:
+        """Whether it does not answer yet, and a proof may be near."""
+        return self._risk is not None and not self.serves and not self.proof.hopeless
+
     def look(self, x: Tensor, place: str) -> Looked | None:
         """Look an input [1, ...] of that place up; None where it is not made of finite numbers."""
         sketched = sketch(x)
@@ -116,22 +121,22 @@ class Recall:
             would = self._ladder.would_answer(risk)
             return Looked(place, sketched, seen, self._ladder.answers(would), would, self._epoch)
 
-    def learn(self, looked: Looked, base: Prediction, *, drawn: bool) -> None:
+    def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         """Take in the base model's answer to a request.
 
-        `drawn`: it was to be audited before anything was known of it; only such requests count for guard and
-        proofs, and are learned from where memory would answer them.
+        `drawn`: it was to be audited before anything was known of it, as it will be while memory answers.
+        What any setting would answer is learned from only then. `tried`: it was drawn to be looked at while
+        memory is on probation. Either counts for guard and proofs.
         """
-        if any(looked.would_answer) and not drawn:
-            return
         changed: tuple[bool, int, int] | None = None
         with self._lock:
-            if looked.seen is not None:
-                self._labelled.add(looked.seen.features, looked.wrong(base))
-                self._since_fit += 1
-            self._memory(looked).add(looked.sketched, base)
-            if drawn and looked.epoch == self._epoch:
-                changed = self._judge(looked, wrong=looked.wrong(base))
+            if (drawn or tried) and looked.epoch == self._epoch:
+                changed = self._judge(looked, wrong=looked.wrong(base), steers=drawn)
+            if drawn or not any(looked.would_answer):
+                if looked.seen is not None:
+                    self._labelled.add(looked.seen.features, looked.wrong(base))
+                    self._since_fit += 1
+                self._memory(looked).add(looked.sketched, base)
             count = len(self._labelled)
             due = count >= _FEWEST and self._since_fit >= max(_FIT_EVERY, count * _FIT_SHARE)
             wanted = due and not self._fitting
@@ -141,7 +146,7 @@ class Recall:
         if changed is not None:
             self._on_change(*changed)
 
-    def _judge(self, looked: Looked, *, wrong: bool) -> tuple[bool, int, int] | None:
+    def _judge(self, looked: Looked, *, wrong: bool, steers: bool) -> tuple[bool, int, int] | None:
         """Count an audit for guard and proofs; who may answer, if that changes."""
         if looked.confident and self._guard.audit(agreed=not wrong):
             counted = False, self._guard.audits, self._guard.losses
@@ -149,7 +154,7 @@ class Recall:
             self._ladder.prove_anew(self._spend())
             self._epoch += 1
             return counted
-        if not self._ladder.audited(looked.would_answer, wrong=wrong):
+        if not self._ladder.audited(looked.would_answer, wrong=wrong, steers=steers):
             return None
         proof = self._ladder.last_proof
         return True, proof.audits, proof.losses

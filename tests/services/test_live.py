@@ -68,14 +68,14 @@ def test_a_stream_counts_answers_given_by_version_and_trials_apart() -> None:
     state = LiveState()
     audits = cli_live._PageAudits(state)
 
-    def audit(version: int, agreed: bool = True) -> None:
-        audits.heard(Audit(0, 0.0, version, 1, 1 if agreed else 2, "early"))
+    def audit(version: int, agreed: bool = True, shadow: bool = False) -> None:
+        audits.heard(Audit(0, 0.0, version, 1, 1 if agreed else 2, "early", shadow))
 
     for _ in range(5):
         audit(0)
     audits.changed(Change("alarm", 1.0, 5, 0, "caches stop"))
     for _ in range(3):
-        audit(0, False)
+        audit(0, False, shadow=True)
     known = state.since()
     assert (known["audits"]["n"], known["audits"]["losses"]) == (5, 0)
     assert (known["proof"]["audits"], known["proof"]["losses"]) == (3, 3)
