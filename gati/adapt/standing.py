@@ -91,6 +91,7 @@ class Standing:
         self._watches: dict[str, Watch] = {}
         self._kept: dict[str, Any] = {}
         self.distrusted = ""  # why what was kept is not believed
+        self._surer = False  # than what was kept: more confidence is asked for
         self.spending = Spending(delta)
         if path is not None and path.exists():
             self._read(path)
@@ -106,8 +107,8 @@ class Standing:
     ) -> Watch:
         """The watch of a version: the one it had, or a new one.
 
-        Where it was kept for a lower promise, or the file is damaged, the version is on probation. Its proofs
-        err with probability `delta` in all, the model's unless given.
+        Where it was kept for another promise or proven with less confidence, or the file is damaged, the
+        version is on probation. Its proofs err with probability `delta` in all, the model's unless given.
         """
 
         def spend() -> float:
@@ -127,6 +128,8 @@ class Standing:
                 self._distrust(f"version {identity}: {error}")
             else:
                 if abs(watch.agreement - agreement) < 1e-9:
+                    if self._surer and watch.may_hit and (watch.proven_on or not proven):
+                        watch.prove_anew()
                     return self._take(identity, watch)
                 proven = proven and watch.may_hit  # other audits, another promise: what stood stands
         watch = Watch(
@@ -178,7 +181,12 @@ class Standing:
         versions = {**self._kept, **{name: watch.to_json() for name, watch in self._watches.items()}}
         while len(versions) > _MOST_VERSIONS:
             del versions[next(iter(versions))]
-        document = {"format": _FORMAT, "spent": self.spending.used, "versions": versions}
+        document = {
+            "format": _FORMAT,
+            "delta": self.spending.delta,
+            "spent": self.spending.used,
+            "versions": versions,
+        }
         return Snapshot(self._taken, json.dumps(document, allow_nan=False) + "\n")
 
     def _take(self, identity: str, watch: Watch) -> Watch:
@@ -198,6 +206,7 @@ class Standing:
             if int(document["format"]) > _FORMAT:
                 raise ValueError(f"format {document['format']} is newer than this Gati reads")
             self.spending.used = max(0, int(document["spent"]))
+            self._surer = self.spending.delta < float(document["delta"]) - 1e-9
             self._kept = dict(document["versions"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             self._distrust(f"{path}: {error}")

@@ -96,7 +96,7 @@ def test_evidence_is_written_every_second_and_changes_at_once(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", '{"format": 99, "spent": 1, "versions": {}}', '{"format": 1}', "[]"]
+    "content", ["", "{", '{"format": 99, "delta": 0.05, "spent": 1, "versions": {}}', '{"format": 1}', "[]"]
 )
 def test_where_the_file_is_damaged_nothing_is_proven(tmp_path: Path, content: str) -> None:
     path = tmp_path / "standing.json"
@@ -120,6 +120,19 @@ def test_another_promise_is_proven_anew_and_a_stop_stays_one(tmp_path: Path) -> 
     path = tmp_path / "standing.json"
     stop(Standing(0.05, path))
     assert Standing(0.05, path).watch("a", 0.9, proven=True).state == "probation"
+
+
+def test_what_was_proven_with_less_confidence_is_proven_anew(tmp_path: Path) -> None:
+    path = tmp_path / "standing.json"
+    standing = Standing(0.2, path)
+    watch = standing.watch("retrained", 0.97, proven=False)
+    while not watch.may_hit:
+        watch.audited(agreed=True)
+    standing.watch("certified", 0.97, proven=True)
+    surer = Standing(0.05, path)
+    assert surer.watch("retrained", 0.97, proven=False).state == "probation"
+    assert surer.watch("certified", 0.97, proven=True).state == "serving"
+    assert Standing(0.2, path).watch("certified", 0.97, proven=True).state == "serving"
 
 
 def test_a_folder_that_cannot_be_written_does_not_keep_caches_from_stopping(tmp_path: Path) -> None:
