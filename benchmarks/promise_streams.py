@@ -110,6 +110,9 @@ class World:
     def active(self) -> tuple[Deployed, str]:
         return self.version(self.activated or 0), ""
 
+    def newest(self) -> Deployed | None:
+        return None
+
     def activate(self, deployed: Deployed) -> None:
         self.activated = deployed.number
 

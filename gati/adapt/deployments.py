@@ -73,6 +73,14 @@ class Deployments:
         except (RepositoryError, CompositionError) as error:
             return self._first, str(error)
 
+    def newest(self) -> Deployed | None:
+        """The version published last; None where there is none, or it cannot serve this library."""
+        numbers = [stored.version for stored in self._repository.versions(self._model)]
+        try:
+            return self.open(max(numbers)) if numbers else None
+        except (RepositoryError, CompositionError):
+            return None
+
     def open(self, number: int) -> Deployed:
         """Open a version. Raises RepositoryError or CompositionError where it cannot serve this library."""
         if number == 0:

@@ -87,7 +87,8 @@ class Succession:
     def begin(self, samples: int) -> bool:
         """Go on with the version that is active in the repository; whether there is one.
 
-        Where it is not proven, the library's own caches answer, if they may, until it is.
+        Where it is not proven, the library's own caches answer, if they may, until it is. A version that was
+        published and not proven yet when the process ended is on trial again.
         """
         active, why_not = self._deployments.active()
         if active.number:
@@ -96,6 +97,9 @@ class Succession:
                 self.serving = post
             else:
                 self.trial = post
+        newest = self._deployments.newest()
+        if self.trial is None and newest is not None and newest.number > active.number:
+            self.trial = self._post(newest)
         self._on_serving(self.serving.deployed)
         if why_not:
             self._tell("failed", f"the active version cannot serve: {why_not}", {})
@@ -164,10 +168,10 @@ class Succession:
         found, self._found = self._found, None
         self.serving, self.trial, self.alarmed = post, None, False
         self._on_serving(post.deployed)
-        if found is None:
-            self._tell("returned", f"version {post.deployed.number} is proven", {})
-            return
-        self._tell(found.kind, found.message, found.details)
+        if found is None:  # of a run before
+            self._tell("activated", f"version {post.deployed.number} is proven", {})
+        else:
+            self._tell(found.kind, found.message, found.details)
         try:
             self._deployments.activate(post.deployed)
         except GatiError as error:

@@ -306,7 +306,8 @@ def test_killed_while_publishing_the_old_version_serves_and_the_next_attempt_suc
             list(feed(adaptation, drift[:1200]))
     again = Told()
     with adapting(served, again, repository=ModelRepository(tmp_path / "versions")) as adaptation:
-        assert adaptation.status.version == 0 and again.kinds == []
+        assert adaptation.status.version == 0
+        assert again.kinds == ([] if moment == "publish" else ["probation"])
         list(feed(adaptation, drift[:1200]))
         assert adaptation.status.version >= 1 and {"activated", "reused"} & set(again.kinds)
 
@@ -374,6 +375,21 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> Non
 
 
 # What may answer -------------------------------------------------------------------------------------------
+
+
+def test_a_trial_goes_on_after_a_restart(served: Served, drift: Tensor, told: Told, tmp_path: Path) -> None:
+    kept: Any = {"standing": tmp_path / "standing.json", "repository": ModelRepository(tmp_path / "versions")}
+    with adapting(served, told, **kept) as adaptation:
+        for _ in feed(adaptation, drift[:1200]):
+            if "probation" in told.kinds and len([a for a in told.audits if a.shadow]) >= 20:
+                break
+        before = adaptation.status.proof
+        adaptation._succession.standing.save()  # as happens every second
+    again = Told()
+    with adapting(served, again, **kept) as adaptation:
+        assert again.kinds == ["probation"]
+        assert adaptation.status.proof == before and not before.startswith("0.9: 0 of")
+        assert adaptation.status.version == 0
 
 
 def test_stopped_caches_are_still_stopped_after_a_restart(
