@@ -239,7 +239,7 @@ class Stream:
     def request(self, number: int) -> None:
         self._queue.request = number
         self._note()
-        decided = self._follow.decide(0.0, lookups_pay=True)
+        decided = self._follow.decide(1.0, lookups_pay=True)
         looked = self.recall.look(X, "place")
         serving = decided.post.deployed.number
         if looked.confident and looked.seen is not None:

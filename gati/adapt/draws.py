@@ -26,6 +26,7 @@ class Drawn(NamedTuple):
     audit: bool
     sample: bool
     trial: bool
+    chance: float = 1.0  # from 0 to 1: what else is drawn, where it is below the share asked for
 
     @property
     def any(self) -> bool:
@@ -72,4 +73,5 @@ class Draws:
             audit=audited,
             sample=sample < max(self._samples, more_samples),
             trial=audited or trial < self._trials,
+            chance=trial,
         )

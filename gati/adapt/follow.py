@@ -77,12 +77,14 @@ class FollowUp:
         self._exact = exact
         self._recall = recall
         self._on_sample, self._on_audit = on_sample, on_audit
+        self._share = 0.0  # of requests that are looked at for memory's proof
         self.audits = self.losses = self.left_out = 0
 
     def decide(self, more_samples: float, *, lookups_pay: bool) -> Decided:
         """Decide about the next request, before anything is known of its answer.
 
-        What there is no room for in the queue is left out now, whatever the answer will be.
+        `more_samples` is the share to be sampled now. What there is no room for in the queue is left out now,
+        whatever the answer will be.
         """
         with self._lock:
             post = self._succession.serving
@@ -92,7 +94,7 @@ class FollowUp:
             decided = Decided(
                 *(post, post.watch.epoch, may_hit, lookups, drawn),
                 self._shadows(drawn, may_hit=may_hit, lookups=lookups),
-                tried=drawn.trial and self._recall is not None and self._recall.on_probation,
+                tried=drawn.chance < self._trying(more_samples),
             )
             if decided.looked_at and not self._worker.reserve():
                 self.left_out += 1
@@ -108,6 +110,17 @@ class FollowUp:
             for post in posts
             if post is not None and (drawn.audit or (drawn.trial and not lookups and not post.hopeless))
         )
+
+    def _trying(self, share: float) -> float:
+        """The share of requests that are audits of memory while it is on probation: one a proof.
+
+        It is the share sampled when the proof begins: base answers are computed for no more than was allowed.
+        """
+        if self._recall is None or not self._recall.on_probation:
+            self._share = 0.0
+        elif self._share == 0.0:
+            self._share = share
+        return self._share
 
     def withdraw(self, decided: Decided) -> None:
         """Forget what was decided: the request could not be answered."""

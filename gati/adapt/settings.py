@@ -52,9 +52,8 @@ class AdaptSettings:
     all are while the caches are stopped. At most `window_inputs` of the last `window_s` are kept; None keeps
     as many as a retraining for that accuracy needs. `audit_budget` is the share of the base model's time that
     audits drawn besides may take; `audits_to_false_alarm` is how many audits pass on average until an alarm
-    that is none. Where the base model answers and caches are to prove themselves, and while memory is to
-    prove that it may answer at all, `probation` of the requests are looked at, no longer than there are
-    prospects.
+    that is none. Where the base model answers and caches are to prove themselves, `probation` of the requests
+    are looked up in the background.
 
     Retraining: every `interval_s`, on alarm, and when less than `falls_to` of the hit rate promised is met.
     `accuracy` and `confidence` are the composition's unless given; `margin` (0..1) is how much of the
