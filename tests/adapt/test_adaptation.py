@@ -355,6 +355,23 @@ def test_background_work_that_fails_is_told_and_the_next_is_done() -> None:
     assert not worker.submit(done.set)
 
 
+def test_a_place_that_was_reserved_is_kept_whatever_else_waits() -> None:
+    """Whether there is time is decided once: what was drawn is never dropped later."""
+    gate, done = threading.Event(), list[int]()
+    worker = Background("test", limit=2)
+    try:
+        assert worker.reserve() and worker.reserve() and not worker.reserve()
+        assert not worker.submit(gate.set), "the places are taken"
+        worker.release()
+        assert worker.submit(gate.wait)  # type: ignore[arg-type]
+        assert worker.submit(lambda: done.append(1), reserved=True)
+        gate.set()
+        assert worker.wait(60.0) and done == [1]
+    finally:
+        worker.close(5.0)
+    assert not worker.reserve()
+
+
 def test_the_collector_spares_what_was_there_as_long_as_there_is_work_beside() -> None:
     assert gc.get_freeze_count() == 0
     workers = [Background("test", limit=1), Background("test", limit=1)]
