@@ -29,7 +29,7 @@ def test_bad_caches_pass_no_more_often_than_delta() -> None:
 @pytest.mark.parametrize("attempts", [1, 10, pytest.param(100, marks=pytest.mark.slow)])
 def test_bad_caches_pass_no_oftener_in_many_attempts(attempts: int) -> None:
     """With a fresh delta for each attempt they passed in 25 % of streams of 10, and 95 % of 100."""
-    streams, passed = 200, 0
+    streams, passed = (200 if attempts < 100 else 80), 0
     for seed in range(streams):
         spending = Spending(0.05)
         losses = iter(np.random.default_rng(seed).random(attempts * 250) < 0.03)
