@@ -161,10 +161,10 @@ class Memory(Recall):
 
     def look(self, x: Any, place: str) -> Looked:
         known = self._world.random.random() < 0.5
-        would = self._ladder.would_answer(0.0 if known else 1.0)
+        would = self._ladder.would_answer(0.0 if known else 1.0)  # answers, would answer
         wrong = self._world.random.random() < self._world.memory[self._world.scene]
         seen = Seen(FEATURELESS, WRONG if wrong else RIGHT)
-        return Looked(place, FEATURELESS, seen, self._ladder.answers(would), would, self._epoch)  # type: ignore[arg-type]
+        return Looked(place, FEATURELESS, seen, *would, self._epoch)  # type: ignore[arg-type]
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         if (drawn or tried) and looked.epoch == self._epoch:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from gati.adapt.background import Worker
 from gati.adapt.draws import NOTHING, Drawn, Draws
+from gati.adapt.proof import Proof
 from gati.adapt.recall import Recall
 from gati.adapt.samples import Sample, Samples
 from gati.adapt.settings import Audit, OnAudit
@@ -38,7 +39,7 @@ class Decided(NamedTuple):
     lookups: bool
     drawn: Drawn
     shadows: tuple[tuple[Post, int], ...]
-    tried: bool = False  # memory is on probation, and this is one of its audits
+    tried: bool = False  # it is looked at for a proof of memory
 
     @property
     def looked_at(self) -> bool:
@@ -77,7 +78,8 @@ class FollowUp:
         self._exact = exact
         self._recall = recall
         self._on_sample, self._on_audit = on_sample, on_audit
-        self._share = 0.0  # of requests that are looked at for memory's proof
+        self._proving: Proof | None = None  # memory's proof under way
+        self._share = 0.0  # of requests that are looked at for it
         self.audits = self.losses = self.left_out = 0
 
     def decide(self, more_samples: float, *, lookups_pay: bool) -> Decided:
@@ -112,14 +114,13 @@ class FollowUp:
         )
 
     def _trying(self, share: float) -> float:
-        """The share of requests that are audits of memory while it is on probation: one a proof.
+        """The share of requests that are audits for a proof of memory: the same as long as it takes.
 
         It is the share sampled when the proof begins: base answers are computed for no more than was allowed.
         """
-        if self._recall is None or not self._recall.on_probation:
-            self._share = 0.0
-        elif self._share == 0.0:
-            self._share = share
+        proof = None if self._recall is None else self._recall.proving
+        if proof is not self._proving:
+            self._proving, self._share = proof, 0.0 if proof is None else share
         return self._share
 
     def withdraw(self, decided: Decided) -> None:

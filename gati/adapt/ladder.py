@@ -2,20 +2,18 @@
 
 A setting answers inputs whose risk of a wrong answer (`gati.adapt.risk`) is so low that, of what it would
 answer, no more than a share of the tolerated disagreement is expected to be wrong. Each audit steers that
-share: it rises a little with every audit and is halved by a loss; below a floor nothing is answered. A share
-never rises above its setting's own `most`.
+share: a loss halves it, every audit raises it a little, never above the setting's own `most`, at which it
+begins; below a floor nothing is answered.
 
-All settings watch the same audits, the looser ones in the shadow. A setting's proof counts the audits of
-what it would have answered, and those alone, with the steering and the learning that it will serve with: what
-is proven is what serves. The settings are released in order, each on its own proof and after all stricter
-ones (fixed-sequence testing), so one delta is enough for all: to release a setting that is wrong too often,
-the first such setting of the sequence must have passed.
+A setting's proof counts the audits of what it would have answered, and those alone, with the steering and the
+learning that it will serve with: what is proven is what serves. The proof of a setting begins when the one
+before is complete, which answers meanwhile. So one delta is enough for all (fixed-sequence testing): to
+release a setting that is wrong too often, the first such setting of the sequence must have passed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,16 +36,16 @@ class Setting:
     def __init__(self, most: float, agreement: float, delta: float) -> None:
         self._most = most
         self._tolerated = 1.0 - agreement
-        self._allowed = min(most, MOST[0])
+        self._allowed = most
         self._mean_risk: NDArray[np.float64] = np.empty(0)
         self._risks: NDArray[np.float64] = np.empty(0)
         self.threshold = 0.0  # inputs of a lower risk are answered
         self.proof = Proof(agreement, delta)
 
     def prove_anew(self, delta: float) -> None:
-        """Begin another proof, and strictly; what was learned stays."""
+        """Begin another proof; what was learned stays."""
         self.proof = Proof(self.proof.agreement, delta)
-        self._allowed = min(self._most, MOST[0])
+        self._allowed = self._most
         self._place()
 
     def expect(self, risks: NDArray[np.float64]) -> None:
@@ -77,43 +75,47 @@ class Setting:
 
 
 class Ladder:
-    """The settings in order, and how many of them are released."""
+    """The settings from strict to loose; the first `released` of them are proven."""
 
-    def __init__(self, agreement: float, delta: float, most: Sequence[float] = MOST) -> None:
-        self._settings = tuple(Setting(each, agreement, delta) for each in most)
+    def __init__(self, agreement: float, delta: float) -> None:
+        self._settings = tuple(Setting(most, agreement, delta) for most in MOST)
         self.released = 0
 
     @property
-    def next_proof(self) -> Proof:
-        """The proof of the next setting to be released; of the loosest once all are."""
-        return self._settings[min(self.released, len(self._settings) - 1)].proof
+    def _running(self) -> Setting:
+        """The setting whose proof is under way; the loosest once all are released."""
+        return self._settings[min(self.released, len(self._settings) - 1)]
+
+    @property
+    def proof(self) -> Proof:
+        """The proof under way; the last one once all settings are released."""
+        return self._running.proof
 
     @property
     def last_proof(self) -> Proof:
         """The proof of the setting that was released last; of the strictest before."""
         return self._settings[max(0, self.released - 1)].proof
 
-    def would_answer(self, risk: float) -> tuple[bool, ...]:
-        """Which settings would answer an input of that risk."""
-        return tuple(risk < setting.threshold for setting in self._settings)
-
-    def answers(self, would_answer: Sequence[bool]) -> bool:
-        """Whether the loosest setting that is released answers."""
-        return self.released > 0 and would_answer[self.released - 1]
+    def would_answer(self, risk: float) -> tuple[bool, bool]:
+        """Whether an input of that risk is answered, and whether the setting under proof would answer it."""
+        answers = self.released > 0 and risk < self._settings[self.released - 1].threshold
+        return answers, risk < self._running.threshold
 
     def expect(self, risks: NDArray[np.float64]) -> None:
         """Take in the risks of recent inputs, rising."""
         for setting in self._settings:
             setting.expect(risks)
 
-    def audited(self, would_answer: Sequence[bool], *, wrong: bool, steers: bool = True) -> bool:
-        """Take in an audit; whether a further setting is released with it."""
-        for setting, would in zip(self._settings, would_answer, strict=True):
-            setting.audited(would_answer=would, wrong=wrong, steers=steers)
-        before = self.released
-        while self.released < len(self._settings) and self._settings[self.released].proof.passed:
-            self.released += 1
-        return self.released > before
+    def audited(self, answers: bool, would_answer: bool, *, wrong: bool, steers: bool = True) -> bool:
+        """Take in an audit, of which `would_answer` spoke; whether a further setting is released with it."""
+        running = self._running
+        running.audited(would_answer=would_answer, wrong=wrong, steers=steers)
+        if 0 < self.released < len(self._settings):
+            self._settings[self.released - 1].audited(would_answer=answers, wrong=wrong, steers=steers)
+        if self.released == len(self._settings) or not running.proof.passed:
+            return False
+        self.released += 1
+        return True
 
     def prove_anew(self, delta: float) -> None:
         """Release nothing until it is proven again, from now on."""

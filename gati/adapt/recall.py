@@ -9,8 +9,8 @@ How far it goes is a ladder of settings, each released once its own answers are 
 (`gati.adapt.ladder`), and taken back as soon as the guard says that its answers are wrong too often
 (`gati.adapt.guard`). Both count audits of what memory answers, or would answer, and nothing else.
 
-It learns alike before and after it may answer: of an input that any setting would answer, the base model's
-answer is taken in only where that was drawn beforehand, for later nothing else will be known.
+It learns alike before and after it may answer: of an input that the setting under proof would answer, the
+base model's answer is taken in only where that was drawn beforehand, for later nothing else will be known.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _PLACES = 64
 class Looked(NamedTuple):
     """What recall says of a request. `confident`: it answers, by a setting that is released.
 
-    `would_answer` says so of each setting, as it stood when the input was looked at in `epoch`.
+    `would_answer` says so of the setting under proof, as it stood when the input was looked at in `epoch`.
     """
 
     place: str
     sketched: NDArray[np.float32]
     seen: Seen | None
     confident: bool
-    would_answer: tuple[bool, ...]
+    would_answer: bool
     epoch: int
 
     def wrong(self, base: Prediction) -> bool:
@@ -99,12 +99,13 @@ class Recall:
     @property
     def proof(self) -> Proof:
         """The proof of the next setting to be released."""
-        return self._ladder.next_proof
+        return self._ladder.proof
 
     @property
-    def on_probation(self) -> bool:
-        """Whether it does not answer yet, and a proof may be near."""
-        return self._risk is not None and not self.serves and not self.proof.hopeless
+    def proving(self) -> Proof | None:
+        """The proof under way, if it has prospects."""
+        proof = self.proof
+        return None if self._risk is None or proof.passed or proof.hopeless else proof
 
     def look(self, x: Tensor, place: str) -> Looked | None:
         """Look an input [1, ...] of that place up; None where it is not made of finite numbers."""
@@ -118,21 +119,20 @@ class Recall:
             if seen is not None:
                 self._looked.add(seen.features)
                 risk = 1.0 if self._risk is None else float(self._risk(seen.features))
-            would = self._ladder.would_answer(risk)
-            return Looked(place, sketched, seen, self._ladder.answers(would), would, self._epoch)
+            return Looked(place, sketched, seen, *self._ladder.would_answer(risk), self._epoch)
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         """Take in the base model's answer to a request.
 
         `drawn`: it was to be audited before anything was known of it, as it will be while memory answers.
-        What any setting would answer is learned from only then. `tried`: it was drawn to be looked at while
-        memory is on probation. Either counts for guard and proofs.
+        What memory answers, or the setting under proof would, is learned from only then, and the guard counts
+        no others. `tried`: it was drawn to be looked at for the proof under way, which counts both.
         """
         changed: tuple[bool, int, int] | None = None
         with self._lock:
             if (drawn or tried) and looked.epoch == self._epoch:
                 changed = self._judge(looked, wrong=looked.wrong(base), steers=drawn)
-            if drawn or not any(looked.would_answer):
+            if drawn or not (looked.would_answer or looked.confident):
                 if looked.seen is not None:
                     self._labelled.add(looked.seen.features, looked.wrong(base))
                     self._since_fit += 1
@@ -148,14 +148,15 @@ class Recall:
 
     def _judge(self, looked: Looked, *, wrong: bool, steers: bool) -> tuple[bool, int, int] | None:
         """Count an audit for guard and proofs; who may answer, if that changes."""
-        if looked.confident and self._guard.audit(agreed=not wrong):
+        if steers and looked.confident and self._guard.audit(agreed=not wrong):
             counted = False, self._guard.audits, self._guard.losses
             self._guard.reset()
             self._ladder.prove_anew(self._spend())
             self._epoch += 1
             return counted
-        if not self._ladder.audited(looked.would_answer, wrong=wrong, steers=steers):
+        if not self._ladder.audited(looked.confident, looked.would_answer, wrong=wrong, steers=steers):
             return None
+        self._epoch += 1  # another setting is under proof
         proof = self._ladder.last_proof
         return True, proof.audits, proof.losses
 

@@ -272,11 +272,18 @@ def test_a_looser_setting_answers_only_after_a_proof_of_its_own() -> None:
         run(place, 25)
         ladder = run.recall._ladder
         passed = [setting.proof.passed for setting in ladder._settings]
-        assert ladder.released == next((at for at, each in enumerate(passed) if not each), len(passed))
+        assert ladder.released == sum(passed) and passed == sorted(passed, reverse=True)
+        assert all(setting.proof.audits == 0 for setting in ladder._settings[ladder.released + 1 :])
+        for setting, most in zip(ladder._settings, MOST, strict=True):
+            assert setting._allowed <= most, "what serves is never looser than what was proven"
         released.append(ladder.released)
-    assert released[0] == 0 and released[-1] == len(MOST) and released == sorted(released)
-    for setting, most in zip(run.recall._ladder._settings, MOST, strict=True):
-        assert setting._allowed <= most
+    assert released[0] == 0 and released[-1] > 0 and released == sorted(released)
+
+
+def test_a_setting_begins_as_loose_as_it_will_ever_be() -> None:
+    """It was proven at a sixth of what it then rose to."""
+    for setting, most in zip(Ladder(AGREEMENT, 0.05)._settings, MOST, strict=True):
+        assert setting._allowed == most
 
 
 def test_one_delta_is_enough_for_all_settings() -> None:
@@ -286,7 +293,7 @@ def test_one_delta_is_enough_for_all_settings() -> None:
         random, ladder = np.random.default_rng(seed), Ladder(0.9, 0.1)
         ladder.expect(np.full(100, 1e-6))
         for lost in random.random(400) < 0.1:
-            ladder.audited((True, True, True), wrong=bool(lost))
+            ladder.audited(ladder.released > 0, True, wrong=bool(lost))
         released += ladder.released > 0
     assert released <= 200 * 0.1 + 2.0 * math.sqrt(200 * 0.1 * 0.9)
 
@@ -305,14 +312,14 @@ def test_at_the_lower_limit_nothing_is_answered() -> None:
 
 def test_it_learns_alike_before_and_after_it_may_answer() -> None:
     """What any setting would answer is learned only where it was drawn: later nothing else will be known."""
-    nothing = Looked("", np.empty(0, dtype=np.float32), None, confident=False, would_answer=(), epoch=0)
+    nothing = Looked("", np.empty(0, dtype=np.float32), None, confident=False, would_answer=False, epoch=0)
     run, place = Run(drawn=1.0), Place(8)
     run(place, 600)
     x, base = next(
-        (x, base) for x, base in place if any((run.recall.look(x, "gate") or nothing).would_answer)
+        (x, base) for x, base in place if (run.recall.look(x, "gate") or nothing).would_answer
     )
     looked = run.recall.look(x, "gate")
-    assert looked is not None and any(looked.would_answer)
+    assert looked is not None and looked.would_answer
     before = len(run.recall._places["gate"]), run.recall._labelled._taken
     run.recall.learn(looked, base, drawn=False)
     assert (len(run.recall._places["gate"]), run.recall._labelled._taken) == before
