@@ -58,9 +58,9 @@ class House:
     def __init__(self, places: int = 64, **settings: Any) -> None:
         self.counts = Counts()
         self.line = Line(self.counts, places)
-        self.ledger = ServedStanding(None)
+        self.standings = ServedStanding(None)
         chosen = InferenceSettings.model_validate({"name": "small", "audit_budget": 1.0, **settings})
-        self.shared = Shared(chosen, self.counts, self.line, self.ledger, None)
+        self.shared = Shared(chosen, self.counts, self.line, self.standings, None)
         self.base = Answers()
 
     def version(
@@ -72,7 +72,7 @@ class House:
         early: Answers | None = None,
         **known: Any,
     ) -> Following:
-        watch: Watch = self.ledger.watch(name, agreement, proven=proven)
+        watch: Watch = self.standings.watch(name, agreement, proven=proven)
         queue: Any = early or Answers(exit=HIT, at_once=True)
         base: Any = self.base
         return Following(name, watch, queue, base, self.shared, **known)
@@ -267,10 +267,10 @@ def test_samples_count_towards_the_budget(budget: float, sampling: float, cost: 
 
 def test_versions_with_the_same_caches_share_a_watch(tmp_path: Any) -> None:
     heard: list[str] = []
-    ledger = ServedStanding(tmp_path / "a.json")
+    standings = ServedStanding(tmp_path / "a.json")
 
     def of(identity: str, delta: float = 0.05) -> Watch:
-        return ledger.of(
+        return standings.of(
             identity, 0.9, proven=False, delta=delta, on_event=lambda event: heard.append(event.state)
         )
 
@@ -281,7 +281,7 @@ def test_versions_with_the_same_caches_share_a_watch(tmp_path: Any) -> None:
     while not first.may_hit:
         first.audited(agreed=True)
     assert heard == ["serving"]
-    ledger.close()
+    standings.close()
     kept = ServedStanding(tmp_path / "a.json")
     assert kept.of("a", 0.9, proven=False, delta=0.05, on_event=lambda event: None).may_hit
     assert kept.spending.used == 2

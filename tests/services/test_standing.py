@@ -27,9 +27,9 @@ def settings(**known: Any) -> InferenceSettings:
 
 
 def said(watch: Watch | None, *, retrained: bool = False, by_class: Any = None, **known: Any) -> Stands:
-    ledger, counts = ServedStanding(None), Counts()
+    standings, counts = ServedStanding(None), Counts()
     queue: Any = None
-    shared = Shared(settings(**known), counts, Line(counts), ledger, None)
+    shared = Shared(settings(**known), counts, Line(counts), standings, None)
     certificate = {**CERTIFICATE, "by_class": by_class}
     composition = replace(composed("0" * 64, (exit_at(0, 0.5),)), certificate=certificate)
     return stands(composition, Following("a", watch, queue, queue, shared), retrained=retrained)
@@ -70,15 +70,15 @@ def test_what_is_promised_is_said_with_what_it_rests_on() -> None:
 
 def stopped(path: Path) -> None:
     """Leave a file in which the caches `a` are stopped."""
-    ledger = ServedStanding(path)
-    watch = ledger.of("a", 0.9, proven=True, delta=0.05, on_event=lambda event: None)
+    standings = ServedStanding(path)
+    watch = standings.of("a", 0.9, proven=True, delta=0.05, on_event=lambda event: None)
     while watch.may_hit:
         watch.audited(agreed=False)
     assert json.loads(path.read_text())["versions"]["a"]["state"] == "stopped", "before anybody acts on it"
 
 
-def state_of(ledger: ServedStanding) -> str:
-    return ledger.of("a", 0.9, proven=True, delta=0.05, on_event=lambda event: None).state
+def state_of(standings: ServedStanding) -> str:
+    return standings.of("a", 0.9, proven=True, delta=0.05, on_event=lambda event: None).state
 
 
 def test_who_finds_another_process_at_the_file_reads_it_and_keeps_to_memory(
@@ -105,9 +105,9 @@ def test_a_library_that_cannot_be_written_is_said_in_one_line(
 ) -> None:
     (tmp_path / "standing").write_text("in the way of a folder", encoding="utf-8")
     with caplog.at_level(logging.WARNING):
-        ledger, _ = open_standing(settings(library=tmp_path))
-        assert state_of(ledger) == "serving"
-        ledger.save()
+        standings, _ = open_standing(settings(library=tmp_path))
+        assert state_of(standings) == "serving"
+        standings.save()
     assert [record.message for record in caplog.records] == [
         "how versions stand is kept in memory only; name a folder with `state`"
     ]
@@ -117,15 +117,15 @@ def test_a_disk_that_fails_is_said_once_and_stops_nobody(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "kept" / "small.json"
-    ledger = ServedStanding(path)
-    watch = ledger.of("a", 0.9, proven=True, delta=0.05, on_event=lambda event: None)
+    standings = ServedStanding(path)
+    watch = standings.of("a", 0.9, proven=True, delta=0.05, on_event=lambda event: None)
     path.unlink()
     path.mkdir()  # nothing can be renamed to it
     with caplog.at_level(logging.ERROR):
         while watch.may_hit:
             watch.audited(agreed=False)
-        ledger.save()
+        standings.save()
     assert len(caplog.records) == 1 and watch.state == "stopped"
     path.rmdir()
-    ledger.save()
+    standings.save()
     assert state_of(ServedStanding(path)) == "stopped"
