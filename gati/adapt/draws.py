@@ -28,11 +28,6 @@ class Drawn(NamedTuple):
     trial: bool
     chance: float = 1.0  # from 0 to 1: what else is drawn, where it is below the share asked for
 
-    @property
-    def any(self) -> bool:
-        """Whether anything is to be done for it."""
-        return self.audit or self.sample or self.trial
-
 
 NOTHING = Drawn(audit=False, sample=False, trial=False)
 
