@@ -47,16 +47,7 @@ def identity_of(composition: Composition) -> str:
 
 def is_proven(composition: Composition, accuracy: float, confidence: float) -> bool:
     """Whether a certificate covers agreement of `accuracy` at `confidence`; so does having no caches."""
-    certificate = composition.certificate
-    if not composition.exits:
-        return True
-    if certificate is None or certificate.get("certified") is not True:
-        return False
-    close = 1e-9  # 1 - 0.05 is not 0.95
-    return (
-        float(certificate["accuracy"]) >= accuracy - close
-        and float(certificate["confidence"]) >= confidence - close
-    )
+    return not composition.exits or composition.proves(accuracy, confidence)
 
 
 class Snapshot(NamedTuple):

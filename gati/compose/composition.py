@@ -110,12 +110,18 @@ class Composition:
         That is `accuracy_target` with `confidence`, in every class if it is `per_class`. False without exits
         that could be certified, without a confidence, and where the latest certificate did not pass.
         """
-        found = self.certificate
-        if found is None or self.confidence is None or not found.get("certified"):
+        if self.certificate is None or self.confidence is None:
             return False
-        enough = found["accuracy"] >= self.accuracy_target - _ROUNDING
-        sure = found["confidence"] >= self.confidence - _ROUNDING
-        return bool(enough and sure and (not self.per_class or found.get("by_class")))
+        proven = self.proves(self.accuracy_target, self.confidence)
+        return proven and bool(not self.per_class or self.certificate.get("by_class"))
+
+    def proves(self, accuracy: float, confidence: float) -> bool:
+        """Whether its certificate passed for agreement of at least `accuracy`, at least that surely."""
+        found = self.certificate
+        if found is None or not found.get("certified"):
+            return False
+        enough = found["accuracy"] >= accuracy - _ROUNDING
+        return bool(enough and found["confidence"] >= confidence - _ROUNDING)
 
     @property
     def warning(self) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gati.adapt.references import is_exact, open_reference, reference_cost
-from gati.adapt.standing import identity_of, is_proven
+from gati.adapt.standing import identity_of
 from gati.adapt.watch import Event, Watch
 from gati.compose.composition import Composition
 from gati.errors import CompositionError, ConfigError, NotFoundError, RequestError, UnavailableError
@@ -246,7 +246,7 @@ class Versions:
         if chosen is None or not (chosen.exits or not is_exact(opened.engine)):
             return None
         confidence = chosen.confidence or _CONFIDENCE
-        certified = chosen.certificate is not None and is_proven(chosen, chosen.accuracy_target, confidence)
+        certified = chosen.proves(chosen.accuracy_target, confidence)
         identity = identity_of(chosen)
         return self._standing.of(
             identity,
