@@ -307,8 +307,12 @@ class Adaptation:
             if triggers.missed(self._samples, time_s=time_s):
                 needed = self._renewal.least_inputs
                 self._tell("skipped", f"{len(self._samples)} samples to retrain on, {needed} are needed")
-            triggers.alarmed = self._succession.alarmed
-            reason = triggers.reason(self._samples, time_s=time_s, known_scenes=self._scenes > 0)
+            reason = triggers.reason(
+                self._samples,
+                time_s=time_s,
+                known_scenes=self._scenes > 0,
+                alarmed=self._succession.alarmed,
+            )
             if reason is None:
                 return
             self._renewing = True

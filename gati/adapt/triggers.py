@@ -26,7 +26,6 @@ class Triggers:
         self.changed_at: int | None = None  # the request since when fewer hit than promised
         self._rate = 0.0
         self.promised = 0.0
-        self.alarmed = False  # until the caches have returned
 
     @property
     def hit_rate(self) -> float | None:
@@ -65,7 +64,7 @@ class Triggers:
         self._last_s = time_s
         return True
 
-    def reason(self, samples: Samples, *, time_s: float, known_scenes: bool) -> str | None:
+    def reason(self, samples: Samples, *, time_s: float, known_scenes: bool, alarmed: bool) -> str | None:
         """`alarm`, `hit rate` or `interval`; None while there is no reason or too little was sampled.
 
         Where fewer requests hit, what was sampled before says nothing about what comes now: new samples are
@@ -74,7 +73,7 @@ class Triggers:
         if samples.taken < self._next_at:
             return None
         enough = len(samples) >= self._least_inputs
-        if self.alarmed:
+        if alarmed:
             return "alarm" if enough or known_scenes else None
         if self.changed_at is not None:
             fresh = samples.count(self.changed_at) >= self._least_inputs
