@@ -25,14 +25,14 @@ from gati.runtime.engine import Prediction
 from gati.runtime.exits import BASE
 from services.inference.counts import Counts
 from services.inference.keeping import ServedStanding
-from services.inference.line import Line, Place
+from services.inference.line import Line, Reservation
 from services.inference.queue import RequestQueue
 from services.inference.settings import InferenceSettings
 
 if TYPE_CHECKING:
     from gati.adapt.writer import BackgroundWriter  # needs SQLAlchemy
 
-__all__ = ["Drawn", "Following", "Shared", "audit_share"]
+__all__ = ["Following", "Handling", "Shared", "audit_share"]
 
 _LAST = 10  # the lowest priority
 _COST_OF_TRIAL = 1.0  # at most, in runs of the network: a lookup that misses runs all of it
@@ -46,7 +46,7 @@ class _Trial(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Handling:
     """What was drawn for a request, and whether early answers may be given to it."""
 
     may_hit: bool
@@ -54,7 +54,7 @@ class Drawn:
     audit: bool = False
     sample: bool = False
     trials: tuple[_Trial, ...] = ()
-    place: Place | None = None
+    place: Reservation | None = None
 
     def forget(self) -> None:
         """Give back what was reserved: the request has no answer."""
@@ -143,7 +143,7 @@ class Following:
         """Where a request is answered."""
         return self._early if may_hit or self._base is None else self._base
 
-    def draw(self, beside: Following | None) -> Drawn:
+    def draw(self, beside: Following | None) -> Handling:
         """Decide about the next request, before it is answered; `beside` waits to take over."""
         if beside is not self._beside:
             self._beside = beside
@@ -160,10 +160,10 @@ class Following:
         audit = looked and early
         place = self._shared.line.reserve() if audit or trials or chances.sample else None
         if place is None:
-            return Drawn(may_hit, epoch)
-        return Drawn(may_hit, epoch, audit, chances.sample, trials, place)
+            return Handling(may_hit, epoch)
+        return Handling(may_hit, epoch, audit, chances.sample, trials, place)
 
-    def answered(self, drawn: Drawn, x: Tensor, given: NDArray[Any], prediction: Prediction) -> None:
+    def answered(self, drawn: Handling, x: Tensor, given: NDArray[Any], prediction: Prediction) -> None:
         """Tell what became of a request; `given` is one input as its client sent it."""
         if drawn.place is not None:
             drawn.place.fill(lambda: self._follow(drawn, x, given, prediction))
@@ -171,14 +171,14 @@ class Following:
     # ----------------------------------------------------------------------------------------------------
 
     def _new_draws(self) -> Draws:
-        """Draws at rates that hang on who takes part, never on answers."""
+        """Draws at rates that depend on who takes part, never on answers."""
         shared = self._shared
         cost = self._cost + (_COST_OF_TRIAL if self._beside is not None else 0.0)
         audits = audit_share(shared.settings.audit_budget, shared.sampling, cost)
         return Draws(audits, shared.sampling, shared.settings.trials)
 
     async def _follow(
-        self, drawn: Drawn, x: Tensor, given: NDArray[Any], prediction: Prediction
+        self, drawn: Handling, x: Tensor, given: NDArray[Any], prediction: Prediction
     ) -> None:
         """Ask who has to be asked, then settle everything at once. Raises `GatiError`: nothing is settled."""
         if self.gone:  # the request was answered by a version on its way out

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from gati.errors import GatiError
 from services.inference.counts import Counts
 
-__all__ = ["Line", "Place"]
+__all__ = ["Line", "Reservation"]
 
 _log = logging.getLogger("gati.inference")
 
@@ -25,7 +25,7 @@ _PATIENCE_S = 30.0
 Job = Callable[[], Awaitable[None]]
 
 
-class Place:
+class Reservation:
     """A place in the line, to be filled by a job or given back."""
 
     def __init__(self, line: Line) -> None:
@@ -51,17 +51,17 @@ class Line:
     def __init__(self, counts: Counts, places: int = _PLACES) -> None:
         self._counts = counts
         self._places = places
-        self._taken: set[Place] = set()
-        self._jobs: deque[tuple[Place | None, Job]] = deque()
+        self._taken: set[Reservation] = set()
+        self._jobs: deque[tuple[Reservation | None, Job]] = deque()
         self._working: asyncio.Task[None] | None = None
         self._closed = False
 
-    def reserve(self) -> Place | None:
+    def reserve(self) -> Reservation | None:
         """A place; None where all are taken, and what was drawn is left out."""
         if self._closed or len(self._taken) >= self._places:
             self._counts.left_out += 1
             return None
-        place = Place(self)
+        place = Reservation(self)
         self._taken.add(place)
         return place
 
@@ -88,14 +88,14 @@ class Line:
 
     # ----------------------------------------------------------------------------------------------------
 
-    def _add(self, place: Place, job: Job) -> None:
+    def _add(self, place: Reservation, job: Job) -> None:
         if place.lost:
             self._free(place)
             return
         self._jobs.append((place, job))
         self._work()
 
-    def _free(self, place: Place) -> None:
+    def _free(self, place: Reservation) -> None:
         self._taken.discard(place)
 
     def _work(self) -> None:

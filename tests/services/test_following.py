@@ -179,7 +179,7 @@ def test_the_guard_stops_caches_for_good_though_the_process_is_killed(made: Path
 
 
 def test_audits_keep_to_their_share_of_all_requests(made: Path) -> None:
-    """The rate hangs on nothing but the budget: not on hits."""
+    """The rate depends on the budget alone, not on hits."""
     answering(made, RIGHT)
     certify(made / "library", 0.97)
     with serve(made, audit_budget=0.05) as running:

@@ -1,4 +1,4 @@
-"""What is drawn, what is dropped, and that neither hangs on how it would have come out."""
+"""What is drawn, what is dropped, and that neither depends on how it would have come out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gati.adapt.watch import Watch
 from gati.errors import BackendError
 from gati.runtime.exits import BASE, Prediction
 from services.inference.counts import Counts
-from services.inference.following import Drawn, Following, Shared, audit_share
+from services.inference.following import Following, Handling, Shared, audit_share
 from services.inference.keeping import ServedStanding
 from services.inference.line import Line
 from services.inference.settings import InferenceSettings
@@ -79,7 +79,7 @@ class House:
 
     async def answer(
         self, of: Following, exit: str, class_index: int, beside: Following | None = None
-    ) -> Drawn:
+    ) -> Handling:
         drawn = of.draw(beside)
         while beside is not None and drawn.place is None:  # a trial costs time, so not all are drawn
             drawn = of.draw(beside)
