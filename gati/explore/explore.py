@@ -7,7 +7,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 
 from gati.caches import expand_variants, load_cache, parse_variant
 from gati.errors import DataError, VariantError
+from gati.explore.companions import Candidate, load_companions, measure_companions
 from gati.explore.library import BaseOutcomes, Library, Manifest
 from gati.explore.prepare import Prepared, prepare, resolve_device
 from gati.explore.progress import Progress, SilentProgress
@@ -53,6 +54,7 @@ def explore(
     resize: int | None = None,
     class_names: ClassNames | None = None,
     label_map: LabelMap | None = None,
+    companions: Sequence[tuple[str | Path, str | Path | None]] = (),
     progress: Progress | None = None,
 ) -> Library:
     """Train and measure every variant at every block of a network, and write the cache library.
@@ -79,6 +81,9 @@ def explore(
       list. Otherwise those that come with it, or those of the data if they are as many.
     - `label_map`: which class of the network each label of `data` is, by folder name or label number: a
       mapping, or a file with a JSON object. Labels that do not fit otherwise are left out.
+    - `companions`: (model, checkpoint) of smaller networks for the same classes, or for more of which the
+      same names pick them. Each is a cache at the input, kept in the library, which needs neither code nor
+      checkpoint of it afterwards. With them `variants` may be empty: then nothing is trained.
 
     **Returns:** the finished library.
 
@@ -88,7 +93,7 @@ def explore(
     began = time.monotonic()
     directory = Path(out)
     names = expand_variants(variants if variants is not None else ("default",))
-    if not names:
+    if not names and not companions:
         raise VariantError("no variants given: name at least one, such as pyramid(64)")
     if epochs is not None and epochs <= 0:
         raise DataError(f"epochs must be above 0 (got {epochs:g})")
@@ -96,12 +101,15 @@ def explore(
     loaded = load_model(model, checkpoint, mean=mean, std=std, resize=resize)
     for name in names:  # after the model, whose module may register predictors of its own
         parse_variant(name)
+    candidates = load_companions(companions)
     with locked(directory), progress or SilentProgress() as reporter:
-        if loaded.note:
-            reporter.note(loaded.note)
+        for note in (loaded.note, *(candidate.loaded.note for candidate in candidates)):
+            if note:
+                reporter.note(note)
         settings = {
             **_settings(loaded, data, train_data, blocks, names, target, epochs, budget_s, seed),
             **_named(class_names, label_map),
+            **_accompanied(candidates),
         }
         library, state = Library(directory), RunState(directory)
         if library.manifest_path.is_file() and library.manifest.settings == settings:
@@ -120,11 +128,13 @@ def explore(
             progress=reporter,
             class_names=class_names,
             label_map=label_map,
+            companions=[candidate.variant for candidate in candidates],
         )
         library.write_input_record(prepared.inputs.record)
         library.write_base_outcomes(
             BaseOutcomes(prepared.held_out.base_class, prepared.labels, prepared.inputs.split)
         )
+        accompanying = measure_companions(prepared, library, candidates, seed=seed, progress=reporter)
         plan = plan_training(len(prepared.inputs.train), epochs=epochs or _DEFAULT_EPOCHS)
         rounds = Rounds(
             prepared, library, state, plan, seed=seed, progress=reporter, budget_s=budget_s, began=began
@@ -132,8 +142,9 @@ def explore(
         rounds.screen()
         rounds.main()
         notes: list[str] = []
-        rows = _finish_trials(prepared, library, state, reporter, notes)
-        library.write_trials(rows, _points(state, rows))
+        finished = {row.trial.trial_id: row for row in (*accompanying, *state.finished().values())}
+        rows = _finish_trials(prepared, library, finished, reporter, notes)
+        library.write_trials(rows, _points(finished, rows))
         library.write_manifest(_manifest(prepared, settings, seed, began, notes))
         state.clear()
     return library
@@ -177,26 +188,42 @@ def _named(class_names: ClassNames | None, label_map: LabelMap | None) -> dict[s
     return said
 
 
+def _accompanied(candidates: Sequence[Candidate]) -> dict[str, Any]:
+    """Which companions there are, nothing where there are none."""
+    said = [
+        [each.variant, each.loaded.source, each.loaded.checkpoint_sha256, each.loaded.preprocessing.to_json()]
+        for each in candidates
+    ]
+    return {"companions": said} if said else {}
+
+
 def _finish_trials(
-    prepared: Prepared, library: Library, state: RunState, progress: Progress, notes: list[str]
+    prepared: Prepared,
+    library: Library,
+    finished: Mapping[TrialId, FinishedTrial],
+    progress: Progress,
+    notes: list[str],
 ) -> list[Trial]:
     """Every row of the trials table, its lookup measured as it will run: trained, with its selector.
 
     `notes` gets a line for each measurement that other work on the machine disturbed.
     """
-    finished = state.finished()
     measured: dict[tuple[str, tuple[int, ...], str], tuple[float, float, float]] = {}
-    progress.stage("measuring lookups", len(prepared.specifications))
+    specified = {item.trial.trial_id: item.trial for item in prepared.specifications}
+    every = [*(row.trial for row in finished.values() if row.trial.trial_id not in specified)]
+    every = sorted((*every, *specified.values()), key=lambda trial: trial.block_index)
+    progress.stage("measuring lookups", len(every))
     rows = []
-    for item in prepared.specifications:
-        row = finished.get(item.trial.trial_id)
+    for trial in every:
+        row = finished.get(trial.trial_id)
         progress.advance(1)
         if row is None:
-            rows.append(item.trial)
+            rows.append(trial)
             continue
-        key = (item.trial.variant, item.hidden_shape, row.trial.selector)
+        shape = prepared.traced.hidden_shapes[trial.block]
+        key = (trial.variant, shape, row.trial.selector)
         if key not in measured:
-            measured[key] = _lookup_costs(prepared, library, row, item.hidden_shape, notes)
+            measured[key] = _lookup_costs(prepared, library, row, shape, notes)
         lookup_ms, overlapped_ms, penalty_ms = measured[key]
         rows.append(
             replace(
@@ -224,8 +251,7 @@ def _lookup_costs(
     return inline_ms, overlap.lookup_ms, overlap.penalty_ms
 
 
-def _points(state: RunState, rows: Sequence[Trial]) -> list[Any]:
-    finished = state.finished()
+def _points(finished: Mapping[TrialId, FinishedTrial], rows: Sequence[Trial]) -> list[Any]:
     trained: list[TrialId] = [row.trial_id for row in rows if row.trial_id in finished]
     return [point for trial_id in trained for point in finished[trial_id].points]
 

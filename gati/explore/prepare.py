@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gati.caches import LearnedCache, build_predictor, parse_variant, reads_input
+from gati.caches import LearnedCache, build_predictor, is_companion, parse_variant, reads_input
 from gati.caches.selectors import BASELINE
 from gati.errors import BackendError, VariantError
 from gati.explore.alike import warning_of_neighbours
@@ -81,6 +81,8 @@ class Prepared:
 
 def trial_name(block: str, variant: str) -> TrialId:
     """A name for files: `layer2.3` and `conv(3,1)` give `layer2.3--conv-3-1`."""
+    if is_companion(variant):
+        return TrialId(f"{block}--{variant.replace('(', '-').rstrip(')')}")
     family, numbers = parse_variant(variant)
     return TrialId("--".join((block, "-".join((family, *map(str, numbers))))))
 
@@ -113,14 +115,19 @@ def prepare(
     progress: Progress,
     class_names: ClassNames | None = None,
     label_map: LabelMap | None = None,
+    companions: Sequence[str] = (),
 ) -> Prepared:
-    """Check model and data, measure the base model and every untrained lookup, say what cannot pay."""
+    """Check model and data, measure the base model and every untrained lookup, say what cannot pay.
+
+    `companions` are variants that read the input, too, and are not specified here.
+    """
     held = load_data(data, loaded.preprocessing, what="--data")
     more = None if train_data is None else load_data(train_data, loaded.preprocessing, what="--train-data")
     inputs = split_inputs(held, more, seed)
     module = loaded.module.to(device)
     example = inputs.held_out.images(np.arange(min(64, len(inputs.held_out)))).to(device)
-    names, no_entry = _places(module, find_blocks(module, blocks, example=example[:2]), variants)
+    found = find_blocks(module, blocks, example=example[:2])
+    names, no_entry = _places(module, found, variants, companions)
     traced = trace(module, example[:2], names)
     named, labelled = _name_classes(loaded, held, traced.classes, class_names, label_map)
     rows = inputs.record.rows
@@ -147,17 +154,18 @@ def prepare(
 
 
 def _places(
-    module: torch.nn.Module, blocks: Sequence[str], variants: Sequence[str]
+    module: torch.nn.Module, blocks: Sequence[str], variants: Sequence[str], companions: Sequence[str]
 ) -> tuple[tuple[str, ...], str]:
-    """The blocks, the input before them if a variant reads it, and a line for variants without a place."""
+    """The blocks, the input before them if anything reads it, and a line for variants without a place."""
     reading = [variant for variant in variants if reads_input(variant)]
-    if not reading:
+    if not reading and not companions:
         return tuple(blocks), ""
     if means_input(module, INPUT):
         return (INPUT, *blocks), ""
     reason = f"the network has a module of its own called '{INPUT}'"
-    if len(reading) == len(variants):
-        raise VariantError(f"{reason}, so {', '.join(reading)} cannot be placed before it; name others")
+    if companions or len(reading) == len(variants):
+        without = ", ".join((*reading, *companions))
+        raise VariantError(f"{reason}, so {without} cannot be placed before it: leave that out")
     return tuple(blocks), f"left {', '.join(reading)} out: {reason}"
 
 

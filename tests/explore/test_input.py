@@ -152,7 +152,7 @@ def test_a_networks_own_module_of_that_name_comes_first(files: dict[str, str], t
     assert library.manifest.blocks[0].output_shape == (8, 8, 8)
     assert {trial.variant for trial in library.trials} == {"grid(16)"}
     assert "left student(8) out: the network has a module of its own called 'input'" in told.notes
-    with pytest.raises(VariantError, match="a module of its own called 'input', so student"):
+    with pytest.raises(VariantError, match="of its own called 'input', so student.* cannot be placed"):
         explore(f"{__file__}:NetOfInput", **given, out=tmp_path / "no", variants=("student(8)",))
 
 
