@@ -45,14 +45,16 @@ def reduced_precisions(
 ) -> list[CostedLibrary]:
     """Return the library on each backend of reduced precision that "auto" should try.
 
-    Only those whose whole network takes clearly less time than on the backend that was `chosen`.
+    Only those whose whole network takes clearly less time than on the backend that was `chosen`, and the one
+    that differs from it in lookups alone.
     """
     found: list[CostedLibrary] = []
     try:
         base_ms = network_times(library, _others(library, settings, pieces), pieces)
         known = chosen.manifest.profile
         limit_ms = WORTH_TRYING * base_ms.get(known.backend, known.base_ms)
-        for name in [n for n in base_ms if not _float32(n) and base_ms[n] < limit_ms]:
+        names = [name for name in base_ms if not _float32(name) and base_ms[name] < limit_ms]
+        for name in (*_coarser_lookups(library, settings, known.backend, pieces), *names):
             choice = on_backend(library, name, progress=progress, pieces=pieces)
             if isinstance(choice, CostedLibrary) and choice.answers is not None:
                 found.append(choice)
@@ -70,22 +72,37 @@ def _others(library: Library, settings: Settings, pieces: Pieces) -> list[str]:
 
     if settings.backend != "auto" or settings.objective != "exact":
         return []
-    try:
-        checkable = bool(pieces.held_out)
-    except DataError:
-        checkable = False
+    checkable = _checkable(pieces)
     kind_of_device = library.manifest.profile.device.partition(":")[0]
     return [
         name
         for name, kind in BACKENDS.items()
         if kind.automatic
+        and kind.same_network_as is None
         and kind_of_device in kind.devices
         and kind.installed()
         and (checkable or _float32(name))
     ]
 
 
+def _coarser_lookups(library: Library, settings: Settings, chosen: str, pieces: Pieces) -> list[str]:
+    """Backends that run the same network as `chosen` does, and lookups in reduced precision."""
+    from gati.runtime.backends import BACKENDS
+
+    if settings.backend != "auto" or settings.objective != "exact" or not _checkable(pieces):
+        return []
+    return [name for name, kind in BACKENDS.items() if kind.same_network_as == chosen and kind.installed()]
+
+
+def _checkable(pieces: Pieces) -> bool:
+    """Whether the held-out inputs are still there, to ask an engine for its answers."""
+    try:
+        return bool(pieces.held_out)
+    except DataError:
+        return False
+
+
 def _float32(backend: str) -> bool:
     from gati.runtime.backends import BACKENDS
 
-    return BACKENDS[backend].precision == "f32"
+    return BACKENDS[backend].in_float32()

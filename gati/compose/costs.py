@@ -107,7 +107,7 @@ class CostedLibrary(Library):
         from gati.runtime.backends import get_backend
 
         name = self.manifest.profile.backend
-        if get_backend(name).precision == "f32":
+        if get_backend(name).in_float32():
             return None
         return EngineAnswers(self, name, self._pieces or Pieces(self))
 

@@ -146,7 +146,7 @@ def graph_files(
         early_exit.update(f"{trial_id} {threshold!r}".encode())
         cache = library.cache_path(trial_id)
         early_exit.update(cache.read_bytes() if cache.is_file() else b"")
-    suffix = "onnx" if stored_as == "onnx" else "zip"
+    suffix = "onnx" if stored_as.startswith("onnx") else "zip"
     names = (f"{each.hexdigest()[:16]}.{suffix}" for each in (early_exit, base))
     first, second = (library.directory / "graphs" / name for name in names)
     return first, second

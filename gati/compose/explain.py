@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gati.compose.candidates import lookup_cost, reach_by_block
-from gati.compose.composition import REDUCED, Composition, Exit
+from gati.compose.composition import COARSE_LOOKUPS, REDUCED, Composition, Exit
 from gati.compose.costs import as_composed
 from gati.compose.outcomes import SplitOutcomes
 from gati.compose.problem import Candidate, Estimate, Problem, estimate
@@ -60,7 +60,7 @@ def explain(composition: Composition, library: Library | str | Path) -> tuple[Ex
     def expect(chosen: tuple[Candidate, ...]) -> Replay | Estimate:
         return select.replay(problem, chosen) if select else estimate(problem, chosen)
 
-    whole, as_float32 = expect(candidates), composition.backend.endswith(REDUCED)
+    whole, as_float32 = expect(candidates), composition.backend.endswith((*REDUCED, COARSE_LOOKUPS))
     explained = []
     for position, exit_ in enumerate(composition.exits):
         others = candidates[:position] + candidates[position + 1 :]

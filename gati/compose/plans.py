@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gati.compose.candidates import full_candidates, reach_by_block, relaxed_candidates
-from gati.compose.composition import REDUCED, Exit, Expected, Objective
+from gati.compose.composition import Exit, Expected, Objective
 from gati.compose.full import solve_full
 from gati.compose.outcomes import SplitOutcomes
 from gati.compose.problem import Candidate, Choice, Estimate, Problem, estimate
@@ -18,9 +18,9 @@ from gati.types import Placement, Profile, Trial
 __all__ = ["Plan", "Settings", "describe", "plan_published", "placement_rank", "problem_of"]
 
 CLEARLY_FASTER = 0.85
-# What lookups may add to an input that hits nowhere, as a share of the network's time. Compiled networks are
-# so short, most of all in reduced precision, that a decision alone costs several per cent.
-SLOWDOWN, SLOWDOWN_COMPILED, SLOWDOWN_REDUCED = 0.08, 0.15, 0.3
+# What lookups may add to an input that hits nowhere, as a share of the network's time: a student at the input
+# that answers four of five inputs may well take a quarter of it.
+SLOWDOWN = 0.4
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Settings:
 
     def slowdown_limit_ms(self, profile: Profile) -> float | None:
         """What all lookups together may add to a request that never hits."""
-        share = default_slowdown(profile.backend) if self.slowdown == "auto" else self.slowdown
+        share = SLOWDOWN if self.slowdown == "auto" else self.slowdown
         return None if share is None else share * profile.base_ms
 
 
@@ -54,13 +54,6 @@ class Plan:
     expected: Expected
     replayed: bool
     certificate: dict[str, Any] | None = None
-
-
-def default_slowdown(backend: str) -> float:
-    """Return the share that "auto" stands for on a backend."""
-    if backend.endswith(REDUCED):
-        return SLOWDOWN_REDUCED
-    return SLOWDOWN_COMPILED if backend in ("onnxruntime", "openvino") else SLOWDOWN
 
 
 def placement_rank(placement: Placement, mean_latency_ms: float) -> tuple[float, bool]:

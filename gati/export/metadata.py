@@ -50,7 +50,7 @@ def metadata_of(manifest: Manifest, composition: Composition, stages: Stages, *,
 
 def in_float32(composition: Composition) -> bool:
     """Whether the composition was made for an engine that computes as the exported file does."""
-    return get_backend(composition.backend).precision == "f32"
+    return get_backend(composition.backend).in_float32()
 
 
 def describe(composition: Composition, stages: Stages, *, raw: bool) -> str:

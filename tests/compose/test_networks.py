@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from gati.compose import networks
-from gati.compose.backends import choose_backend
+from gati.compose import backends, networks
+from gati.compose.backends import choose_backend, reduced_precisions
+from gati.compose.costs import CostedLibrary
 from gati.compose.networks import network_times
 from gati.compose.pieces import Pieces
 from gati.compose.plans import Settings
 from gati.errors import LibraryError
 from gati.explore.library import Library
 from gati.types import Trial, TrialId
+from tests.compose.test_costs import costs_of
 from tests.runtime.networks import BLOCKS
 from tests.runtime.served import make_served
 
@@ -106,3 +108,29 @@ def test_only_the_fastest_is_measured_in_full(library: Library, fastest: str) ->
 def test_what_explore_measured_stays_where_nothing_is_faster(library: Library) -> None:
     keep(library, dict.fromkeys(FOUND, 1e9))
     assert choose_backend(library, AUTO) is library
+
+
+@pytest.mark.usefixtures("no_race")
+def test_the_engine_with_coarser_lookups_is_tried_where_its_network_is_the_fastest(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs the network that was chosen, so there is nothing to race for."""
+    pytest.importorskip("onnxruntime")
+    tried: list[str] = []
+
+    def costed(library: Library, backend: str, **_: object) -> CostedLibrary:
+        tried.append(backend)
+        costed = CostedLibrary(library, costs_of(library, backend, 1.0))
+        costed.__dict__["answers"] = object()
+        return costed
+
+    def held_out(library: Library) -> tuple[list[int], list[int]]:
+        return [1], [0]
+
+    monkeypatch.setattr("gati.explore.splits.held_out", held_out)
+    monkeypatch.setattr(backends, "on_backend", costed)
+    keep(library, {**FOUND, "onnxruntime": 0.1})
+    chosen = choose_backend(library, AUTO)
+    others = reduced_precisions(library, chosen, AUTO, None, Pieces(library))
+    assert tried == ["onnxruntime", "onnxruntime-int8-lookups"]
+    assert [other.manifest.profile.backend for other in others] == tried[1:]

@@ -31,6 +31,8 @@ KINDS: tuple[tuple[str, Placement], ...] = (
     ("openvino", "inline"),
     ("openvino-bf16", "inline"),
     ("openvino-int8", "inline"),
+    ("openvino-int8-lookups", "inline"),
+    ("onnxruntime-int8-lookups", "inline"),
     ("cuda-graph", "inline"),
     ("cuda-graph", "overlapped"),
 )
@@ -44,6 +46,11 @@ def unavailable(backend: str) -> str | None:
     return None if backend == "cuda-graph" or BACKENDS[backend].installed() else f"{backend} is not installed"
 
 
+def calibrated(backend: str) -> bool:
+    kind = BACKENDS[backend]
+    return issubclass(kind, GraphBackend) and kind.calibrated
+
+
 def kinds(*, slow: bool) -> list[object]:
     return [
         pytest.param(
@@ -52,7 +59,7 @@ def kinds(*, slow: bool) -> list[object]:
             id=f"{backend}-{placement}",
             marks=[
                 pytest.mark.skipif(bool(unavailable(backend)), reason=str(unavailable(backend))),
-                *([pytest.mark.slow] if slow or backend in ("torch-compile", "openvino-int8") else []),
+                *([pytest.mark.slow] if slow or backend == "torch-compile" or calibrated(backend) else []),
             ],
         )
         for backend, placement in KINDS
@@ -99,7 +106,7 @@ def engine_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineOf]:
             device = OneAtATime()
             patch.setattr(CudaGraphBackend, "device", lambda _self, _device: device)
             patch.setattr(CudaGraphBackend, "unavailable", classmethod(lambda cls: None))
-        if backend == "openvino-int8":
+        if calibrated(backend):
             executes = get_backend(backend, calibration=inputs(60))
             assert isinstance(executes, GraphBackend)
             folder = tmp_path_factory.mktemp("graphs")

@@ -14,6 +14,10 @@ from gati.runtime.backends.base import (
     segment_backend,
 )
 from gati.runtime.backends.cuda_graph import CudaGraphBackend
+from gati.runtime.backends.int8_lookups import (
+    OnnxRuntimeInt8LookupsBackend,
+    OpenVinoInt8LookupsBackend,
+)
 from gati.runtime.backends.onnxruntime import OnnxRuntimeBackend
 from gati.runtime.backends.openvino import OpenVinoBackend, OpenVinoBf16Backend, OpenVinoInt8Backend
 from gati.runtime.backends.torch import TorchBackend
@@ -26,9 +30,11 @@ __all__ = [
     "Graph",
     "GraphBackend",
     "OnnxRuntimeBackend",
+    "OnnxRuntimeInt8LookupsBackend",
     "OpenVinoBackend",
     "OpenVinoBf16Backend",
     "OpenVinoInt8Backend",
+    "OpenVinoInt8LookupsBackend",
     "Path",
     "SegmentBackend",
     "SingleExit",

@@ -40,11 +40,14 @@ Lookup = Callable[[Tensor], tuple[Tensor, Tensor]]
 class Backend(ABC):
     """A way to execute a network with its exits.
 
-    With a `precision` other than "f32" the network itself may answer otherwise than the user's does.
+    With a `precision` other than "f32" the network itself may answer otherwise than the user's does, with
+    other `lookup_precision` the lookups than the library's tables say.
     """
 
     name: ClassVar[str]
     precision: ClassVar[Literal["f32", "bf16", "int8"]] = "f32"
+    lookup_precision: ClassVar[Literal["f32", "bf16", "int8"] | None] = None  # where not that of the network
+    same_network_as: ClassVar[str | None] = None  # the backend that differs from this one in lookups alone
     devices: ClassVar[tuple[str, ...]] = ("cpu",)  # on which kinds of device its costs can be measured
     automatic: ClassVar[bool] = False  # whether `--backend auto` tries it
 
@@ -52,6 +55,11 @@ class Backend(ABC):
     def installed(cls) -> bool:
         """Whether what it needs is there."""
         return True
+
+    @classmethod
+    def in_float32(cls) -> bool:
+        """Whether network and lookups compute in float32: then the library's tables tell its answers."""
+        return cls.precision == "f32" and cls.lookup_precision in (None, "f32")
 
 
 @dataclass(frozen=True)
