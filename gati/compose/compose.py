@@ -18,6 +18,7 @@ from gati.compose.ledger import enter_use
 from gati.compose.outcomes import SplitOutcomes, outcomes_of
 from gati.compose.pieces import Pieces
 from gati.compose.plans import Plan, Settings, placement_rank, plan_published
+from gati.compose.prospects import with_headroom
 from gati.compose.sharing import FIRST, WORTH_ASKING, Hope, deploy_one, enter
 from gati.compose.solvers import check_solver
 from gati.compose.verdicts import certify_published
@@ -84,7 +85,7 @@ def compose(
     library, composition = compose_best(chosen, others, settings)
     if isinstance(library, CostedLibrary) and library.answers is not None:
         library.answers.keep([(leaving.trial_id, leaving.threshold) for leaving in composition.exits])
-    composition = enter_use(library, "compose", composition)
+    composition = with_headroom(enter_use(library, "compose", composition), library)
     composition.save(library.composition_path(name))
     return composition
 
