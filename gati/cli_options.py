@@ -13,6 +13,7 @@ import typer
 from gati.errors import DataError, GatiError
 
 __all__ = [
+    "CertifyData",
     "Checkpoint",
     "ClassNamesFile",
     "CompositionName",
@@ -63,6 +64,13 @@ Slowdown = Annotated[
         metavar="SHARE",
         help="Most that all lookups may add to an input that hits nowhere: 0.08 of the network's time unless "
         "given, 0.15 on engines that compile the network, 0.3 there in reduced precision.",
+    ),
+]
+CertifyData = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MORE",
+        help="Inputs that explore has not seen, labelled or not, to certify on beside those it held out.",
     ),
 ]
 ClassNamesFile = Annotated[
