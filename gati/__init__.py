@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gati.compose.composition import Composition as Composition
     from gati.compose.explain import Explanation as Explanation
     from gati.compose.explain import explain as explain
+    from gati.compose.headroom import Headroom as Headroom
     from gati.compose.pareto import ParetoPoint as ParetoPoint
     from gati.compose.pareto import compose_within_latency as compose_within_latency
     from gati.compose.pareto import pareto as pareto
@@ -56,6 +57,7 @@ __all__ = [
     "Explanation",
     "Exported",
     "GatiError",
+    "Headroom",
     "Library",
     "ModelBlocks",
     "ParetoPoint",
@@ -86,6 +88,7 @@ _HOMES = {
     "Evaluation": "gati.runtime.evaluate",
     "Explanation": "gati.compose.explain",
     "Exported": "gati.export.export",
+    "Headroom": "gati.compose.headroom",
     "Library": "gati.explore.library",
     "ModelBlocks": "gati.runtime.inspect",
     "ParetoPoint": "gati.compose.pareto",

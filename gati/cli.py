@@ -15,6 +15,7 @@ import typer
 import gati
 from gati import cli_compare, cli_plan, cli_render, cli_serve, cli_stream
 from gati.cli_options import (
+    CertifyData,
     Checkpoint,
     ClassNamesFile,
     CompositionName,
@@ -32,7 +33,7 @@ from gati.cli_options import (
     split_list,
     threads_as_explored,
 )
-from gati.errors import GatiError, StorageError
+from gati.errors import CompositionError, GatiError, StorageError
 
 __all__ = ["app", "main", "run"]
 
@@ -162,6 +163,7 @@ def explore(
 @_verb(
     "gati compose runs/mine --accuracy 0.97",
     "gati compose runs/mine --memory 8MiB --name small",
+    "gati compose runs/mine --certify-data more.npz",
     "gati compose runs/mine --pareto",
     "gati compose runs/mine --latency 2ms",
 )
@@ -191,6 +193,7 @@ def compose(
     per_class: Annotated[
         bool, typer.Option("--per-class", help="Certify the agreement in every class, not only overall.")
     ] = False,
+    certify_data: CertifyData = None,
     latency: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Ask the other way round: most agreement with this mean latency."),
@@ -217,6 +220,8 @@ def compose(
     )
     if objective == "exact":
         threads_as_explored(directory)
+    if certify_data is not None and (pareto or latency is not None):
+        raise CompositionError("--certify-data goes with --accuracy, neither with --pareto nor --latency")
     if pareto:
         cli_render.frontier(gati.pareto(directory, settings), directory)
         return
@@ -235,6 +240,7 @@ def compose(
             name=name,
             slowdown=settings.slowdown,
             per_class=per_class,
+            certify_data=certify_data,
             progress=cli_render.counter("lookups measured"),
         )
     cli_render.composition(chosen, directory, gati.explain(chosen, directory))

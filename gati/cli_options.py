@@ -13,6 +13,7 @@ import typer
 from gati.errors import DataError, GatiError
 
 __all__ = [
+    "CertifyData",
     "Checkpoint",
     "ClassNamesFile",
     "CompositionName",
@@ -63,6 +64,13 @@ Slowdown = Annotated[
         metavar="SHARE",
         help="Most that all lookups may add to an input that hits nowhere, as a share of the network's time: "
         "0.4 unless given; 0.05 keeps the slowest answers as fast as without caches.",
+    ),
+]
+CertifyData = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MORE",
+        help="Inputs that explore has not seen, labelled or not, to certify on beside those it held out.",
     ),
 ]
 ClassNamesFile = Annotated[

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gati.bench.result import Bench, Spread
     from gati.compose.composition import Composition
     from gati.compose.explain import Explanation
+    from gati.compose.headroom import Headroom
     from gati.compose.pareto import ParetoPoint
     from gati.explore.library import Library
     from gati.export.export import Exported
@@ -125,6 +126,8 @@ def composition(chosen: Composition, directory: Path, explained: Sequence[Explan
     print(f"why: {_why(chosen)}")
     for each in explained:
         print(f"  {each.exit.block}: {each.sentence}")
+    if chosen.headroom is not None:
+        _headroom(chosen.headroom)
     if chosen.certificate is not None:
         print(f"certificate: {chosen.certificate['sentence']}")
         if drop := chosen.certificate.get("accuracy_drop"):
@@ -133,6 +136,21 @@ def composition(chosen: Composition, directory: Path, explained: Sequence[Explan
         print(f"note: {chosen.note}")
     option = "" if chosen.name == "default" else f" --composition {chosen.name}"
     print(f"next: gati evaluate {directory} --data TEST{option}")
+
+
+def _headroom(found: Headroom) -> None:
+    """Print what the gain would be if one exit, or all of them, were perfect in one respect."""
+    table = _table("gain if", "its lookup were free", "it knew when it is right", "always right", left=(0,))
+    for each in found.exits:
+        gains = (each.free.gain, each.knowing.gain, each.right.gain)
+        table.add_row(each.block, *(f"{gain:.2f}x" for gain in gains))
+    table.add_row("all of them", f"{found.free.gain:.2f}x", f"{found.oracle.gain:.2f}x", "")
+    _console().print(table)
+    basis = "replayed on the select inputs" if found.inputs else "estimated from the trials table"
+    print(
+        f"now {found.chosen.gain:.2f}x; free and knowing everywhere {found.free_oracle.gain:.2f}x; {basis}, "
+        "nothing chosen anew"
+    )
 
 
 def frontier(points: Sequence[ParetoPoint], directory: Path) -> None:

@@ -7,17 +7,20 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from gati.compose.backends import choose_backend, reduced_precisions
 from gati.compose.candidates import has_placement
 from gati.compose.certified import Proposal, plan_exact, propose
 from gati.compose.composition import Composition, Objective
 from gati.compose.costs import CostedLibrary, disturbance
-from gati.compose.ledger import enter_use
+from gati.compose.further import Further, further_inputs
+from gati.compose.ledger import Attempt, Ledger, enter_use
 from gati.compose.outcomes import SplitOutcomes, outcomes_of
 from gati.compose.pieces import Pieces
 from gati.compose.plans import Plan, Settings, placement_rank, plan_published
+from gati.compose.problem import Candidate
+from gati.compose.prospects import with_headroom
 from gati.compose.sharing import FIRST, WORTH_ASKING, Hope, deploy_one, enter
 from gati.compose.solvers import check_solver
 from gati.compose.verdicts import certify_published
@@ -42,6 +45,7 @@ def compose(
     name: str = "default",
     slowdown: float | Literal["auto"] | None = "auto",
     per_class: bool = False,
+    certify_data: Any = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Composition:
     """Choose caches from the library in `directory`, write the composition there, and return it.
@@ -62,7 +66,12 @@ def compose(
     published objectives "relaxed" and "full" need the tables only; where outcomes are there too, their
     expectations are replayed, and whether they hold at `confidence` is recorded.
 
-    Raises CompositionError for impossible limits, SolverError, BackendError, LibraryError.
+    `certify_data`, in any form that `explore` takes and without labels if need be, is counted beside the
+    certify split: twice as many inputs allow more than twice as many losses. Inputs that explore has seen are
+    left out, the network and the caches must still be there to answer them, and each such command is an
+    attempt that shares delta with all others of the library, as `certify` says.
+
+    Raises CompositionError for impossible limits, SolverError, BackendError, LibraryError, DataError.
     """
     settings = Settings(
         accuracy=accuracy,
@@ -78,26 +87,55 @@ def compose(
     )
     check_settings(settings)
     opened = Library.open(directory)
+    further = None if certify_data is None else _further(opened, certify_data, settings)
     pieces = Pieces(opened)
     chosen = choose_backend(opened, settings, progress, pieces)
     others = reduced_precisions(opened, chosen, settings, progress, pieces)
-    library, composition = compose_best(chosen, others, settings)
+    attempt = None if further is None else further.enter(opened, settings, [chosen, *others])
+    library, composition = compose_best(
+        chosen, others, settings, further, 1.0 if attempt is None else attempt.share
+    )
     if isinstance(library, CostedLibrary) and library.answers is not None:
         library.answers.keep([(leaving.trial_id, leaving.threshold) for leaving in composition.exits])
-    composition = enter_use(library, "compose", composition)
+    if further is not None and attempt is not None:
+        composition = _concluded(library, further, attempt, composition)
+    composition = with_headroom(enter_use(library, "compose", composition), library)
     composition.save(library.composition_path(name))
     return composition
 
 
+def _further(library: Library, data: Any, settings: Settings) -> Further:
+    if settings.confidence is None:
+        raise CompositionError(
+            "there is nothing to certify without a confidence: give one, such as 0.95, or leave the further "
+            "inputs to certify on out"
+        )
+    return further_inputs(library, data)
+
+
+def _concluded(
+    library: Library, further: Further, attempt: Attempt, composition: Composition
+) -> Composition:
+    composition = further.told(composition, attempt)
+    verdict = {**(composition.certificate or {}), "composition": composition.name}
+    Ledger(library.directory).conclude(attempt, verdict, written=True)
+    return composition
+
+
 def compose_best(
-    library: Library, others: Sequence[CostedLibrary], settings: Settings
+    library: Library,
+    others: Sequence[CostedLibrary],
+    settings: Settings,
+    further: Further | None = None,
+    share: float = 1.0,
 ) -> tuple[Library, Composition]:
     """Compose on the engine of `library` or on one of `others`, of reduced precision: on the fastest.
 
-    All that are tried share delta, see `gati.compose.sharing`. Nothing is written. Raises as `compose`.
+    All that are tried share the `share` of delta, see `gati.compose.sharing`; `further` is counted beside the
+    certify split. Nothing is written. Raises as `compose`.
     """
     if not others or settings.objective != "exact":
-        return library, compose_library(library, settings)
+        return library, compose_library(library, settings, further=further, share=share)
     if settings.confidence is None:
         return _fastest_on_select(library, others, settings)
 
@@ -105,14 +143,17 @@ def compose_best(
         return propose(of, settings, placements(of, settings), outcomes_of(of, SELECT), inputs)
 
     check_settings(settings)
-    inputs = int((library.base_outcomes().split == CERTIFY).sum())
+    inputs = int((library.base_outcomes().split == CERTIFY).sum()) + len(further or ())
     hopes = []
     for other in others:
         at_best_ms = proposed(other.at_best()).hoped_ms(inputs, FIRST)
         if at_best_ms is not None:
             hopes.append(Hope(other.manifest.profile.backend, at_best_ms, partial(proposed, other)))
     entrants = enter(proposed(library), hopes, inputs)
-    deployed, plan = deploy_one(entrants, lambda each: _outcomes(each.library, CERTIFY))
+    entrants = tuple(replace(each, share=share * each.share) for each in entrants)
+    deployed, plan = deploy_one(
+        entrants, lambda each: _to_certify_on(each.library, further, each.candidates)
+    )
     return deployed.library, to_composition(deployed.library, settings, plan, datetime.now(UTC))
 
 
@@ -135,12 +176,17 @@ def _fastest_on_select(
 
 
 def compose_library(
-    library: Library, settings: Settings, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    library: Library,
+    settings: Settings,
+    *,
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    further: Further | None = None,
+    share: float = 1.0,
 ) -> Composition:
     """Choose caches from an open library; nothing is written. Raises as `compose`."""
     check_settings(settings)
     check_memory(library.trials, settings.memory_limit_bytes)
-    return to_composition(library, settings, plan(library, settings), clock())
+    return to_composition(library, settings, plan(library, settings, further, share), clock())
 
 
 def to_composition(library: Library, settings: Settings, best: Plan, created: datetime) -> Composition:
@@ -169,7 +215,9 @@ def to_composition(library: Library, settings: Settings, best: Plan, created: da
     return replace(composition, note="; ".join(note for note in notes if note))
 
 
-def plan(library: Library, settings: Settings) -> Plan:
+def plan(
+    library: Library, settings: Settings, further: Further | None = None, share: float = 1.0
+) -> Plan:
     """Return the plan of least expected latency over the placements. Raises as `compose`."""
     select, certify = _outcomes(library, SELECT), _outcomes(library, CERTIFY)
     tried = placements(library, settings)
@@ -179,10 +227,27 @@ def plan(library: Library, settings: Settings) -> Plan:
                 "objective 'exact' needs the per-input outcomes, which this library does not have "
                 "(outcomes/); use --objective full, or explore again"
             )
-        return plan_exact(library, settings, tried, select, certify)
+        if further is None:
+            return plan_exact(library, settings, tried, select, certify)
+        count = (0 if certify is None else len(certify)) + len(further)
+        proposal = propose(library, settings, tried, select, count)
+        return proposal.deploy(_to_certify_on(library, further, proposal.candidates), share)
     plans = [plan_published(library, settings, placement, select) for placement in tried]
     best = min(plans, key=lambda plan: placement_rank(plan.placement, plan.expected.mean_latency_ms))
+    if further is not None:
+        return certify_published(
+            library, settings, best, _to_certify_on(library, further, [best.choice.candidates]), share
+        )
     return certify_published(library, settings, best, certify)
+
+
+def _to_certify_on(
+    library: Library, further: Further | None, path: Sequence[Sequence[Candidate]]
+) -> SplitOutcomes | None:
+    """Return the certify split's outcomes, where there are further inputs with theirs for this path."""
+    if further is None:
+        return _outcomes(library, CERTIFY)
+    return further.after(outcomes_of(library, CERTIFY), path)
 
 
 def _outcomes(library: Library, split: int) -> SplitOutcomes | None:

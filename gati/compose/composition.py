@@ -24,6 +24,7 @@ from gati.compose.fields import (
     parse,
     text,
 )
+from gati.compose.headroom import Headroom, read_headroom
 from gati.errors import CompositionError
 from gati.files import atomic_write_text
 from gati.types import Placement, TrialId
@@ -83,6 +84,7 @@ class Composition:
     `gap` is the relative distance to the best provable objective value, None where nothing is proven.
     `expected_from` says whether `expected` was replayed input by input or estimated from the table.
     `per_class` says that the target is promised in every class, as the base model answers.
+    `headroom` says what perfect exits would gain; None without exits, and where an older Gati composed.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Composition:
     note: str = ""
     expected_from: ExpectedFrom = "table"
     per_class: bool = False
+    headroom: Headroom | None = None
 
     @property
     def certified(self) -> bool:
@@ -275,6 +278,7 @@ def _composition(fields: Fields, version: int) -> Composition:
         per_class=fields.take("per_class", flag)
         if "per_class" in fields.values
         else bool(certificate and certificate.get("by_class")),
+        headroom=read_headroom(fields.values.get("headroom"), where),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
@@ -18,6 +19,7 @@ from gati.explore.library import SELECT, Library
 from gati.explore.network import load_network
 from gati.explore.splits import held_out
 from gati.files import atomic_write_bytes
+from gati.model.data import Data
 from gati.model.segments import TracedModel
 from gati.runtime.backends import BACKENDS, GraphBackend, get_backend
 from gati.runtime.exits import EngineExit
@@ -54,6 +56,13 @@ class EngineAnswers:
         self.ask([candidates])
         return self._answers[_setting(candidates)]
 
+    def elsewhere(self, inputs: Data) -> EngineAnswers:
+        """Return what the same engine answers to other inputs; networks are converted once for both."""
+        other = copy.copy(self)
+        other._inputs = inputs
+        other._answers = {}
+        return other
+
     def ask(self, path: Iterable[Sequence[Candidate]]) -> None:
         """Run many settings at once: those that differ in thresholds alone are converted once."""
         self._ask(_setting(candidates) for candidates in path)
@@ -62,7 +71,8 @@ class EngineAnswers:
         wanted = sorted(setting for setting in set(path) if setting not in self._answers)
         pieces = self._pieces
         pieces.cuts.update(self._blocks[trial_id] for setting in wanted for trial_id, _ in setting)
-        for _, group in groupby(wanted, key=lambda setting: [exit_[0] for exit_ in setting]):
+        unknown = [setting for setting in wanted if setting not in self._models]
+        for _, group in groupby(unknown, key=lambda setting: [exit_[0] for exit_ in setting]):
             settings = list(group)
             exits = [self._exits(setting) for setting in settings]
             kind = self._library.manifest.outputs_kind
@@ -72,6 +82,9 @@ class EngineAnswers:
             for setting, model in zip(settings, models, strict=True):
                 self._models[setting] = model
                 self._answers[setting] = self._run(model)
+        for setting in wanted:
+            if setting not in self._answers:
+                self._answers[setting] = self._run(self._models[setting])
 
     def keep(self, exits: Sequence[tuple[TrialId, float]]) -> None:
         """Write the networks that `graph_files` names: with these exits, and without any."""

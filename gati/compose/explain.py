@@ -1,4 +1,4 @@
-"""Why each exit of a composition was chosen: what would be lost without it.
+"""Why each exit of a composition was chosen, what would be lost without it, and what it could still gain.
 
 With and without an exit are both replayed in float32, also for an engine of reduced precision, which would
 have to be converted and asked anew for each exit that is left out. What that engine loses by itself is then
@@ -11,13 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gati.compose.candidates import lookup_cost, reach_by_block
 from gati.compose.composition import COARSE_LOOKUPS, REDUCED, Composition, Exit
 from gati.compose.costs import as_composed
+from gati.compose.deployed import problem_deployed
+from gati.compose.headroom import ExitHeadroom
 from gati.compose.outcomes import SplitOutcomes
-from gati.compose.problem import Candidate, Estimate, Problem, estimate
+from gati.compose.problem import Candidate, Estimate, estimate
+from gati.compose.prospects import headroom_of
 from gati.compose.replay import Replay
-from gati.errors import CompositionError
 from gati.explore.library import SELECT, Library
 
 __all__ = ["Explanation", "explain"]
@@ -26,6 +27,8 @@ __all__ = ["Explanation", "explain"]
 @dataclass(frozen=True)
 class Explanation:
     """One exit, and what the composition comes to with it and without it, all other exits as they are.
+
+    `headroom` is what it would come to if this exit were free, if it knew when it is right, or always were.
 
     `as_float32` says that the engine loses some answers by itself, which these numbers leave out.
     """
@@ -37,6 +40,7 @@ class Explanation:
     without_agreement: float
     rivals: int  # other trained variants at the same block
     sentence: str
+    headroom: ExitHeadroom
     as_float32: bool = False
 
 
@@ -48,19 +52,15 @@ def explain(composition: Composition, library: Library | str | Path) -> tuple[Ex
     if not isinstance(library, Library):
         library = Library.open(library)
     library = as_composed(library, composition.backend)
-    candidates = tuple(_candidate(exit_, composition, library) for exit_ in composition.exits)
-    problem = Problem(
-        reach_ms=reach_by_block(library.manifest.blocks),
-        base_ms=library.manifest.profile.base_ms,
-        candidates=candidates,
-        accuracy=composition.accuracy_target,
-    )
+    problem = problem_deployed(composition, library)
+    candidates = problem.candidates
     select = SplitOutcomes(library, SELECT) if library.has_outcomes else None
 
     def expect(chosen: tuple[Candidate, ...]) -> Replay | Estimate:
         return select.replay(problem, chosen) if select else estimate(problem, chosen)
 
     whole, as_float32 = expect(candidates), composition.backend.endswith((*REDUCED, COARSE_LOOKUPS))
+    headroom = headroom_of(problem, library, select)
     explained = []
     for position, exit_ in enumerate(composition.exits):
         others = candidates[:position] + candidates[position + 1 :]
@@ -80,33 +80,11 @@ def explain(composition: Composition, library: Library | str | Path) -> tuple[Ex
                 without.agreement,
                 rivals,
                 _sentence(exit_, composition, whole, without, rivals, as_float32=as_float32),
+                headroom.exits[position],
                 as_float32,
             )
         )
     return tuple(explained)
-
-
-def _candidate(exit_: Exit, composition: Composition, library: Library) -> Candidate:
-    trial = next((trial for trial in library.trials if trial.trial_id == exit_.trial_id), None)
-    cost = None if trial is None else lookup_cost(trial, composition.placement)
-    if cost is None:
-        raise CompositionError(
-            f"composition {composition.name!r} uses trial {exit_.trial_id!r}, which this library lacks "
-            f"for {composition.placement} lookups; compose again"
-        )
-    points = [point for point in library.operating_points if point.trial_id == exit_.trial_id]
-    nearest = min(points, key=lambda point: abs(point.threshold - exit_.threshold), default=None)
-    return Candidate(
-        trial_id=exit_.trial_id,
-        block_index=exit_.block_index,
-        variant=exit_.variant,
-        threshold=exit_.threshold,
-        hit_rate=nearest.hit_rate if nearest else exit_.expected_hit_rate,
-        accuracy=nearest.accuracy if nearest else exit_.expected_agreement,
-        lookup_ms=cost.lookup_ms,
-        penalty_ms=cost.penalty_ms,
-        memory_bytes=exit_.memory_bytes,
-    )
 
 
 def _sentence(

@@ -16,6 +16,7 @@ __all__ = [
     "items",
     "mapping",
     "number",
+    "objects",
     "optional_integer",
     "optional_mapping",
     "optional_number",
@@ -119,3 +120,9 @@ def items(value: object) -> list[object]:
     if not isinstance(value, list):
         raise TypeError
     return value
+
+
+def objects(value: object) -> list[dict[str, object]]:
+    """A list of objects."""
+    found = items(value)
+    return [mapping(each) for each in found]

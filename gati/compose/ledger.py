@@ -7,10 +7,11 @@ pleases, or certifying on one data set after the other until one passes, is many
 * `uses` of the library's own certify split by `gati compose`, with `--pareto` and `--latency` too. Each use
   errs with probability at most its delta; the certificate says which use it is. The cure for many is fresh
   data.
-* `attempts` of `gati certify` on other data, whether written into the composition or not, as one that was
-  seen to fail may decide what is written next. Attempt k gets the share `share_of_attempt(k)` of delta, and
-  all shares add up to 1. So with probability at least 1 - delta no certificate that `gati certify` ever gives
-  for this library with confidence 1 - delta or more is false: an attempt at its own delta_k <= delta gives a
+* `attempts` on other data, of `gati certify`, whether written into the composition or not, and of `gati
+  compose --certify-data`, which counts that beside the library's own split (a use of it as well): one that
+  was seen to fail may decide what is written next. Attempt k gets the share `share_of_attempt(k)` of delta,
+  and all shares add up to 1. So with probability at least 1 - delta no certificate that these ever give for
+  this library with confidence 1 - delta or more is false: an attempt at its own delta_k <= delta gives a
   false one with probability at most delta_k share(k) <= delta share(k), whatever came before, if its data was
   not looked at.
 
@@ -49,7 +50,9 @@ __all__ = [
     "Attempt",
     "Ledger",
     "enter_use",
+    "of_attempts",
     "of_many",
+    "of_users",
     "ordinal",
     "share_of_attempt",
     "split_identity",
@@ -64,7 +67,7 @@ Entries = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Attempt:
-    """Which attempt of `gati certify` in this library this is, from 1, and its share of delta.
+    """Which attempt on other data in this library this is, from 1, and its share of delta.
 
     `compositions` is how many compositions have been certified on this data by now, this one included.
     """
@@ -123,6 +126,8 @@ class Ledger:
 
     def attempt(self, composition: str, data: str, settings: Mapping[str, Any]) -> Attempt:
         """Enter an attempt to certify `composition` on `data`, both by what is in them, before it is counted.
+
+        Where the composition is still to be chosen, it is named by all that it will be chosen by.
 
         The same again is the attempt it was the first time. Raises LibraryError, StorageError.
         """
@@ -225,6 +230,26 @@ def of_many(number: int) -> str:
     return (
         f" This is the {ordinal(number)} use of the library's certify split, and the confidence covers each "
         f"use on its own: {FRESH_DATA}."
+    )
+
+
+def of_attempts(number: int, level: float, delta: float) -> str:
+    """Return what the sentence of a certificate adds where it was not the library's first attempt."""
+    if number == 1:
+        return ""
+    return (
+        f" This is the {ordinal(number)} attempt in this library, at {100.0 * level:.2g} %: all together err "
+        f"with probability at most {100.0 * delta:g} %."
+    )
+
+
+def of_users(compositions: int) -> str:
+    """Return what it adds where the same data has been used for other compositions, too."""
+    if compositions == 1:
+        return ""
+    return (
+        f" This data has been used for {compositions} compositions: the confidence covers those that were "
+        "chosen before it was looked at."
     )
 
 

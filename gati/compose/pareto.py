@@ -20,6 +20,7 @@ from gati.compose.exact import ExactChoice, solve_exact
 from gati.compose.ledger import Ledger, enter_use, split_identity
 from gati.compose.outcomes import SplitOutcomes, outcomes_of
 from gati.compose.plans import Settings, placement_rank
+from gati.compose.prospects import with_headroom
 from gati.compose.verdicts import certify_one, count_losses, with_certificate
 from gati.errors import CompositionError
 from gati.explore.library import CERTIFY, SELECT, Library
@@ -180,6 +181,7 @@ def compose_within_latency(
     verdict = certify_one(library, asked, counts)
     plan = with_certificate(library, asked, plan, verdict, certified_on, [candidates])
     composition = enter_use(library, "latency", to_composition(library, asked, plan, datetime.now(UTC)))
+    composition = with_headroom(composition, library)
     composition.save(library.composition_path(settings.name))
     return composition
 

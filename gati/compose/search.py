@@ -241,6 +241,8 @@ class Frontier:
     def within(self, budget: float, *, thorough: bool = True, starts: int = 3) -> Chosen:
         """Return the fastest composition of at most `budget` disagreements that the search finds."""
         instance = self.searcher.instance
+        if not instance.trials:
+            return ()
         ranked = sorted(
             (outcome.mean_latency_ms, chosen)
             for chosen in self.found

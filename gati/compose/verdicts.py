@@ -31,13 +31,18 @@ DEFAULT_CONFIDENCE = 0.95
 
 
 def certify_published(
-    library: Library, settings: Settings, plan: Plan, certified_on: SplitOutcomes | None
+    library: Library,
+    settings: Settings,
+    plan: Plan,
+    certified_on: SplitOutcomes | None,
+    share: float = 1.0,
 ) -> Plan:
-    """Record whether the one setting a published form planned holds at the wanted confidence."""
+    """Record whether the one setting a published form planned holds, at a share of the wanted delta."""
     if settings.confidence is None or certified_on is None or not plan.exits:
         return plan
     chosen = plan.choice.candidates
-    certificate = certify_one(library, settings, count_losses(library, settings, chosen, certified_on))
+    counts = count_losses(library, settings, chosen, certified_on)
+    certificate = certify_one(library, settings, counts, share)
     return with_certificate(library, settings, plan, certificate, certified_on, [chosen])
 
 
@@ -61,9 +66,11 @@ def counts_of(
     return count_by_class(replay.answer[rows], split.base_class[rows], library.manifest.classes)
 
 
-def certify_one(library: Library, settings: Settings, counts: Sequence[Counts]) -> Certificate:
+def certify_one(
+    library: Library, settings: Settings, counts: Sequence[Counts], share: float = 1.0
+) -> Certificate:
     """Certify one setting, fixed beforehand, from its counts as `count_losses` returns them."""
-    return walk_through(library, settings, [counts], 1, share=1.0)
+    return walk_through(library, settings, [counts], 1, share)
 
 
 def walk_through(
@@ -108,14 +115,15 @@ def with_certificate(
         document["gain"] = plan.expected.base_latency_ms / outcome.mean_latency_ms
         document["hit_rate"] = outcome.hit_rate
         if split.label is not None:
+            known = split.label >= 0  # further inputs have no labels
             drop = accuracy_drop(
-                outcome.answer,
-                split.base_class,
-                split.label,
+                outcome.answer[known],
+                split.base_class[known],
+                split.label[known],
                 certificate.delta,
                 settings=certificate.settings,
                 share=certificate.share,
-                copies=split.copies,
+                copies=split.copies[known],
             )
             document["accuracy_drop"] = drop.to_json()
     return replace(plan, certificate=document)

@@ -24,7 +24,7 @@ from gati.compose.certificate import Certificate, certify_every_class, check_lev
 from gati.compose.certificate import certify as walk
 from gati.compose.composition import Composition
 from gati.compose.copies import counted
-from gati.compose.ledger import Attempt, Ledger, ordinal
+from gati.compose.ledger import Attempt, Ledger, of_attempts, of_users
 from gati.compose.verdicts import DEFAULT_CONFIDENCE
 from gati.errors import CompositionError
 from gati.explore.labels import name_and_label
@@ -56,19 +56,9 @@ class Recertification:
 
     def sentence(self) -> str:
         """Return the certificate as one plain sentence, and another where this was not the first attempt."""
-        told = self.certificate.sentence()
-        if self.attempt.number > 1:
-            told += (
-                f" This is the {ordinal(self.attempt.number)} attempt in this library, at "
-                f"{100.0 * self.certificate.level:.2g} %: all together err with probability at most "
-                f"{100.0 * self.certificate.delta:g} %."
-            )
-        if self.attempt.compositions > 1:
-            told += (
-                f" This data has been used for {self.attempt.compositions} compositions: the confidence "
-                "covers those that were chosen before it was looked at."
-            )
-        return told
+        certificate, attempt = self.certificate, self.attempt
+        told = certificate.sentence() + of_attempts(attempt.number, certificate.level, certificate.delta)
+        return told + of_users(attempt.compositions)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as strict JSON values: a certificate as `compose` writes it, with what came before."""
