@@ -3,7 +3,7 @@
 from gati.caches.cache import LearnedCache
 from gati.caches.companions import Companion, Reader, Reading, companion_variant, is_companion
 from gati.caches.glances import SceneHead, glance, scene
-from gati.caches.losses import distillation_loss, selector_loss
+from gati.caches.losses import distillation_loss, feature_loss, selector_loss
 from gati.caches.predictors import (
     DEFAULT_VARIANTS,
     PUBLISHED_VARIANTS,
@@ -20,7 +20,7 @@ from gati.caches.predictors import (
 )
 from gati.caches.selectors import build_selector, fit_selector_networks, selector_names
 from gati.caches.storage import load_cache, save_cache
-from gati.caches.students import student
+from gati.caches.students import student, student_operations, student_widths
 
 __all__ = [
     "DEFAULT_VARIANTS",
@@ -37,6 +37,7 @@ __all__ = [
     "expand_variants",
     "build_selector",
     "distillation_loss",
+    "feature_loss",
     "feature_map",
     "fit_selector_networks",
     "fold_normalisation",
@@ -52,4 +53,6 @@ __all__ = [
     "selector_loss",
     "selector_names",
     "student",
+    "student_operations",
+    "student_widths",
 ]
