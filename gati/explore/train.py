@@ -178,10 +178,11 @@ class SharedTraining:
                 yield f"{learner.trial_id}.{name}", tensor.detach().cpu().contiguous()
         for index, parameter in enumerate(self._parameters):
             state: Mapping[str, Tensor] = self._optimiser.state.get(parameter, {})
-            zeros = torch.zeros_like(parameter)
             yield f"optimiser.{index}.step", state.get("step", torch.tensor(0.0)).cpu()
             for moment in ("exp_avg", "exp_avg_sq"):
-                yield f"optimiser.{index}.{moment}", state.get(moment, zeros).detach().cpu().contiguous()
+                # Before the first step there are none; each gets zeros of its own, as files share nothing.
+                found = state[moment] if moment in state else torch.zeros_like(parameter)
+                yield f"optimiser.{index}.{moment}", found.detach().cpu().contiguous()
 
 
 def bfloat16_pays() -> bool:
