@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 import traceback
@@ -340,7 +341,9 @@ def demo(
 
 def main() -> None:
     """Run the command line of this process and exit with its status."""
-    sys.exit(run(sys.argv[1:]))
+    status = run(sys.argv[1:])
+    gc.freeze()  # ending, the interpreter would search all of torch for garbage: a second of a core
+    sys.exit(status)
 
 
 def run(arguments: Sequence[str]) -> int:

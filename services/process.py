@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -49,6 +50,8 @@ def run(
     except GatiError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
+    finally:
+        gc.freeze()  # ending, the interpreter would search all of torch for garbage: a second of a core
     return 0
 
 

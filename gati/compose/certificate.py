@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import beta, binom
+from scipy.special import betainc, betaincinv  # scipy.stats takes a second to import
 
 from gati.errors import CompositionError
 
@@ -254,7 +254,7 @@ def count_by_class(
 
 def p_value(losses: int, inputs: int, accuracy: float) -> float:
     """Return P(Bin(inputs, 1 - accuracy) <= losses): how likely so few losses are below the target."""
-    return float(binom.cdf(losses, inputs, 1.0 - accuracy))
+    return 1.0 if losses >= inputs else float(betainc(inputs - losses, losses + 1, accuracy))
 
 
 def required_inputs(accuracy: float, delta: float, losses: int = 0) -> int:
@@ -276,7 +276,7 @@ def agreement_lower_bound(losses: int, inputs: int, delta: float) -> float:
     """Return the exact one-sided lower confidence limit (Clopper, Pearson) of agreement; 0 without inputs."""
     if losses >= inputs:
         return 0.0
-    return float(beta.ppf(delta, inputs - losses, losses + 1))
+    return float(betaincinv(inputs - losses, losses + 1, delta))
 
 
 def rate_upper_bound(losses: int, inputs: int, delta: float) -> float:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import fisher_exact
 
 from gati.compose.accuracy import AccuracyDrop, accuracy_drop
 from gati.compose.certificate import Certificate, certify_every_class, check_levels, count_by_class
@@ -208,6 +207,8 @@ def verdict(
 
 
 def _comparison(chosen: Composition, certificate: Certificate) -> str:
+    from scipy.stats import fisher_exact  # slow to import, and only here needed
+
     before = chosen.certificate
     if before is None or not before["n"]:
         return "The composition had no certificate to compare with."

@@ -339,6 +339,8 @@ class Versions:
         torch.set_num_threads(self._settings.threads)
         if self._model is None:
             self._model = self._open_model()
+            gc.collect()
+            gc.freeze()  # torch and the base model stay: collecting a version's garbage need not search them
         model = self._model
         chosen = _composition(model, composition, folder)
         if chosen is None:

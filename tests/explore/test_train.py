@@ -60,19 +60,22 @@ def _weights(training: SharedTraining) -> list[Tensor]:
     return [tensor for x in training.learners for tensor in x.predictor.state_dict().values()]
 
 
-def test_a_run_that_stops_and_goes_on_ends_with_the_same_weights(net: Net, tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [0, 5], ids=["before its first step", "after five steps"])
+def test_a_run_that_stops_and_goes_on_ends_with_the_same_weights(
+    net: Net, tmp_path: Path, steps: int
+) -> None:
     whole = _training(net)
     list(whole.run())
 
     first = _training(net)
     run = first.run()
-    for _ in range(5):
+    for _ in range(steps):
         next(run)
     run.close()
     first.save(tmp_path / "state.safetensors")
     second = _training(net)
     second.restore(tmp_path / "state.safetensors")
-    assert second.step == 5
+    assert second.step == steps
     list(second.run())
 
     assert second.step == whole.step == 12
