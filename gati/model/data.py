@@ -73,6 +73,12 @@ class Data(ABC):
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
         """Return the inputs at `indices` as float32 [n, C, H, W], preprocessed. Raises `DataError`."""
 
+    def keep(self, limit_bytes: int) -> None:
+        """Keep inputs that were read, as the pixels the network sees, until they take `limit_bytes`.
+
+        For those who read the same inputs again and again; where nothing is decoded, nothing is kept.
+        """
+
     def subset(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> Data:
         """Return a view of the inputs at `indices`, in that order."""
         return _Subset(self, np.asarray(indices, dtype=np.int64))
@@ -181,6 +187,8 @@ class _FolderData(Data):
         self.class_names = tuple(classes) or None
         self._labels = np.array([number for _, number in found], dtype=np.int64) if classes else None
         self.name = folder.name
+        self._kept: dict[int, Tensor] = {}  # uint8 [1, C, h, w]
+        self._room_bytes = 0
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -198,9 +206,21 @@ class _FolderData(Data):
         return file_identities([self._paths[index] for index in indices], self._preprocessing)
 
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
-        return self._preprocessing.from_pil(
-            [open_image(self._paths[index]) for index in _as_list(indices, len(self))]
+        return self._preprocessing.scaled(
+            join([self._pixels(index) for index in _as_list(indices, len(self))])
         )
+
+    def keep(self, limit_bytes: int) -> None:
+        self._room_bytes = limit_bytes - sum(pixels.nbytes for pixels in self._kept.values())
+
+    def _pixels(self, index: int) -> Tensor:
+        if index in self._kept:
+            return self._kept[index]
+        pixels = self._preprocessing.fitted(self._preprocessing.pixels(open_image(self._paths[index]))[None])
+        if pixels.nbytes <= self._room_bytes:
+            self._kept[index] = pixels.contiguous()
+            self._room_bytes -= pixels.nbytes
+        return pixels
 
 
 class _DatasetData(Data):
@@ -335,6 +355,9 @@ class _Subset(Data):
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
         picked = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
         return self._parent.images(self._indices[picked])
+
+    def keep(self, limit_bytes: int) -> None:
+        self._parent.keep(limit_bytes)
 
 
 def _read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
