@@ -14,10 +14,12 @@ from gati.caches.predictors import (
     fold_normalisation,
     parse_variant,
     predictor_families,
+    reads_input,
     register_predictor,
 )
 from gati.caches.selectors import build_selector, fit_selector_networks, selector_names
 from gati.caches.storage import load_cache, save_cache
+from gati.caches.students import student
 
 __all__ = [
     "DEFAULT_VARIANTS",
@@ -37,9 +39,11 @@ __all__ = [
     "load_cache",
     "parse_variant",
     "predictor_families",
+    "reads_input",
     "register_predictor",
     "save_cache",
     "scene",
     "selector_loss",
     "selector_names",
+    "student",
 ]
