@@ -19,7 +19,7 @@ from gati.caches.predictors import (
 )
 from gati.caches.selectors import build_selector, fit_selector_networks, selector_names
 from gati.caches.storage import load_cache, save_cache
-from gati.caches.students import student
+from gati.caches.students import student, student_operations, student_widths
 
 __all__ = [
     "DEFAULT_VARIANTS",
@@ -46,4 +46,6 @@ __all__ = [
     "selector_loss",
     "selector_names",
     "student",
+    "student_operations",
+    "student_widths",
 ]
