@@ -2,7 +2,7 @@
 
 from gati.caches.cache import LearnedCache
 from gati.caches.glances import SceneHead, glance, scene
-from gati.caches.losses import distillation_loss, selector_loss
+from gati.caches.losses import distillation_loss, feature_loss, selector_loss
 from gati.caches.predictors import (
     DEFAULT_VARIANTS,
     PUBLISHED_VARIANTS,
@@ -32,6 +32,7 @@ __all__ = [
     "expand_variants",
     "build_selector",
     "distillation_loss",
+    "feature_loss",
     "feature_map",
     "fit_selector_networks",
     "fold_normalisation",

@@ -5,25 +5,49 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["distillation_loss", "selector_loss"]
+__all__ = ["distillation_loss", "feature_loss", "selector_loss"]
 
 
 def distillation_loss(
-    predictor_logits: Tensor, base_logits: Tensor, *, temperature: float = 2.0, soft_weight: float = 0.5
+    predictor_logits: Tensor,
+    base_logits: Tensor,
+    *,
+    temperature: float = 2.0,
+    soft_weight: float = 0.5,
+    row_weights: Tensor | None = None,
 ) -> Tensor:
     """Make a predictor imitate the base model; both logits are [B, K], the result a scalar.
 
     `w * T^2 * KL(softmax(base / T) || softmax(predictor / T)) + (1 - w) * CE(predictor, argmax base)`
-    with w = `soft_weight` and T = `temperature` (Hinton et al. 2015, section 2). Labels play no part.
+    with w = `soft_weight` and T = `temperature` (Hinton et al. 2015, section 2), the mean over rows, in which
+    each counts as `row_weights` [B] say. Labels play no part.
     """
-    hard = F.cross_entropy(predictor_logits, base_logits.argmax(1))
     soft = F.kl_div(
         F.log_softmax(predictor_logits / temperature, 1),
         F.log_softmax(base_logits / temperature, 1),
-        reduction="batchmean",
+        reduction="none",
         log_target=True,
-    )
-    return soft_weight * temperature**2 * soft + (1 - soft_weight) * hard
+    ).sum(1)
+    loss = soft_weight * temperature**2 * soft
+    if soft_weight < 1:
+        loss = loss + (1 - soft_weight) * F.cross_entropy(
+            predictor_logits, base_logits.argmax(1), reduction="none"
+        )
+    return _mean(loss, row_weights)
+
+
+def feature_loss(found: Tensor, wanted: Tensor, *, row_weights: Tensor | None = None) -> Tensor:
+    """Squared distance of features [B, D] from those of the base model, a scalar.
+
+    Those of the base model are standardised row by row first, so that a network with large hidden outputs
+    teaches no more than one with small ones.
+    """
+    distance = (found - F.layer_norm(wanted, wanted.shape[1:])).square().mean(1)
+    return _mean(distance, row_weights)
+
+
+def _mean(loss: Tensor, row_weights: Tensor | None) -> Tensor:
+    return loss.mean() if row_weights is None else (row_weights * loss).sum() / row_weights.sum()
 
 
 def selector_loss(score_logits: Tensor, agrees: Tensor, *, false_positive_penalty: float = 3.0) -> Tensor:

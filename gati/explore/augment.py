@@ -12,6 +12,8 @@ from torch import Tensor, nn
 __all__ = ["Augmentation", "choose_augmentation"]
 
 _SAME_CLASS_SHARE = 0.75  # of inputs that must keep their class for a transformation to be harmless
+_LEAST_SIDES = (0.6, 0.75, 0.85)  # of a crop, boldest first
+_LIGHTS = (0.4, 0.25, 0.1)  # strongest first
 
 
 class Augmentation(NamedTuple):
@@ -19,6 +21,10 @@ class Augmentation(NamedTuple):
 
     flip: bool = False
     shift_pixels: int = 0
+    least_side: float = 1.0  # of a crop that is enlarged to the whole again, as a share of the input's side
+    light: float = (
+        0.0  # how far brightness, contrast and the balance of channels may go, in standard deviations
+    )
 
     def __call__(self, images: Tensor, generator: np.random.Generator) -> Tensor:
         """Transform a batch [B, C, H, W]; the same generator state gives the same batch."""
@@ -28,6 +34,10 @@ class Augmentation(NamedTuple):
             images = torch.where(flipped, images.flip(3), images)
         if self.shift_pixels:
             images = _shift(images, generator, self.shift_pixels)
+        if self.least_side < 1:
+            images = _crop(images, generator, self.least_side)
+        if self.light:
+            images = _relight(images, generator, self.light)
         return images
 
 
@@ -44,17 +54,52 @@ def _shift(images: Tensor, generator: np.random.Generator, pixels: int) -> Tenso
     )
 
 
+def _crop(images: Tensor, generator: np.random.Generator, least_side: float) -> Tensor:
+    """Half of the inputs: a part of them, from anywhere, enlarged to the whole."""
+    batch = images.shape[0]
+    sides = np.where(generator.random(batch) < 0.5, generator.uniform(least_side, 1, batch), 1.0)
+    centres = generator.uniform(-1, 1, (batch, 2)) * (1 - sides)[:, None]
+    maps = np.zeros((batch, 2, 3), np.float32)
+    maps[:, 0, 0], maps[:, 1, 1], maps[:, :, 2] = sides, sides, centres
+    places = F.affine_grid(torch.from_numpy(maps), list(images.shape), align_corners=False)
+    return F.grid_sample(images, places, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def _relight(images: Tensor, generator: np.random.Generator, light: float) -> Tensor:
+    """Contrast around each input's own mean, brightness, and what each channel gets of it."""
+    batch, channels = images.shape[:2]
+    contrast = torch.from_numpy(generator.uniform(1 - light, 1 + light, (batch, 1, 1, 1)).astype(np.float32))
+    added = (
+        generator.uniform(-light, light, (batch, 1)) + generator.uniform(-light, light, (batch, channels)) / 2
+    )
+    deviation = images.flatten(1).std(1).view(-1, 1, 1, 1)
+    brightness = torch.from_numpy(added.astype(np.float32)).view(batch, channels, 1, 1)
+    mean = images.mean((1, 2, 3), keepdim=True)
+    return torch.addcmul(mean + brightness * deviation, images - mean, contrast)
+
+
 @torch.inference_mode()
-def choose_augmentation(module: nn.Module, images: Tensor) -> Augmentation:
+def choose_augmentation(module: nn.Module, images: Tensor, *, bold: bool = False) -> Augmentation:
     """Keep the transformations under which the base model mostly gives the same class.
 
     A mirrored cat is a cat; a mirrored 3 is no digit. `images` is a sample [B, C, H, W] on its device.
+    `bold` tries crops and light, too, and keeps of each the strongest that is harmless.
     """
     if images.dim() != 4 or images.shape[0] < 16:
         return Augmentation()
     base_class = module(images).argmax(1)
-    keeps_flip = bool((module(images.flip(3)).argmax(1) == base_class).float().mean() >= _SAME_CLASS_SHARE)
+
+    def harmless(augmentation: Augmentation) -> bool:
+        changed = augmentation(images.cpu(), np.random.default_rng(0)).to(images.device)
+        same = (module(changed).argmax(1) == base_class).float().mean()
+        return bool(same >= _SAME_CLASS_SHARE)
+
+    flip = bool((module(images.flip(3)).argmax(1) == base_class).float().mean() >= _SAME_CLASS_SHARE)
     pixels = min(images.shape[2], images.shape[3]) // 8
-    shifted = _shift(images.cpu(), np.random.default_rng(0), pixels).to(images.device) if pixels else images
-    keeps_shift = bool((module(shifted).argmax(1) == base_class).float().mean() >= _SAME_CLASS_SHARE)
-    return Augmentation(keeps_flip, pixels if keeps_shift else 0)
+    shift = pixels if pixels and harmless(Augmentation(shift_pixels=pixels)) else 0
+    chosen = Augmentation(flip, shift)
+    if bold:
+        sides = (side for side in _LEAST_SIDES if harmless(Augmentation(least_side=side)))
+        lights = (light for light in _LIGHTS if harmless(Augmentation(light=light)))
+        chosen = chosen._replace(least_side=next(sides, 1.0), light=next(lights, 0.0))
+    return chosen

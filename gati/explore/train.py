@@ -7,18 +7,24 @@ from a saved state ends with the same weights as one that never stopped.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from gati.caches import distillation_loss
+from gati.caches import distillation_loss, feature_loss
+from gati.explore.answers import BaseAnswers, Engine, Memory, fastest_engine, open_engine, rounded
 from gati.explore.augment import Augmentation
+from gati.explore.average import RunningAverage
+from gati.explore.precision import bfloat16_pays, training_precision
+from gati.explore.recipes import EXITS, Emphasis, Recipe, make_optimiser
+from gati.explore.views import Batch, Inputs, Viewer, Views
 from gati.files import atomic_write
 from gati.model.hooks import collect_hidden
 from gati.types import OutputsKind, TrialId
@@ -27,16 +33,7 @@ __all__ = ["LATENESS", "Inputs", "Learner", "SharedTraining", "bfloat16_pays", "
 
 LATENESS = 0.05  # by how much of an allowed time training may lag before it hurries
 
-_WARM_UP = 0.15  # share of training in which the learning rate rises
-
-
-class Inputs(Protocol):
-    """What training needs of a data set."""
-
-    def __len__(self) -> int: ...
-
-    def images(self, indices: np.typing.NDArray[np.int64]) -> Tensor:
-        """Preprocessed inputs [n, ...] of those indices."""
+_INPUT = "input"  # the block before all others: its hidden output is what the network is given
 
 
 class Learner(NamedTuple):
@@ -47,10 +44,23 @@ class Learner(NamedTuple):
     predictor: nn.Module
 
 
-class SharedTraining:
-    """Trains `learners` for `total_steps` batches with AdamW under a one-cycle learning rate.
+class _Lesson(NamedTuple):
+    """What learners are to imitate on a batch."""
 
-    The base model is not changed: it runs in inference mode, and its hidden outputs live for one batch.
+    rows: Tensor  # [B, K + D], the base model's logits and pooled hidden outputs
+    row_weights: Tensor | None  # [B]
+    mixed: bool
+
+
+class SharedTraining:
+    """Trains `learners` for `total_steps` batches by `recipe`, the learning rate rising and falling once.
+
+    The base model is not changed: it runs in inference mode, and its hidden outputs live for one batch. Where
+    all learners read the network's input, nothing but its answers is needed: they are computed by the fastest
+    engine here (`engine` names one instead), and kept for when a view comes round again.
+
+    Learners whose predictor ends with a linear layer also match the pooled hidden output of `feature_block`,
+    if one is named, by a projection that is not kept. `emphasis` says how much each input counts.
     """
 
     def __init__(
@@ -65,22 +75,38 @@ class SharedTraining:
         augmentation: Augmentation,
         outputs_kind: OutputsKind,
         device: torch.device,
-        learning_rate: float = 4e-3,
+        recipe: Recipe = EXITS,
+        emphasis: Emphasis | None = None,
+        feature_block: str | None = None,
+        engine: str | None = None,
     ) -> None:
         self.module, self.inputs, self.learners = module, inputs, tuple(learners)
         self.total_steps, self.batch_size, self.seed = total_steps, min(batch_size, len(inputs)), seed
-        self.augmentation, self.outputs_kind, self.device = augmentation, outputs_kind, device
-        self.learning_rate = learning_rate
+        self.recipe, self.augmentation, self.emphasis, self.device = recipe, augmentation, emphasis, device
         self.step = 0
+        self.finished = False  # the learners have their averages, if the recipe wants them
         self.losses: dict[TrialId, float] = {}
-        self._blocks = sorted({learner.block for learner in learners})
-        self._parameters = [p for learner in self.learners for p in learner.predictor.parameters()]
-        fused = device.type in ("cpu", "cuda")
-        self._optimiser = torch.optim.AdamW(
-            self._parameters, lr=learning_rate, weight_decay=1e-2, fused=fused
-        )
+        self.engine_name = engine
+        self._engine: Engine | None = None
+        self._base = BaseAnswers(module, outputs_kind, feature_block)
+        views = Views(augmentation, recipe.mixed, recipe.rounds)
+        self._viewer = Viewer(inputs, views, self.batch_size, seed)
+        self._memory = Memory(recipe.rounds, self._viewer.places) if recipe.rounds else None
+        own_input = _INPUT in dict(module.named_modules())
+        self._blocks = sorted({x.block for x in learners if own_input or x.block != _INPUT})
         for learner in self.learners:
             learner.predictor.to(device).train()
+            if learner.block not in self._blocks:  # what it reads comes as it likes it best
+                learner.predictor.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._projections = self._make_projections()
+        self._averages = {
+            x.trial_id: RunningAverage(x.predictor, recipe.average_decay)
+            for x in learners
+            if recipe.average_decay
+        }
+        trained = [*(x.predictor for x in learners), *self._projections.values()]
+        self._parameters = [p for part in trained for p in part.parameters()]
+        self._optimiser = make_optimiser(recipe, self._parameters, device)
 
     @property
     def images_seen(self) -> int:
@@ -95,51 +121,128 @@ class SharedTraining:
         `LATENESS`, the learning rate falls with the time, and training stops when 1 + `LATENESS` of it is
         used. Closing the iterator removes every hook.
         """
-        with collect_hidden(self.module, self._blocks) as hidden:
+        with self._watched() as hidden:
             while self.step < self.total_steps:
                 share = self.step / self.total_steps
                 if share_of_time is not None:
                     share = max(share, share_of_time() - LATENESS)
                 if share >= 1:
-                    return
+                    break
                 yield self._advance(hidden, share)
+        self._finish()
+
+    def _watched(self) -> AbstractContextManager[Mapping[str, Tensor]]:
+        return collect_hidden(self.module, self._blocks) if self._blocks else nullcontext({})
 
     def _advance(self, hidden: Mapping[str, Tensor], share: float) -> float:
-        images = self._batch(self.step)
-        with training_precision(self.device), torch.no_grad():
-            base_logits = self.module(images).float()
-        if self.outputs_kind == "probabilities":
-            base_logits = base_logits.clamp_min(1e-12).log()
+        batch = self._viewer.batch(self.step)
+        shown = self._viewer.show(batch)
+        images = shown.images.to(self.device)
+        lesson = self._lesson(batch, images, shown.mixed)
+        if not self._blocks and images.dim() == 4:
+            images = images.contiguous(memory_format=torch.channels_last)
         for group in self._optimiser.param_groups:
             group["lr"] = self._learning_rate_at(share)
         self._optimiser.zero_grad(set_to_none=False)
         total = 0.0
         for learner in self.learners:
-            with training_precision(self.device):
-                logits = learner.predictor(hidden[learner.block].float())
-            loss = distillation_loss(logits.float(), base_logits)
-            loss.backward()
-            value = float(loss.detach())
+            read = hidden[learner.block].float() if learner.block in self._blocks else images
+            loss, value = self._loss(learner, read, lesson)
+            loss.backward()  # type: ignore[no-untyped-call]
             total += value
             self._note_loss(learner.trial_id, value)
         self._optimiser.step()
+        for learner in self.learners:
+            if learner.trial_id in self._averages:
+                self._averages[learner.trial_id].update(learner.predictor, self.step)
         self.step += 1
         return total / max(1, len(self.learners))
 
-    def _batch(self, step: int) -> Tensor:
-        per_epoch = max(1, len(self.inputs) // self.batch_size)
-        epoch, position = divmod(step, per_epoch)
-        order = np.random.default_rng((self.seed, 1, epoch)).permutation(len(self.inputs))
-        indices = order[position * self.batch_size : (position + 1) * self.batch_size]
-        images = self.inputs.images(np.sort(indices))
-        generator = np.random.default_rng((self.seed, 2, step))
-        return self.augmentation(images, generator).to(self.device)
+    def _lesson(self, batch: Batch, images: Tensor, mixed: bool) -> _Lesson:
+        if self._blocks:
+            with training_precision(self.device), torch.no_grad():
+                return _Lesson(self._base(images).float(), self._weigh(images), mixed)
+        known = None if self._memory is None else self._memory.get(batch)
+        if known is None:
+            known = self._answer(images)
+            weights = self._weigh(images)
+            if weights is not None:
+                known = torch.cat((known, weights[:, None]), 1)
+            if self._memory is not None:
+                self._memory.put(batch, known)
+            known = rounded(known)
+        known = known.to(self.device)
+        if self.emphasis is None:
+            return _Lesson(known, None, mixed)
+        return _Lesson(known[:, :-1], known[:, -1], mixed)
+
+    def _answer(self, images: Tensor) -> Tensor:
+        if self._engine is None:
+            if self.engine_name is None:
+                self.engine_name, self._engine = fastest_engine(self._base, images)
+            else:
+                self._engine = open_engine(self.engine_name, self._base, images)
+        return self._engine(images)
+
+    def _weigh(self, images: Tensor) -> Tensor | None:
+        if self.emphasis is None:
+            return None
+        with training_precision(self.device):
+            return self.emphasis(images)
+
+    def _loss(self, learner: Learner, read: Tensor, lesson: _Lesson) -> tuple[Tensor, float]:
+        """The loss of a learner, and how far it is from the base model's answers."""
+        projection = self._projections.get(learner.trial_id)
+        with training_precision(self.device):
+            if projection is None:
+                logits, found = learner.predictor(read), None
+            else:
+                features = learner.predictor[:-1](read)  # type: ignore[index]
+                logits, found = learner.predictor[-1](features), projection(features)  # type: ignore[index]
+        classes = logits.shape[1]
+        loss = distillation_loss(
+            logits.float(),
+            lesson.rows[:, :classes],
+            soft_weight=1.0 if lesson.mixed else self.recipe.soft_weight,
+            row_weights=lesson.row_weights,
+        )
+        value = float(loss.detach())
+        if found is not None:
+            wanted = lesson.rows[:, classes:]
+            matched = feature_loss(found.float(), wanted, row_weights=lesson.row_weights)
+            loss = loss + self.recipe.feature_weight * matched
+        return loss, value
+
+    def _make_projections(self) -> dict[TrialId, nn.Linear]:
+        """One from the features of each learner that ends with a linear layer to those of the base model."""
+        if self._base.feature_block is None:
+            return {}
+        example = self.inputs.images(np.arange(1)).to(self.device)
+        with torch.no_grad():
+            wanted = self._base(example).shape[1] - self.module(example).shape[1]
+        found = {}
+        for learner in self.learners:
+            last = learner.predictor[-1] if isinstance(learner.predictor, nn.Sequential) else None
+            if isinstance(last, nn.Linear):
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(zlib.crc32(f"{self.seed} {learner.trial_id}".encode()))
+                    found[learner.trial_id] = nn.Linear(last.in_features, wanted).to(self.device)
+        return found
+
+    def _finish(self) -> None:
+        if self.finished:
+            return
+        for learner in self.learners:
+            if learner.trial_id in self._averages:
+                self._averages[learner.trial_id].copy_to(learner.predictor)
+        self.finished = True
 
     def _learning_rate_at(self, share: float) -> float:
-        if share < _WARM_UP:
-            return self.learning_rate * max(0.04, share / _WARM_UP)
-        falling = (share - _WARM_UP) / (1 - _WARM_UP)
-        return self.learning_rate * max(0.005, 0.5 * (1 + math.cos(math.pi * falling)))
+        rise = self.recipe.warm_up
+        if share < rise:
+            return self.recipe.learning_rate * max(0.04, share / rise)
+        falling = (share - rise) / (1 - rise)
+        return self.recipe.learning_rate * max(0.005, 0.5 * (1 + math.cos(math.pi * falling)))
 
     def _note_loss(self, trial_id: TrialId, value: float) -> None:
         before = self.losses.get(trial_id)
@@ -148,10 +251,13 @@ class SharedTraining:
     # State: plain tensors, so that nothing is ever unpickled --------------------------------------------
 
     def save(self, path: Path) -> None:
-        """Write weights, optimiser moments and the step number, atomically."""
+        """Write weights, their averages, the optimiser's state and the step number, atomically."""
         tensors = dict(self._tensors())
         tensors["step"] = torch.tensor(self.step)
+        tensors["finished"] = torch.tensor(self.finished)
         tensors["losses"] = torch.tensor([self.losses.get(x.trial_id, 0.0) for x in self.learners])
+        engine = (self.engine_name or "").encode()
+        tensors["engine"] = torch.tensor(list(engine), dtype=torch.uint8)
         atomic_write(path, lambda temporary: save_file(tensors, temporary))
 
     def restore(self, path: Path) -> None:
@@ -159,41 +265,37 @@ class SharedTraining:
         saved = load_file(path)
         with torch.no_grad():
             for index, parameter in enumerate(self._parameters):
-                state = self._optimiser.state[parameter]
-                state["step"] = saved[f"optimiser.{index}.step"].clone()
-                for moment in ("exp_avg", "exp_avg_sq"):
-                    state[moment] = saved[f"optimiser.{index}.{moment}"].to(parameter.device)
-            for learner in self.learners:
-                weights = learner.predictor.state_dict()
-                for name, tensor in weights.items():
-                    tensor.copy_(saved[f"{learner.trial_id}.{name}"])
-        self.step = int(saved["step"])
+                prefix = f"optimiser.{index}."
+                for name in (key for key in saved if key.startswith(prefix)):
+                    value = saved[name].clone()
+                    on_device = value.dim() > 0
+                    self._optimiser.state[parameter][name.removeprefix(prefix)] = (
+                        value.to(parameter.device) if on_device else value
+                    )
+            for name, tensor in self._state():
+                tensor.copy_(saved[name])
+        self.step, self.finished = int(saved["step"]), bool(saved["finished"])
+        self.engine_name = bytes(saved["engine"].tolist()).decode() or self.engine_name
         if self.step:
             values = saved["losses"].tolist()
             self.losses = {x.trial_id: value for x, value in zip(self.learners, values, strict=True)}
 
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def _state(self) -> Iterator[tuple[str, Tensor]]:
+        """Tensors of all that learns, by name."""
         for learner in self.learners:
             for name, tensor in learner.predictor.state_dict().items():
-                yield f"{learner.trial_id}.{name}", tensor.detach().cpu().contiguous()
+                yield f"{learner.trial_id}.{name}", tensor
+        for trial_id, projection in self._projections.items():
+            for name, tensor in projection.state_dict().items():
+                yield f"projection.{trial_id}.{name}", tensor
+        for trial_id, average in self._averages.items():
+            for name, tensor in average.tensors.items():
+                yield f"average.{trial_id}.{name}", tensor
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._state():
+            yield name, tensor.detach().cpu().contiguous()
         for index, parameter in enumerate(self._parameters):
-            state: Mapping[str, Tensor] = self._optimiser.state.get(parameter, {})
-            zeros = torch.zeros_like(parameter)
-            yield f"optimiser.{index}.step", state.get("step", torch.tensor(0.0)).cpu()
-            for moment in ("exp_avg", "exp_avg_sq"):
-                yield f"optimiser.{index}.{moment}", state.get(moment, zeros).detach().cpu().contiguous()
-
-
-def bfloat16_pays() -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware (AVX-512 BF16 or AMX)."""
-    capabilities = torch.backends.cpu.get_cpu_capability()
-    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    return capabilities.startswith("AVX512") and supported is not None and bool(supported())
-
-
-@contextmanager
-def training_precision(device: torch.device) -> Iterator[None]:
-    """Train in bfloat16 where the hardware gains by it; measuring is always in float32."""
-    enabled = device.type == "cuda" or (device.type == "cpu" and bfloat16_pays())
-    with torch.autocast(device.type, torch.bfloat16, enabled=enabled):
-        yield
+            for name, value in self._optimiser.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    yield f"optimiser.{index}.{name}", value.detach().cpu().contiguous()
