@@ -27,6 +27,7 @@ from gati.cli_options import (
     Resize,
     Slowdown,
     Std,
+    budget_of,
     numbers,
     size_of,
     split_list,
@@ -111,14 +112,19 @@ def explore(
         str | None, typer.Option("--blocks", metavar="PATTERN", help="Only blocks that match.")
     ] = None,
     variants: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Such as 'fc(512),conv(3,1)' or 'default,published'.")
+        str | None, typer.Option(metavar="LIST", help="Such as 'student(48),fc(512)' or 'default,published'.")
     ] = None,
     device: Device = "cpu",
     budget: Annotated[
-        str, typer.Option(metavar="TIME", help="End by then with the best so far; 'none' trains to the end.")
-    ] = "24m",
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Train as much as fits: 25m unless --epochs is given. 'none' trains as long as it takes.",
+        ),
+    ] = None,
     epochs: Annotated[
-        float | None, typer.Option(metavar="N", help="Passes over the training inputs, if not the default.")
+        float | None,
+        typer.Option(metavar="N", help="Passes of exits over the training inputs; students make 3 N."),
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same library.")] = 0,
     mean: Mean = None,
@@ -127,15 +133,16 @@ def explore(
     class_names: ClassNamesFile = None,
     label_map: LabelMapFile = None,
 ) -> None:
-    """Train and measure every cache variant after every block, and write the cache library DIR.
+    """Train and measure learned caches, and write the cache library DIR.
 
-    Labels are not needed. Interrupted, the same command goes on where it stopped.
+    What lookups cost is measured first. Then a student is trained, which reads the network's input, and after
+    it exits at a few blocks. What is named with --blocks and --variants is all trained. Labels are not
+    needed. Interrupted, the same command goes on where it stopped.
 
     What compose certifies assumes that VAL was drawn independently from what will be served: pictures are,
     frames of one video are not. Copies are found and kept together; what VAL has is left out of MORE.
     """
     from gati.explore.progress import open_progress
-    from gati.units import parse_duration
 
     library = gati.explore(
         model,
@@ -147,7 +154,7 @@ def explore(
         variants=None if variants is None else split_list(variants),
         device=device,
         epochs=epochs,
-        budget_s=None if budget == "none" else parse_duration(budget),
+        budget_s=budget_of(budget, epochs),
         seed=seed,
         mean=numbers("--mean", mean),
         std=numbers("--std", std),

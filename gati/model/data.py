@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from gati.errors import DataError, one_line
+from gati.model.archives import read_npz
 from gati.model.identity import Identities, identities_of
 from gati.model.pictures import IMAGE_SUFFIXES, file_identities, image_files, open_image
 from gati.model.preprocess import Preprocessing, check_image_array, join
@@ -73,10 +73,10 @@ class Data(ABC):
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
         """Return the inputs at `indices` as float32 [n, C, H, W], preprocessed. Raises `DataError`."""
 
-    def keep(self, limit_bytes: int) -> None:
+    def keep(self, limit_bytes: int) -> None:  # noqa: B027 - where nothing is decoded, nothing is kept
         """Keep inputs that were read, as the pixels the network sees, until they take `limit_bytes`.
 
-        For those who read the same inputs again and again; where nothing is decoded, nothing is kept.
+        For those who read the same inputs again and again. Only pictures in files are kept.
         """
 
     def subset(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> Data:
@@ -124,7 +124,7 @@ def load_images(paths: Sequence[str | Path], preprocessing: Preprocessing) -> Te
 
 class _ArrayData(Data):
     def __init__(self, path: Path, preprocessing: Preprocessing, what: str) -> None:
-        arrays = _read_npz(path, what)
+        arrays = read_npz(path, what)
         images = arrays["images"]
         self._preprocessing = preprocessing
         self._images = images[..., None] if images.ndim == 3 else images
@@ -358,28 +358,6 @@ class _Subset(Data):
 
     def keep(self, limit_bytes: int) -> None:
         self._parent.keep(limit_bytes)
-
-
-def _read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
-    if not path.is_file():
-        raise DataError(f"{what}: no file {path}; check the path")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            if "images" not in archive.files:
-                keys = ", ".join(archive.files) or "none"
-                raise DataError(
-                    f"{what}: {path} has no array `images` (arrays: {keys}); save images uint8 [N, H, W, C]"
-                )
-            wanted = [key for key in ("images", "labels", "class_names") if key in archive.files]
-            return {key: archive[key] for key in wanted}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
-        if zipfile.is_zipfile(path) and "allow_pickle" in str(error):
-            raise DataError(
-                f"{what}: {path} holds Python objects, which would need unpickling; save plain number arrays"
-            ) from error
-        raise DataError(
-            f"{what}: {path} is no readable .npz ({type(error).__name__}); write or copy it again"
-        ) from error
 
 
 def _check_labels(labels: NDArray[Any], count: int, where: str) -> NDArray[np.int64]:
