@@ -37,13 +37,12 @@ def distillation_loss(
 
 
 def feature_loss(found: Tensor, wanted: Tensor, *, row_weights: Tensor | None = None) -> Tensor:
-    """Squared distance of features [B, D] from those of the base model, a scalar.
+    """How far the directions of features [B, D] are from those of the base model's: 1 - cosine, a scalar.
 
-    Those of the base model are standardised row by row first, so that a network with large hidden outputs
-    teaches no more than one with small ones.
+    Those of the base model are standardised row by row first. Lengths play no part, so a network with large
+    hidden outputs teaches no more than one with small ones, and no step can be too long for them.
     """
-    distance = (found - F.layer_norm(wanted, wanted.shape[1:])).square().mean(1)
-    return _mean(distance, row_weights)
+    return _mean(1 - F.cosine_similarity(found, F.layer_norm(wanted, wanted.shape[1:])), row_weights)
 
 
 def _mean(loss: Tensor, row_weights: Tensor | None) -> Tensor:

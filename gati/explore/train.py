@@ -268,10 +268,11 @@ class SharedTraining:
                 prefix = f"optimiser.{index}."
                 for name in (key for key in saved if key.startswith(prefix)):
                     value = saved[name].clone()
-                    on_device = value.dim() > 0
-                    self._optimiser.state[parameter][name.removeprefix(prefix)] = (
-                        value.to(parameter.device) if on_device else value
-                    )
+                    if (
+                        value.shape == parameter.shape
+                    ):  # fused optimisers go through both as they lie in memory
+                        value = torch.empty_like(parameter).copy_(value)
+                    self._optimiser.state[parameter][name.removeprefix(prefix)] = value
             for name, tensor in self._state():
                 tensor.copy_(saved[name])
         self.step, self.finished = int(saved["step"]), bool(saved["finished"])
