@@ -194,7 +194,7 @@ class Stages:
         if self.epochs is not None or allowed_s is None:
             least = LEAST_STUDENT_STEPS if of_students else LEAST_EXIT_STEPS
             steps = steps_for_epochs(self._epochs(of_students), inputs, self.batch_size, least=least)
-            # which engine is fastest may come out otherwise the next time, and the same seed is to give the same
+            # which engine is fastest may come out otherwise the next time, the same seed gives the same
             return StagePlan(steps, None if allowed_s is None else allowed_s / (1.0 + LATENESS), _STEADY)
         began, recipe = self.budget.clock(), lesson.recipe
         engine: str | None = None
