@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 import gati
-from gati import cli_compare, cli_plan, cli_render, cli_serve, cli_stream
+from gati import cli_compare, cli_explore, cli_plan, cli_render, cli_serve, cli_stream
 from gati.cli_options import (
     Checkpoint,
     ClassNamesFile,
@@ -22,15 +22,9 @@ from gati.cli_options import (
     JsonFile,
     LabelMapFile,
     LibraryDir,
-    Mean,
     Model,
-    Resize,
     Slowdown,
-    Std,
-    budget_of,
-    numbers,
     size_of,
-    split_list,
     threads_as_explored,
 )
 from gati.errors import GatiError, StorageError
@@ -49,6 +43,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
+
 
 @app.callback(invoke_without_command=True)
 def _gati(
@@ -90,80 +85,11 @@ def blocks(
     cli_render.blocks(gati.blocks(model, checkpoint, pattern=pattern, size=size_of(size)))
 
 
-@_verb(
+_verb(
     "gati explore torchvision:resnet18 --checkpoint mine.pt --data val/ --out runs/mine",
     "gati explore models.py:build --data val.npz --train-data train.npz --out runs/mine --budget 10m",
-)
-def explore(
-    model: Model,
-    data: Annotated[
-        str,
-        typer.Option(
-            metavar="VAL",
-            help="Inputs the model was not trained on: an .npz, a folder of class folders, or a callable.",
-        ),
-    ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the cache library goes.")],
-    checkpoint: Checkpoint = None,
-    train_data: Annotated[
-        str | None, typer.Option(metavar="MORE", help="More inputs to train on; the model's own will do.")
-    ] = None,
-    pattern: Annotated[
-        str | None, typer.Option("--blocks", metavar="PATTERN", help="Only blocks that match.")
-    ] = None,
-    variants: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Such as 'student(48),fc(512)' or 'default,published'.")
-    ] = None,
-    device: Device = "cpu",
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Train as much as fits: 25m unless --epochs is given. 'none' trains as long as it takes.",
-        ),
-    ] = None,
-    epochs: Annotated[
-        float | None,
-        typer.Option(metavar="N", help="Passes of exits over the training inputs; students make 3 N."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same library.")] = 0,
-    mean: Mean = None,
-    std: Std = None,
-    resize: Resize = None,
-    class_names: ClassNamesFile = None,
-    label_map: LabelMapFile = None,
-) -> None:
-    """Train and measure learned caches, and write the cache library DIR.
-
-    What lookups cost is measured first. Then a student is trained, which reads the network's input, and after
-    it exits at a few blocks. What is named with --blocks and --variants is all trained. Labels are not
-    needed. Interrupted, the same command goes on where it stopped.
-
-    What compose certifies assumes that VAL was drawn independently from what will be served: pictures are,
-    frames of one video are not. Copies are found and kept together; what VAL has is left out of MORE.
-    """
-    from gati.explore.progress import open_progress
-
-    library = gati.explore(
-        model,
-        checkpoint,
-        data=data,
-        train_data=train_data,
-        out=out,
-        blocks=pattern,
-        variants=None if variants is None else split_list(variants),
-        device=device,
-        epochs=epochs,
-        budget_s=budget_of(budget, epochs),
-        seed=seed,
-        mean=numbers("--mean", mean),
-        std=numbers("--std", std),
-        resize=resize,
-        class_names=class_names,
-        label_map=label_map,
-        progress=open_progress(),
-    )
-    cli_render.library(library)
+    "gati explore --more 1h runs/mine",
+)(cli_explore.explore)
 
 
 @_verb(
@@ -309,9 +235,7 @@ def predict(
     device: Device = "cpu",
 ) -> None:
     """Classify image files, and say after which block each answer was known."""
-    cli_render.predictions(
-        images, gati.predict(directory, images, composition=composition, device=device)
-    )
+    cli_render.predictions(images, gati.predict(directory, images, composition=composition, device=device))
 
 
 @_verb("gati export runs/mine --out model.onnx", "gati export runs/mine --format triton --out models/mine")

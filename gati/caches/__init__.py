@@ -1,6 +1,7 @@
 """Learned caches: predictors, selectors, their losses and files."""
 
 from gati.caches.cache import LearnedCache
+from gati.caches.companions import Companion, Reader, Reading, companion_variant, is_companion
 from gati.caches.glances import SceneHead, glance, scene
 from gati.caches.losses import distillation_loss, feature_loss, selector_loss
 from gati.caches.predictors import (
@@ -25,10 +26,14 @@ __all__ = [
     "DEFAULT_VARIANTS",
     "PUBLISHED_VARIANTS",
     "AverageAndMaximum",
+    "Companion",
     "FeatureMap",
     "LearnedCache",
+    "Reader",
+    "Reading",
     "SceneHead",
     "build_predictor",
+    "companion_variant",
     "expand_variants",
     "build_selector",
     "distillation_loss",
@@ -37,6 +42,7 @@ __all__ = [
     "fit_selector_networks",
     "fold_normalisation",
     "glance",
+    "is_companion",
     "load_cache",
     "parse_variant",
     "predictor_families",

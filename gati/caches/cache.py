@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from gati.caches.companions import Companion
 from gati.caches.predictors import build_predictor, fold_normalisation
 from gati.caches.selectors import build_selector
 
@@ -12,7 +13,7 @@ __all__ = ["LearnedCache"]
 
 
 class LearnedCache(nn.Module):
-    """A trained predictor and selector at a block; running it is a lookup.
+    """A trained predictor and selector at a block, or at the input; running it is a lookup.
 
     **Arguments:** `variant`, `hidden_shape` (without batch) and `classes` name the architecture, `selector`
     one of `selector_names()`. A fresh cache has random weights; `load_cache` brings trained ones.
@@ -48,7 +49,8 @@ class LearnedCache(nn.Module):
         """What two caches have in common that differ in nothing but their weights."""
         weights = ((name, tuple(tensor.shape)) for name, tensor in self.state_dict().items())
         kinds = (type(module).__name__ for module in self.modules())
-        return self.variant, self.hidden_shape, self.classes, self.selector_name, *kinds, *weights
+        own = self.predictor.structure if isinstance(self.predictor, Companion) else None
+        return self.variant, self.hidden_shape, self.classes, self.selector_name, own, *kinds, *weights
 
     @property
     def memory_bytes(self) -> int:

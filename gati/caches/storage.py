@@ -1,19 +1,29 @@
-"""Learned caches as safetensors files: weights, and the architecture in the file's metadata."""
+"""Learned caches as safetensors files: weights, and the architecture in the file's metadata.
+
+A companion's architecture is its program, which is kept as one more tensor, of bytes.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from gati.caches.cache import LearnedCache
-from gati.errors import LibraryError, first_line
+from gati.caches.companions import Companion, Reading
+from gati.errors import LibraryError, ModelError, first_line
 from gati.files import atomic_write
 from gati.variants import FAMILIES, as_called_now
 
 __all__ = ["load_cache", "save_cache"]
+
+_PROGRAM = "companion.program"
 
 
 def save_cache(path: Path | str, cache: LearnedCache, metadata: dict[str, str] | None = None) -> None:
@@ -25,8 +35,12 @@ def save_cache(path: Path | str, cache: LearnedCache, metadata: dict[str, str] |
         "selector": cache.selector_name,
         "families": FAMILIES,
     }
-    notes = {**(metadata or {}), "gati": json.dumps(architecture)}
     tensors = {name: tensor.contiguous() for name, tensor in cache.state_dict().items()}
+    if isinstance(cache.predictor, Companion):
+        architecture["companion"] = cache.predictor.reading.to_json()
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # layers may share theirs
+        tensors[_PROGRAM] = torch.frombuffer(bytearray(cache.predictor.program), dtype=torch.uint8)
+    notes = {**(metadata or {}), "gati": json.dumps(architecture)}
     atomic_write(Path(path), lambda temporary: save_file(tensors, temporary, notes))
 
 
@@ -40,14 +54,24 @@ def load_cache(path: Path | str) -> LearnedCache:
         with safe_open(path, framework="pt") as handle:
             metadata = handle.metadata() or {}
         architecture = json.loads(metadata["gati"])
+        tensors = load_file(path)
         cache = LearnedCache(
             as_called_now(architecture["variant"], architecture.get("families", 1)),
             tuple(architecture["hidden_shape"]),
             architecture["classes"],
             architecture["selector"],
+            predictor=_companion(architecture, tensors, Path(path)),
         )
-        cache.load_state_dict(load_file(path))
-    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        cache.load_state_dict(tensors)
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError, ModelError) as error:
         message = f"{path} is not a learned cache ({first_line(error)}): run gati explore again"
         raise LibraryError(message) from error
     return cache
+
+
+def _companion(architecture: Mapping[str, Any], tensors: dict[str, Tensor], path: Path) -> Companion | None:
+    """The companion of a file, if it is one, its weights still 0; its program goes out of `tensors`."""
+    if "companion" not in architecture:
+        return None
+    program = tensors.pop(_PROGRAM).numpy().tobytes()
+    return Companion(program, Reading.from_json(architecture["companion"]), path)

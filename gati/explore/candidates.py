@@ -18,6 +18,7 @@ from gati.caches import (
     LearnedCache,
     build_predictor,
     expand_variants,
+    is_companion,
     parse_variant,
     reads_input,
 )
@@ -87,6 +88,8 @@ def wanted(variants: Iterable[str] | None, blocks: str | None, students: int) ->
 
 def trial_name(block: str, variant: str) -> TrialId:
     """A name for files: `layer2.3` and `conv(3,1)` give `layer2.3--conv-3-1`."""
+    if is_companion(variant):
+        return TrialId(f"{block}--{variant.replace('(', '-').rstrip(')')}")
     family, numbers = parse_variant(variant)
     return TrialId("--".join((block, "-".join((family, *map(str, numbers))))))
 

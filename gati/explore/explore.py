@@ -15,24 +15,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from gati.caches import load_cache, parse_variant
+from gati.caches import parse_variant
 from gati.errors import DataError, VariantError
 from gati.explore.budget import Budget, Clock
 from gati.explore.candidates import wanted
+from gati.explore.companions import Candidate, load_companions, measure_companions
 from gati.explore.library import BaseOutcomes, Library, Manifest
+from gati.explore.lookups import finish_trials, points_of
 from gati.explore.memory import freed_memory_kept
-from gati.explore.prepare import Prepared, measure_costs_of, prepare, resolve_device
+from gati.explore.prepare import PreparedModel, prepare, resolve_device
 from gati.explore.progress import Progress, SilentProgress
 from gati.explore.schedule import students_for
 from gati.explore.stages import Stages
 from gati.explore.state import RunState, locked
 from gati.model.labels import ClassNames, LabelMap, read_class_names, read_label_map
 from gati.model.load import LoadedModel, load_model
-from gati.types import Trial, TrialId
 from gati.variants import FAMILIES
 from gati.version import __version__
 
-__all__ = ["explore", "finish_trials"]
+__all__ = ["explore"]
 
 
 def explore(
@@ -53,6 +54,7 @@ def explore(
     resize: int | None = None,
     class_names: ClassNames | None = None,
     label_map: LabelMap | None = None,
+    companions: Sequence[tuple[str | Path, str | Path | None]] = (),
     progress: Progress | None = None,
     clock: Clock = time.monotonic,
 ) -> Library:
@@ -85,6 +87,9 @@ def explore(
       list. Otherwise those that come with it, or those of the data if they are as many.
     - `label_map`: which class of the network each label of `data` is, by folder name or label number: a
       mapping, or a file with a JSON object. Labels that do not fit otherwise are left out.
+    - `companions`: (model, checkpoint) of smaller networks for the same classes, or for more of which the
+      same names pick them. Each is a cache at the input, kept in the library, which needs neither code nor
+      checkpoint of it afterwards. With them `variants` may be empty: then nothing is trained.
 
     **Returns:** the finished library.
 
@@ -94,7 +99,7 @@ def explore(
     began = clock()
     directory = Path(out)
     asked = wanted(variants, blocks, students_for(budget_s))
-    if not asked.variants:
+    if not asked.variants and not companions:
         raise VariantError("no variants given: name at least one, such as pyramid(64)")
     if epochs is not None and epochs <= 0:
         raise DataError(f"epochs must be above 0 (got {epochs:g})")
@@ -102,12 +107,15 @@ def explore(
     loaded = load_model(model, checkpoint, mean=mean, std=std, resize=resize)
     for name in asked.variants:  # after the model, whose module may register predictors of its own
         parse_variant(name)
+    candidates = load_companions(companions)
     with locked(directory), freed_memory_kept(), progress or SilentProgress() as reporter:
-        if loaded.note:
-            reporter.note(loaded.note)
+        for note in (loaded.note, *(candidate.loaded.note for candidate in candidates)):
+            if note:
+                reporter.note(note)
         settings = {
             **_settings(loaded, data, train_data, blocks, asked.variants, target, epochs, budget_s, seed),
             **_named(class_names, label_map),
+            **_accompanied(candidates),
         }
         library, state = Library(directory), RunState(directory)
         if library.manifest_path.is_file() and library.manifest.settings == settings:
@@ -128,15 +136,18 @@ def explore(
             class_names=class_names,
             label_map=label_map,
             clock=clock,
+            companions=[candidate.variant for candidate in candidates],
         )
         library.write_input_record(prepared.inputs.record)
         library.write_base_outcomes(
             BaseOutcomes(prepared.held_out.base_class, prepared.labels, prepared.inputs.split)
         )
+        accompanying = measure_companions(prepared, library, candidates, seed=seed, progress=reporter)
         Stages(prepared, library, state, budget, epochs=epochs, seed=seed, progress=reporter).run()
         notes: list[str] = []
-        rows = finish_trials(prepared, library, state, reporter, notes)
-        library.write_trials(rows, _points(state, rows))
+        finished = {row.trial.trial_id: row for row in (*accompanying, *state.finished().values())}
+        rows = finish_trials(prepared, library, finished, reporter, notes)
+        library.write_trials(rows, points_of(finished, rows))
         library.write_manifest(_manifest(prepared, settings, seed, budget.spent_s, notes))
         state.clear()
     return library
@@ -180,47 +191,17 @@ def _named(class_names: ClassNames | None, label_map: LabelMap | None) -> dict[s
     return said
 
 
-def finish_trials(
-    prepared: Prepared, library: Library, state: RunState, progress: Progress, notes: list[str]
-) -> list[Trial]:
-    """Every row of the trials table, its lookup measured as it will run: trained, with its selector.
-
-    `notes` gets a line for each measurement that other work on the machine disturbed.
-    """
-    finished = state.finished()
-    measured: dict[tuple[str, tuple[int, ...], str], tuple[float, float, float]] = {}
-    progress.stage("measuring lookups", len(finished))
-    rows = []
-    for item in prepared.specifications:
-        row = finished.get(item.trial.trial_id)
-        if row is None or row.trial.status != "trained":
-            rows.append(item.trial if row is None else row.trial)
-            continue
-        key = (item.trial.variant, item.hidden_shape, row.trial.selector)
-        if key not in measured:
-            cache = load_cache(library.cache_path(row.trial.trial_id)).to(prepared.device)
-            measured[key] = measure_costs_of(prepared.traced, row.trial.block, cache, notes)
-        progress.advance(1)
-        lookup_ms, overlapped_ms, penalty_ms = measured[key]
-        rows.append(
-            replace(
-                row.trial,
-                lookup_ms=lookup_ms,
-                overlapped_lookup_ms=overlapped_ms,
-                overlapped_penalty_ms=penalty_ms,
-            )
-        )
-    return rows
-
-
-def _points(state: RunState, rows: Sequence[Trial]) -> list[Any]:
-    finished = state.finished()
-    trained: list[TrialId] = [row.trial_id for row in rows if row.trial_id in finished]
-    return [point for trial_id in trained for point in finished[trial_id].points]
+def _accompanied(candidates: Sequence[Candidate]) -> dict[str, Any]:
+    """Which companions there are, nothing where there are none."""
+    said = [
+        [each.variant, each.loaded.source, each.loaded.checkpoint_sha256, each.loaded.preprocessing.to_json()]
+        for each in candidates
+    ]
+    return {"companions": said} if said else {}
 
 
 def _manifest(
-    prepared: Prepared, settings: dict[str, Any], seed: int, seconds: float, notes: Sequence[str]
+    prepared: PreparedModel, settings: dict[str, Any], seed: int, seconds: float, notes: Sequence[str]
 ) -> Manifest:
     loaded, inputs = prepared.loaded, prepared.inputs
     disturbance = prepared.profile.disturbance or (f"{len(notes)} lookups: {notes[0]}" if notes else "")

@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
-from gati.caches import LearnedCache, reads_input
-from gati.caches.selectors import BASELINE
+from gati.caches import reads_input
 from gati.errors import BackendError, VariantError
 from gati.explore.alike import warning_of_neighbours
 from gati.explore.augment import Augmentation, choose_augmentation
 from gati.explore.budget import Clock
 from gati.explore.candidates import Specification, Wanted, measured_costs, specify
+from gati.explore.lookups import lookup_seconds
 from gati.explore.measure import base_answers, selector_seconds
 from gati.explore.progress import Progress
 from gati.explore.splits import Inputs, split_inputs
@@ -37,20 +38,21 @@ from gati.model.labels import (
 from gati.model.load import LoadedModel
 from gati.model.outputs import check_base_outputs, check_more_than_one_class, outputs_kind
 from gati.model.segments import TracedModel, trace
-from gati.runtime.profile import measure_lookup, measure_overlap, measure_profile
+from gati.runtime.profile import measure_profile
 from gati.types import BlockProfile, OutputsKind, Profile, Trial
 
 __all__ = [
+    "KEPT_PICTURES_BYTES",
     "Expected",
     "HeldOut",
     "Prepared",
+    "PreparedModel",
     "choose_augmentations",
-    "measure_costs_of",
     "prepare",
     "resolve_device",
 ]
 
-_KEPT_PICTURES_BYTES = 1 << 30  # of decoded training pictures
+KEPT_PICTURES_BYTES = 1 << 30  # of decoded training pictures
 
 
 @dataclass(frozen=True)
@@ -78,12 +80,10 @@ class Expected(NamedTuple):
 class Prepared:
     """The stage is set: what all training shares."""
 
-    loaded: LoadedModel
+    module: nn.Module  # the base model
     traced: TracedModel
     inputs: Inputs
     held_out: HeldOut
-    class_names: tuple[str, ...] | None
-    labels: npt.NDArray[np.int64] | None  # of the held-out inputs, as the network numbers its classes
     profile: Profile
     specifications: tuple[Specification, ...]
     augmentation: Augmentation
@@ -91,10 +91,14 @@ class Prepared:
     device: torch.device
     expected: Expected
 
-    @property
-    def module(self) -> torch.nn.Module:
-        """The base model."""
-        return self.loaded.module
+
+@dataclass(frozen=True)
+class PreparedModel(Prepared):
+    """The stage set for a network that was just loaded, with what its classes are called."""
+
+    loaded: LoadedModel
+    class_names: tuple[str, ...] | None
+    labels: npt.NDArray[np.int64] | None  # of the held-out inputs, as the network numbers its classes
 
 
 def resolve_device(name: str) -> torch.device:
@@ -125,15 +129,20 @@ def prepare(
     progress: Progress,
     class_names: ClassNames | None = None,
     label_map: LabelMap | None = None,
+    companions: Sequence[str] = (),
     clock: Clock = time.monotonic,
-) -> Prepared:
-    """Check model and data, measure the base model and what could be trained, say what cannot pay."""
+) -> PreparedModel:
+    """Check model and data, measure the base model and what could be trained, say what cannot pay.
+
+    `companions` are variants that read the input, too, and are not specified here.
+    """
     held = load_data(data, loaded.preprocessing, what="--data")
     more = None if train_data is None else load_data(train_data, loaded.preprocessing, what="--train-data")
     inputs = split_inputs(held, more, seed)
     module = loaded.module.to(device)
     example = inputs.held_out.images(np.arange(min(64, len(inputs.held_out)))).to(device)
-    names, no_entry = _places(module, find_blocks(module, blocks, example=example[:2]), asked.variants)
+    found = find_blocks(module, blocks, example=example[:2])
+    names, no_entry = _places(module, found, asked.variants, companions)
     traced = trace(module, example[:2], names)
     named, labelled = _name_classes(loaded, held, traced.classes, class_names, label_map)
     rows = inputs.record.rows
@@ -141,7 +150,7 @@ def prepare(
     for note in (no_entry, *inputs.notes, labelled.note, warning_of_neighbours(held)):
         if note:
             progress.note(note)
-    inputs.train.keep(_KEPT_PICTURES_BYTES)
+    inputs.train.keep(KEPT_PICTURES_BYTES)
     began = clock()
     outputs = check_base_outputs(base_answers(module, inputs.held_out, device))
     held_out_s = clock() - began
@@ -154,7 +163,7 @@ def prepare(
         expected = Expected(
             held_out_s,
             selector_seconds(outputs, inputs.split, seed, clock),
-            _lookup_seconds(traced, specifications, clock),
+            lookup_seconds(traced, specifications, clock),
         )
         state.write_costs(
             {
@@ -166,9 +175,20 @@ def prepare(
     else:
         profile, specifications, expected = _from_stored(stored)
     plain, bold = choose_augmentations(inputs, module, device)
-    return Prepared(
-        *(loaded, traced, inputs, held_out, named, labels, profile, specifications),
-        *(plain, bold, device, expected),
+    return PreparedModel(
+        module,
+        traced,
+        inputs,
+        held_out,
+        profile,
+        specifications,
+        plain,
+        bold,
+        device,
+        expected,
+        loaded,
+        named,
+        labels,
     )
 
 
@@ -183,17 +203,18 @@ def choose_augmentations(
 
 
 def _places(
-    module: torch.nn.Module, blocks: Sequence[str], variants: Sequence[str]
+    module: torch.nn.Module, blocks: Sequence[str], variants: Sequence[str], companions: Sequence[str]
 ) -> tuple[tuple[str, ...], str]:
-    """The blocks, the input before them if a variant reads it, and a line for variants without a place."""
+    """The blocks, the input before them if anything reads it, and a line for variants without a place."""
     reading = [variant for variant in variants if reads_input(variant)]
-    if not reading:
+    if not reading and not companions:
         return tuple(blocks), ""
     if means_input(module, INPUT):
         return (INPUT, *blocks), ""
     reason = f"the network has a module of its own called '{INPUT}'"
-    if len(reading) == len(variants):
-        raise VariantError(f"{reason}, so {', '.join(reading)} cannot be placed before it; name others")
+    if companions or len(reading) == len(variants):
+        without = ", ".join((*reading, *companions))
+        raise VariantError(f"{reason}, so {without} cannot be placed before it: leave that out")
     return tuple(blocks), f"left {', '.join(reading)} out: {reason}"
 
 
@@ -214,31 +235,6 @@ def _answers(outputs: torch.Tensor) -> HeldOut:
     base_class = outputs.argmax(1).numpy()
     check_more_than_one_class(base_class, "--data")
     return HeldOut(base_class, outputs_kind(outputs), outputs.shape[1])
-
-
-def _lookup_seconds(traced: TracedModel, specifications: Sequence[Specification], clock: Clock) -> float:
-    """How long it takes to measure one lookup as `explore` does at its end."""
-    costly = [item for item in specifications if item.trial.status == "trained"]
-    if not costly:
-        return 0.0
-    item = costly[len(costly) // 2]
-    cache = LearnedCache(item.trial.variant, item.hidden_shape, traced.classes, BASELINE).to(traced.device)
-    began = clock()
-    measure_costs_of(traced, item.trial.block, cache)
-    return clock() - began
-
-
-def measure_costs_of(
-    traced: TracedModel, block: str, cache: LearnedCache, notes: list[str] | None = None
-) -> tuple[float, float, float]:
-    """Milliseconds of a lookup inline, of one overlapped, and what that one costs the base model."""
-    hidden = torch.rand(1, *cache.hidden_shape, device=traced.device)
-    request = traced.example()
-    inline_ms = measure_lookup(cache, hidden, between=lambda: traced.base(request.clone()), notes=notes)
-    # Each measurement takes the worker's core away from the base model by itself, as serving will: what
-    # that costs the base model is part of the penalty.
-    overlap = measure_overlap(traced, block, cache, repetitions=10, notes=notes)
-    return inline_ms, overlap.lookup_ms, overlap.penalty_ms
 
 
 def _from_stored(stored: dict[str, Any]) -> tuple[Profile, tuple[Specification, ...], Expected]:

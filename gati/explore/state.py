@@ -52,6 +52,10 @@ class RunState:
         """Where the weights of a stage in training lie."""
         return self.directory / f"{stage}.safetensors"
 
+    def claimed(self) -> dict[str, Any]:
+        """The settings of what was begun here; empty where nothing was."""
+        return self._json(self.directory / "settings.json") or {}
+
     def claim(self, settings: dict[str, Any]) -> None:
         """Begin, or go on with, the exploration that these settings describe.
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from gati.errors import ModelError, one_line
 
-__all__ = ["load_exported"]
+__all__ = ["load_exported", "read_exported"]
 
 _OPERATOR = re.compile(
     r"torch\.ops\.(aten|prims|higher_order|torchvision|quantized_decomposed)\.\w+(\.\w+)?"
@@ -59,7 +59,11 @@ def load_exported(path: Path) -> tuple[nn.Module, tuple[int | None, ...]]:
     **Raises:** `ModelError` for a missing, damaged or foreign file, one that could run code, one with another
     number of inputs, or one exported for a single batch size.
     """
-    content = _read(path)
+    return read_exported(_read(path), path)
+
+
+def read_exported(content: bytes, path: Path) -> tuple[nn.Module, tuple[int | None, ...]]:
+    """As `load_exported`, of a file's content; `path` is for errors."""
     _inspect_archive(path, content)
     try:
         from torch.export.pt2_archive._package import load_pt2

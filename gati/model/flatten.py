@@ -30,7 +30,7 @@ from gati.model.bindings import (
 )
 from gati.model.program import FlatFunction, Program, Statement
 
-__all__ = ["flatten", "lower"]
+__all__ = ["export_program", "flatten", "lower"]
 
 # Checks that export leaves behind; the inputs are checked once, where the request comes in.
 _CHECKS = ("_assert", "sym_constrain_range", "_check", "_guards")
@@ -50,7 +50,7 @@ def lower(
     Raises:
         ModelError: `torch.export` cannot follow the network, or fixes its batch size.
     """
-    exported = _export(module, example)
+    exported = export_program(module, example)
     return _Lowering(exported, example.clone(), observe).run()  # it may work in place on what it is given
 
 
@@ -85,7 +85,12 @@ def _program(module: nn.Module, rows: Tensor, structure: Hashable) -> Program:
     return found.with_weights({name: tensor.detach() for name, tensor in tensors.items()})
 
 
-def _export(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+def export_program(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+    """`module` as traced on `example` [2 or more, ...] with a free batch dimension.
+
+    Raises:
+        ModelError: `torch.export` cannot follow the network.
+    """
     batch = torch.export.Dim.DYNAMIC
     try:
         with torch.no_grad():

@@ -36,6 +36,7 @@ class LoadedModel:
 
     `checkpoint_sha256` is the hash of the checkpoint file, or of the network's own state when there is none.
     `class_names` is None when nobody named them. `note` says what the user should know, or is empty.
+    `preprocessing_known` is False where nobody said what the network wants done to images.
     """
 
     module: nn.Module
@@ -45,6 +46,7 @@ class LoadedModel:
     preprocessing: Preprocessing
     class_names: tuple[str, ...] | None = None
     note: str = ""
+    preprocessing_known: bool = True
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class _Recipe:
     preprocessing: Preprocessing | None = None
     class_names: tuple[str, ...] | None = None
     any_classes: bool = False  # whether `build` accepts a number
+    channels: int | None = None  # of its input, where that is known
 
 
 def load_model(
@@ -90,14 +93,16 @@ def load_model(
             recipe = dataclasses.replace(recipe, class_names=None)
         apply_checkpoint(module, state, checkpoint or "")
     module = _freeze(module)
-    preprocessing = _override(recipe.preprocessing or _default_preprocessing(module), mean, std, resize)
+    default = _default_preprocessing(module) if recipe.channels is None else _identity(recipe.channels)
+    preprocessing = _override(recipe.preprocessing or default, mean, std, resize)
     named = tuple(str(name) for name in class_names) if class_names is not None else recipe.class_names
     note = ""
     if state is None and recipe.any_classes:
         note = f"no checkpoint given: the weights of {source} are random (seed {_SEED})"
     path = None if checkpoint is None else str(Path(checkpoint).resolve())
     weights = sha256 or state_sha256(module)
-    return LoadedModel(module, _lasting(source), path, weights, preprocessing, named, note)
+    known = recipe.preprocessing is not None or any(given is not None for given in (mean, std, resize))
+    return LoadedModel(module, _lasting(source), path, weights, preprocessing, named, note, known)
 
 
 def _lasting(source: str) -> str:
@@ -125,7 +130,7 @@ def _recipe(source: str) -> _Recipe:
 def _exported_recipe(path: Path) -> _Recipe:
     module, shape = load_exported(path)
     channels = (shape[1] if len(shape) == 4 else None) or 3
-    return _Recipe(lambda classes: module, _identity(channels))
+    return _Recipe(lambda classes: module, channels=channels)
 
 
 def _torchvision_recipe(name: str) -> _Recipe:

@@ -44,8 +44,17 @@ def images(count: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return pixels.astype(np.uint8)
 
 
-def make_library(folder: Path, kind: str, caches: tuple[tuple[str, str], ...] = CACHES) -> Path:
-    """Write a library of the network `kind` with one cache a block and its composition."""
+def make_library(
+    folder: Path,
+    kind: str,
+    caches: tuple[tuple[str, str], ...] = CACHES,
+    places: tuple[str, ...] | None = None,
+) -> Path:
+    """Write a library of the network `kind` with one cache a block and its composition.
+
+    `places` are the blocks, those of `BLOCKS` unless given.
+    """
+    places = places or BLOCKS[kind]
     torch.manual_seed(0)
     source, checkpoint = f"{SOURCE}:{kind}", folder / f"{kind}.safetensors"
     module = getattr(networks, kind)().eval()
@@ -53,11 +62,13 @@ def make_library(folder: Path, kind: str, caches: tuple[tuple[str, str], ...] = 
     _spread(module, PREPROCESSING(images(60, seed=1)), head)
     save_file(module.state_dict(), checkpoint)
     loaded = load_model(source, checkpoint)
-    traced = trace(loaded.module, torch.randn(2, *SHAPE), BLOCKS[kind])
+    traced = trace(loaded.module, torch.randn(2, *SHAPE), places)
     library = Library(folder / kind)
     blocks = tuple(
-        BlockProfile(index, block, "Block", traced.hidden_shapes[block], 0.1, 0.1 * (index + 1))
-        for index, block in enumerate(BLOCKS[kind])
+        BlockProfile(
+            index, block, traced.block_kinds[block], traced.hidden_shapes[block], 0.1, 0.1 * (index + 1)
+        )
+        for index, block in enumerate(places)
     )
     outputs_kind = "probabilities" if kind == "vgg" else "logits"
     library.write_manifest(

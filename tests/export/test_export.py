@@ -28,7 +28,7 @@ from gati.explore.library import Library
 from gati.export.check import check_answers
 from gati.graph.pooling import average_pool, maximum_pool
 from gati.graph.stages import build_stages, float32_at_least
-from gati.model.segments import trace
+from gati.model.segments import INPUT, trace
 from gati.runtime.exits import BASE, EngineExit, doubtful_class, tie_tolerance
 from gati.runtime.load import open_served
 from gati.types import TrialId
@@ -168,6 +168,33 @@ def test_a_torch_program_answers_as_the_engine_does(library: Path, tmp_path: Pat
     torch.export.load(written.path, extra_files=notes)
     assert json.loads(notes["gati.json"])["composition"] == "default"
     assert str(REPOSITORY).encode() not in written.path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def entered(folder: Path) -> Path:
+    """A library with an exit at the network's input and one after a block."""
+    caches = (("student(4)", "margin"), ("grid(16)", "network"))
+    (folder / "entered").mkdir()
+    return make_library(folder / "entered", "resnet", caches, (INPUT, "layer2.0"))
+
+
+@pytest.mark.parametrize("start", [in_onnxruntime, in_openvino])
+def test_an_exit_at_the_input_is_exported(
+    entered: Path, tmp_path: Path, start: Callable[[Path], Runner]
+) -> None:
+    written = gati.export(entered, tmp_path / "model.onnx")
+    assert written.exits == (INPUT, "layer2.0")
+    assert set(compare(entered, start(written.path), inputs=100)) == {INPUT, "layer2.0", BASE}
+    raw = gati.export(entered, tmp_path / "raw.onnx", raw_input=True)
+    runner, number = start(raw.path), iter(images(60))
+    assert compare(entered, lambda _: runner(next(number)[None]), 60)[INPUT] > 0
+
+
+def test_an_exit_at_the_input_in_other_formats(entered: Path, tmp_path: Path) -> None:
+    program = gati.export(entered, tmp_path / "model.pt2", format="pt2")
+    assert len(compare(entered, in_torch(program.path), inputs=60)) == 3
+    folder = gati.export(entered, tmp_path / "triton", format="triton")
+    assert len(compare(entered, in_onnxruntime(folder.path / "1" / "model.onnx"), 30)) == 3
 
 
 @pytest.mark.slow

@@ -1,0 +1,148 @@
+"""Companions: networks that the user already has, as predictors that read the input.
+
+A companion is kept as data, its traced program and its weights, so that a cache library needs neither the
+network's code nor its checkpoint any more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from gati.model.fold import without_normalisation
+from gati.model.portable import pack_network, unpack_network
+from gati.types import OutputsKind
+
+__all__ = ["Companion", "Reader", "Reading", "companion_variant", "is_companion"]
+
+_VARIANT = re.compile(r"companion\([A-Za-z0-9._-]+\)")
+
+
+def companion_variant(name: str) -> str:
+    """The variant of the companion called `name`, of letters, digits and `._-`."""
+    return f"companion({name})"
+
+
+def is_companion(variant: str) -> bool:
+    """Whether a variant is a companion: it has its own weights, and cannot be built from its name."""
+    return _VARIANT.fullmatch(variant) is not None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a companion reads what the base model is given, [B, C, H, W], and what its outputs mean.
+
+    Averaged over fields of `pool` x `pool`, stretched to `size` (height, width), times `scale` plus `shift`
+    per channel; empty or None leaves a step out. `classes` says which of its outputs is each class of the
+    base model, None that they are in the same order.
+    """
+
+    outputs_kind: OutputsKind
+    scale: tuple[float, ...] = ()
+    shift: tuple[float, ...] = ()
+    pool: int = 1
+    size: tuple[int, int] | None = None
+    classes: tuple[int, ...] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; `from_json` reads them back unchanged."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Reading:
+        """Read what `to_json` wrote. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
+        size, classes = values["size"], values["classes"]
+        if values["outputs_kind"] not in get_args(OutputsKind):
+            raise ValueError(f"outputs of kind {values['outputs_kind']!r}")
+        return cls(
+            outputs_kind=values["outputs_kind"],
+            scale=tuple(float(value) for value in values["scale"]),
+            shift=tuple(float(value) for value in values["shift"]),
+            pool=int(values["pool"]),
+            size=None if size is None else (int(size[0]), int(size[1])),
+            classes=None if classes is None else tuple(int(value) for value in classes),
+        )
+
+
+class Reader(nn.Module):
+    """What the base model is given [B, C, H, W] -> what a companion is given, a copy that it may write to."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, reading: Reading) -> None:
+        super().__init__()
+        self.reading = reading
+        for name, values in (("scale", reading.scale), ("shift", reading.shift)):
+            self.register_buffer(name, torch.tensor(values).view(1, -1, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The companion's input."""
+        own = x
+        if self.reading.pool > 1:
+            own = nn.functional.avg_pool2d(own, self.reading.pool)
+        if self.reading.size is not None:
+            own = nn.functional.interpolate(own, self.reading.size, mode="bilinear", align_corners=False)
+        if self.reading.scale:
+            own = own * self.scale + self.shift
+        return own.clone() if own is x else own
+
+
+class Companion(nn.Module):
+    """What the base model is given [B, C, H, W] -> another network's logits for the base model's classes.
+
+    `program` is what `pack_network` gave; the weights are 0 until they are loaded. `where` is for errors.
+    A copy, and what is pickled, is built from the program again.
+
+    **Raises:** `ModelError` for a program that cannot be read.
+    """
+
+    order: Tensor
+
+    def __init__(self, program: bytes, reading: Reading, where: Path) -> None:
+        super().__init__()
+        self.program, self.reading, self.where = program, reading, where
+        self.reader = Reader(reading)
+        self.network = unpack_network(program, where)
+        order = torch.tensor(reading.classes or (), dtype=torch.int64)
+        self.register_buffer("order", order, persistent=False)
+
+    @classmethod
+    def of(cls, network: nn.Module, reading: Reading, example: Tensor, where: Path) -> Companion:
+        """A companion made of `network`, in evaluation mode; `example` [2 or more, ...] is what it takes.
+
+        **Raises:** `ModelError` for a network that cannot be traced or written down.
+        """
+        lean = without_normalisation(network, example)
+        made = cls(pack_network(lean, example), reading, where)
+        made.network.load_state_dict(lean.state_dict())
+        return made.eval().requires_grad_(False)
+
+    @property
+    def structure(self) -> tuple[object, ...]:
+        """What two companions have in common that differ in nothing but their weights."""
+        return hashlib.sha256(self.program).hexdigest(), self.reading
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class logits [B, K]."""
+        scores: Tensor = self.network(self.reader(x))
+        if self.reading.outputs_kind == "probabilities":
+            scores = scores.clamp_min(1e-12).log()
+        return scores if self.reading.classes is None else scores.index_select(1, self.order)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A network made of a program holds what cannot be copied: its program can."""
+        return _rebuilt, (self.program, self.reading, self.where, dict(self.state_dict()))
+
+
+def _rebuilt(program: bytes, reading: Reading, where: Path, weights: dict[str, Tensor]) -> Companion:
+    made = Companion(program, reading, where)
+    made.load_state_dict(weights)
+    return made.eval().requires_grad_(False)

@@ -1,0 +1,62 @@
+"""A network as data: its traced program without weights, from which it is rebuilt without its code.
+
+The weights are kept apart, where whoever keeps the program keeps tensors. Nothing in the program can run
+code: it is read like any `torch.export` file.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+import zlib
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from gati.errors import ModelError, one_line
+from gati.model.exported import read_exported
+from gati.model.flatten import export_program
+
+__all__ = ["pack_network", "unpack_network"]
+
+
+def pack_network(module: nn.Module, example: Tensor) -> bytes:
+    """The program of `module` as traced on `example` [2 or more, ...], for any batch size.
+
+    **Raises:** `ModelError` for a network that cannot be traced or written down.
+    """
+    program = export_program(module, example)
+    program.example_inputs = None
+    for name, tensor in list(program.state_dict.items()):
+        nothing = torch.zeros_like(tensor)  # compressed to next to nothing
+        is_parameter = isinstance(tensor, nn.Parameter)
+        program.state_dict[name] = nn.Parameter(nothing, False) if is_parameter else nothing
+    for node in (node for part in program.graph_module.modules() for node in _nodes_of(part)):
+        for key in ("stack_trace", "source_fn_stack", "torch_fn", "from_node"):  # of this machine
+            node.meta.pop(key, None)
+    written = io.BytesIO()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's remarks to its own developers
+            torch.export.save(program, written)
+    except Exception as error:  # torch.export raises many unrelated types for what it cannot write
+        raise ModelError(f"cannot write {type(module).__name__} down: {one_line(error)}") from error
+    return zlib.compress(written.getvalue(), 9)
+
+
+def unpack_network(program: bytes, where: Path) -> nn.Module:
+    """The network of what `pack_network` gave, its weights 0; `where` is for errors.
+
+    **Raises:** `ModelError` for a program that is damaged, could run code, or that this torch cannot read.
+    """
+    try:
+        content = zlib.decompress(program)
+    except zlib.error as error:
+        raise ModelError(f"the program in {where} is damaged ({error})") from error
+    module, _ = read_exported(content, where)
+    return module.eval().requires_grad_(False)
+
+
+def _nodes_of(module: nn.Module) -> list[torch.fx.Node]:
+    return list(module.graph.nodes) if isinstance(module, torch.fx.GraphModule) else []
