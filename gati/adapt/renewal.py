@@ -23,6 +23,7 @@ from gati.adapt.window import Window, original_sample, split_window
 from gati.compose.certificate import required_inputs
 from gati.compose.composition import Composition
 from gati.errors import AdaptError, DataError
+from gati.model.entry import INPUT_KIND
 from gati.runtime.exits import BASE
 from gati.runtime.load import Served
 
@@ -241,7 +242,8 @@ def candidate_blocks(served: Served, settings: AdaptSettings) -> tuple[str, ...]
     """Where new predictors are tried."""
     if settings.blocks is not None:
         return settings.blocks
-    names = served.engine.traced.blocks
+    kinds = served.engine.traced.block_kinds
+    names = [name for name, kind in kinds.items() if kind != INPUT_KIND]  # new predictors read hidden outputs
     return tuple(dict.fromkeys(names[int(share * len(names))] for share in _EARLY))
 
 

@@ -21,10 +21,13 @@ from gati.adapt.contenders import NewCaches, StopWatch, Work
 from gati.adapt.contest import Contender, Costs, Verdict, costs_of, exits_of, hold, replay_deployed
 from gati.adapt.tune import Recipe
 from gati.adapt.window import Window, split_window
+from gati.caches import reads_input
 from gati.compose.certificate import Certificate, p_value
 from gati.compose.composition import Composition, Expected
 from gati.compose.replay import Replay
 from gati.errors import AdaptError
+from gati.model.entry import INPUT, INPUT_KIND
+from gati.model.segments import TracedModel
 from gati.runtime.exits import EngineExit
 from gati.runtime.load import Served
 
@@ -105,6 +108,8 @@ def retrain(
     wanted = () if new is None else new.blocks
     if unknown := [block for block in wanted if block not in traced.hidden_shapes]:
         raise AdaptError(f"no block {unknown[0]!r} to train caches at; there are {', '.join(traced.blocks)}")
+    if wrong := [] if new is None else _misplaced(new, traced):
+        raise AdaptError(f"{wrong[0]}; what reads the input belongs at block '{INPUT}', all else elsewhere")
     watch = StopWatch(clock)
     blocks = {*(leaving.block for leaving in served.engine.exits), *wanted}
     with watch.of("collect"):
@@ -130,6 +135,15 @@ def retrain(
         composition=_composition(chosen, verdict, costs, asked, sure, version),
         seconds=watch.seconds,
     )
+
+
+def _misplaced(new: NewCaches, traced: TracedModel) -> list[str]:
+    return [
+        f"no place for {variant} at block '{block}'"
+        for block in new.blocks
+        for variant in new.variants
+        if reads_input(variant) != (traced.block_kinds[block] == INPUT_KIND)
+    ]
 
 
 def _engine_exit(each: Contender, threshold: float) -> EngineExit:

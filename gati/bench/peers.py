@@ -23,6 +23,7 @@ from gati.errors import DataError
 from gati.explore.library import SELECT, Library
 from gati.explore.splits import held_out
 from gati.model.data import Data
+from gati.model.entry import INPUT_KIND
 from gati.model.hooks import collect_hidden
 from gati.runtime.exits import EngineExit
 from gati.types import Trial
@@ -63,15 +64,18 @@ def build_peers(library: Library, module: nn.Module, accuracy: float) -> tuple[P
     rows = np.flatnonzero(split == SELECT)
     best = _best_trial_a_block(library)
     if not best:
-        raise DataError("the library has no trained caches; run gati explore again")
+        raise DataError("the library has no trained caches after blocks; run gati explore again")
     base_class, recorded = _record(library, module, held, rows, best)
     return tuple(_peer(library, kind, recorded, base_class, accuracy) for kind in _NAMES)
 
 
 def _best_trial_a_block(library: Library) -> dict[str, Trial]:
-    """The trial of each block that leaves soonest: the hit rate at 97 % agreement, less what it costs."""
+    """The trial of each block that leaves soonest: the hit rate at 97 % agreement, less what it costs.
+
+    Not of the input: what is published leaves after blocks.
+    """
     profile = library.manifest.profile
-    reach = {block.name: block.reach_ms for block in profile.blocks}
+    reach = {block.name: block.reach_ms for block in profile.blocks if block.kind != INPUT_KIND}
 
     def worth(trial: Trial) -> float:
         saved = profile.base_ms - reach[trial.block]
@@ -79,7 +83,7 @@ def _best_trial_a_block(library: Library) -> dict[str, Trial]:
 
     best: dict[str, Trial] = {}
     for trial in library.trials:
-        if trial.status == "trained" and (
+        if (trial.status == "trained" and trial.block in reach) and (
             trial.block not in best or worth(trial) > worth(best[trial.block])
         ):
             best[trial.block] = trial

@@ -14,6 +14,7 @@ from gati.caches.predictors import (
     fold_normalisation,
     parse_variant,
     predictor_families,
+    reads_input,
     register_predictor,
 )
 from gati.caches.selectors import build_selector, fit_selector_networks, selector_names
@@ -39,6 +40,7 @@ __all__ = [
     "load_cache",
     "parse_variant",
     "predictor_families",
+    "reads_input",
     "register_predictor",
     "save_cache",
     "scene",

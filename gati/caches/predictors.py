@@ -12,6 +12,9 @@ A variant is written as a family with whole numbers, `fc(1024)` or `pyramid(64)`
 
     gati.explore(..., variants=["linear", "pyramid(64)"])
 
+A family that reads the network's input in place of a block's hidden output says `reads="input"`: it is
+offered at the block `input`, before anything has run, and nowhere else.
+
 Families take feature maps [B, C, H, W], token sequences [B, T, D] and vectors [B, D] alike: `feature_map`
 turns each into a map first. Batch normalisation is welcome: it is folded away after training.
 """
@@ -21,7 +24,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,10 +42,12 @@ __all__ = [
     "fold_normalisation",
     "parse_variant",
     "predictor_families",
+    "reads_input",
     "register_predictor",
 ]
 
 Builder = Callable[..., nn.Module]
+Reads = Literal["hidden", "input"]
 
 PUBLISHED_VARIANTS = ("fc(1024)", "fc(512)", "pool(8192)", "pool(4096)", "conv(3,1)", "conv(5,2)")
 # Of the published ones those that are worth their training beside ours: `pool` reads as many weights as `fc`
@@ -54,17 +59,21 @@ DEFAULT_VARIANTS = (
 _GROUPS = {"default": DEFAULT_VARIANTS, "published": PUBLISHED_VARIANTS}
 
 _PREDICTORS: dict[str, Builder] = {}
+_READS: dict[str, Reads] = {}
 _VARIANT = re.compile(r"^\s*([a-z][a-z0-9_-]*)\s*(?:\(\s*(\d+(?:\s*,\s*\d+)*)\s*\))?\s*$")
 
 
-def register_predictor(family: str) -> Callable[[Builder], Builder]:
+def register_predictor(family: str, *, reads: Reads = "hidden") -> Callable[[Builder], Builder]:
     """Register a builder `(hidden_shape, classes, *numbers) -> nn.Module` under a family name.
 
     `hidden_shape` comes without the batch dimension; the module maps [B, *hidden_shape] to logits
-    [B, classes]. Registering the same function again is harmless.
+    [B, classes]. With `reads="input"` that is the network's own input. Registering the same function again
+    is harmless.
 
-    **Raises:** `VariantError` when another builder owns the name.
+    **Raises:** `VariantError` when another builder owns the name, or for another `reads`.
     """
+    if reads not in ("hidden", "input"):
+        raise VariantError(f"predictor family {family!r} reads {reads!r}: write 'hidden' or 'input'")
 
     def register(builder: Builder) -> Builder:
         owner = _PREDICTORS.get(family)
@@ -74,6 +83,7 @@ def register_predictor(family: str) -> Callable[[Builder], Builder]:
                 "register yours under another name"
             )
         _PREDICTORS[family] = builder
+        _READS[family] = reads
         return builder
 
     return register
@@ -82,6 +92,11 @@ def register_predictor(family: str) -> Callable[[Builder], Builder]:
 def predictor_families() -> tuple[str, ...]:
     """Names of all registered families, sorted."""
     return tuple(sorted(_PREDICTORS))
+
+
+def reads_input(variant: str) -> bool:
+    """Whether a variant reads the network's input. Raises `VariantError` as `parse_variant` does."""
+    return _READS[parse_variant(variant)[0]] == "input"
 
 
 def expand_variants(names: Iterable[str]) -> tuple[str, ...]:

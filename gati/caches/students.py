@@ -38,7 +38,7 @@ class _Look(NamedTuple):
     width: int
 
 
-@register_predictor("student")
+@register_predictor("student", reads="input")
 def student(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Module:
     """Two 3 x 3 convolutions each of `width`, 2 `width`, 4 `width` channels, average and maximum -> classes.
 

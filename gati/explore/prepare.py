@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gati.caches import LearnedCache, build_predictor, parse_variant
+from gati.caches import LearnedCache, build_predictor, parse_variant, reads_input
 from gati.caches.selectors import BASELINE
-from gati.errors import BackendError
+from gati.errors import BackendError, VariantError
 from gati.explore.alike import warning_of_neighbours
 from gati.explore.augment import Augmentation, choose_augmentation
 from gati.explore.measure import base_answers
@@ -22,6 +22,7 @@ from gati.explore.splits import Inputs, split_inputs
 from gati.explore.state import RunState
 from gati.model.blocks import find_blocks
 from gati.model.data import Data, load_data
+from gati.model.entry import INPUT, INPUT_KIND, means_input
 from gati.model.labels import (
     ClassNames,
     Labelled,
@@ -119,12 +120,12 @@ def prepare(
     inputs = split_inputs(held, more, seed)
     module = loaded.module.to(device)
     example = inputs.held_out.images(np.arange(min(64, len(inputs.held_out)))).to(device)
-    names = find_blocks(module, blocks, example=example[:2])
+    names, no_entry = _places(module, find_blocks(module, blocks, example=example[:2]), variants)
     traced = trace(module, example[:2], names)
     named, labelled = _name_classes(loaded, held, traced.classes, class_names, label_map)
     rows = inputs.record.rows
     labels = None if labelled.data.labels is None else labelled.data.labels[rows]
-    for note in (*inputs.notes, labelled.note, warning_of_neighbours(held)):
+    for note in (no_entry, *inputs.notes, labelled.note, warning_of_neighbours(held)):
         if note:
             progress.note(note)
     held_out = _answers(loaded, inputs, device)
@@ -143,6 +144,21 @@ def prepare(
     return Prepared(
         loaded, traced, inputs, held_out, named, labels, profile, specifications, augmentation, device
     )
+
+
+def _places(
+    module: torch.nn.Module, blocks: Sequence[str], variants: Sequence[str]
+) -> tuple[tuple[str, ...], str]:
+    """The blocks, the input before them if a variant reads it, and a line for variants without a place."""
+    reading = [variant for variant in variants if reads_input(variant)]
+    if not reading:
+        return tuple(blocks), ""
+    if means_input(module, INPUT):
+        return (INPUT, *blocks), ""
+    reason = f"the network has a module of its own called '{INPUT}'"
+    if len(reading) == len(variants):
+        raise VariantError(f"{reason}, so {', '.join(reading)} cannot be placed before it; name others")
+    return tuple(blocks), f"left {', '.join(reading)} out: {reason}"
 
 
 def _name_classes(
@@ -173,6 +189,8 @@ def _specify(
     for block in profile.blocks:
         shape = block.output_shape
         for variant in variants:
+            if reads_input(variant) != (block.kind == INPUT_KIND):
+                continue
             if (variant, shape) not in measured:
                 measured[variant, shape] = _measure_untrained(traced, variant, shape, classes)
             parameters, lookup_ms = measured[variant, shape]

@@ -28,14 +28,13 @@ from gati.explore.precision import bfloat16_pays, training_precision
 from gati.explore.recipes import EXITS, Emphasis, Recipe, make_optimiser
 from gati.explore.views import Batch, Inputs, Viewer, Views
 from gati.files import atomic_write
+from gati.model.entry import means_input
 from gati.model.hooks import collect_hidden
 from gati.types import OutputsKind, TrialId
 
 __all__ = ["LATENESS", "Inputs", "Learner", "SharedTraining", "bfloat16_pays", "training_precision"]
 
 LATENESS = 0.05  # by how much of an allowed time training may lag before it hurries
-
-_INPUT = "input"  # the block before all others: its hidden output is what the network is given
 
 
 class Learner(NamedTuple):
@@ -96,8 +95,7 @@ class SharedTraining:
         views = Views(augmentation, recipe.mixed, recipe.rounds)
         self._viewer = Viewer(inputs, views, self.batch_size, seed)
         self._memory = Memory(recipe.rounds, self._viewer.places) if recipe.rounds else None
-        own_input = _INPUT in dict(module.named_modules())
-        self._blocks = sorted({x.block for x in learners if own_input or x.block != _INPUT})
+        self._blocks = sorted({x.block for x in learners if not means_input(module, x.block)})
         for learner in self.learners:
             learner.predictor.to(device).train()
             if learner.block not in self._blocks:  # what it reads comes as it likes it best

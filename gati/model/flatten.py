@@ -51,7 +51,7 @@ def lower(
         ModelError: `torch.export` cannot follow the network, or fixes its batch size.
     """
     exported = _export(module, example)
-    return _Lowering(exported, example, observe).run()
+    return _Lowering(exported, example.clone(), observe).run()  # it may work in place on what it is given
 
 
 def flatten(module: nn.Module, example: Tensor, structure: Hashable = None) -> FlatFunction:
@@ -65,7 +65,7 @@ def flatten(module: nn.Module, example: Tensor, structure: Hashable = None) -> F
     try:
         flat = _program(module, rows, structure).whole("lookup")
         with torch.inference_mode():
-            same = all(equal_values(flat(x), module(x)) for x in (rows, rows[:1].clone()))
+            same = all(equal_values(flat(x.clone()), module(x.clone())) for x in (rows, rows[:1]))
     except ModelError:
         return module
     return flat if same else module
@@ -141,6 +141,7 @@ class _Lowering:
         texts = [self._texts[node] for node in results]
         return Program(
             input=self._input,
+            input_shape=tuple(self._example.shape),
             input_storage=storage(self._example),
             statements=tuple(self._statements),
             output=texts[0] if len(texts) == 1 else f"({', '.join(texts)})",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gati.errors import BlockError, ModelError, one_line
+from gati.model.entry import INPUT, means_input
 from gati.model.source import near
 
 __all__ = ["collect_hidden", "first_tensor", "forward_order"]
@@ -19,7 +20,8 @@ __all__ = ["collect_hidden", "first_tensor", "forward_order"]
 def collect_hidden(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
     """Give a dict that every forward of `module` inside the context fills: block name -> hidden output.
 
-    A block that returns several tensors counts with its first. Tensors are detached, keep their values when
+    A block that returns several tensors counts with its first. The block `input` is what the network is
+    given, unless it has a module of that name. Tensors are detached, keep their values when
     a later operation writes in place over a block's output, and stay valid after the context. All hooks are
     gone when the context ends, however it ends; parameters and buffers are never touched.
 
@@ -27,7 +29,8 @@ def collect_hidden(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str
     forward, `ModelError` for a block that returns no tensor.
     """
     modules = dict(module.named_modules())
-    for name in names:
+    inner = [name for name in names if not means_input(module, name)]
+    for name in inner:
         if name not in modules or not name:
             raise BlockError(
                 f"the network has no module {name!r}{near(name, (key for key in modules if key))}"
@@ -37,7 +40,9 @@ def collect_hidden(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str
         handles.callback(collector.forget)
         register = handles.enter_context
         register(module.register_forward_pre_hook(collector.before_forward))
-        for name in names:
+        if len(inner) < len(names):
+            register(module.register_forward_pre_hook(collector.entry))
+        for name in inner:
             register(modules[name].register_forward_hook(collector.hook_for(name)))
         register(module.register_forward_hook(collector.after_forward))
         yield collector.hidden
@@ -63,16 +68,22 @@ class _Collector:
         self.hidden.clear()
         self._watched.clear()
 
+    def entry(self, module: nn.Module, arguments: Any) -> None:
+        self._note(INPUT, first_tensor(arguments, INPUT))
+
     def hook_for(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, arguments: Any, output: Any) -> None:
-            tensor = first_tensor(output, name).detach()
-            countable = not tensor.is_inference()
-            if countable:
-                self._watched[name] = (tensor, tensor._version)
-            must_clone = not countable or self._overwritten.get(name, True)
-            self.hidden[name] = tensor.clone() if must_clone else tensor
+            self._note(name, first_tensor(output, name))
 
         return hook
+
+    def _note(self, name: str, hidden: Tensor) -> None:
+        tensor = hidden.detach()
+        countable = not tensor.is_inference()
+        if countable:
+            self._watched[name] = (tensor, tensor._version)
+        must_clone = not countable or self._overwritten.get(name, True)
+        self.hidden[name] = tensor.clone() if must_clone else tensor
 
     def after_forward(self, module: nn.Module, arguments: Any, output: Any) -> None:
         for name, (tensor, version) in self._watched.items():

@@ -38,6 +38,7 @@ class Program:
     """A network as statements: `input` -> statements -> `output` (Python text)."""
 
     input: str
+    input_shape: tuple[int, ...]  # of the example
     input_storage: int
     statements: tuple[Statement, ...]
     output: str

@@ -2,7 +2,8 @@
 
 `trace` finds, in the flat program of a network, the value that each block hands to the next one. `cut`
 turns the stretches between chosen blocks into segments: functions that take and return the tensors alive
-at the cut. Run one after the other they do exactly what the whole network does.
+at the cut. Run one after the other they do exactly what the whole network does. The block `input` is the
+network's input; the segment that ends there does nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from torch import Tensor, nn
 
 from gati.errors import CutError, DataError, ModelError
 from gati.model.bindings import equal_values, storages
+from gati.model.entry import INPUT, INPUT_KIND, means_input
 from gati.model.flatten import lower
 from gati.model.program import FlatFunction, Program, Statement
 
-__all__ = ["Carried", "Segment", "TracedModel", "trace"]
+__all__ = ["INPUT", "INPUT_KIND", "Carried", "Segment", "TracedModel", "trace"]
 
+_BEFORE_ALL = -1  # where the input stands among the statements
 # Rows of a batch are computed by other kernels than a single row; more than this is no rounding.
 _ROW_TOLERANCE = {"cpu": 1e-3, "cuda": 3e-2}  # TF32 on CUDA
 
@@ -125,6 +128,7 @@ class TracedModel:
 def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedModel:
     """Follow `module` on `example` [2 or more, ...] and find the hidden output of each of `blocks`.
 
+    The block `input` is the example itself, and comes first, unless the module has a module of that name.
     The module must be in evaluation mode; it is not changed, and its weights are shared. It is traced on
     the device that it and the example are on.
 
@@ -135,7 +139,8 @@ def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedMo
     """
     _check_traceable(module, example)
     with torch.inference_mode():
-        captured, expected = _run_with_hooks(module, example, blocks)
+        inner = [name for name in blocks if not means_input(module, name)]
+        captured, expected = _run_with_hooks(module, example, inner)
     finder = _BlockFinder(captured)
     program = lower(module, example, observe=finder.observe)
     if len(program.output_shapes) != 1 or len(program.output_shapes[0]) != 2:
@@ -146,14 +151,16 @@ def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedMo
     base = program.whole()
     _check_base(base, example, expected)
     positions = finder.positions(program)
+    kinds = {name: type(module.get_submodule(name)).__name__ for name in positions}
+    if len(inner) < len(blocks):
+        positions[INPUT], kinds[INPUT], captured[INPUT] = _BEFORE_ALL, INPUT_KIND, example
     order = tuple(sorted(positions, key=positions.__getitem__))
-    kinds = {name: type(module.get_submodule(name)).__name__ for name in order}
     changed = frozenset().union(*(statement.mutated for statement in program.statements))
     return TracedModel(
         base=base,
         blocks=order,
         hidden_shapes={name: tuple(captured[name].shape[1:]) for name in order},
-        block_kinds=kinds,
+        block_kinds={name: kinds[name] for name in order},
         input_shape=tuple(example.shape[1:]),
         dtype=example.dtype,
         device=example.device,
@@ -299,6 +306,8 @@ def _segments(program: Program, names: tuple[str, ...], positions: list[int]) ->
 
 def _carried(program: Program, block: str, bound: int) -> tuple[Carried, ...]:
     """The tensors alive after `statements[:bound]`, the hidden output first."""
+    if bound == 0:
+        return (Carried(program.input, program.input_shape, batched=True),)
     statements = program.statements
     defined = {statement.name: statement for statement in statements[:bound]}
     hidden = statements[bound - 1]
@@ -321,7 +330,7 @@ def _carried(program: Program, block: str, bound: int) -> tuple[Carried, ...]:
         )
     tensors = [Carried(s.name, tuple(s.shape or ()), s.batched) for s in crossing]
     if program.input in used:
-        tensors.append(Carried(program.input, (), batched=True))
+        tensors.append(Carried(program.input, program.input_shape, batched=True))
     return tuple(sorted(tensors, key=lambda tensor: tensor.name != hidden.name))
 
 

@@ -147,8 +147,11 @@ def profile_between(
     the same `work` share their time.
     """
     rising = np.minimum(np.maximum.accumulate(reached_ms), base_ms).tolist()
-    elsewhere = [0.0, *(known.blocks[index].reach_ms for index in at), known.base_ms]
-    reach_ms = np.interp([block.reach_ms for block in known.blocks], elsewhere, [0.0, *rising, base_ms])
+    elsewhere = [*(known.blocks[index].reach_ms for index in at), known.base_ms]
+    here = [*rising, base_ms]
+    if elsewhere[0] > 0.0:  # else the first is the input: what it takes to get there is the call itself
+        elsewhere, here = [0.0, *elsewhere], [0.0, *here]
+    reach_ms = np.interp([block.reach_ms for block in known.blocks], elsewhere, here)
     own_ms = _shared_ms(np.diff(reach_ms, prepend=0.0), work)
     reach_ms = np.cumsum(own_ms)
     blocks = tuple(

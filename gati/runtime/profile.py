@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from gati.errors import DataError
 from gati.model.alike import work_of
+from gati.model.entry import INPUT_KIND
 from gati.model.segments import Segment, TracedModel
 from gati.runtime.backends import SegmentBackend, segment_backend
 from gati.runtime.backends.base import Lookup
@@ -57,7 +58,7 @@ def measure_profile(
     `example` is one preprocessed input [1, ...]; the traced example by default. `reach_ms` never falls
     from block to block and never exceeds `base_ms`, the time of the whole flat network: the cost of cutting
     at every block, which no composition does, is taken out in proportion. Blocks of the same operators and
-    shapes have the same time, the median of all of theirs.
+    shapes have the same time, the median of all of theirs. The input is reached after 0 ms.
     """
     names = tuple(traced.blocks if blocks is None else blocks)
     request = _single(traced.example() if example is None else example)
@@ -76,7 +77,10 @@ def measure_profile(
     with quiet(), torch.inference_mode():
         found = measure_steadily([measure], _Walks.alike, machine=machine)
     (walks,) = found.rounds
-    *reach, total_ms = accumulate(_shared_ms(walks, work_of(traced, names)))
+    shared_ms = _shared_ms(walks, work_of(traced, names))
+    if names and traced.block_kinds[names[0]] == INPUT_KIND:
+        shared_ms[0] = 0.0  # nothing runs before it; a function call that does nothing was timed
+    *reach, total_ms = accumulate(shared_ms)
     base_ms = min(median(walks.whole_ms), total_ms)  # the pieces do all of the work: more is noise
     reach_ms = [value * base_ms / total_ms for value in reach]
     own_ms = [later - earlier for earlier, later in pairwise([0.0, *reach_ms])]

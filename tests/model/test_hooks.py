@@ -138,3 +138,35 @@ def test_an_example_of_the_wrong_shape_is_one_line() -> None:
         "the network does not accept input of shape [1, 5, 8, 8] (RuntimeError: "
     )
     assert "\n" not in str(error.value)
+
+
+class Doubling(nn.Module):
+    """Doubles what it is given where it lies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.linear(x.mul_(2.0))
+        return result
+
+
+def test_the_input_is_collected_as_it_came() -> None:
+    for rounds, inference in ((3, False), (2, True)):
+        network = Doubling().eval().requires_grad_(False)
+        with collect_hidden(network, ["input", "linear"]) as hidden, torch.inference_mode(inference):
+            for _ in range(rounds):
+                x = torch.randn(4, 3)
+                before = x.clone()
+                result = network(x)
+                assert torch.equal(hidden["input"], before)
+                assert torch.equal(hidden["linear"], result)
+        assert not network._forward_pre_hooks and not network._forward_hooks
+
+
+def test_a_module_called_input_is_a_block_like_any_other() -> None:
+    network = nn.ModuleDict({"input": nn.Linear(3, 2)})
+    network.forward = lambda x: network["input"](x)  # type: ignore[method-assign]
+    with collect_hidden(network, ["input"]) as hidden:
+        assert torch.equal(network(torch.ones(1, 3)), hidden["input"])

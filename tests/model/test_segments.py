@@ -319,3 +319,61 @@ def test_a_module_that_cannot_be_flattened_is_used_as_it_is() -> None:
 
     module = ready(Branching())
     assert flatten(module, torch.randn(2, 4)) is module
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@torch.inference_mode()
+def test_cut_at_the_input_the_first_segment_hands_the_request_on(
+    traced_network: tuple[nn.Module, TracedModel], rows: int
+) -> None:
+    module, plain = traced_network
+    example = torch.randn(2, *plain.input_shape)
+    traced = trace(module, example, ("input", *plain.blocks[:2]))
+    assert traced.blocks == ("input", *plain.blocks[:2])
+    assert traced.hidden_shapes["input"] == traced.input_shape
+    assert (traced.block_kinds["input"], plain.block_kinds.get("input")) == ("network input", None)
+    x = torch.randn(rows, *plain.input_shape)
+    first = traced.cut(["input", plain.blocks[1]])[0]
+    (handed_on,) = first.run(x)
+    assert torch.equal(handed_on, x)
+    assert [(each.shape, each.batched) for each in first.carried] == [((2, *plain.input_shape), True)]
+    for names in (("input",), traced.blocks, traced.blocks[::2]):
+        assert torch.equal(run_segments(traced, names, x.clone()), traced.base(x.clone()))
+    with pytest.raises(CutError, match="other way round"):
+        traced.cut([plain.blocks[0], "input"])
+
+
+class Doubling(Skipping):
+    """Doubles what it is given where it lies."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.mul_(2.0))
+
+
+def test_an_input_that_is_changed_in_place_later_is_marked() -> None:
+    traced = small(Doubling(), "input", "first")
+    assert traced.changes_input
+    assert traced.cut(["input"])[0].hidden_changes_later
+    assert not small(Skipping(), "input", "first").cut(["input"])[0].hidden_changes_later
+
+
+def test_tracing_does_not_write_to_the_example() -> None:
+    example = torch.randn(2, 4)
+    before = example.clone()
+    trace(ready(Doubling()), example, ["first"])
+    assert torch.equal(example, before)
+
+
+class OwnInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.input, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.input(x).relu())
+        return result
+
+
+def test_a_module_called_input_keeps_its_name() -> None:
+    traced = small(OwnInput(), "input")
+    assert (traced.hidden_shapes["input"], traced.block_kinds["input"]) == ((6,), "Linear")
