@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gati.compose.pareto import pareto as pareto
     from gati.demo import demo as demo
     from gati.explore.explore import explore as explore
+    from gati.explore.further import explore_more as explore_more
     from gati.explore.library import Library as Library
     from gati.export.export import Exported as Exported
     from gati.export.export import export as export
@@ -73,6 +74,7 @@ __all__ = [
     "evaluate",
     "explain",
     "explore",
+    "explore_more",
     "export",
     "load",
     "pareto",
@@ -103,6 +105,7 @@ _HOMES = {
     "evaluate": "gati.runtime.evaluate",
     "explain": "gati.compose.explain",
     "explore": "gati.explore",
+    "explore_more": "gati.explore.further",
     "export": "gati.export",
     "load": "gati.runtime.load",
     "pareto": "gati.compose.pareto",

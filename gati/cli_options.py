@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from gati.errors import DataError, GatiError
+from gati.units import parse_duration
 
 __all__ = [
     "CertifyData",
@@ -26,11 +27,14 @@ __all__ = [
     "Resize",
     "Slowdown",
     "Std",
+    "budget_of",
     "numbers",
     "size_of",
     "split_list",
     "threads_as_explored",
 ]
+
+EXPLORE_BUDGET = "25m"
 
 Model = Annotated[
     str,
@@ -100,6 +104,16 @@ def split_list(text: str) -> tuple[str, ...]:
         else:
             entries[-1] += character
     return tuple(entry.strip() for entry in entries if entry.strip())
+
+
+def budget_of(text: str | None, epochs: float | None) -> float | None:
+    """Seconds that `explore` may take: 25 minutes where nothing is said, not even a number of epochs.
+
+    Raises GatiError.
+    """
+    if text == "none" or (text is None and epochs is not None):
+        return None
+    return parse_duration(text or EXPLORE_BUDGET)
 
 
 def numbers(option: str, text: str | None) -> tuple[float, ...] | None:

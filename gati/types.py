@@ -9,7 +9,7 @@ from typing import Literal, NewType
 TrialId = NewType("TrialId", str)
 OutputsKind = Literal["logits", "probabilities"]  # what a base model ends with
 Placement = Literal["inline", "overlapped"]
-TrialStatus = Literal["trained", "skipped", "failed"]
+TrialStatus = Literal["trained", "skipped", "failed", "replaced"]
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 

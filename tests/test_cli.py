@@ -227,6 +227,24 @@ def test_explore_hands_every_option_to_the_library(monkeypatch: pytest.MonkeyPat
     }
 
 
+@pytest.mark.parametrize(
+    ("options", "budget_s"),
+    [([], 1500.0), (["--epochs", "2"], None), (["--budget", "none"], None), (["--budget", "1h"], 3600.0)],
+)
+def test_explore_has_a_budget_unless_epochs_are_given(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], budget_s: float | None
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def explore(*arguments: object, **given: object) -> None:
+        seen.update(given)
+        raise CompositionError("enough seen")
+
+    monkeypatch.setattr(gati, "explore", explore)
+    run(["explore", "m:f", "--data", "v.npz", "--out", "o", *options])
+    assert seen["budget_s"] == budget_s
+
+
 def test_compose_reads_sizes_and_prints_what_was_chosen(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

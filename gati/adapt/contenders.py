@@ -18,9 +18,9 @@ from gati.adapt.tune import Lesson, Recipe, train_new, tuned
 from gati.adapt.window import Parts, Window
 from gati.caches import LearnedCache
 from gati.errors import AdaptError
+from gati.explore.candidates import trial_name
 from gati.explore.library import CERTIFY, SELECT
 from gati.explore.measure import measure_cache
-from gati.explore.prepare import trial_name
 from gati.runtime.load import Served
 from gati.runtime.profile import measure_lookup
 from gati.types import Placement, TrialId

@@ -88,7 +88,8 @@ def _torch_engine(base: BaseAnswers, device: torch.device) -> Engine:
     @torch.no_grad()
     def answer(images: Tensor) -> Tensor:
         with training_precision(device):
-            return base(images).float()
+            rows: Tensor = base(images)
+        return rows.float()
 
     return answer
 

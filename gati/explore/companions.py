@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from gati.caches import Companion, Reader, Reading, companion_variant, save_cache
 from gati.errors import ModelError, one_line
+from gati.explore.candidates import trial_name
 from gati.explore.library import Library, TrialOutcomes
 from gati.explore.measure import measure_cache
-from gati.explore.prepare import Prepared, trial_name
+from gati.explore.prepare import PreparedModel
 from gati.explore.progress import Progress
 from gati.explore.state import FinishedTrial
 from gati.explore.train import Inputs
@@ -69,7 +70,12 @@ def _name(source: str, taken: Sequence[str]) -> str:
 
 
 def measure_companions(
-    prepared: Prepared, library: Library, candidates: Sequence[Candidate], *, seed: int, progress: Progress
+    prepared: PreparedModel,
+    library: Library,
+    candidates: Sequence[Candidate],
+    *,
+    seed: int,
+    progress: Progress,
 ) -> list[FinishedTrial]:
     """Make each a cache of the library, with its record on the held-out inputs.
 
@@ -89,7 +95,7 @@ def measure_companions(
     return rows
 
 
-def _measured(prepared: Prepared, library: Library, candidate: Candidate, seed: int) -> FinishedTrial:
+def _measured(prepared: PreparedModel, library: Library, candidate: Candidate, seed: int) -> FinishedTrial:
     companion = fit_companion(candidate, prepared)
     trial_id = trial_name(INPUT, candidate.variant)
     measured = measure_cache(
@@ -115,10 +121,10 @@ def _measured(prepared: Prepared, library: Library, candidate: Candidate, seed: 
         hit_rate_at_97=measured.hit_rate_at_97,
         hit_rate_at_99=measured.hit_rate_at_99,
     )
-    return FinishedTrial("companion", trial, tuple(measured.points))
+    return FinishedTrial(trial, tuple(measured.points))
 
 
-def fit_companion(candidate: Candidate, prepared: Prepared) -> Companion:
+def fit_companion(candidate: Candidate, prepared: PreparedModel) -> Companion:
     """The companion that answers what the base model of `prepared` is asked, on the CPU.
 
     **Raises:** `ModelError` for other channels or classes, or a network that cannot be run or traced.

@@ -7,7 +7,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,25 +15,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from gati.caches import expand_variants, load_cache, parse_variant
+from gati.caches import parse_variant
 from gati.errors import DataError, VariantError
+from gati.explore.budget import Budget, Clock
+from gati.explore.candidates import wanted
 from gati.explore.companions import Candidate, load_companions, measure_companions
 from gati.explore.library import BaseOutcomes, Library, Manifest
-from gati.explore.prepare import Prepared, prepare, resolve_device
+from gati.explore.lookups import finish_trials, points_of
+from gati.explore.memory import freed_memory_kept
+from gati.explore.prepare import PreparedModel, prepare, resolve_device
 from gati.explore.progress import Progress, SilentProgress
-from gati.explore.rounds import Rounds
-from gati.explore.schedule import plan_training
-from gati.explore.state import FinishedTrial, RunState, locked
+from gati.explore.schedule import students_for
+from gati.explore.stages import Stages
+from gati.explore.state import RunState, locked
 from gati.model.labels import ClassNames, LabelMap, read_class_names, read_label_map
 from gati.model.load import LoadedModel, load_model
-from gati.runtime.profile import measure_lookup, measure_overlap
-from gati.types import Trial, TrialId
 from gati.variants import FAMILIES
 from gati.version import __version__
 
 __all__ = ["explore"]
-
-_DEFAULT_EPOCHS = 9.0
 
 
 def explore(
@@ -56,12 +56,16 @@ def explore(
     label_map: LabelMap | None = None,
     companions: Sequence[tuple[str | Path, str | Path | None]] = (),
     progress: Progress | None = None,
+    clock: Clock = time.monotonic,
 ) -> Library:
-    """Train and measure every variant at every block of a network, and write the cache library.
+    """Train and measure caches for a network, and write the cache library.
 
-    An interrupted exploration goes on where it stopped when called again with the same arguments; a
-    finished one is returned as it is. The network is never changed. The same seed trains the same weights
-    again on the same machine; latencies are measured anew, and with them which variants are skipped.
+    What lookups cost is measured first. Then students are trained, which read the network's input, and then
+    exits at a few blocks, above all on what the best student does not answer. An interrupted exploration goes
+    on where it stopped when called again with the same arguments; a finished one is returned as it is, and
+    `explore_more` trains it further. The network is never changed. The same seed trains the same weights
+    again on the same machine, if time does not decide; latencies are measured anew, and with them which
+    variants are skipped.
 
     **Arguments:**
 
@@ -72,11 +76,13 @@ def explore(
     - `train_data`: more inputs, for the predictors alone; they may be the network's own training set. Those
       that are in `data`, too, are left out.
     - `out`: the cache library's directory.
-    - `blocks`: a pattern over module names; all blocks are found by default.
-    - `variants`: such as `["fc(512)", "pyramid(64)"]`; `"default"`, which is the default, and `"published"`
-      stand for several.
-    - `epochs`: passes of the main round over the training inputs.
-    - `budget_s`: end within this many seconds, with the best so far.
+    - `blocks`: a pattern over module names; exits go to all of these. By default blocks are found, and a few
+      of them chosen.
+    - `variants`: such as `["student(48)", "pyramid(64)"]`, all trained, at all blocks; `student` alone is for
+      students of sizes that fit the network, `"published"` for several. `"default"`, which is the default, is
+      chosen among by what it costs, see `gati.explore.candidates`.
+    - `epochs`: passes of exits over the training inputs; students make three times as many.
+    - `budget_s`: end within this many seconds. Without `epochs`, as much is trained as fits.
     - `class_names`: the network's, in the order of its outputs: a list, or a file with one a line or a JSON
       list. Otherwise those that come with it, or those of the data if they are as many.
     - `label_map`: which class of the network each label of `data` is, by folder name or label number: a
@@ -90,44 +96,46 @@ def explore(
     **Raises:** `ModelError`, `DataError`, `VariantError`, `BackendError`, `StorageError`; `LibraryError` when
     `out` holds another exploration or another process writes to it.
     """
-    began = time.monotonic()
+    began = clock()
     directory = Path(out)
-    names = expand_variants(variants if variants is not None else ("default",))
-    if not names and not companions:
+    asked = wanted(variants, blocks, students_for(budget_s))
+    if not asked.variants and not companions:
         raise VariantError("no variants given: name at least one, such as pyramid(64)")
     if epochs is not None and epochs <= 0:
         raise DataError(f"epochs must be above 0 (got {epochs:g})")
     target = resolve_device(device)
     loaded = load_model(model, checkpoint, mean=mean, std=std, resize=resize)
-    for name in names:  # after the model, whose module may register predictors of its own
+    for name in asked.variants:  # after the model, whose module may register predictors of its own
         parse_variant(name)
     candidates = load_companions(companions)
-    with locked(directory), progress or SilentProgress() as reporter:
+    with locked(directory), freed_memory_kept(), progress or SilentProgress() as reporter:
         for note in (loaded.note, *(candidate.loaded.note for candidate in candidates)):
             if note:
                 reporter.note(note)
         settings = {
-            **_settings(loaded, data, train_data, blocks, names, target, epochs, budget_s, seed),
+            **_settings(loaded, data, train_data, blocks, asked.variants, target, epochs, budget_s, seed),
             **_named(class_names, label_map),
             **_accompanied(candidates),
         }
         library, state = Library(directory), RunState(directory)
         if library.manifest_path.is_file() and library.manifest.settings == settings:
-            reporter.note(f"{directory} is finished already: nothing to do")
+            reporter.note(f"{directory} is finished already: gati explore --more trains it further")
             return library
         state.claim({**settings, "families": FAMILIES})
+        budget = Budget(budget_s, clock, began, state)
         prepared = prepare(
             loaded,
             data,
             train_data,
             blocks=blocks,
-            variants=names,
+            asked=asked,
             device=target,
             seed=seed,
             state=state,
             progress=reporter,
             class_names=class_names,
             label_map=label_map,
+            clock=clock,
             companions=[candidate.variant for candidate in candidates],
         )
         library.write_input_record(prepared.inputs.record)
@@ -135,17 +143,12 @@ def explore(
             BaseOutcomes(prepared.held_out.base_class, prepared.labels, prepared.inputs.split)
         )
         accompanying = measure_companions(prepared, library, candidates, seed=seed, progress=reporter)
-        plan = plan_training(len(prepared.inputs.train), epochs=epochs or _DEFAULT_EPOCHS)
-        rounds = Rounds(
-            prepared, library, state, plan, seed=seed, progress=reporter, budget_s=budget_s, began=began
-        )
-        rounds.screen()
-        rounds.main()
+        Stages(prepared, library, state, budget, epochs=epochs, seed=seed, progress=reporter).run()
         notes: list[str] = []
         finished = {row.trial.trial_id: row for row in (*accompanying, *state.finished().values())}
-        rows = _finish_trials(prepared, library, finished, reporter, notes)
-        library.write_trials(rows, _points(finished, rows))
-        library.write_manifest(_manifest(prepared, settings, seed, began, notes))
+        rows = finish_trials(prepared, library, finished, reporter, notes)
+        library.write_trials(rows, points_of(finished, rows))
+        library.write_manifest(_manifest(prepared, settings, seed, budget.spent_s, notes))
         state.clear()
     return library
 
@@ -197,67 +200,8 @@ def _accompanied(candidates: Sequence[Candidate]) -> dict[str, Any]:
     return {"companions": said} if said else {}
 
 
-def _finish_trials(
-    prepared: Prepared,
-    library: Library,
-    finished: Mapping[TrialId, FinishedTrial],
-    progress: Progress,
-    notes: list[str],
-) -> list[Trial]:
-    """Every row of the trials table, its lookup measured as it will run: trained, with its selector.
-
-    `notes` gets a line for each measurement that other work on the machine disturbed.
-    """
-    measured: dict[tuple[str, tuple[int, ...], str], tuple[float, float, float]] = {}
-    specified = {item.trial.trial_id: item.trial for item in prepared.specifications}
-    every = [*(row.trial for row in finished.values() if row.trial.trial_id not in specified)]
-    every = sorted((*every, *specified.values()), key=lambda trial: trial.block_index)
-    progress.stage("measuring lookups", len(every))
-    rows = []
-    for trial in every:
-        row = finished.get(trial.trial_id)
-        progress.advance(1)
-        if row is None:
-            rows.append(trial)
-            continue
-        shape = prepared.traced.hidden_shapes[trial.block]
-        key = (trial.variant, shape, row.trial.selector)
-        if key not in measured:
-            measured[key] = _lookup_costs(prepared, library, row, shape, notes)
-        lookup_ms, overlapped_ms, penalty_ms = measured[key]
-        rows.append(
-            replace(
-                row.trial,
-                lookup_ms=lookup_ms,
-                overlapped_lookup_ms=overlapped_ms,
-                overlapped_penalty_ms=penalty_ms,
-            )
-        )
-    return rows
-
-
-def _lookup_costs(
-    prepared: Prepared, library: Library, row: FinishedTrial, shape: tuple[int, ...], notes: list[str]
-) -> tuple[float, float, float]:
-    cache = load_cache(library.cache_path(row.trial.trial_id)).to(prepared.device)
-    hidden = torch.rand(1, *shape, device=prepared.device)
-    request = prepared.traced.example()
-    inline_ms = measure_lookup(
-        cache, hidden, between=lambda: prepared.traced.base(request.clone()), notes=notes
-    )
-    # Each measurement takes the worker's core away from the base model by itself, as serving will: what
-    # that costs the base model is part of the penalty.
-    overlap = measure_overlap(prepared.traced, row.trial.block, cache, repetitions=10, notes=notes)
-    return inline_ms, overlap.lookup_ms, overlap.penalty_ms
-
-
-def _points(finished: Mapping[TrialId, FinishedTrial], rows: Sequence[Trial]) -> list[Any]:
-    trained: list[TrialId] = [row.trial_id for row in rows if row.trial_id in finished]
-    return [point for trial_id in trained for point in finished[trial_id].points]
-
-
 def _manifest(
-    prepared: Prepared, settings: dict[str, Any], seed: int, began: float, notes: Sequence[str]
+    prepared: PreparedModel, settings: dict[str, Any], seed: int, seconds: float, notes: Sequence[str]
 ) -> Manifest:
     loaded, inputs = prepared.loaded, prepared.inputs
     disturbance = prepared.profile.disturbance or (f"{len(notes)} lookups: {notes[0]}" if notes else "")
@@ -290,7 +234,7 @@ def _manifest(
             "safetensors": importlib.metadata.version("safetensors"),
         },
         peak_memory_bytes=peak_memory_bytes(),
-        explore_seconds=time.monotonic() - began,
+        explore_seconds=seconds,
         complete=True,
     )
 

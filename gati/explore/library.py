@@ -7,6 +7,7 @@
     caches/TRIAL.safetensors  weights of predictor and selector
     outcomes/base.safetensors what the base model said of every held-out input, and its split
     outcomes/TRIAL.safetensors  score and class of every held-out input
+    training/TRIAL.safetensors  weights as they were trained, to go on from
     compositions/NAME.json    what `gati compose` chose
 
 Reading needs neither torch nor the model.
@@ -180,6 +181,10 @@ class Library:
     def outcomes_path(self, trial_id: str) -> Path:
         """Held-out outcomes of one trial, or of the base model for `"base"`."""
         return self.directory / "outcomes" / f"{trial_id}.safetensors"
+
+    def training_path(self, trial_id: TrialId) -> Path:
+        """Weights of one predictor as it was trained, normalisation not folded."""
+        return self.directory / "training" / f"{trial_id}.safetensors"
 
     def composition_path(self, name: str = "default") -> Path:
         """Where the composition of that name lies."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from gati.caches import LearnedCache, build_selector, fit_selector_networks, sel
 from gati.caches.selectors import BASELINE, NETWORK, TEMPERATURE_SCALED, fit_temperature
 from gati.explore.library import SELECT, TrialOutcomes
 from gati.explore.train import Inputs, Learner
+from gati.model.entry import INPUT, means_input
 from gati.model.hooks import collect_hidden
 from gati.types import OperatingPoint, TrialId
 
@@ -25,6 +26,7 @@ __all__ = [
     "held_out_probabilities",
     "hit_rate_at",
     "measure_cache",
+    "selector_seconds",
 ]
 
 ACCURACY_LEVELS = (0.95, 0.96, 0.965, 0.97, 0.975, 0.98, 0.985, 0.99, 0.9925, 0.995, 0.9975, 1.0)
@@ -63,8 +65,12 @@ def held_out_probabilities(
     found: dict[TrialId, list[Tensor]] = {learner.trial_id: [] for learner in learners}
     for start in range(0, len(inputs), _BATCH):
         indices = np.arange(start, min(start + _BATCH, len(inputs)))
-        with collect_hidden(module, blocks) as hidden:
-            module(inputs.images(indices).to(device))
+        images = inputs.images(indices).to(device)
+        if blocks == [INPUT] and means_input(module, INPUT):
+            hidden = {INPUT: images}
+        else:
+            with collect_hidden(module, blocks) as hidden:
+                module(images)
         for learner in learners:
             logits = learner.predictor(hidden[learner.block])
             found[learner.trial_id].append(logits.float().softmax(1).cpu())
@@ -126,6 +132,16 @@ def measure_cache(
         hit_rate_at(chosen_score, chosen_agrees, 0.97),
         hit_rate_at(chosen_score, chosen_agrees, 0.99),
     )
+
+
+def selector_seconds(
+    outputs: Tensor, split: npt.NDArray[np.uint8], seed: int, clock: Callable[[], float]
+) -> float:
+    """How long choosing a selector takes: tried on the base model's outputs [n, K] with noise."""
+    noise = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(seed)) * outputs.std()
+    began = clock()
+    _choose_selector((outputs + noise).softmax(1), outputs.argmax(1).numpy(), split == SELECT, seed)
+    return clock() - began
 
 
 @torch.no_grad()

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
-from gati.caches import LearnedCache, build_predictor, is_companion, parse_variant, reads_input
-from gati.caches.selectors import BASELINE
+from gati.caches import reads_input
 from gati.errors import BackendError, VariantError
 from gati.explore.alike import warning_of_neighbours
 from gati.explore.augment import Augmentation, choose_augmentation
-from gati.explore.measure import base_answers
+from gati.explore.budget import Clock
+from gati.explore.candidates import Specification, Wanted, measured_costs, specify
+from gati.explore.lookups import lookup_seconds
+from gati.explore.measure import base_answers, selector_seconds
 from gati.explore.progress import Progress
-from gati.explore.schedule import too_slow
 from gati.explore.splits import Inputs, split_inputs
 from gati.explore.state import RunState
 from gati.model.blocks import find_blocks
 from gati.model.data import Data, load_data
-from gati.model.entry import INPUT, INPUT_KIND, means_input
+from gati.model.entry import INPUT, means_input
 from gati.model.labels import (
     ClassNames,
     Labelled,
@@ -35,10 +38,21 @@ from gati.model.labels import (
 from gati.model.load import LoadedModel
 from gati.model.outputs import check_base_outputs, check_more_than_one_class, outputs_kind
 from gati.model.segments import TracedModel, trace
-from gati.runtime.profile import measure_lookup, measure_profile
-from gati.types import BlockProfile, OutputsKind, Profile, Trial, TrialId
+from gati.runtime.profile import measure_profile
+from gati.types import BlockProfile, OutputsKind, Profile, Trial
 
-__all__ = ["HeldOut", "Prepared", "Specification", "prepare", "trial_name"]
+__all__ = [
+    "KEPT_PICTURES_BYTES",
+    "Expected",
+    "HeldOut",
+    "Prepared",
+    "PreparedModel",
+    "choose_augmentations",
+    "prepare",
+    "resolve_device",
+]
+
+KEPT_PICTURES_BYTES = 1 << 30  # of decoded training pictures
 
 
 @dataclass(frozen=True)
@@ -50,41 +64,41 @@ class HeldOut:
     classes: int
 
 
-@dataclass(frozen=True)
-class Specification:
-    """One trial to be: which variant, where, and what is known before training."""
+class Expected(NamedTuple):
+    """Seconds that measuring will take, by what it took so far: kept free at the end of a budget."""
 
-    trial: Trial
-    hidden_shape: tuple[int, ...]
+    held_out_s: float  # all held-out inputs through the base model
+    selector_s: float  # choosing one trial's selector
+    lookup_s: float  # the costs of one trial's lookup, inline and overlapped
+
+    def all_of(self, trials: int, passes: int) -> float:
+        """Of so many trials, in so many passes over the held-out inputs."""
+        return passes * 1.5 * self.held_out_s + trials * (self.selector_s + self.lookup_s)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The stage is set: what both training rounds share."""
+    """The stage is set: what all training shares."""
 
-    loaded: LoadedModel
+    module: nn.Module  # the base model
     traced: TracedModel
     inputs: Inputs
     held_out: HeldOut
-    class_names: tuple[str, ...] | None
-    labels: npt.NDArray[np.int64] | None  # of the held-out inputs, as the network numbers its classes
     profile: Profile
     specifications: tuple[Specification, ...]
     augmentation: Augmentation
+    bold_augmentation: Augmentation  # for students, which have time to learn from stronger changes
     device: torch.device
-
-    @property
-    def module(self) -> torch.nn.Module:
-        """The base model."""
-        return self.loaded.module
+    expected: Expected
 
 
-def trial_name(block: str, variant: str) -> TrialId:
-    """A name for files: `layer2.3` and `conv(3,1)` give `layer2.3--conv-3-1`."""
-    if is_companion(variant):
-        return TrialId(f"{block}--{variant.replace('(', '-').rstrip(')')}")
-    family, numbers = parse_variant(variant)
-    return TrialId("--".join((block, "-".join((family, *map(str, numbers))))))
+@dataclass(frozen=True)
+class PreparedModel(Prepared):
+    """The stage set for a network that was just loaded, with what its classes are called."""
+
+    loaded: LoadedModel
+    class_names: tuple[str, ...] | None
+    labels: npt.NDArray[np.int64] | None  # of the held-out inputs, as the network numbers its classes
 
 
 def resolve_device(name: str) -> torch.device:
@@ -108,7 +122,7 @@ def prepare(
     train_data: Any | None,
     *,
     blocks: str | None,
-    variants: Sequence[str],
+    asked: Wanted,
     device: torch.device,
     seed: int,
     state: RunState,
@@ -116,8 +130,9 @@ def prepare(
     class_names: ClassNames | None = None,
     label_map: LabelMap | None = None,
     companions: Sequence[str] = (),
-) -> Prepared:
-    """Check model and data, measure the base model and every untrained lookup, say what cannot pay.
+    clock: Clock = time.monotonic,
+) -> PreparedModel:
+    """Check model and data, measure the base model and what could be trained, say what cannot pay.
 
     `companions` are variants that read the input, too, and are not specified here.
     """
@@ -127,7 +142,7 @@ def prepare(
     module = loaded.module.to(device)
     example = inputs.held_out.images(np.arange(min(64, len(inputs.held_out)))).to(device)
     found = find_blocks(module, blocks, example=example[:2])
-    names, no_entry = _places(module, found, variants, companions)
+    names, no_entry = _places(module, found, asked.variants, companions)
     traced = trace(module, example[:2], names)
     named, labelled = _name_classes(loaded, held, traced.classes, class_names, label_map)
     rows = inputs.record.rows
@@ -135,22 +150,56 @@ def prepare(
     for note in (no_entry, *inputs.notes, labelled.note, warning_of_neighbours(held)):
         if note:
             progress.note(note)
-    held_out = _answers(loaded, inputs, device)
-    stored = state.profile()
+    inputs.train.keep(KEPT_PICTURES_BYTES)
+    began = clock()
+    outputs = check_base_outputs(base_answers(module, inputs.held_out, device))
+    held_out_s = clock() - began
+    held_out = _answers(outputs)
+    stored = state.costs()
     if stored is None:
-        progress.note(f"measuring {len(names)} blocks and their lookups on {device}")
+        progress.note(f"measuring {len(names)} blocks and what lookups cost on {device}")
         profile = measure_profile(traced)
-        specifications = _specify(traced, profile, variants, held_out.classes)
-        state.write_profile(
-            {"profile": asdict(profile), "specifications": [asdict(item) for item in specifications]}
+        specifications = specify(traced, module, profile, asked, measured_costs(traced))
+        expected = Expected(
+            held_out_s,
+            selector_seconds(outputs, inputs.split, seed, clock),
+            lookup_seconds(traced, specifications, clock),
+        )
+        state.write_costs(
+            {
+                "profile": asdict(profile),
+                "specifications": [asdict(item) for item in specifications],
+                "expected": expected,
+            }
         )
     else:
-        profile, specifications = _from_stored(stored)
-    sample = inputs.train.images(np.arange(min(256, len(inputs.train)))).to(device)
-    augmentation = choose_augmentation(module, sample) if inputs.train.is_images else Augmentation()
-    return Prepared(
-        loaded, traced, inputs, held_out, named, labels, profile, specifications, augmentation, device
+        profile, specifications, expected = _from_stored(stored)
+    plain, bold = choose_augmentations(inputs, module, device)
+    return PreparedModel(
+        module,
+        traced,
+        inputs,
+        held_out,
+        profile,
+        specifications,
+        plain,
+        bold,
+        device,
+        expected,
+        loaded,
+        named,
+        labels,
     )
+
+
+def choose_augmentations(
+    inputs: Inputs, module: torch.nn.Module, device: torch.device
+) -> tuple[Augmentation, Augmentation]:
+    """What training inputs may be changed by, for exits and for students; nothing if they are no images."""
+    if not inputs.train.is_images:
+        return Augmentation(), Augmentation()
+    sample = inputs.train.images(np.arange(min(256, len(inputs.train)))).to(device)
+    return choose_augmentation(module, sample), choose_augmentation(module, sample, bold=True)
 
 
 def _places(
@@ -182,57 +231,13 @@ def _name_classes(
     return named, fit_labels(held, classes, named, mapped)
 
 
-def _answers(loaded: LoadedModel, inputs: Inputs, device: torch.device) -> HeldOut:
-    outputs = check_base_outputs(base_answers(loaded.module, inputs.held_out, device))
+def _answers(outputs: torch.Tensor) -> HeldOut:
     base_class = outputs.argmax(1).numpy()
     check_more_than_one_class(base_class, "--data")
     return HeldOut(base_class, outputs_kind(outputs), outputs.shape[1])
 
 
-def _specify(
-    traced: TracedModel, profile: Profile, variants: Sequence[str], classes: int
-) -> tuple[Specification, ...]:
-    measured: dict[tuple[str, tuple[int, ...]], tuple[int, float]] = {}
-    found = []
-    for block in profile.blocks:
-        shape = block.output_shape
-        for variant in variants:
-            if reads_input(variant) != (block.kind == INPUT_KIND):
-                continue
-            if (variant, shape) not in measured:
-                measured[variant, shape] = _measure_untrained(traced, variant, shape, classes)
-            parameters, lookup_ms = measured[variant, shape]
-            found.append(Specification(_row(block, variant, parameters, lookup_ms, profile.base_ms), shape))
-    return tuple(found)
-
-
-def _measure_untrained(
-    traced: TracedModel, variant: str, shape: tuple[int, ...], classes: int
-) -> tuple[int, float]:
-    build_predictor(variant, shape, classes)  # a bad variant fails here, with its own message
-    cache = LearnedCache(variant, shape, classes, BASELINE).to(traced.device)
-    hidden = torch.rand(1, *shape, device=traced.device)
-    request = traced.example()
-    lookup_ms = measure_lookup(cache, hidden, between=lambda: traced.base(request.clone()))
-    return sum(parameter.numel() for parameter in cache.parameters()), lookup_ms
-
-
-def _row(block: BlockProfile, variant: str, parameters: int, lookup_ms: float, base_ms: float) -> Trial:
-    reason = too_slow(lookup_ms, block, base_ms)
-    return Trial(
-        trial_id=trial_name(block.name, variant),
-        block_index=block.index,
-        block=block.name,
-        variant=variant,
-        status="skipped" if reason else "trained",
-        reason=reason,
-        parameters=parameters,
-        memory_bytes=4 * parameters,
-        lookup_ms=lookup_ms,
-    )
-
-
-def _from_stored(stored: dict[str, Any]) -> tuple[Profile, tuple[Specification, ...]]:
+def _from_stored(stored: dict[str, Any]) -> tuple[Profile, tuple[Specification, ...], Expected]:
     blocks = tuple(
         BlockProfile(**{**block, "output_shape": tuple(block["output_shape"])})
         for block in stored["profile"]["blocks"]
@@ -242,4 +247,4 @@ def _from_stored(stored: dict[str, Any]) -> tuple[Profile, tuple[Specification, 
         Specification(Trial(**item["trial"]), tuple(item["hidden_shape"]))
         for item in stored["specifications"]
     )
-    return profile, specifications
+    return profile, specifications, Expected(*stored["expected"])

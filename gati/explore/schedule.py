@@ -1,50 +1,105 @@
-"""What to train, and for how long: pure decisions, so that a reader can check them.
+"""Where to train and for how long: pure decisions, so that a reader can check them.
 
-Training goes in two rounds. In the *screening* round every variant that could pay is trained shortly and
-measured on held-out inputs. The *main* round trains anew, for long, the best variants at the blocks that
-still have something to win. This spends the time where the composer will look (successive halving: Jamieson
-and Talwalkar 2016).
+What serves is one composition: a student at the input and a few exits behind it. So time goes there. Costs
+come first, they need no training; of the budget that is left when they are known, students get most, then
+exits at a few places along the network, at even distances of time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gati.types import BlockProfile, Trial, TrialId
+from gati.types import BlockProfile
 
-_LEAST_MAIN_STEPS = 420  # fewer teach a predictor little, however small the data
-_DEEP = 4  # layers with weights
-_LEAST_POTENTIAL = 0.3  # of the best block's
+__all__ = [
+    "DEFAULT_EPOCHS",
+    "LEAST_EXIT_STEPS",
+    "LEAST_STUDENT_STEPS",
+    "Pace",
+    "batch_size_for",
+    "choose_places",
+    "choose_widths",
+    "divide_time",
+    "heaviest",
+    "most_steps",
+    "places_for",
+    "steps_for_epochs",
+    "steps_in",
+    "students_for",
+    "too_dear",
+    "too_heavy",
+    "too_slow",
+]
 
-__all__ = ["Plan", "plan_training", "potential", "select_for_main_round", "too_slow"]
+DEFAULT_EPOCHS = 9.0  # of exits; students get so many times more
+STUDENT_EPOCHS = 3.0  # for each epoch of exits
+DEFAULT_STUDENT_EPOCHS = 60.0  # where there is neither a budget nor a number
+LEAST_EXIT_STEPS = 420  # fewer teach a predictor little, however small the data
+LEAST_STUDENT_STEPS = 1200
+
+_STUDENT_SHARE, _EXIT_SHARE = 0.60, 0.25  # of a budget; costs, selectors and measuring take the rest
+_EARLIEST, _LATEST = 0.08, 0.75  # share of the base model's time at which an exit by default may sit
+_EXITS_BEHIND_STUDENTS, _EXITS_ALONE = 6, 8
+_ONE_STUDENT_S, _TWO_STUDENTS_S = 40 * 60.0, 2 * 3600.0
+_DEAREST = 0.7  # share of the base model's time: a student rarely answers more
+_LEAST_LIMIT_BYTES, _MOST_BYTES = 4 << 20, 32 << 20
+# More teach next to nothing. In epochs, but small sets are walked more often.
+_MOST_STUDENT_EPOCHS, _MOST_STUDENT_STEPS = 200, 4000
+_MOST_EXIT_EPOCHS, _MOST_EXIT_STEPS = 60, 1500
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Sizes of both rounds, in batches."""
-
-    batch_size: int
-    screening_steps: int
-    main_steps: int
-    main_blocks: int  # at most this many
+# Where ----------------------------------------------------------------------------------------------------
 
 
-def plan_training(training_inputs: int, *, epochs: float, batch_size: int = 128) -> Plan:
-    """Turn `epochs` over the training inputs into steps of both rounds.
+def students_for(budget_s: float | None) -> int:
+    """How many students to train: more than one share the time, so only where there is plenty of it."""
+    if budget_s is None:
+        return 2
+    return 1 if budget_s <= _ONE_STUDENT_S else 2 if budget_s <= _TWO_STUDENTS_S else 3
 
-    Small sets are walked more often: a predictor needs a few hundred steps whatever the size of the data.
+
+def choose_widths(widths: Sequence[int], count: int) -> tuple[int, ...]:
+    """The middle one of the rising `widths`, and with more `count` also those next to it, larger ones first.
+
+    One student is a compromise; where there is time for another, it is better spent on knowing more.
     """
-    batch_size = max(8, min(batch_size, training_inputs // 8))
-    steps_per_epoch = max(1, training_inputs // batch_size)
-    main = max(round(epochs * steps_per_epoch), _LEAST_MAIN_STEPS)
-    return Plan(
-        batch_size,
-        screening_steps=max(_LEAST_MAIN_STEPS // 7, round(main / 40)),
-        main_steps=main,
-        main_blocks=8,
-    )
+    middle = len(widths) // 2
+    nearest = sorted(range(len(widths)), key=lambda place: (abs(place - middle), -place))
+    return tuple(widths[place] for place in sorted(nearest[:count]))
+
+
+def places_for(students: int) -> int:
+    """At how many blocks exits are trained by default."""
+    return _EXITS_BEHIND_STUDENTS if students else _EXITS_ALONE
+
+
+def choose_places(reach_shares: Sequence[float], limit: int) -> tuple[int, ...]:
+    """Indices of at most `limit` blocks at even distances of time, rising.
+
+    `reach_shares` says for every block, in forward order, which share of the base model's time has passed
+    at its end. Blocks before 8 % know too little, those after 75 % have nothing left to save; if all are
+    there, the one nearest to that range is taken.
+    """
+    eligible = [place for place, share in enumerate(reach_shares) if _EARLIEST <= share <= _LATEST]
+    if not eligible:
+        early = [place for place, share in enumerate(reach_shares) if share < _EARLIEST]
+        return tuple(early[-1:] if early else range(min(1, len(reach_shares))))
+    if len(eligible) <= limit:
+        return tuple(eligible)
+    first, last = reach_shares[eligible[0]], reach_shares[eligible[-1]]
+    chosen: list[int] = []
+    for number in range(limit):
+        wanted = first + (last - first) * number / max(1, limit - 1)
+        # what is left must be enough for the places that are still to come
+        usable = eligible[len(chosen) : len(eligible) - (limit - number - 1)]
+        usable = [place for place in usable if not chosen or place > chosen[-1]]
+        chosen.append(min(usable, key=lambda place: abs(reach_shares[place] - wanted)))
+    return tuple(chosen)
+
+
+# What cannot pay ------------------------------------------------------------------------------------------
 
 
 def too_slow(lookup_ms: float, block: BlockProfile, base_ms: float) -> str:
@@ -58,52 +113,86 @@ def too_slow(lookup_ms: float, block: BlockProfile, base_ms: float) -> str:
     return f"a lookup takes {lookup_ms:.3g} ms, the rest of the network {left_ms:.3g} ms"
 
 
-def potential(hit_rate: float, trial: Trial, blocks: int, base_ms: float) -> float:
-    """Share of a request that a cache with this hit rate saves on average, alone.
-
-    The lookup's share of the base model's time is rounded up to whole tenths: measured times differ from
-    run to run, and the same seed should choose the same trials again.
-    """
-    lookup_share = math.ceil(10 * (trial.lookup_ms or 0.0) / base_ms) / 10
-    return hit_rate * max(0.0, 1 - (trial.block_index + 1) / blocks - lookup_share)
-
-
-def select_for_main_round(
-    screened: Sequence[Trial],
-    hit_rates: Mapping[TrialId, float],
-    weight_layers: Mapping[str, int],
-    blocks: int,
-    base_ms: float,
-    limit: int,
-) -> list[TrialId]:
-    """The trials worth long training, in forward order.
-
-    Of the blocks with something to save, `limit` are taken at even distances: neighbours are worth nearly the
-    same, and the composer wants a choice along the network. At each of them train the best of the shallow
-    variants and every deep one: deep predictors start slowly and end ahead, so a short screening would
-    misjudge them. `weight_layers` counts layers with weights by variant.
-    """
-    worth = {
-        trial.trial_id: potential(hit_rates[trial.trial_id], trial, blocks, base_ms) for trial in screened
-    }
-    best: dict[int, float] = {}
-    for trial in screened:
-        best[trial.block_index] = max(best.get(trial.block_index, 0.0), worth[trial.trial_id])
-    floor = _LEAST_POTENTIAL * max(best.values(), default=0.0)
-    eligible = sorted(index for index, value in best.items() if value >= floor)
-    chosen: list[TrialId] = []
-    for index in _evenly(eligible, limit):
-        here = [trial for trial in screened if trial.block_index == index]
-        deep = [trial for trial in here if weight_layers[trial.variant] >= _DEEP]
-        shallow = [trial for trial in here if weight_layers[trial.variant] < _DEEP]
-        if shallow:
-            deep.append(max(shallow, key=lambda trial: (worth[trial.trial_id], -trial.parameters)))
-        chosen += [trial.trial_id for trial in deep]
-    return chosen
+def too_dear(lookup_ms: float, base_ms: float) -> str:
+    """Why a student is not worth training unless it is asked for, or "" if it may be."""
+    if lookup_ms < _DEAREST * base_ms:
+        return ""
+    return (
+        f"a lookup takes {lookup_ms:.3g} ms of the network's {base_ms:.3g} ms: more than it can save "
+        f"unless it answers more than {_DEAREST:.0%} of all inputs"
+    )
 
 
-def _evenly(indices: Sequence[int], limit: int) -> list[int]:
-    if len(indices) <= limit:
-        return list(indices)
-    step = (len(indices) - 1) / (limit - 1)
-    return [indices[round(position * step)] for position in range(limit)]
+def heaviest(base_parameters: int) -> int:
+    """How many weights a default variant may hold, in bytes: as many as the base model, 4 to 32 MiB."""
+    return min(_MOST_BYTES, max(_LEAST_LIMIT_BYTES, 4 * base_parameters))
+
+
+def too_heavy(parameters: int, base_parameters: int) -> str:
+    """Why a variant with so many weights is not trained by default, or "" if it may be."""
+    limit = heaviest(base_parameters)
+    if 4 * parameters <= limit:
+        return ""
+    return (
+        f"its weights take {4 * parameters / 2**20:.0f} MiB, by default at most {limit / 2**20:.0f} MiB are "
+        "trained; name it with --variants"
+    )
+
+
+# How long -------------------------------------------------------------------------------------------------
+
+
+def batch_size_for(training_inputs: int, largest: int = 128) -> int:
+    """Inputs a step: fewer where there are few."""
+    return max(8, min(largest, training_inputs // 8))
+
+
+def steps_for_epochs(epochs: float, training_inputs: int, batch_size: int, *, least: int) -> int:
+    """Turn passes over the training inputs into steps; small sets are walked more often."""
+    return max(round(epochs * _per_epoch(training_inputs, batch_size)), least)
+
+
+def most_steps(training_inputs: int, batch_size: int, *, students: bool) -> int:
+    """So many steps are enough whatever time there is."""
+    epochs, steps = (
+        (_MOST_STUDENT_EPOCHS, _MOST_STUDENT_STEPS) if students else (_MOST_EXIT_EPOCHS, _MOST_EXIT_STEPS)
+    )
+    return max(epochs * _per_epoch(training_inputs, batch_size), steps)
+
+
+def _per_epoch(training_inputs: int, batch_size: int) -> int:
+    return max(1, training_inputs // batch_size)
+
+
+def divide_time(left_s: float, *, students: int, exits: int) -> tuple[float, float]:
+    """Divide the seconds that are left for training among students and exits, 60 to 25."""
+    of_students = _STUDENT_SHARE if students else 0.0
+    of_exits = _EXIT_SHARE if exits else 0.0
+    left_s, whole = max(0.0, left_s), of_students + of_exits
+    return (left_s * of_students / whole, left_s * of_exits / whole) if whole else (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds a step: `first_s` of the first `first_steps`, which see new views, `later_s` of all others."""
+
+    later_s: float
+    first_s: float = 0.0
+    first_steps: int = 0
+
+    def seconds(self, steps: int) -> float:
+        """How long so many steps take."""
+        first = min(steps, self.first_steps)
+        return first * self.first_s + (steps - first) * self.later_s
+
+
+def steps_in(allowed_s: float, pace: Pace, most: int) -> int:
+    """The largest number of steps that fits into `allowed_s` at that pace, from 1 to `most`."""
+    first_s = pace.first_steps * pace.first_s
+    if allowed_s < first_s:
+        found = math.floor(allowed_s / pace.first_s)
+    elif pace.later_s > 0:
+        found = pace.first_steps + math.floor((allowed_s - first_s) / pace.later_s)
+    else:
+        found = most
+    return max(1, min(found, most))

@@ -1,10 +1,11 @@
 """What an exploration keeps on disk while it runs, so that the next one goes on where it stopped.
 
 .state/settings.json      what this exploration is: another one must not go on with it
-.state/profile.json       latencies as measured at the start, and the trials that cannot pay
-.state/main.json          the trials of the main round
-.state/rows/TRIAL.json    a trial that is trained and measured, with its round
-.state/main.safetensors   the main round's weights and optimiser moments, at most a minute old
+.state/costs.json         latencies as measured at the start, and the trials that cannot pay
+.state/plans.json         how long each stage trains
+.state/spent.json         seconds of the budget that are used
+.state/rows/TRIAL.json    a trial that is trained and measured
+.state/STAGE.safetensors  weights and optimiser moments of the stage in training, at most a minute old
 """
 
 from __future__ import annotations
@@ -23,15 +24,22 @@ from gati.errors import LibraryError, StorageError
 from gati.files import atomic_write_text
 from gati.types import OperatingPoint, Trial, TrialId
 
-__all__ = ["FinishedTrial", "RunState", "locked"]
+__all__ = ["FinishedTrial", "RunState", "StagePlan", "locked"]
 
 
 class FinishedTrial(NamedTuple):
-    """A row of the trials table with its operating points, and the round it comes from."""
+    """A row of the trials table with its operating points."""
 
-    round: str  # "screening" or "main"
     trial: Trial
     points: tuple[OperatingPoint, ...]
+
+
+class StagePlan(NamedTuple):
+    """So many steps, in so many seconds if there is a budget; and which engine answers for the base model."""
+
+    steps: int
+    planned_s: float | None
+    engine: str | None = None
 
 
 class RunState:
@@ -39,7 +47,14 @@ class RunState:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / ".state"
-        self.training_path = self.directory / "main.safetensors"
+
+    def training_path(self, stage: str) -> Path:
+        """Where the weights of a stage in training lie."""
+        return self.directory / f"{stage}.safetensors"
+
+    def claimed(self) -> dict[str, Any]:
+        """The settings of what was begun here; empty where nothing was."""
+        return self._json(self.directory / "settings.json") or {}
 
     def claim(self, settings: dict[str, Any]) -> None:
         """Begin, or go on with, the exploration that these settings describe.
@@ -60,48 +75,58 @@ class RunState:
                     "repeat its command, or choose another --out"
                 )
 
-    def profile(self) -> dict[str, Any] | None:
-        """What `write_profile` stored, or None."""
-        found: dict[str, Any] | None = self._json(self.directory / "profile.json")
+    def costs(self) -> dict[str, Any] | None:
+        """What `write_costs` stored, or None."""
+        found: dict[str, Any] | None = self._json(self.directory / "costs.json")
         return found
 
-    def write_profile(self, profile: dict[str, Any]) -> None:
-        """Keep the latencies of this exploration."""
-        atomic_write_text(self.directory / "profile.json", json.dumps(profile))
+    def write_costs(self, costs: dict[str, Any]) -> None:
+        """Keep what was measured before training."""
+        atomic_write_text(self.directory / "costs.json", json.dumps(costs))
+
+    def plan(self, stage: str) -> StagePlan | None:
+        """How long a stage trains, or None before that was planned."""
+        found = (self._json(self.directory / "plans.json") or {}).get(stage)
+        return None if found is None else StagePlan(*found)
+
+    def write_plan(self, stage: str, plan: StagePlan) -> None:
+        """Keep the plan of a stage: a run that is interrupted goes on with it."""
+        path = self.directory / "plans.json"
+        atomic_write_text(path, json.dumps({**(self._json(path) or {}), stage: plan}))
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds of the budget that earlier runs used."""
+        return float((self._json(self.directory / "spent.json") or {}).get("seconds", 0.0))
+
+    def write_spent(self, seconds: float) -> None:
+        """Keep how much of the budget is used."""
+        atomic_write_text(self.directory / "spent.json", json.dumps({"seconds": seconds}))
 
     def finished(self) -> dict[TrialId, FinishedTrial]:
-        """All trials that need no more work in their round."""
+        """All trials that need no more work."""
         rows = {}
         for path in sorted((self.directory / "rows").glob("*.json")):
             raw = self._json(path)
             if raw is not None:
                 trial = Trial(**raw["trial"])
                 points = tuple(OperatingPoint(**point) for point in raw["points"])
-                rows[trial.trial_id] = FinishedTrial(raw["round"], trial, points)
+                rows[trial.trial_id] = FinishedTrial(trial, points)
         return rows
 
     def write_finished(self, row: FinishedTrial) -> None:
         """Record a trial whose cache and outcomes are on disk."""
         path = self.directory / "rows" / f"{row.trial.trial_id}.json"
-        content = {
-            "round": row.round,
-            "trial": asdict(row.trial),
-            "points": [asdict(point) for point in row.points],
-        }
+        content = {"trial": asdict(row.trial), "points": [asdict(point) for point in row.points]}
         atomic_write_text(path, json.dumps(content))
 
-    def selection(self) -> list[TrialId] | None:
-        """The trials of the main round, or None before they were chosen."""
-        found: list[TrialId] | None = self._json(self.directory / "main.json")
-        return found
-
-    def write_selection(self, chosen: list[TrialId]) -> None:
-        """Keep the trials of the main round."""
-        atomic_write_text(self.directory / "main.json", json.dumps(chosen))
-
     def clear(self) -> None:
-        """Remove the state folder of a finished exploration."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        """Remove the state folder of a finished exploration: all of it or, when interrupted, none."""
+        done = self.directory.with_name(".state.done")
+        shutil.rmtree(done, ignore_errors=True)
+        if self.directory.is_dir():
+            self.directory.rename(done)
+            shutil.rmtree(done, ignore_errors=True)
 
     def _json(self, path: Path) -> Any:
         if not path.is_file():

@@ -7,6 +7,7 @@ from a saved state ends with the same weights as one that never stopped.
 from __future__ import annotations
 
 import math
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,18 +23,18 @@ from gati.caches import distillation_loss, feature_loss
 from gati.explore.answers import BaseAnswers, Engine, Memory, fastest_engine, open_engine, rounded
 from gati.explore.augment import Augmentation
 from gati.explore.average import RunningAverage
+from gati.explore.pace import Pace, Stopwatch
 from gati.explore.precision import bfloat16_pays, training_precision
 from gati.explore.recipes import EXITS, Emphasis, Recipe, make_optimiser
 from gati.explore.views import Batch, Inputs, Viewer, Views
 from gati.files import atomic_write
+from gati.model.entry import means_input
 from gati.model.hooks import collect_hidden
 from gati.types import OutputsKind, TrialId
 
 __all__ = ["LATENESS", "Inputs", "Learner", "SharedTraining", "bfloat16_pays", "training_precision"]
 
 LATENESS = 0.05  # by how much of an allowed time training may lag before it hurries
-
-_INPUT = "input"  # the block before all others: its hidden output is what the network is given
 
 
 class Learner(NamedTuple):
@@ -79,6 +80,7 @@ class SharedTraining:
         emphasis: Emphasis | None = None,
         feature_block: str | None = None,
         engine: str | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.module, self.inputs, self.learners = module, inputs, tuple(learners)
         self.total_steps, self.batch_size, self.seed = total_steps, min(batch_size, len(inputs)), seed
@@ -86,14 +88,14 @@ class SharedTraining:
         self.step = 0
         self.finished = False  # the learners have their averages, if the recipe wants them
         self.losses: dict[TrialId, float] = {}
-        self.engine_name = engine
+        self.engine_name, self._clock = engine, clock
+        self._stopwatch, self._answer_s = Stopwatch(), 0.0
         self._engine: Engine | None = None
         self._base = BaseAnswers(module, outputs_kind, feature_block)
         views = Views(augmentation, recipe.mixed, recipe.rounds)
         self._viewer = Viewer(inputs, views, self.batch_size, seed)
         self._memory = Memory(recipe.rounds, self._viewer.places) if recipe.rounds else None
-        own_input = _INPUT in dict(module.named_modules())
-        self._blocks = sorted({x.block for x in learners if own_input or x.block != _INPUT})
+        self._blocks = sorted({x.block for x in learners if not means_input(module, x.block)})
         for learner in self.learners:
             learner.predictor.to(device).train()
             if learner.block not in self._blocks:  # what it reads comes as it likes it best
@@ -112,6 +114,16 @@ class SharedTraining:
     def images_seen(self) -> int:
         """Inputs each learner has been shown so far."""
         return self.step * self.batch_size
+
+    @property
+    def pace(self) -> Pace:
+        """Seconds of the usual step so far."""
+        return self._stopwatch.pace
+
+    @property
+    def steps_per_round(self) -> int:
+        """Batches that show every input once."""
+        return self._viewer.places
 
     def run(self, share_of_time: Callable[[], float] | None = None) -> Iterator[float]:
         """Yield the mean loss of all learners after each batch, from the current step to the last.
@@ -135,6 +147,7 @@ class SharedTraining:
         return collect_hidden(self.module, self._blocks) if self._blocks else nullcontext({})
 
     def _advance(self, hidden: Mapping[str, Tensor], share: float) -> float:
+        began_s, self._answer_s = self._clock(), 0.0
         batch = self._viewer.batch(self.step)
         shown = self._viewer.show(batch)
         images = shown.images.to(self.device)
@@ -148,7 +161,7 @@ class SharedTraining:
         for learner in self.learners:
             read = hidden[learner.block].float() if learner.block in self._blocks else images
             loss, value = self._loss(learner, read, lesson)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             total += value
             self._note_loss(learner.trial_id, value)
         self._optimiser.step()
@@ -156,6 +169,7 @@ class SharedTraining:
             if learner.trial_id in self._averages:
                 self._averages[learner.trial_id].update(learner.predictor, self.step)
         self.step += 1
+        self._stopwatch.note(self._clock() - began_s, self._answer_s)
         return total / max(1, len(self.learners))
 
     def _lesson(self, batch: Batch, images: Tensor, mixed: bool) -> _Lesson:
@@ -164,8 +178,10 @@ class SharedTraining:
                 return _Lesson(self._base(images).float(), self._weigh(images), mixed)
         known = None if self._memory is None else self._memory.get(batch)
         if known is None:
+            began_s = self._clock()
             known = self._answer(images)
             weights = self._weigh(images)
+            self._answer_s = self._clock() - began_s
             if weights is not None:
                 known = torch.cat((known, weights[:, None]), 1)
             if self._memory is not None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from gati.errors import DataError, one_line
+from gati.model.archives import read_npz
 from gati.model.identity import Identities, identities_of
 from gati.model.pictures import IMAGE_SUFFIXES, file_identities, image_files, open_image
 from gati.model.preprocess import Preprocessing, check_image_array, join
@@ -73,6 +73,12 @@ class Data(ABC):
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
         """Return the inputs at `indices` as float32 [n, C, H, W], preprocessed. Raises `DataError`."""
 
+    def keep(self, limit_bytes: int) -> None:  # noqa: B027 - where nothing is decoded, nothing is kept
+        """Keep inputs that were read, as the pixels the network sees, until they take `limit_bytes`.
+
+        For those who read the same inputs again and again. Only pictures in files are kept.
+        """
+
     def subset(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> Data:
         """Return a view of the inputs at `indices`, in that order."""
         return _Subset(self, np.asarray(indices, dtype=np.int64))
@@ -118,7 +124,7 @@ def load_images(paths: Sequence[str | Path], preprocessing: Preprocessing) -> Te
 
 class _ArrayData(Data):
     def __init__(self, path: Path, preprocessing: Preprocessing, what: str) -> None:
-        arrays = _read_npz(path, what)
+        arrays = read_npz(path, what)
         images = arrays["images"]
         self._preprocessing = preprocessing
         self._images = images[..., None] if images.ndim == 3 else images
@@ -181,6 +187,8 @@ class _FolderData(Data):
         self.class_names = tuple(classes) or None
         self._labels = np.array([number for _, number in found], dtype=np.int64) if classes else None
         self.name = folder.name
+        self._kept: dict[int, Tensor] = {}  # uint8 [1, C, h, w]
+        self._room_bytes = 0
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -198,9 +206,21 @@ class _FolderData(Data):
         return file_identities([self._paths[index] for index in indices], self._preprocessing)
 
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
-        return self._preprocessing.from_pil(
-            [open_image(self._paths[index]) for index in _as_list(indices, len(self))]
+        return self._preprocessing.scaled(
+            join([self._pixels(index) for index in _as_list(indices, len(self))])
         )
+
+    def keep(self, limit_bytes: int) -> None:
+        self._room_bytes = limit_bytes - sum(pixels.nbytes for pixels in self._kept.values())
+
+    def _pixels(self, index: int) -> Tensor:
+        if index in self._kept:
+            return self._kept[index]
+        pixels = self._preprocessing.fitted(self._preprocessing.pixels(open_image(self._paths[index]))[None])
+        if pixels.nbytes <= self._room_bytes:
+            self._kept[index] = pixels.contiguous()
+            self._room_bytes -= pixels.nbytes
+        return pixels
 
 
 class _DatasetData(Data):
@@ -336,27 +356,8 @@ class _Subset(Data):
         picked = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
         return self._parent.images(self._indices[picked])
 
-
-def _read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
-    if not path.is_file():
-        raise DataError(f"{what}: no file {path}; check the path")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            if "images" not in archive.files:
-                keys = ", ".join(archive.files) or "none"
-                raise DataError(
-                    f"{what}: {path} has no array `images` (arrays: {keys}); save images uint8 [N, H, W, C]"
-                )
-            wanted = [key for key in ("images", "labels", "class_names") if key in archive.files]
-            return {key: archive[key] for key in wanted}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
-        if zipfile.is_zipfile(path) and "allow_pickle" in str(error):
-            raise DataError(
-                f"{what}: {path} holds Python objects, which would need unpickling; save plain number arrays"
-            ) from error
-        raise DataError(
-            f"{what}: {path} is no readable .npz ({type(error).__name__}); write or copy it again"
-        ) from error
+    def keep(self, limit_bytes: int) -> None:
+        self._parent.keep(limit_bytes)
 
 
 def _check_labels(labels: NDArray[Any], count: int, where: str) -> NDArray[np.int64]:

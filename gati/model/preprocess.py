@@ -90,9 +90,19 @@ class Preprocessing:
 
         **Raises:** `DataError` for another rank, dtype or channel count, or images smaller than the crop.
         """
+        return self.scaled(self.fitted(images))
+
+    def fitted(self, images: NDArray[np.uint8]) -> Tensor:
+        """Resize and crop images uint8 [N, H, W, C] to what the network sees, uint8 [N, C, h, w].
+
+        **Raises:** `DataError` as the whole does.
+        """
         check_image_array(images, self.channels)
         pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2)  # uint8 [N, C, H, W]
-        pixels = self._crop(self._resize(pixels))
+        return self._crop(self._resize(pixels))
+
+    def scaled(self, pixels: Tensor) -> Tensor:
+        """Turn pixels that fit, uint8 [N, C, h, w], into the network's input, float32 [N, C, h, w]."""
         values = pixels.to(torch.float32, memory_format=torch.contiguous_format)
         mean = torch.tensor(self.mean).view(1, -1, 1, 1)
         std = torch.tensor(self.std).view(1, -1, 1, 1)

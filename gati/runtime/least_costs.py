@@ -33,12 +33,12 @@ class Arithmetic:
 
     def __init__(self, traced: TracedModel) -> None:
         self._traced = traced
-        self._base = max(_operations(traced.base, traced.example()[:1]), 1)
+        self.base = max(_operations(traced.base, traced.example()[:1]), 1)  # of the network, for one input
 
     def share(self, lookup: nn.Module, block: str) -> float:
         """Of a predictor or cache after that block, for one input."""
         shape, device = self._traced.hidden_shapes[block], self._traced.device
-        return _operations(lookup, torch.zeros(1, *shape, device=device)) / self._base
+        return _operations(lookup, torch.zeros(1, *shape, device=device)) / self.base
 
 
 def at_least(

@@ -23,7 +23,8 @@ from gati.caches import (
 from gati.caches import predictors as registry
 from gati.errors import VariantError
 
-ALL = expand_variants(["default", "published"])
+OURS = ("grid(256)", "pyramid(32)", "pool-linear(8192)", "pool-linear(4096)", "conv2d(3,1)", "conv2d(5,2)")
+ALL = (*OURS, "pyramid(64)", *PUBLISHED_VARIANTS)
 SHAPES = {
     "feature map": (16, 32, 32),
     "odd feature map": (24, 7, 5),

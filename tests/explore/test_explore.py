@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import filecmp
-import importlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,45 +12,35 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gati.errors import BackendError, BlockError, DataError, LibraryError, ModelError, VariantError
-from gati.explore import prepare, rounds, schedule
+from gati.explore import candidates, stages
 from gati.explore.explore import explore
 from gati.explore.library import CERTIFY, SELECT, Library
 from gati.explore.progress import SilentProgress
 from gati.explore.splits import held_out
 from gati.model.data import load_data
 from gati.model.preprocess import Preprocessing
-from gati.types import BlockProfile, Trial, TrialId
+from gati.types import BlockProfile
 from tests.explore.networks import trained_state, write_digits
 
 NET = f"{Path(__file__).parent / 'networks.py'}:Net"
 GREY = Preprocessing((0.0,), (1.0,), channels=1)
-VARIANTS = ("fc(16)", "grid(16)", "pyramid(4)")
+STUDENT = "student(8)"
+EXITS = ("fc(16)", "grid(16)", "pyramid(4)")
+VARIANTS = (STUDENT, *EXITS)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
     """Few steps, and the same trials every time: on so small a network noise would choose them."""
 
-    def chosen(
-        screened: Sequence[Trial],
-        hit_rates: Mapping[TrialId, float],
-        weight_layers: Mapping[str, int],
-        blocks: int,
-        base_ms: float,
-        limit: int,
-    ) -> list[TrialId]:
-        assert all(trial.lookup_ms for trial in screened) and base_ms > 0
-        alike = [replace(trial, lookup_ms=0.1) for trial in screened]
-        return schedule.select_for_main_round(alike, hit_rates, weight_layers, blocks, 1.0, limit)
-
     def skipped(lookup_ms: float, block: BlockProfile, base_ms: float) -> str:
-        assert lookup_ms > 0 and 0 < block.reach_ms <= base_ms
+        assert lookup_ms > 0 and 0 <= block.reach_ms <= base_ms
         return "a lookup takes too long here" if block.index == 3 else ""
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "too_slow", skipped)
-        patch.setattr(rounds, "select_for_main_round", chosen)
-        patch.setattr(schedule, "_LEAST_MAIN_STEPS", 105)
+        patch.setattr(candidates, "too_slow", skipped)
+        patch.setattr(stages, "LEAST_EXIT_STEPS", 105)
+        patch.setattr(stages, "LEAST_STUDENT_STEPS", 60)
         yield
 
 
@@ -87,7 +74,8 @@ def _assert_same(first: Library, second: Library) -> None:
 
 def test_every_variant_of_every_block_is_in_the_table(library: Library) -> None:
     rows = [(trial.block, trial.variant) for trial in library.trials]
-    assert rows == [(f"blocks.{index}", variant) for index in range(4) for variant in VARIANTS]
+    exits = [(f"blocks.{index}", variant) for index in range(4) for variant in EXITS]
+    assert rows == [("input", STUDENT), *exits]
     for trial in library.trials:
         if trial.status == "trained":
             assert trial.lookup_ms and trial.overlapped_lookup_ms and trial.memory_bytes > 0
@@ -97,8 +85,8 @@ def test_every_variant_of_every_block_is_in_the_table(library: Library) -> None:
 
 
 def test_training_learned_something(library: Library) -> None:
-    last = [trial.agreement or 0.0 for trial in library.trials if trial.block_index == 2]
-    assert max(last) > 0.5
+    for index in (0, 2):  # the student, and exits
+        assert max(trial.agreement or 0.0 for trial in library.trials if trial.block_index == index) > 0.5
 
 
 def test_the_recorded_outcomes_are_what_the_stored_cache_answers(library: Library) -> None:
@@ -210,7 +198,7 @@ class _KilledAfter(SilentProgress):
 def test_an_interrupted_run_goes_on_and_ends_with_the_same_library(
     library: Library, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advances: int
 ) -> None:
-    monkeypatch.setattr(rounds, "_SAVE_EVERY_S", 0.2)
+    monkeypatch.setattr(stages, "_SAVE_EVERY_S", 0.2)
     with pytest.raises(_Killed):
         explore(NET, **files, out=tmp_path, variants=VARIANTS, epochs=2, progress=_KilledAfter(advances))
     with pytest.raises(LibraryError):
@@ -225,19 +213,13 @@ def test_a_finished_exploration_is_returned_as_it_is(library: Library, files: di
     assert again.manifest_path.stat().st_mtime_ns == before
 
 
-def test_a_budget_ends_training_in_time(
-    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A clock that runs a second a reading: 60 of them are few batches, and the library is whole."""
+def test_a_budget_ends_training_in_time(files: dict[str, str], tmp_path: Path) -> None:
+    """A clock that runs a second a reading: the library is whole, and the time is not exceeded."""
     ticks = iter(range(10**6))
-    module = importlib.import_module("gati.explore.explore")  # the function of that name hides it
-
-    def clocked(*arguments: Any, began: float, **settings: Any) -> rounds.Rounds:
-        return rounds.Rounds(*arguments, **settings, began=0.0, clock=lambda: float(next(ticks)))
-
-    monkeypatch.setattr(module, "Rounds", clocked)
-    library = explore(NET, **files, out=tmp_path, variants=["grid(8)"], epochs=50, budget_s=60)
-    assert next(ticks) < 200
+    library = explore(
+        NET, **files, out=tmp_path, variants=["grid(8)"], budget_s=200, clock=lambda: float(next(ticks))
+    )
+    assert next(ticks) < 204
     assert any(trial.status == "trained" for trial in Library.open(library.directory).trials)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ import gati
 from gati.caches import load_cache, register_predictor
 from gati.caches.predictors import reads_input
 from gati.errors import VariantError
-from gati.explore import prepare, rounds, schedule
+from gati.explore import candidates, stages
 from gati.explore.explore import explore
 from gati.explore.library import Library
 from gati.explore.network import load_network
@@ -25,7 +24,7 @@ from gati.explore.progress import SilentProgress
 from gati.model.data import load_data
 from gati.model.entry import INPUT, INPUT_KIND
 from gati.model.preprocess import Preprocessing
-from gati.types import Trial, TrialId
+from gati.types import Trial
 from tests.explore.networks import Net, trained_state, write_digits
 
 NETWORKS = Path(__file__).parent / "networks.py"
@@ -36,13 +35,10 @@ GREY = Preprocessing((0.0,), (1.0,), channels=1)
 def _quick() -> Iterator[None]:
     """Few steps for all, whatever the times: on so small a network nothing pays."""
 
-    def chosen(screened: Sequence[Trial], *_: Any) -> list[TrialId]:
-        return [trial.trial_id for trial in screened]
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "too_slow", lambda *_: "")
-        patch.setattr(rounds, "select_for_main_round", chosen)
-        patch.setattr(schedule, "_LEAST_MAIN_STEPS", 105)
+        patch.setattr(candidates, "too_slow", lambda *_: "")
+        patch.setattr(stages, "LEAST_EXIT_STEPS", 105)
+        patch.setattr(stages, "LEAST_STUDENT_STEPS", 105)
         yield
 
 
@@ -61,7 +57,7 @@ def library(files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
         **files,
         out=tmp_path_factory.mktemp("out"),
         variants=("student(8)", "grid(16)"),
-        epochs=60,
+        epochs=20,
     )
 
 
@@ -117,7 +113,7 @@ def test_a_library_with_it_is_composed_and_served(library: Library, files: dict[
     rows = [_as_if_cheap(each, each.block == INPUT) for each in library.trials]
     points = list(library.operating_points)
     library.write_trials(rows, points)
-    composition = gati.compose(library.directory, accuracy=0.9, backend="torch", placement="inline")
+    composition = gati.compose(library.directory, accuracy=0.97, backend="torch", placement="inline")
     assert [leaving.trial_id for leaving in composition.exits] == [trial.trial_id]
     engine = gati.load(library.directory)
     held = load_data(files["data"], GREY)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +40,7 @@ def training(
     feature_block: str | None = None,
     engine: str | None = "torch",
     count: int = 100,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> SharedTraining:
     torch.manual_seed(0)
     learners = [
@@ -58,6 +61,7 @@ def training(
         emphasis=emphasis,
         feature_block=feature_block,
         engine=engine,
+        clock=clock,
     )
 
 
@@ -108,6 +112,16 @@ def test_a_run_that_stops_and_goes_on_ends_with_the_same_weights(
     assert second.step == whole.step == 20 and second.finished
     for expected, found in zip(weights(whole), weights(second), strict=True):
         assert torch.equal(expected, found)
+
+
+def test_the_pace_tells_base_answers_from_the_rest(net: Net) -> None:
+    """On a clock that counts its readings: two a step, and two more where the base model is asked."""
+    readings = iter(range(10_000))
+    run = training(net, SGD, steps=18, clock=lambda: float(next(readings)))
+    assert run.steps_per_round == 6
+    assert run.pace == (0.0, 0.0)
+    list(run.run())  # 12 steps with base answers, 6 with remembered ones
+    assert run.pace == (1.0, 2.0)
 
 
 def test_a_finished_run_stays_as_it_is(net: Net, tmp_path: Path) -> None:

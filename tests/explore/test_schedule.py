@@ -1,19 +1,30 @@
-"""What is trained for how long, and what is not trained at all."""
+"""Where caches are trained, for how long, and what is not trained at all."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gati.explore.schedule import plan_training, potential, select_for_main_round, too_slow
-from gati.types import BlockProfile, Trial, TrialId
+from gati.explore.schedule import (
+    Pace,
+    batch_size_for,
+    choose_places,
+    choose_widths,
+    divide_time,
+    most_steps,
+    places_for,
+    steps_for_epochs,
+    steps_in,
+    students_for,
+    too_dear,
+    too_heavy,
+    too_slow,
+)
+from gati.types import BlockProfile
 
-
-def _trial(block: int, variant: str, parameters: int = 1000, lookup_ms: float = 0.1) -> Trial:
-    name = TrialId(f"{block} {variant}")
-    return Trial(name, block, f"block{block}", variant, "trained", parameters=parameters, lookup_ms=lookup_ms)
-
-
-LAYERS = {"fc(512)": 2, "grid(256)": 2, "pyramid(64)": 5}
+shares = st.lists(st.floats(0.0, 1.0), min_size=0, max_size=60).map(sorted)
+MIB = 2**20
 
 
 def test_a_lookup_slower_than_the_rest_of_the_network_is_skipped_with_both_numbers() -> None:
@@ -22,49 +33,109 @@ def test_a_lookup_slower_than_the_rest_of_the_network_is_skipped_with_both_numbe
     assert too_slow(1.5, block, base_ms=5.0) == "a lookup takes 1.5 ms, the rest of the network 1 ms"
 
 
-def test_an_early_cache_saves_more_than_a_late_one_with_the_same_hit_rate() -> None:
-    early, late, last = (_trial(block, "grid(256)") for block in (2, 7, 9))
-    assert potential(0.5, early, 10, 5.0) > potential(0.5, late, 10, 5.0) > 0
-    assert potential(1.0, last, 10, 5.0) == 0
+def test_a_student_that_takes_most_of_the_networks_time_is_left_out() -> None:
+    assert too_dear(0.69, 1.0) == ""
+    assert too_dear(0.8, 1.0).startswith("a lookup takes 0.8 ms of the network's 1 ms")
 
 
-def test_a_slow_lookup_takes_from_what_a_hit_saves_in_whole_tenths() -> None:
-    quick, slow = _trial(2, "grid(256)", lookup_ms=0.1), _trial(2, "fc(512)", lookup_ms=2.0)
-    assert potential(1.0, quick, 10, 5.0) == pytest.approx(1 - 0.3 - 0.1)
-    assert potential(1.0, slow, 10, 5.0) == pytest.approx(1 - 0.3 - 0.4)
-    noisy = _trial(2, "grid(256)", lookup_ms=0.2)
-    assert potential(1.0, noisy, 10, 5.0) == potential(1.0, quick, 10, 5.0)
+@pytest.mark.parametrize(
+    ("parameters", "base", "allowed"),
+    [
+        (MIB, 100, True),  # 4 MiB beside a tiny network
+        (MIB + 1, 100, False),
+        (5 * MIB, 5 * MIB, True),
+        (5 * MIB + 1, 5 * MIB, False),
+        (8 * MIB, 25 * MIB, True),  # 32 MiB, however large the network
+        (8 * MIB + 1, 25 * MIB, False),
+    ],
+)
+def test_no_default_variant_holds_much_more_than_the_network(
+    parameters: int, base: int, allowed: bool
+) -> None:
+    reason = too_heavy(parameters, base)
+    assert (reason == "") == allowed
+    assert allowed or "name it with --variants" in reason
 
 
-def test_the_main_round_trains_every_deep_variant_and_the_best_shallow_one() -> None:
-    screened = [_trial(2, variant) for variant in LAYERS]
-    rates = {TrialId("2 fc(512)"): 0.3, TrialId("2 grid(256)"): 0.4, TrialId("2 pyramid(64)"): 0.0}
-    assert select_for_main_round(screened, rates, LAYERS, 6, 5.0, limit=4) == ["2 pyramid(64)", "2 grid(256)"]
+@given(shares, st.integers(1, 10))
+def test_places_lie_along_the_network_and_never_at_its_ends(reach: list[float], limit: int) -> None:
+    chosen = choose_places(reach, limit)
+    inside = [place for place, share in enumerate(reach) if 0.08 <= share <= 0.75]
+    assert list(chosen) == sorted(set(chosen))
+    assert len(chosen) == min(limit, len(inside)) or (not inside and len(chosen) == min(1, len(reach)))
+    if inside:
+        assert set(chosen) <= set(inside)
+        assert len(inside) > limit or list(chosen) == inside
+        assert chosen[0] == inside[0] or limit < len(inside)
 
 
-def test_of_equal_shallow_variants_the_smaller_one_is_kept() -> None:
-    screened = [_trial(0, "fc(512)", 9000), _trial(0, "grid(256)", 500)]
-    rates = {trial.trial_id: 0.5 for trial in screened}
-    assert select_for_main_round(screened, rates, LAYERS, 4, 5.0, limit=4) == ["0 grid(256)"]
+@given(st.integers(7, 80), st.integers(2, 7))
+def test_equal_blocks_are_taken_at_equal_distances(blocks: int, limit: int) -> None:
+    reach = [(index + 1) / blocks for index in range(blocks)]
+    chosen = choose_places(reach, limit)
+    inside = [share for share in reach if 0.08 <= share <= 0.75]
+    even = (inside[-1] - inside[0]) / max(1, min(limit, len(inside)) - 1)
+    gaps = [reach[later] - reach[earlier] for earlier, later in zip(chosen, chosen[1:], strict=False)]
+    assert all(abs(gap - even) <= 1.0 / blocks + 1e-9 for gap in gaps)
 
 
-def test_blocks_with_nothing_to_save_are_left_out_and_the_others_spread_along_the_network() -> None:
-    screened = [_trial(block, "grid(256)") for block in range(20)]
-    rates = {trial.trial_id: 0.0 if trial.block_index < 4 else 0.5 for trial in screened}
-    chosen = select_for_main_round(screened, rates, LAYERS, 20, 5.0, limit=5)
-    blocks = [int(name.split()[0]) for name in chosen]
-    assert len(blocks) == 5
-    assert blocks[0] == 4
-    assert 19 not in blocks, "a cache at the last block saves nothing"
-    assert max(later - earlier for earlier, later in zip(blocks, blocks[1:], strict=False)) <= 4
+def test_time_counts_and_not_the_number_of_blocks() -> None:
+    """Half of the time passes in the first two of twelve blocks: half of the places are there."""
+    reach = [0.25, 0.5, *(0.5 + 0.025 * number for number in range(1, 11))]
+    assert choose_places(reach, 3)[:2] == (0, 1)
 
 
-def test_nothing_screened_means_nothing_chosen() -> None:
-    assert select_for_main_round([], {}, {}, 10, 5.0, limit=3) == []
+def test_where_no_block_lies_in_the_range_the_nearest_is_taken() -> None:
+    assert choose_places([0.01, 0.05, 0.9], 6) == (1,)
+    assert choose_places([0.9, 0.95], 6) == (0,)
+    assert choose_places([], 6) == ()
 
 
-def test_small_data_is_walked_more_often_so_that_predictors_still_learn() -> None:
-    small, large = plan_training(900, epochs=2), plan_training(50_000, epochs=2)
-    assert small.main_steps * small.batch_size > 10 * 900
-    assert large.main_steps == 2 * (50_000 // large.batch_size)
-    assert small.screening_steps < small.main_steps
+def test_more_time_means_more_students_and_fewer_students_more_exits() -> None:
+    found = [students_for(minutes * 60.0) for minutes in (1, 25, 40, 41, 120, 121, 600)]
+    assert found == [1, 1, 1, 2, 2, 3, 3]
+    assert students_for(None) == 2
+    assert places_for(0) > places_for(1) == places_for(3)
+
+
+def test_one_student_is_the_middle_one_and_the_next_is_larger() -> None:
+    assert [choose_widths((32, 48, 72), count) for count in (1, 2, 3)] == [(48,), (48, 72), (32, 48, 72)]
+    assert [choose_widths((32, 48), count) for count in (1, 2)] == [(48,), (32, 48)]
+    assert choose_widths((), 2) == ()
+
+
+@given(st.floats(0, 1e5), st.integers(0, 3), st.integers(0, 30))
+def test_all_training_time_is_divided_and_students_get_most(left_s: float, students: int, exits: int) -> None:
+    of_students, of_exits = divide_time(left_s, students=students, exits=exits)
+    assert of_students + of_exits == pytest.approx(left_s if students or exits else 0.0)
+    assert (of_students == 0) == (not students or not left_s)
+    assert not (students and exits) or of_students == pytest.approx(2.4 * of_exits)
+
+
+paces = st.builds(Pace, st.floats(1e-4, 2.0), st.floats(1e-4, 2.0), st.integers(0, 3000))
+
+
+@given(st.floats(0, 1e4), paces, st.integers(1, 5000))
+def test_planned_steps_fill_the_time_and_no_more(allowed_s: float, pace: Pace, most: int) -> None:
+    steps = steps_in(allowed_s, pace, most)
+    assert 1 <= steps <= most
+    assert steps == 1 or pace.seconds(steps) <= allowed_s * (1 + 1e-9)
+    assert steps == most or pace.seconds(steps + 1) >= allowed_s * (1 - 1e-9)
+
+
+@given(st.floats(0, 1e4), st.floats(0, 1e4), paces)
+def test_more_time_never_means_fewer_steps(one: float, other: float, pace: Pace) -> None:
+    assert steps_in(min(one, other), pace, 5000) <= steps_in(max(one, other), pace, 5000)
+
+
+@given(st.integers(1, 100_000), st.booleans())
+def test_small_sets_are_walked_more_often(inputs: int, students: bool) -> None:
+    size = batch_size_for(inputs)
+    assert 8 <= size <= 128
+    most = most_steps(inputs, size, students=students)
+    assert most >= steps_for_epochs(9 if not students else 60, inputs, size, least=420)
+    assert steps_for_epochs(2, inputs, size, least=420) >= 420
+
+
+def test_large_sets_are_walked_as_often_as_was_asked() -> None:
+    assert steps_for_epochs(2, 50_000, 128, least=420) == 2 * (50_000 // 128)

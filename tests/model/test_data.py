@@ -133,6 +133,20 @@ def test_a_folder_has_sorted_classes_and_the_same_pixels_as_arrays(tmp_path: Pat
     assert len(data.fingerprint) == 64
 
 
+def test_pictures_that_are_kept_are_decoded_once_and_no_more_than_there_is_room_for(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "val")
+    data, fresh = (load_data(folder, PLAIN) for _ in range(2))
+    data.subset([0, 1, 2, 3]).keep(2 * 5 * 4 * 3)
+    expected = fresh.images(range(6))
+    assert torch.equal(data.images(range(6)), expected)
+    for name in ("cat/0.png", "cat/1.png"):
+        (folder / name).write_bytes(b"no pixels")
+    assert torch.equal(data.images([1, 3, 0]), expected[[1, 3, 0]])
+    (folder / "cat" / "2.png").write_bytes(b"no pixels")
+    with pytest.raises(DataError, match=r"2.png"):
+        data.images([0, 2])
+
+
 def test_a_folder_of_plain_images_is_unlabelled(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "val") / "cat"
     assert load_data(folder, PLAIN).labels is None

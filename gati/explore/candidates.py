@@ -1,0 +1,225 @@
+"""Which caches may pay, decided by what they cost: no training is needed for that.
+
+What the user names, blocks and variants, is taken as it is. By default there are students at the input, and a
+few predictors at blocks at even distances of time. Everything that is left out says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from gati.caches import (
+    DEFAULT_VARIANTS,
+    LearnedCache,
+    build_predictor,
+    expand_variants,
+    is_companion,
+    parse_variant,
+    reads_input,
+)
+from gati.caches.selectors import BASELINE
+from gati.caches.students import student_widths
+from gati.errors import VariantError
+from gati.explore.schedule import choose_places, choose_widths, places_for, too_dear, too_heavy, too_slow
+from gati.model.entry import INPUT_KIND
+from gati.model.segments import TracedModel
+from gati.runtime.least_costs import Arithmetic
+from gati.runtime.profile import measure_lookup
+from gati.types import BlockProfile, Profile, Trial, TrialId
+
+__all__ = ["Costs", "Measure", "Specification", "Wanted", "measured_costs", "specify", "trial_name", "wanted"]
+
+STUDENT = "student"  # without a number, it stands for sizes that fit the base model
+
+
+@dataclass(frozen=True)
+class Specification:
+    """One trial to be: which variant, where, and what is known before training."""
+
+    trial: Trial
+    hidden_shape: tuple[int, ...]
+
+
+class Wanted(NamedTuple):
+    """What the user asked for: `defaults` are chosen among, all of `named` is trained if it can pay."""
+
+    defaults: tuple[str, ...]
+    named: tuple[str, ...]
+    all_blocks: bool  # exits by default go to every block, since these were named
+    students: int  # how many of our sizes
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """All of them, in order."""
+        return (*self.defaults, *self.named)
+
+
+class Costs(NamedTuple):
+    """What a predictor costs before it is trained: weights, and milliseconds of one lookup if measured."""
+
+    parameters: int
+    lookup_ms: float | None = None
+
+
+Measure = Callable[[str, tuple[int, ...]], Costs]
+
+_UNKNOWN = Costs(0)
+
+
+def wanted(variants: Iterable[str] | None, blocks: str | None, students: int) -> Wanted:
+    """Tell what is chosen among from what was named; `default` among `variants` stands for our choice.
+
+    Where blocks are named and variants are not, there are no students: these sit before all blocks.
+    """
+    names = ("default",) if variants is None else tuple(variants)
+    chosen_among: tuple[str, ...] = DEFAULT_VARIANTS if "default" in names else ()
+    if blocks is not None and variants is None:
+        chosen_among = tuple(each for each in chosen_among if not reads_input(each))
+    named = expand_variants(name for name in names if name != "default")
+    return Wanted(
+        chosen_among, tuple(each for each in named if each not in chosen_among), blocks is not None, students
+    )
+
+
+def trial_name(block: str, variant: str) -> TrialId:
+    """A name for files: `layer2.3` and `conv(3,1)` give `layer2.3--conv-3-1`."""
+    if is_companion(variant):
+        return TrialId(f"{block}--{variant.replace('(', '-').rstrip(')')}")
+    family, numbers = parse_variant(variant)
+    return TrialId("--".join((block, "-".join((family, *map(str, numbers))))))
+
+
+def measured_costs(traced: TracedModel) -> Measure:
+    """Measure untrained lookups, each variant once for hidden outputs of one shape."""
+    known: dict[tuple[str, tuple[int, ...]], Costs] = {}
+
+    def measure(variant: str, shape: tuple[int, ...]) -> Costs:
+        if (variant, shape) not in known:
+            cache = LearnedCache(variant, shape, traced.classes, BASELINE).to(traced.device)
+            request, hidden = traced.example(), torch.rand(1, *shape, device=traced.device)
+            lookup_ms = measure_lookup(cache, hidden, between=lambda: traced.base(request.clone()))
+            known[variant, shape] = Costs(_weights(cache), lookup_ms)
+        return known[variant, shape]
+
+    return measure
+
+
+def specify(
+    traced: TracedModel, module: nn.Module, profile: Profile, asked: Wanted, measure: Measure
+) -> tuple[Specification, ...]:
+    """Return all trials in forward order of blocks, each to be trained or skipped with a reason.
+
+    **Raises:** `VariantError` for a variant that was named and cannot be built.
+    """
+    chooser = _Chooser(traced, module, profile, asked, measure)
+    before = [block for block in profile.blocks if block.kind == INPUT_KIND]
+    behind = [block for block in profile.blocks if block.kind != INPUT_KIND]
+    found = [row for block in before for row in chooser.students(block)]
+    students = sum(row.trial.status == "trained" for row in found)
+    shares = [block.reach_ms / profile.base_ms for block in behind]
+    everywhere = tuple(range(len(behind)))
+    places = everywhere if asked.all_blocks else choose_places(shares, places_for(students))
+    for place, block in enumerate(behind):
+        for variant in asked.variants:
+            if reads_input(variant):
+                continue
+            if variant in asked.named:
+                found.append(chooser.named(block, variant))
+            elif place in places:
+                found.append(chooser.default(block, variant))
+            else:
+                where = f"not one of the {len(places)} blocks at even distances of time"
+                found.append(_row(block, variant, f"{where}: name it with --blocks"))
+    return tuple(found)
+
+
+class _Chooser:
+    """Makes rows of the trials table, by what base model, blocks and lookups cost."""
+
+    def __init__(
+        self, traced: TracedModel, module: nn.Module, profile: Profile, asked: Wanted, measure: Measure
+    ) -> None:
+        self.traced, self.profile, self.asked, self.measure = traced, profile, asked, measure
+        self.parameters = _weights(module)
+
+    def named(self, block: BlockProfile, variant: str) -> Specification:
+        """A variant that the user named: only a lookup slower than what it saves is skipped."""
+        costs = self.measure(variant, block.output_shape)
+        return _row(block, variant, too_slow(costs.lookup_ms or 0.0, block, self.profile.base_ms), costs)
+
+    def default(self, block: BlockProfile, variant: str) -> Specification:
+        """An exit of ours at one of the places that were chosen."""
+        try:
+            parameters = self._weights_of(variant, block)
+        except VariantError as error:
+            return _row(block, variant, str(error))
+        if reason := too_heavy(parameters, self.parameters):
+            return _row(block, variant, reason, Costs(parameters))
+        return self.named(block, variant)
+
+    def students(self, block: BlockProfile) -> list[Specification]:
+        """Students of the sizes that were named, and so many of ours as were asked for."""
+        rows: list[Specification] = []
+        for variant in self.asked.variants:
+            if reads_input(variant) and variant != STUDENT:
+                rows.append(self.named(block, variant))
+            elif variant == STUDENT:
+                try:
+                    rows += self._of_our_sizes(block)
+                except VariantError as error:
+                    if variant in self.asked.named:
+                        raise
+                    rows.append(_row(block, variant, str(error)))
+        return list({row.trial.trial_id: row for row in rows}.values())
+
+    def _of_our_sizes(self, block: BlockProfile) -> list[Specification]:
+        shape, classes = block.output_shape, self.traced.classes
+        widths = student_widths(shape, classes, Arithmetic(self.traced).base)
+        if not widths:
+            raise VariantError("the network is so small that a student would cost nearly as much")
+        costs: dict[int, Costs] = {}
+        reasons: dict[int, str] = {}
+        for width in widths:
+            variant = f"{STUDENT}({width})"
+            costs[width] = Costs(self._weights_of(variant, block))
+            reasons[width] = too_heavy(costs[width].parameters, self.parameters)
+            if not reasons[width]:
+                costs[width] = self.measure(variant, shape)
+                reasons[width] = too_dear(costs[width].lookup_ms or 0.0, self.profile.base_ms)
+        fitting = [width for width in widths if not reasons[width]]
+        chosen = choose_widths(fitting, self.asked.students)
+        for width in fitting:
+            if width not in chosen:
+                reasons[width] = (
+                    f"the budget is for {len(chosen)} of {len(fitting)} sizes: name it with --variants"
+                )
+        return [_row(block, f"{STUDENT}({width})", reasons[width], costs[width]) for width in widths]
+
+    def _weights_of(self, variant: str, block: BlockProfile) -> int:
+        """Counted without making them: a hundred megabytes take their time."""
+        with torch.device("meta"):
+            return _weights(build_predictor(variant, block.output_shape, self.traced.classes))
+
+
+def _weights(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _row(block: BlockProfile, variant: str, reason: str, costs: Costs = _UNKNOWN) -> Specification:
+    trial = Trial(
+        trial_id=trial_name(block.name, variant),
+        block_index=block.index,
+        block=block.name,
+        variant=variant,
+        status="skipped" if reason else "trained",
+        reason=reason,
+        parameters=costs.parameters,
+        memory_bytes=4 * costs.parameters,
+        lookup_ms=costs.lookup_ms,
+    )
+    return Specification(trial, block.output_shape)

@@ -1,0 +1,46 @@
+"""Memory that training frees and asks for again at once stays with the process.
+
+By default, glibc gives every large block back to the system when it is freed, and the system clears it page
+by page when it is asked for again. A batch of pictures passes through a network in blocks of many megabytes:
+on EfficientNet-Lite0 at 224 pixels clearing pages took as long as computing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["freed_memory_kept"]
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
+_ALWAYS_KEPT = 2**31 - 1
+_BACK_TO_USUAL = 32 << 20  # what glibc itself rises to at the most
+
+
+@contextmanager
+def freed_memory_kept() -> Iterator[None]:
+    """Keep freed blocks of any size for what comes next, and give them back at the end.
+
+    Where the C library is not glibc, nothing changes.
+    """
+    library = _glibc()
+    if library is None:
+        yield
+        return
+    library.mallopt(_MMAP_THRESHOLD, _ALWAYS_KEPT)
+    library.mallopt(_TRIM_THRESHOLD, _ALWAYS_KEPT)
+    try:
+        yield
+    finally:
+        library.mallopt(_MMAP_THRESHOLD, _BACK_TO_USUAL)
+        library.mallopt(_TRIM_THRESHOLD, 2 * _BACK_TO_USUAL)
+        library.malloc_trim(0)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "gnu_get_libc_version") and hasattr(library, "mallopt") else None

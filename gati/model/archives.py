@@ -1,0 +1,37 @@
+"""Arrays of images in an `.npz`."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.errors import DataError
+
+__all__ = ["read_npz"]
+
+
+def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
+    """Read `images` and what else there is of `labels` and `class_names`. Raises `DataError`."""
+    if not path.is_file():
+        raise DataError(f"{what}: no file {path}; check the path")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if "images" not in archive.files:
+                keys = ", ".join(archive.files) or "none"
+                raise DataError(
+                    f"{what}: {path} has no array `images` (arrays: {keys}); save images uint8 [N, H, W, C]"
+                )
+            wanted = [key for key in ("images", "labels", "class_names") if key in archive.files]
+            return {key: archive[key] for key in wanted}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
+        if zipfile.is_zipfile(path) and "allow_pickle" in str(error):
+            raise DataError(
+                f"{what}: {path} holds Python objects, which would need unpickling; save plain number arrays"
+            ) from error
+        raise DataError(
+            f"{what}: {path} is no readable .npz ({type(error).__name__}); write or copy it again"
+        ) from error
