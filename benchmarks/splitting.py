@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,12 +28,16 @@ from gati.compose.candidates import lookup_cost, reach_by_block
 from gati.compose.certificate import certify
 from gati.compose.certified import path_within
 from gati.compose.costs import as_composed
+from gati.compose.exact import ExactChoice
 from gati.compose.instance import Instance, make_instance
 from gati.compose.plans import Settings
+from gati.compose.risk import smoothed_loss
+from gati.compose.search import search_frontier
 from gati.explore.library import Library
 
 SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 TARGETS = (0.97, 0.98, 0.99)
+STEPS = tuple(np.linspace(0.1, 1.4, 18))  # coarser than the composer's, for all shares alike
 DELTA = 0.05
 POPULATION = 30_000
 
@@ -113,8 +117,10 @@ def measured(
         for at, share in enumerate(shares):
             cut = count - round(share * count)
             instance = population.instance(np.sort(order[:cut]))
+            frontier = search_frontier(replace(instance, loss=smoothed_loss(instance)))
             for target_at, target in enumerate(TARGETS):
-                gains[target_at, at, seed] = gain_of(population, instance, order[cut:], target)
+                path = path_within(instance, (1.0 - target) * cut, STEPS, frontier=frontier)
+                gains[target_at, at, seed] = gain_of(population, instance, path, order[cut:], target)
     best = gains.mean(axis=2).argmax(axis=1)
     # against the best share, draw by draw: the draws are the same
     behind = np.stack([gains[each, best[each]] - gains[each] for each in range(len(TARGETS))])
@@ -134,10 +140,13 @@ def measured(
 
 
 def gain_of(
-    population: Population, instance: Instance, certify_rows: NDArray[np.int64], target: float
+    population: Population,
+    instance: Instance,
+    path: Sequence[ExactChoice],
+    certify_rows: NDArray[np.int64],
+    target: float,
 ) -> float:
-    """Compose on `instance`, certify on `certify_rows`, and return the gain over the whole population."""
-    path = path_within(instance, (1.0 - target) * instance.inputs)
+    """Walk through the path on `certify_rows`, and return the gain over the whole population."""
     settings = [
         [(trial, instance.threshold(trial, cut)) for trial, cut in choice.chosen] for choice in path
     ]

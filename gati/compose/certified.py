@@ -286,15 +286,18 @@ def _solve(
     )
 
 
-def path_within(instance: Instance, budget: float, steps: Sequence[float] = STEPS) -> list[ExactChoice]:
+def path_within(
+    instance: Instance, budget: float, steps: Sequence[float] = STEPS, *, frontier: Frontier | None = None
+) -> list[ExactChoice]:
     """Return the settings to walk through, strictest first, each faster than the one before.
 
     `budget` is how many disagreements are tolerated among the inputs of `instance`, `steps` are shares of it.
+    `frontier` is the result of `search_frontier` with the smoothed loss, to share among budgets.
     """
     if not instance.trials:
         return []
     risky = replace(instance, loss=smoothed_loss(instance))
-    frontier = search_frontier(risky)
+    frontier = frontier or search_frontier(risky)
     path: list[ExactChoice] = []
     for risk in (share * budget for share in steps) if budget > 0.0 else ():
         chosen = _without_trifles(risky, frontier.within(float(risk), thorough=False), float(risk))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from gati.compose.bound import lower_bound_ms
 from gati.compose.exact import fits_program, merge_inputs, solve_exact, solve_program
 from gati.compose.instance import Instance, make_instance
+from gati.compose.priced_bound import priced_bound_ms
 from gati.compose.search import Searcher, improve_priced, improve_within, search_frontier
 from gati.compose.solvers import SOLVERS
 from tests.compose.solving import require
@@ -97,6 +100,36 @@ def test_the_search_finds_the_optimum_of_nearly_all_small_instances():
 @given(instance=instances(), budget=st.integers(0, 4))
 def test_the_bound_is_below_every_composition(instance, budget):
     assert lower_bound_ms(instance, budget) <= best_exact_latency(instance, budget) + 1e-9
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(instance=instances(), budget=st.integers(0, 4), steps=st.sampled_from((1, 5, 60)))
+def test_the_priced_bound_is_below_every_composition_however_far_it_is_driven(instance, budget, steps):
+    assert priced_bound_ms(instance, budget, steps=steps) <= best_exact_latency(instance, budget) + 1e-9
+
+
+def test_the_priced_bound_comes_close_where_one_exit_a_block_is_all_there_is_to_choose():
+    for seed in range(5):
+        instance = hard_instance(inputs=12, blocks=3, variants=1, seed=seed)
+        best = best_exact_latency(instance, 1)
+        assert 0.8 * best <= priced_bound_ms(instance, 1) <= best + 1e-9
+
+
+def test_the_priced_bound_closes_most_of_the_gap_of_a_large_instance():
+    instance = hard_instance(inputs=600, blocks=8)
+    for budget in (6, 18):
+        found = solve_exact(instance, budget, prove=False).outcome.mean_latency_ms
+        oracle, priced = lower_bound_ms(instance, budget), priced_bound_ms(instance, budget)
+        assert oracle < priced <= found
+        assert found - priced < 0.6 * (found - oracle)
+
+
+def test_the_priced_bound_counts_what_limits_use_up():
+    """What lookups may add to a miss, and memory, raise it: without them many cheap exits seem possible."""
+    free = hard_instance(inputs=300, blocks=8)
+    limits = replace(free, slowdown_limit_ms=0.1 * free.base_ms), replace(free, memory_limit_bytes=3000)
+    for limited in limits:
+        assert priced_bound_ms(limited, 3) > priced_bound_ms(free, 3) + 0.01 * free.base_ms
 
 
 @few
