@@ -26,6 +26,27 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 
 
+# Whole files go to one process or another, in this order: what takes longest must not begin last. The second
+# and the fourth go to another process than the first and the third, which make and use the measured demo.
+FIRST = (
+    "tests/test_notebooks.py",
+    "tests/services/test_lifecycle.py",
+    "tests/test_readme.py",
+    "tests/services/test_adaptation.py",
+    "tests/services/test_following.py",
+    "tests/export/test_export.py",
+    "tests/adapt/test_adaptation.py",
+    "tests/explore/test_explore.py",
+    "tests/runtime/test_graph_backends.py",
+    "tests/services/test_v2.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: number for number, name in enumerate(FIRST)}
+    items.sort(key=lambda item: place.get(item.nodeid.split("::")[0], len(FIRST)))
+
+
 class Demo(NamedTuple):
     """What a short demo left behind: its folder, what it said, and what it measured."""
 
@@ -92,7 +113,7 @@ def _make_demo(folder: Path) -> None:
 
 @contextmanager
 def budgets_of_processor_time() -> Iterator[None]:
-    """Budgets of `explore` are seconds of this process: what other programs take does not shorten training."""
+    """Budgets of `explore` are seconds of this process: training is not shorter on a busy machine."""
     from gati.explore.rounds import Rounds
 
     def made(*arguments: Any, began: float, **settings: Any) -> Rounds:  # what came before is not counted
