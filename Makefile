@@ -7,6 +7,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 DATA   ?= ../shared/data
+# Two processes, each file of tests in one of them, in the order of tests/conftest.py.
+TWO    := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast lint types check format bench thrift clean
@@ -22,14 +24,14 @@ demo: $(STAMP) ## train, explore, compose and evaluate on handwritten digits (ab
 # Both halves of the tests always run; one that fails gives its status after the other has run.
 test: check $(STAMP) ## lint, types and all tests: what continuous integration runs
 	@fast=0; slow=0; \
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile || fast=$$?; \
-	$(BIN)/python -m pytest -m slow --durations=12 || slow=$$?; \
+	$(BIN)/python -m pytest -m "not slow" $(TWO) || fast=$$?; \
+	$(BIN)/python -m pytest -m slow $(TWO) --durations=12 || slow=$$?; \
 	test $$fast -eq 0 || echo "make test: the fast half failed (status $$fast)" >&2; \
 	test $$slow -eq 0 || echo "make test: the slow half failed (status $$slow)" >&2; \
 	test $$fast -ne 0 && exit $$fast; exit $$slow
 
 test-fast: $(STAMP) ## only the tests that train nothing
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" $(TWO)
 
 check: lint types ## lint and types
 

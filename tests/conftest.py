@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -13,8 +18,33 @@ import pytest
 # tests are many times faster on one core when another program keeps the other one busy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import torch  # noqa: E402
+
+from tests.sharing import convert_once, made_once, shared_folder  # noqa: E402
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
+
+
+# Whole files go to one process or another, in this order: what takes longest must not begin last. The second
+# and the fourth go to another process than the first and the third, which make and use the measured demo.
+FIRST = (
+    "tests/test_notebooks.py",
+    "tests/services/test_lifecycle.py",
+    "tests/test_readme.py",
+    "tests/services/test_adaptation.py",
+    "tests/services/test_following.py",
+    "tests/export/test_export.py",
+    "tests/adapt/test_adaptation.py",
+    "tests/explore/test_explore.py",
+    "tests/runtime/test_graph_backends.py",
+    "tests/services/test_v2.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: number for number, name in enumerate(FIRST)}
+    items.sort(key=lambda item: place.get(item.nodeid.split("::")[0], len(FIRST)))
 
 
 class Demo(NamedTuple):
@@ -43,15 +73,20 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _networks_converted_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = shared_folder(tmp_path_factory) / "converted"
+        patch.setattr(torch.onnx, "export", convert_once(folder, torch.onnx.export))
+        yield
+
+
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    """A demo run once a session, with less training than the real one. Slow; tests must not change it."""
-    import gati
-
-    folder = tmp_path_factory.mktemp("digits") / "demo"
-    said: list[str] = []
-    evaluation = gati.demo(folder, epochs=20, explore_budget_s=45.0, say=said.append)
-    return Demo(folder, "\n".join(said), evaluation.agreement)
+    """A demo run once, with less training than the real one. Slow; tests must not change it."""
+    folder = made_once(shared_folder(tmp_path_factory) / "demo", _make_demo)
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    return Demo(folder, (folder / "said.txt").read_text(), evaluation["agreement"])
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +94,31 @@ def measured_demo(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Demo:
     """The demo, its network measured on every engine installed here; that takes minutes the first time."""
     import gati
 
-    folder = tmp_path_factory.mktemp("measured") / "demo"
-    shutil.copytree(demo.folder, folder)
-    gati.compose(folder / "library", accuracy=0.97, name="measured")
-    return demo._replace(folder=folder)
+    def make(folder: Path) -> None:
+        shutil.copytree(demo.folder, folder)
+        gati.compose(folder / "library", accuracy=0.97, name="measured")
+
+    return demo._replace(folder=made_once(shared_folder(tmp_path_factory) / "measured", make))
+
+
+def _make_demo(folder: Path) -> None:
+    import gati
+
+    said: list[str] = []
+    with budgets_of_processor_time():
+        evaluation = gati.demo(folder, epochs=20, explore_budget_s=20.0, say=said.append)
+    (folder / "said.txt").write_text("\n".join(said))
+    (folder / "evaluation.json").write_text(json.dumps({"agreement": evaluation.agreement}))
+
+
+@contextmanager
+def budgets_of_processor_time() -> Iterator[None]:
+    """Budgets of `explore` are seconds of this process: training is not shorter on a busy machine."""
+    from gati.explore.rounds import Rounds
+
+    def made(*arguments: Any, began: float, **settings: Any) -> Rounds:  # what came before is not counted
+        return Rounds(*arguments, **settings, began=time.process_time(), clock=time.process_time)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(import_module("gati.explore.explore"), "Rounds", made)
+        yield

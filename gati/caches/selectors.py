@@ -101,7 +101,10 @@ class SelectorNetwork(nn.Module):
         """Score in [0, 1]."""
         features, leading = self.features(probabilities)
         logits = self.output(torch.relu(self.hidden(features))).squeeze(1) + self.class_bias[leading]
-        return torch.sigmoid(logits)
+        total = probabilities.sum(1)
+        # What is not a number must stay so, and miss: the ReLU of some engines makes 0 of it, and to
+        # OpenVINO it is at least 0. A sum keeps it everywhere.
+        return torch.sigmoid(logits) + (total - total)
 
 
 _SELECTORS: dict[str, Callable[[int], nn.Module]] = {

@@ -219,19 +219,22 @@ def test_without_exits_the_file_is_the_plain_network(library: Path, tmp_path: Pa
     assert np.isnan(answer.score)
 
 
-@pytest.mark.parametrize("selector", selector_names())
-def test_a_score_that_is_not_a_number_is_a_miss(selector: str, tmp_path: Path) -> None:
-    directory = make_library(tmp_path, "resnet", (("conv2d(3,1)", selector),))
+@pytest.mark.parametrize("start", range(0, len(selector_names()), 3))
+def test_a_score_that_is_not_a_number_is_a_miss(start: int, tmp_path: Path) -> None:
+    """Of every selector; three to a network, and with one hit of any of them it would leave there."""
+    selectors = selector_names()[start : start + 3]
+    directory = make_library(tmp_path, "resnet", tuple(("conv2d(3,1)", selector) for selector in selectors))
     library = Library(directory)
-    cache = load_cache(library.cache_path(TrialId("trial-0")))
-    with torch.no_grad():
-        list(cache.predictor.parameters())[-1].fill_(float("nan"))
-    save_cache(library.cache_path(TrialId("trial-0")), cache)
+    for number in range(len(selectors)):
+        cache = load_cache(library.cache_path(TrialId(f"trial-{number}")))
+        with torch.no_grad():
+            list(cache.predictor.parameters())[-1].fill_(float("nan"))
+        save_cache(library.cache_path(TrialId(f"trial-{number}")), cache)
     written = gati.export(directory, tmp_path / "model.onnx")
     x = PREPROCESSING(images(1)).numpy()
-    for start in (in_onnxruntime, in_openvino):
-        answer = start(written.path)(x)
-        assert answer.exit == 1
+    for start_of in (in_onnxruntime, in_openvino):
+        answer = start_of(written.path)(x)
+        assert answer.exit == len(selectors)
         assert np.isfinite(answer.probabilities).all()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.onnx import export
 
 from gati.graph import operators
 from gati.graph.convert import convert_here
@@ -29,6 +30,7 @@ def test_tables_are_made_once_and_are_not_shared() -> None:
 def test_models_are_the_same_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
     example = (torch.zeros(1, 3, 8, 8),)
+    monkeypatch.setattr(torch.onnx, "export", export)  # each time, not once for all tests
     models = [convert_here(network, example, "piece").SerializeToString() for _ in range(2)]
     monkeypatch.setattr(operators, "_table", lambda made, **asked: made.__get__(None, _registry())(**asked))
     assert models == [convert_here(network, example, "piece").SerializeToString()] * 2

@@ -53,9 +53,13 @@ def hit_rate(running: Serving, seed: int) -> float:
     return float(np.mean([name != "base" for name in exits]))
 
 
-def adaptation_process() -> int | None:
-    lines = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    found = [int(line.split()[0]) for line in lines.splitlines() if "-m services.adaptation" in line]
+def adaptation_process(running: Serving) -> int | None:
+    """The process of this server, not that of another run of the tests on the same machine."""
+    listed = subprocess.run(
+        ["ps", "-ww", "--ppid", str(running.process.pid), "-o", "pid,args"],
+        capture_output=True, text=True, check=False,
+    ).stdout  # fmt: skip
+    found = [int(line.split()[0]) for line in listed.splitlines() if "-m services.adaptation" in line]
     return found[0] if found else None
 
 
@@ -73,7 +77,7 @@ def test_caches_follow_the_stream_though_the_adaptation_is_killed(tmp_path: Path
             )
             seed += 1
             version = ask(running, stream(STRANGE, 30, seed=seed))["model_version"]
-            process = adaptation_process()
+            process = adaptation_process(running)
             if not killed and process is not None and seed > 5:  # too few samples to have retrained on
                 os.kill(process, signal.SIGKILL)  # requests go on, and it comes back
                 killed = True
