@@ -7,9 +7,7 @@ exits at a few places along the network, at even distances of time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gati.types import BlockProfile
 
@@ -17,7 +15,6 @@ __all__ = [
     "DEFAULT_EPOCHS",
     "LEAST_EXIT_STEPS",
     "LEAST_STUDENT_STEPS",
-    "Pace",
     "batch_size_for",
     "choose_places",
     "choose_widths",
@@ -25,8 +22,8 @@ __all__ = [
     "heaviest",
     "most_steps",
     "places_for",
+    "steps_an_epoch",
     "steps_for_epochs",
-    "steps_in",
     "students_for",
     "too_dear",
     "too_heavy",
@@ -149,7 +146,7 @@ def batch_size_for(training_inputs: int, largest: int = 128) -> int:
 
 def steps_for_epochs(epochs: float, training_inputs: int, batch_size: int, *, least: int) -> int:
     """Turn passes over the training inputs into steps; small sets are walked more often."""
-    return max(round(epochs * _per_epoch(training_inputs, batch_size)), least)
+    return max(round(epochs * steps_an_epoch(training_inputs, batch_size)), least)
 
 
 def most_steps(training_inputs: int, batch_size: int, *, students: bool) -> int:
@@ -157,10 +154,11 @@ def most_steps(training_inputs: int, batch_size: int, *, students: bool) -> int:
     epochs, steps = (
         (_MOST_STUDENT_EPOCHS, _MOST_STUDENT_STEPS) if students else (_MOST_EXIT_EPOCHS, _MOST_EXIT_STEPS)
     )
-    return max(epochs * _per_epoch(training_inputs, batch_size), steps)
+    return max(epochs * steps_an_epoch(training_inputs, batch_size), steps)
 
 
-def _per_epoch(training_inputs: int, batch_size: int) -> int:
+def steps_an_epoch(training_inputs: int, batch_size: int) -> int:
+    """Batches that show every input once."""
     return max(1, training_inputs // batch_size)
 
 
@@ -170,29 +168,3 @@ def divide_time(left_s: float, *, students: int, exits: int) -> tuple[float, flo
     of_exits = _EXIT_SHARE if exits else 0.0
     left_s, whole = max(0.0, left_s), of_students + of_exits
     return (left_s * of_students / whole, left_s * of_exits / whole) if whole else (0.0, 0.0)
-
-
-@dataclass(frozen=True)
-class Pace:
-    """Seconds a step: `first_s` of the first `first_steps`, which see new views, `later_s` of all others."""
-
-    later_s: float
-    first_s: float = 0.0
-    first_steps: int = 0
-
-    def seconds(self, steps: int) -> float:
-        """How long so many steps take."""
-        first = min(steps, self.first_steps)
-        return first * self.first_s + (steps - first) * self.later_s
-
-
-def steps_in(allowed_s: float, pace: Pace, most: int) -> int:
-    """The largest number of steps that fits into `allowed_s` at that pace, from 1 to `most`."""
-    first_s = pace.first_steps * pace.first_s
-    if allowed_s < first_s:
-        found = math.floor(allowed_s / pace.first_s)
-    elif pace.later_s > 0:
-        found = pace.first_steps + math.floor((allowed_s - first_s) / pace.later_s)
-    else:
-        found = most
-    return max(1, min(found, most))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,10 +15,11 @@ from torch import nn
 from gati.caches import build_predictor, fold_normalisation, load_cache, reads_input, save_cache
 from gati.errors import ModelError
 from gati.explore.augment import Augmentation
-from gati.explore.budget import Budget, measure_pace
+from gati.explore.budget import Budget
 from gati.explore.candidates import Specification
 from gati.explore.library import SELECT, Library, TrialOutcomes
 from gati.explore.measure import Measured, accuracy_curve, held_out_probabilities, measure_cache
+from gati.explore.pace import affordable_steps
 from gati.explore.prepare import Prepared
 from gati.explore.progress import Progress
 from gati.explore.recipes import EXITS, STUDENTS, Emphasis, Recipe
@@ -31,8 +32,8 @@ from gati.explore.schedule import (
     batch_size_for,
     divide_time,
     most_steps,
+    steps_an_epoch,
     steps_for_epochs,
-    steps_in,
 )
 from gati.explore.state import FinishedTrial, RunState, StagePlan
 from gati.explore.train import LATENESS, Learner, SharedTraining
@@ -47,6 +48,7 @@ _GROUP_PARAMETERS = 60_000_000  # weights, gradients and two moments of these ta
 _GROUP_TRIALS = 80
 _SCARCE = 10_000  # so few training inputs: students match hidden outputs, too
 _SURE_AT = 0.99  # agreement of the student's answers that exits need not know
+_PROBE_STEPS = 8
 _STEADY = "torch"  # the engine that is always there
 _AGAIN = 0.5  # share of the learning rate at which trained weights go on
 
@@ -196,22 +198,20 @@ class Stages:
             steps = steps_for_epochs(self._epochs(of_students), inputs, self.batch_size, least=least)
             # which engine is fastest may come out otherwise the next time, the same seed gives the same
             return StagePlan(steps, None if allowed_s is None else allowed_s / (1.0 + LATENESS), _STEADY)
-        began, recipe = self.budget.clock(), lesson.recipe
-        engine: str | None = None
-
-        def probe(batches: int, rounds: int | None) -> Iterator[float]:
-            nonlocal engine
-            few = self.prepared.inputs.train.subset(range(min(inputs, batches * self.batch_size)))
-            shortened = lesson._replace(recipe=replace(recipe, rounds=rounds))
-            steps = batches if rounds is None else 2 * batches
-            training = self._training(shortened, group, steps, None, few)
-            yield from training.run()
-            engine = training.engine_name
-
-        pace = measure_pace(probe, recipe.rounds, inputs // self.batch_size, self.budget.clock)
+        began = self.budget.clock()
+        few = self.prepared.inputs.train.subset(range(min(inputs, _PROBE_STEPS * self.batch_size)))
+        probe = self._training(lesson, group, _PROBE_STEPS, None, few)
+        for _ in probe.run():
+            pass  # thrown away: what it tells is how long a step takes
         left_s = max(0.0, allowed_s - (self.budget.clock() - began)) / (1.0 + LATENESS)
+        steps = affordable_steps(
+            left_s,
+            probe.pace,
+            steps_per_round=steps_an_epoch(inputs, self.batch_size),
+            rounds=lesson.recipe.rounds,
+        )
         most = most_steps(inputs, self.batch_size, students=of_students)
-        return StagePlan(steps_in(left_s, pace, most), left_s, engine)
+        return StagePlan(max(1, min(steps, most)), left_s, probe.engine_name)
 
     def _epochs(self, of_students: bool) -> float:
         if self.epochs is not None:
@@ -254,6 +254,7 @@ class Stages:
             emphasis=lesson.emphasis,
             feature_block=lesson.feature_block,
             engine=engine,
+            clock=self.budget.clock,
         )
 
     def _learner(self, item: Specification) -> Learner:

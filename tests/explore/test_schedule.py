@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gati.explore.schedule import (
-    Pace,
     batch_size_for,
     choose_places,
     choose_widths,
@@ -15,7 +14,6 @@ from gati.explore.schedule import (
     most_steps,
     places_for,
     steps_for_epochs,
-    steps_in,
     students_for,
     too_dear,
     too_heavy,
@@ -110,22 +108,6 @@ def test_all_training_time_is_divided_and_students_get_most(left_s: float, stude
     assert of_students + of_exits == pytest.approx(left_s if students or exits else 0.0)
     assert (of_students == 0) == (not students or not left_s)
     assert not (students and exits) or of_students == pytest.approx(2.4 * of_exits)
-
-
-paces = st.builds(Pace, st.floats(1e-4, 2.0), st.floats(1e-4, 2.0), st.integers(0, 3000))
-
-
-@given(st.floats(0, 1e4), paces, st.integers(1, 5000))
-def test_planned_steps_fill_the_time_and_no_more(allowed_s: float, pace: Pace, most: int) -> None:
-    steps = steps_in(allowed_s, pace, most)
-    assert 1 <= steps <= most
-    assert steps == 1 or pace.seconds(steps) <= allowed_s * (1 + 1e-9)
-    assert steps == most or pace.seconds(steps + 1) >= allowed_s * (1 - 1e-9)
-
-
-@given(st.floats(0, 1e4), st.floats(0, 1e4), paces)
-def test_more_time_never_means_fewer_steps(one: float, other: float, pace: Pace) -> None:
-    assert steps_in(min(one, other), pace, 5000) <= steps_in(max(one, other), pace, 5000)
 
 
 @given(st.integers(1, 100_000), st.booleans())
