@@ -26,9 +26,13 @@ class Budget:
         """Used so far."""
         return self.clock() - self._began
 
-    def left_s(self, reserved_s: float = 0.0) -> float | None:
-        """What is left when so much is kept free, at least 0; None without a budget."""
-        return None if self.budget_s is None else max(0.0, self.budget_s - self.spent_s - reserved_s)
+    def left_s(self) -> float | None:
+        """What is left, at least 0; None without a budget."""
+        return None if self.budget_s is None else max(0.0, self.budget_s - self.spent_s)
+
+    def is_spent(self) -> bool:
+        """Whether nothing is left."""
+        return self.left_s() == 0.0
 
     def note(self) -> None:
         """Write down how much is used, for the run that goes on if this one is interrupted."""

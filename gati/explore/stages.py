@@ -32,6 +32,7 @@ from gati.explore.schedule import (
     batch_size_for,
     divide_time,
     most_steps,
+    reserve,
     steps_an_epoch,
     steps_for_epochs,
 )
@@ -102,8 +103,7 @@ class Stages:
         if not todo:
             return
         exits = self._unfinished(self.exits)
-        reserved_s = self.prepared.expected.all_of(len(todo) + len(exits), passes=2)
-        left_s = self.budget.left_s(reserved_s)
+        left_s = self._left_s([*todo, *exits], passes=2)
         allowed_s = None if left_s is None else divide_time(left_s, students=len(todo), exits=len(exits))[0]
         scarce = len(self.prepared.inputs.train) < _SCARCE
         lesson = _Lesson(
@@ -118,10 +118,17 @@ class Stages:
         todo = self._unfinished(self.exits)
         if not todo:
             return
-        left_s = self.budget.left_s(self.prepared.expected.all_of(len(todo), passes=1))
+        left_s = self._left_s([*self.students, *todo], passes=1)
         emphasis = self._emphasis()
         lesson = _Lesson("exits", EXITS, self.prepared.augmentation, emphasis)
         self._train_groups(lesson, todo, left_s)
+
+    def _left_s(self, items: Sequence[Specification], passes: int) -> float | None:
+        """Seconds for training when what measuring `items` will take is kept free; None without a budget."""
+        left_s = self.budget.left_s()
+        lookups = len({(item.trial.variant, item.hidden_shape) for item in items})
+        expected_s = self.prepared.expected.all_of(len(items), lookups, passes)
+        return None if left_s is None else left_s - reserve(expected_s, left_s)
 
     def _unfinished(self, items: Sequence[Specification]) -> list[Specification]:
         finished = self.state.finished()

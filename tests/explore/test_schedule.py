@@ -11,8 +11,10 @@ from gati.explore.schedule import (
     choose_places,
     choose_widths,
     divide_time,
+    heaviest,
     most_steps,
     places_for,
+    reserve,
     steps_for_epochs,
     students_for,
     too_dear,
@@ -50,7 +52,7 @@ def test_a_student_that_takes_most_of_the_networks_time_is_left_out() -> None:
 def test_no_default_variant_holds_much_more_than_the_network(
     parameters: int, base: int, allowed: bool
 ) -> None:
-    reason = too_heavy(parameters, base)
+    reason = too_heavy(parameters, heaviest(base))
     assert (reason == "") == allowed
     assert allowed or "name it with --variants" in reason
 
@@ -100,6 +102,14 @@ def test_one_student_is_the_middle_one_and_the_next_is_larger() -> None:
     assert [choose_widths((32, 48, 72), count) for count in (1, 2, 3)] == [(48,), (48, 72), (32, 48, 72)]
     assert [choose_widths((32, 48), count) for count in (1, 2)] == [(48,), (32, 48)]
     assert choose_widths((), 2) == ()
+
+
+@given(st.floats(0, 1e5), st.floats(0, 1e5))
+def test_measuring_never_takes_all_of_the_time(measuring_s: float, left_s: float) -> None:
+    kept_s = reserve(measuring_s, left_s)
+    assert kept_s <= measuring_s
+    assert left_s - kept_s >= 0.6 * left_s
+    assert kept_s == measuring_s or measuring_s > 0.3 * left_s
 
 
 @given(st.floats(0, 1e5), st.integers(0, 3), st.integers(0, 30))
