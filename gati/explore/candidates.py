@@ -25,7 +25,16 @@ from gati.caches import (
 from gati.caches.selectors import BASELINE
 from gati.caches.students import student_widths
 from gati.errors import VariantError
-from gati.explore.schedule import choose_places, choose_widths, places_for, too_dear, too_heavy, too_slow
+from gati.explore.schedule import (
+    MOST_BYTES,
+    choose_places,
+    choose_widths,
+    heaviest,
+    places_for,
+    too_dear,
+    too_heavy,
+    too_slow,
+)
 from gati.model.entry import INPUT_KIND
 from gati.model.segments import TracedModel
 from gati.runtime.least_costs import Arithmetic
@@ -145,7 +154,7 @@ class _Chooser:
         self, traced: TracedModel, module: nn.Module, profile: Profile, asked: Wanted, measure: Measure
     ) -> None:
         self.traced, self.profile, self.asked, self.measure = traced, profile, asked, measure
-        self.parameters = _weights(module)
+        self.limit_bytes = heaviest(_weights(module))
 
     def named(self, block: BlockProfile, variant: str) -> Specification:
         """A variant that the user named: only a lookup slower than what it saves is skipped."""
@@ -158,7 +167,7 @@ class _Chooser:
             parameters = self._weights_of(variant, block)
         except VariantError as error:
             return _row(block, variant, str(error))
-        if reason := too_heavy(parameters, self.parameters):
+        if reason := too_heavy(parameters, self.limit_bytes):
             return _row(block, variant, reason, Costs(parameters))
         return self.named(block, variant)
 
@@ -187,7 +196,7 @@ class _Chooser:
         for width in widths:
             variant = f"{STUDENT}({width})"
             costs[width] = Costs(self._weights_of(variant, block))
-            reasons[width] = too_heavy(costs[width].parameters, self.parameters)
+            reasons[width] = too_heavy(costs[width].parameters, MOST_BYTES)
             if not reasons[width]:
                 costs[width] = self.measure(variant, shape)
                 reasons[width] = too_dear(costs[width].lookup_ms or 0.0, self.profile.base_ms)

@@ -146,7 +146,7 @@ def explore(
         Stages(prepared, library, state, budget, epochs=epochs, seed=seed, progress=reporter).run()
         notes: list[str] = []
         finished = {row.trial.trial_id: row for row in (*accompanying, *state.finished().values())}
-        rows = finish_trials(prepared, library, finished, reporter, notes)
+        rows = finish_trials(prepared, library, finished, reporter, notes, budget.is_spent)
         library.write_trials(rows, points_of(finished, rows))
         library.write_manifest(_manifest(prepared, settings, seed, budget.spent_s, notes))
         state.clear()

@@ -117,7 +117,7 @@ def explore_more(
             before=before,
         ).run()
         finished = state.finished()
-        rows = finish_trials(prepared, library, finished, reporter, [])
+        rows = finish_trials(prepared, library, finished, reporter, [], budget.is_spent)
         new = [row for row in rows if row.status == "trained"]
         library.write_trials(
             with_round(library.trials, new, before),

@@ -69,11 +69,11 @@ class Expected(NamedTuple):
 
     held_out_s: float  # all held-out inputs through the base model
     selector_s: float  # choosing one trial's selector
-    lookup_s: float  # the costs of one trial's lookup, inline and overlapped
+    lookup_s: float  # the costs of one lookup, inline and overlapped
 
-    def all_of(self, trials: int, passes: int) -> float:
-        """Of so many trials, in so many passes over the held-out inputs."""
-        return passes * 1.5 * self.held_out_s + trials * (self.selector_s + self.lookup_s)
+    def all_of(self, trials: int, lookups: int, passes: int) -> float:
+        """Of so many trials with so many different lookups, in so many passes over the held-out inputs."""
+        return passes * 1.5 * self.held_out_s + trials * self.selector_s + lookups * self.lookup_s
 
 
 @dataclass(frozen=True)

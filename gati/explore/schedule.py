@@ -7,9 +7,7 @@ exits at a few places along the network, at even distances of time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gati.types import BlockProfile
 
@@ -17,7 +15,7 @@ __all__ = [
     "DEFAULT_EPOCHS",
     "LEAST_EXIT_STEPS",
     "LEAST_STUDENT_STEPS",
-    "Pace",
+    "MOST_BYTES",
     "batch_size_for",
     "choose_places",
     "choose_widths",
@@ -25,8 +23,9 @@ __all__ = [
     "heaviest",
     "most_steps",
     "places_for",
+    "reserve",
+    "steps_an_epoch",
     "steps_for_epochs",
-    "steps_in",
     "students_for",
     "too_dear",
     "too_heavy",
@@ -40,11 +39,12 @@ LEAST_EXIT_STEPS = 420  # fewer teach a predictor little, however small the data
 LEAST_STUDENT_STEPS = 1200
 
 _STUDENT_SHARE, _EXIT_SHARE = 0.60, 0.25  # of a budget; costs, selectors and measuring take the rest
+_MOST_MEASURING = 0.35
 _EARLIEST, _LATEST = 0.08, 0.75  # share of the base model's time at which an exit by default may sit
 _EXITS_BEHIND_STUDENTS, _EXITS_ALONE = 6, 8
 _ONE_STUDENT_S, _TWO_STUDENTS_S = 40 * 60.0, 2 * 3600.0
 _DEAREST = 0.7  # share of the base model's time: a student rarely answers more
-_LEAST_LIMIT_BYTES, _MOST_BYTES = 4 << 20, 32 << 20
+_LEAST_LIMIT_BYTES, MOST_BYTES = 4 << 20, 32 << 20
 # More teach next to nothing. In epochs, but small sets are walked more often.
 _MOST_STUDENT_EPOCHS, _MOST_STUDENT_STEPS = 200, 4000
 _MOST_EXIT_EPOCHS, _MOST_EXIT_STEPS = 60, 1500
@@ -124,18 +124,17 @@ def too_dear(lookup_ms: float, base_ms: float) -> str:
 
 
 def heaviest(base_parameters: int) -> int:
-    """How many weights a default variant may hold, in bytes: as many as the base model, 4 to 32 MiB."""
-    return min(_MOST_BYTES, max(_LEAST_LIMIT_BYTES, 4 * base_parameters))
+    """How many bytes of weights an exit may hold by default: as many as the base model, 4 to 32 MiB."""
+    return min(MOST_BYTES, max(_LEAST_LIMIT_BYTES, 4 * base_parameters))
 
 
-def too_heavy(parameters: int, base_parameters: int) -> str:
+def too_heavy(parameters: int, limit_bytes: int) -> str:
     """Why a variant with so many weights is not trained by default, or "" if it may be."""
-    limit = heaviest(base_parameters)
-    if 4 * parameters <= limit:
+    if 4 * parameters <= limit_bytes:
         return ""
     return (
-        f"its weights take {4 * parameters / 2**20:.0f} MiB, by default at most {limit / 2**20:.0f} MiB are "
-        "trained; name it with --variants"
+        f"its weights take {4 * parameters / 2**20:.1f} MiB, by default at most {limit_bytes / 2**20:.1f} MiB "
+        "are trained: name it with --variants"
     )
 
 
@@ -149,7 +148,7 @@ def batch_size_for(training_inputs: int, largest: int = 128) -> int:
 
 def steps_for_epochs(epochs: float, training_inputs: int, batch_size: int, *, least: int) -> int:
     """Turn passes over the training inputs into steps; small sets are walked more often."""
-    return max(round(epochs * _per_epoch(training_inputs, batch_size)), least)
+    return max(round(epochs * steps_an_epoch(training_inputs, batch_size)), least)
 
 
 def most_steps(training_inputs: int, batch_size: int, *, students: bool) -> int:
@@ -157,11 +156,20 @@ def most_steps(training_inputs: int, batch_size: int, *, students: bool) -> int:
     epochs, steps = (
         (_MOST_STUDENT_EPOCHS, _MOST_STUDENT_STEPS) if students else (_MOST_EXIT_EPOCHS, _MOST_EXIT_STEPS)
     )
-    return max(epochs * _per_epoch(training_inputs, batch_size), steps)
+    return max(epochs * steps_an_epoch(training_inputs, batch_size), steps)
 
 
-def _per_epoch(training_inputs: int, batch_size: int) -> int:
+def steps_an_epoch(training_inputs: int, batch_size: int) -> int:
+    """Batches that show every input once."""
     return max(1, training_inputs // batch_size)
+
+
+def reserve(measuring_s: float, left_s: float) -> float:
+    """What to keep free of the time that is left for measuring, by what it is expected to take.
+
+    Never so much that nothing is learned: measuring is cut short where time is up.
+    """
+    return min(measuring_s, _MOST_MEASURING * left_s)
 
 
 def divide_time(left_s: float, *, students: int, exits: int) -> tuple[float, float]:
@@ -170,29 +178,3 @@ def divide_time(left_s: float, *, students: int, exits: int) -> tuple[float, flo
     of_exits = _EXIT_SHARE if exits else 0.0
     left_s, whole = max(0.0, left_s), of_students + of_exits
     return (left_s * of_students / whole, left_s * of_exits / whole) if whole else (0.0, 0.0)
-
-
-@dataclass(frozen=True)
-class Pace:
-    """Seconds a step: `first_s` of the first `first_steps`, which see new views, `later_s` of all others."""
-
-    later_s: float
-    first_s: float = 0.0
-    first_steps: int = 0
-
-    def seconds(self, steps: int) -> float:
-        """How long so many steps take."""
-        first = min(steps, self.first_steps)
-        return first * self.first_s + (steps - first) * self.later_s
-
-
-def steps_in(allowed_s: float, pace: Pace, most: int) -> int:
-    """The largest number of steps that fits into `allowed_s` at that pace, from 1 to `most`."""
-    first_s = pace.first_steps * pace.first_s
-    if allowed_s < first_s:
-        found = math.floor(allowed_s / pace.first_s)
-    elif pace.later_s > 0:
-        found = pace.first_steps + math.floor((allowed_s - first_s) / pace.later_s)
-    else:
-        found = most
-    return max(1, min(found, most))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,10 +15,11 @@ from torch import nn
 from gati.caches import build_predictor, fold_normalisation, load_cache, reads_input, save_cache
 from gati.errors import ModelError
 from gati.explore.augment import Augmentation
-from gati.explore.budget import Budget, measure_pace
+from gati.explore.budget import Budget
 from gati.explore.candidates import Specification
 from gati.explore.library import SELECT, Library, TrialOutcomes
 from gati.explore.measure import Measured, accuracy_curve, held_out_probabilities, measure_cache
+from gati.explore.pace import affordable_steps
 from gati.explore.prepare import Prepared
 from gati.explore.progress import Progress
 from gati.explore.recipes import EXITS, STUDENTS, Emphasis, Recipe
@@ -31,8 +32,9 @@ from gati.explore.schedule import (
     batch_size_for,
     divide_time,
     most_steps,
+    reserve,
+    steps_an_epoch,
     steps_for_epochs,
-    steps_in,
 )
 from gati.explore.state import FinishedTrial, RunState, StagePlan
 from gati.explore.train import LATENESS, Learner, SharedTraining
@@ -47,6 +49,7 @@ _GROUP_PARAMETERS = 60_000_000  # weights, gradients and two moments of these ta
 _GROUP_TRIALS = 80
 _SCARCE = 10_000  # so few training inputs: students match hidden outputs, too
 _SURE_AT = 0.99  # agreement of the student's answers that exits need not know
+_PROBE_STEPS = 8
 _STEADY = "torch"  # the engine that is always there
 _AGAIN = 0.5  # share of the learning rate at which trained weights go on
 
@@ -100,8 +103,7 @@ class Stages:
         if not todo:
             return
         exits = self._unfinished(self.exits)
-        reserved_s = self.prepared.expected.all_of(len(todo) + len(exits), passes=2)
-        left_s = self.budget.left_s(reserved_s)
+        left_s = self._left_s([*todo, *exits], passes=2)
         allowed_s = None if left_s is None else divide_time(left_s, students=len(todo), exits=len(exits))[0]
         scarce = len(self.prepared.inputs.train) < _SCARCE
         lesson = _Lesson(
@@ -116,10 +118,17 @@ class Stages:
         todo = self._unfinished(self.exits)
         if not todo:
             return
-        left_s = self.budget.left_s(self.prepared.expected.all_of(len(todo), passes=1))
+        left_s = self._left_s([*self.students, *todo], passes=1)
         emphasis = self._emphasis()
         lesson = _Lesson("exits", EXITS, self.prepared.augmentation, emphasis)
         self._train_groups(lesson, todo, left_s)
+
+    def _left_s(self, items: Sequence[Specification], passes: int) -> float | None:
+        """Seconds for training when what measuring `items` will take is kept free; None without a budget."""
+        left_s = self.budget.left_s()
+        lookups = len({(item.trial.variant, item.hidden_shape) for item in items})
+        expected_s = self.prepared.expected.all_of(len(items), lookups, passes)
+        return None if left_s is None else left_s - reserve(expected_s, left_s)
 
     def _unfinished(self, items: Sequence[Specification]) -> list[Specification]:
         finished = self.state.finished()
@@ -196,22 +205,20 @@ class Stages:
             steps = steps_for_epochs(self._epochs(of_students), inputs, self.batch_size, least=least)
             # which engine is fastest may come out otherwise the next time, the same seed gives the same
             return StagePlan(steps, None if allowed_s is None else allowed_s / (1.0 + LATENESS), _STEADY)
-        began, recipe = self.budget.clock(), lesson.recipe
-        engine: str | None = None
-
-        def probe(batches: int, rounds: int | None) -> Iterator[float]:
-            nonlocal engine
-            few = self.prepared.inputs.train.subset(range(min(inputs, batches * self.batch_size)))
-            shortened = lesson._replace(recipe=replace(recipe, rounds=rounds))
-            steps = batches if rounds is None else 2 * batches
-            training = self._training(shortened, group, steps, None, few)
-            yield from training.run()
-            engine = training.engine_name
-
-        pace = measure_pace(probe, recipe.rounds, inputs // self.batch_size, self.budget.clock)
+        began = self.budget.clock()
+        few = self.prepared.inputs.train.subset(range(min(inputs, _PROBE_STEPS * self.batch_size)))
+        probe = self._training(lesson, group, _PROBE_STEPS, None, few)
+        for _ in probe.run():
+            pass  # thrown away: what it tells is how long a step takes
         left_s = max(0.0, allowed_s - (self.budget.clock() - began)) / (1.0 + LATENESS)
+        steps = affordable_steps(
+            left_s,
+            probe.pace,
+            steps_per_round=steps_an_epoch(inputs, self.batch_size),
+            rounds=lesson.recipe.rounds,
+        )
         most = most_steps(inputs, self.batch_size, students=of_students)
-        return StagePlan(steps_in(left_s, pace, most), left_s, engine)
+        return StagePlan(max(1, min(steps, most)), left_s, probe.engine_name)
 
     def _epochs(self, of_students: bool) -> float:
         if self.epochs is not None:
@@ -254,6 +261,7 @@ class Stages:
             emphasis=lesson.emphasis,
             feature_block=lesson.feature_block,
             engine=engine,
+            clock=self.budget.clock,
         )
 
     def _learner(self, item: Specification) -> Learner:
