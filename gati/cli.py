@@ -17,6 +17,8 @@ from gati import cli_compare, cli_plan, cli_render, cli_serve, cli_stream
 from gati.cli_options import (
     Checkpoint,
     ClassNamesFile,
+    CompanionCheckpoints,
+    Companions,
     CompositionName,
     Device,
     JsonFile,
@@ -28,6 +30,7 @@ from gati.cli_options import (
     Slowdown,
     Std,
     numbers,
+    pairs,
     size_of,
     split_list,
     threads_as_explored,
@@ -92,6 +95,8 @@ def blocks(
 @_verb(
     "gati explore torchvision:resnet18 --checkpoint mine.pt --data val/ --out runs/mine",
     "gati explore models.py:build --data val.npz --train-data train.npz --out runs/mine --budget 10m",
+    "gati explore torchvision:resnet50 --checkpoint large.pt --data val/ --out runs/both "
+    "--companion torchvision:resnet18 --companion-checkpoint small.pt",
 )
 def explore(
     model: Model,
@@ -111,8 +116,14 @@ def explore(
         str | None, typer.Option("--blocks", metavar="PATTERN", help="Only blocks that match.")
     ] = None,
     variants: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Such as 'fc(512),conv(3,1)' or 'default,published'.")
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Such as 'fc(512),conv(3,1)' or 'default,published'; '' for companions alone.",
+        ),
     ] = None,
+    companion: Companions = None,
+    companion_checkpoint: CompanionCheckpoints = None,
     device: Device = "cpu",
     budget: Annotated[
         str, typer.Option(metavar="TIME", help="End by then with the best so far; 'none' trains to the end.")
@@ -130,6 +141,9 @@ def explore(
     """Train and measure every cache variant after every block, and write the cache library DIR.
 
     Labels are not needed. Interrupted, the same command goes on where it stopped.
+
+    A companion is a smaller network for the same classes: asked first, it answers what it is sure of, so that
+    compose chooses among cascades, too, and certifies them. The library keeps all that it needs of it.
 
     What compose certifies assumes that VAL was drawn independently from what will be served: pictures are,
     frames of one video are not. Copies are found and kept together; what VAL has is left out of MORE.
@@ -154,6 +168,7 @@ def explore(
         resize=resize,
         class_names=class_names,
         label_map=label_map,
+        companions=pairs(companion, companion_checkpoint),
         progress=open_progress(),
     )
     cli_render.library(library)
