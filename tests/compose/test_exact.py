@@ -221,3 +221,21 @@ def test_without_an_answer_in_its_time_the_search_has_one(monkeypatch: pytest.Mo
     assert 0 < found.bound_ms <= proven.outcome.mean_latency_ms <= found.outcome.mean_latency_ms + 1e-9
     with pytest.raises(SolverError, match="no solution yet"):
         solve_exact(instance, 2, solver="highs")
+
+
+@pytest.mark.parametrize("prove", [True, False])
+def test_where_no_lookup_pays_the_network_stays_as_it_is(prove: bool) -> None:
+    none = np.empty((0, 5))
+    instance = make_instance(
+        block=[],
+        score=none.astype(np.float32),
+        wrong=none.astype(bool),
+        reach_ms=[],
+        lookup_ms=[],
+        penalty_ms=[],
+        memory_bytes=[],
+        base_ms=1.5,
+    )
+    choice = solve_exact(instance, 1, frontier=search_frontier(instance), prove=prove)
+    assert choice.chosen == ()
+    assert choice.outcome.mean_latency_ms == 1.5
