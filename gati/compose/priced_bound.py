@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gati.compose.instance import Floats, Instance
+from gati.compose.instance import Bools, Floats, Instance
 from gati.compose.problem import SLACK_MS
 from gati.compose.shared import BYTES_PER_UNIT
 
@@ -88,7 +88,7 @@ class _Relaxation:
                 np.inf if limit is None else limit / BYTES_PER_UNIT,
             ]
         )
-        alone_too_much = (self._used > self._limits[1:, None]).any(axis=0)
+        alone_too_much: Bools = np.any(self._used > self._limits[1:, None], axis=0)
         self._not_allowed = ~instance.may_cut | alone_too_much[:, None]
 
     @property

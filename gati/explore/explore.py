@@ -70,9 +70,10 @@ def explore(
     **Arguments:**
 
     - `model`, `checkpoint`: what `gati.model.load_model` takes.
-    - `data`: inputs the network was *not* trained on. They are split by `seed` into a select half and a
-      certify half (thirds, with one for training, when there is no `train_data`); copies of an input stay
-      together. What is certified later assumes that they were drawn independently from what will be served.
+    - `data`: inputs the network was *not* trained on. They are split by `seed` into inputs to select on
+      and inputs to certify on, half and half up to 800 and a third and two thirds from 1,200 on, after a
+      third for training when there is no `train_data`; copies of an input stay together. What is certified
+      later assumes that they were drawn independently from what will be served.
     - `train_data`: more inputs, for the predictors alone; they may be the network's own training set. Those
       that are in `data`, too, are left out.
     - `out`: the cache library's directory.

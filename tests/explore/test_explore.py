@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,10 +111,27 @@ def test_the_recorded_outcomes_are_what_the_stored_cache_answers(library: Librar
     np.testing.assert_allclose(recorded.score[certify], score.numpy()[certify], atol=1e-5)
 
 
-def test_the_split_is_recorded_and_halves_the_held_out_inputs(library: Library) -> None:
+def test_the_split_of_the_held_out_inputs_is_recorded(library: Library) -> None:
     split = library.base_outcomes().split
-    assert ((split == SELECT).sum(), (split == CERTIFY).sum()) == (450, 450)
-    assert library.manifest.counts == {"train": 897, "select": 450, "certify": 450}
+    assert ((split == SELECT).sum(), (split == CERTIFY).sum()) == (400, 500)
+    assert library.manifest.counts == {"train": 897, "select": 400, "certify": 500}
+
+
+def test_a_library_of_an_older_gati_which_halved_them_is_read_as_it_is(
+    library: Library, tmp_path: Path
+) -> None:
+    """Without a record of its inputs, the split is drawn again by the seed, at the size that it has."""
+    older = Library(tmp_path / "older")
+    shutil.copytree(library.directory, older.directory)
+    older.inputs_path.unlink()
+    order = np.random.default_rng((library.manifest.seed, 0)).permutation(900)
+    halves = np.where(np.isin(np.arange(900), order[:450]), SELECT, CERTIFY).astype(np.uint8)
+    older.write_base_outcomes(library.base_outcomes()._replace(split=halves))
+    inputs, split = held_out(older)
+    assert len(inputs) == 900 and np.array_equal(split, halves)
+    older.write_base_outcomes(library.base_outcomes()._replace(split=halves[::-1].copy()))
+    with pytest.raises(DataError, match="splits otherwise than explore did"):
+        held_out(older)
 
 
 def test_without_train_data_a_third_of_the_data_is_trained_on(files: dict[str, str], tmp_path: Path) -> None:

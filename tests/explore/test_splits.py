@@ -12,7 +12,7 @@ from gati.compose.accuracy import accuracy_drop
 from gati.compose.copies import counted
 from gati.errors import DataError
 from gati.explore.library import CERTIFY, SELECT
-from gati.explore.splits import Inputs, split_inputs
+from gati.explore.splits import Inputs, inputs_to_select_on, split_inputs
 from gati.model.data import Data, load_data
 from gati.model.preprocess import Preprocessing
 
@@ -64,6 +64,29 @@ def test_without_copies_the_split_is_what_it_always_was(tmp_path: Path, third: b
     assert inputs.record.rows[inputs.split == SELECT].tolist() == sorted(select.tolist())
     assert len(inputs.train) == (66 if third else 50) and inputs.notes == ()
     assert set(inputs.record.copies.tolist()) == {1}
+
+
+def test_the_more_there_are_the_larger_the_part_that_certifies() -> None:
+    counts = [60, 61, 400, 799, 800, 801, 1000, 1200, 1201, 3000, 10_000, 100_001]
+    select = [inputs_to_select_on(count) for count in counts]
+    assert select == [30, 30, 200, 399, 400, 400, 400, 400, 400, 1000, 3333, 33_333]
+    every = [inputs_to_select_on(count) for count in range(60, 5000)]
+    steps = np.diff(every)
+    assert set(steps.tolist()) <= {0, 1}, "one input more never makes either part smaller"
+
+
+@pytest.mark.parametrize("third", [False, True])
+def test_many_are_split_by_the_seed_alone(tmp_path: Path, third: bool) -> None:
+    held = data_of(tmp_path, pictures(1500))
+    more = None if third else data_of(tmp_path, pictures(50, 1), "more")
+    inputs = split_inputs(held, more, 7)
+    order = np.random.default_rng((7, 0)).permutation(1500)
+    cut = 500 if third else 0
+    rows = inputs.record.rows[inputs.split == SELECT]
+    assert rows.tolist() == sorted(order[cut : cut + (400 if third else 500)].tolist())
+    assert len(inputs.held_out) == 1500 - cut
+    again = split_inputs(data_of(tmp_path, pictures(1500), "again"), more, 7)
+    assert np.array_equal(again.split, inputs.split)
 
 
 def test_what_is_in_both_is_not_trained_on(tmp_path: Path) -> None:
