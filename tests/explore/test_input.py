@@ -117,7 +117,7 @@ def test_a_library_with_it_is_composed_and_served(library: Library, files: dict[
     rows = [_as_if_cheap(each, each.block == INPUT) for each in library.trials]
     points = list(library.operating_points)
     library.write_trials(rows, points)
-    composition = gati.compose(library.directory, accuracy=0.9, backend="torch", placement="inline")
+    composition = gati.compose(library.directory, accuracy=0.97, backend="torch", placement="inline")
     assert [leaving.trial_id for leaving in composition.exits] == [trial.trial_id]
     engine = gati.load(library.directory)
     held = load_data(files["data"], GREY)
