@@ -37,7 +37,8 @@ class Views:
 
     In a share `mixed` of the batches each input is mixed with another one of the batch: two in three of these
     get a rectangle of the other (CutMix, Yun et al. 2019), the third is faded into it (mixup, Zhang et al.
-    2018). Nothing says what a mixture is but the base model's answer to it.
+    2018). Nothing says what a mixture is but the base model's answer to it. Whole numbers, such as tokens, are
+    not mixed.
     """
 
     augmentation: Augmentation = Augmentation()
@@ -81,7 +82,7 @@ class Viewer:
         indices = order[batch.place * self.batch_size : (batch.place + 1) * self.batch_size]
         generator = np.random.default_rng((self.seed, _DRAWS, batch.round, batch.place))
         images = self.views.augmentation(self.inputs.images(np.sort(indices)), generator)
-        if generator.random() >= self.views.mixed:
+        if not images.is_floating_point() or generator.random() >= self.views.mixed:
             return Shown(images, mixed=False)
         return Shown(_mix(images, generator), mixed=True)
 

@@ -112,6 +112,15 @@ def test_what_is_no_picture_is_faded(shape: tuple[int, ...]) -> None:
     assert all(len(row.unique()) == 1 for row in images)
 
 
+def test_tokens_are_not_mixed() -> None:
+    class Tokens(Numbered):
+        def images(self, indices: np.ndarray) -> Tensor:
+            return super().images(indices).long()
+
+    shown = Viewer(Tokens(40, (5,)), Views(mixed=1.0), 8, 0).show(Batch(0, 0))
+    assert not shown.mixed and shown.images.dtype == torch.int64
+
+
 # Augmentation -------------------------------------------------------------------------------------------
 
 
