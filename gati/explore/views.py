@@ -37,8 +37,8 @@ class Views:
 
     In a share `mixed` of the batches each input is mixed with another one of the batch: two in three of these
     get a rectangle of the other (CutMix, Yun et al. 2019), the third is faded into it (mixup, Zhang et al.
-    2018). Nothing says what a mixture is but the base model's answer to it. Whole numbers, such as tokens, are
-    not mixed.
+    2018). Nothing says what a mixture is but the base model's answer to it. Whole numbers, such as tokens,
+    are not mixed.
     """
 
     augmentation: Augmentation = Augmentation()

@@ -152,6 +152,10 @@ def test_a_crop_shows_a_part_of_the_input_and_half_of_them_stay_whole() -> None:
     assert float(cropped.min()) >= 0 and float(cropped.max()) <= 1
 
 
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
 class Brightness(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         mean = x.mean((1, 2, 3))
@@ -167,13 +171,11 @@ class Texture(nn.Module):
 
 
 def test_light_is_not_used_where_it_changes_the_class() -> None:
-    noise = torch.randn(64, 3, 16, 16)
-    images = 0.005 * torch.randn(64, 1, 1, 1) + noise - noise.mean((1, 2, 3), keepdim=True)
+    rough = noise(400, 3, 16, 16)
+    images = 0.005 * noise(400, 1, 1, 1, seed=1) + rough - rough.mean((1, 2, 3), keepdim=True)
     assert choose_augmentation(Brightness(), images, bold=True).light == 0
-    smooth = torch.nn.functional.avg_pool2d(torch.randn(32, 3, 22, 22), 7, 1)
-    assert (
-        choose_augmentation(Texture(), torch.cat([smooth, torch.randn(32, 3, 16, 16)]), bold=True).light > 0
-    )
+    smooth = nn.functional.avg_pool2d(noise(200, 3, 22, 22), 7, 1)
+    assert choose_augmentation(Texture(), torch.cat([smooth, noise(200, 3, 16, 16)]), bold=True).light > 0
 
 
 def test_crops_are_not_used_where_they_change_the_class() -> None:
@@ -182,12 +184,13 @@ def test_crops_are_not_used_where_they_change_the_class() -> None:
             corner = x[:, :, :1, :1].mean((1, 2, 3))
             return torch.stack([corner, -corner], 1)
 
-    images = torch.randn(64, 1, 16, 16)
+    images = noise(400, 1, 32, 32)
     chosen = choose_augmentation(Corner(), images, bold=True)
     assert chosen.least_side == 1.0 and chosen.shift_pixels == 0
-    assert choose_augmentation(Brightness(), 3 * torch.randn(64, 1, 1, 1).expand(64, 1, 16, 16)).shift_pixels
+    even = noise(400, 1, 1, 1).expand(400, 1, 16, 16)
+    assert choose_augmentation(Brightness(), even).shift_pixels
 
 
 def test_only_flips_and_shifts_are_tried_unless_more_is_asked_for() -> None:
-    chosen = choose_augmentation(Brightness(), torch.randn(64, 1, 16, 16) + 3)
+    chosen = choose_augmentation(Brightness(), noise(64, 1, 16, 16) + 3)
     assert chosen == Augmentation(True, 2)
