@@ -52,6 +52,7 @@ __all__ = [
     "resolve_device",
 ]
 
+_TRIED = 128  # inputs that tell what they may be changed by
 KEPT_PICTURES_BYTES = 1 << 30  # of decoded training pictures
 
 
@@ -198,8 +199,9 @@ def choose_augmentations(
     """What training inputs may be changed by, for exits and for students; nothing if they are no images."""
     if not inputs.train.is_images:
         return Augmentation(), Augmentation()
-    sample = inputs.train.images(np.arange(min(256, len(inputs.train)))).to(device)
-    return choose_augmentation(module, sample), choose_augmentation(module, sample, bold=True)
+    sample = inputs.train.images(np.arange(min(_TRIED, len(inputs.train)))).to(device)
+    bold = choose_augmentation(module, sample, bold=True)
+    return bold._replace(least_side=1.0, light=0.0), bold
 
 
 def _places(

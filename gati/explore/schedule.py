@@ -133,8 +133,8 @@ def too_heavy(parameters: int, limit_bytes: int) -> str:
     if 4 * parameters <= limit_bytes:
         return ""
     return (
-        f"its weights take {4 * parameters / 2**20:.1f} MiB, by default at most {limit_bytes / 2**20:.1f} MiB "
-        "are trained: name it with --variants"
+        f"its weights take {4 * parameters / 2**20:.1f} MiB, and by default at most "
+        f"{limit_bytes / 2**20:.1f} MiB are trained: name it with --variants"
     )
 
 

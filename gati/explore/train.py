@@ -23,6 +23,7 @@ from gati.caches import distillation_loss, feature_loss
 from gati.explore.answers import BaseAnswers, Engine, Memory, fastest_engine, open_engine, rounded
 from gati.explore.augment import Augmentation
 from gati.explore.average import RunningAverage
+from gati.explore.fronts import Fronts
 from gati.explore.pace import Pace, Stopwatch
 from gati.explore.precision import bfloat16_pays, training_precision
 from gati.explore.recipes import EXITS, Emphasis, Recipe, make_optimiser
@@ -100,6 +101,8 @@ class SharedTraining:
             learner.predictor.to(device).train()
             if learner.block not in self._blocks:  # what it reads comes as it likes it best
                 learner.predictor.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        exits = [learner for learner in learners if learner.block in self._blocks]
+        self._fronts = Fronts({x.trial_id: (x.block, x.predictor) for x in exits})
         self._projections = self._make_projections()
         self._averages = {
             x.trial_id: RunningAverage(x.predictor, recipe.average_decay)
@@ -158,8 +161,9 @@ class SharedTraining:
             group["lr"] = self._learning_rate_at(share)
         self._optimiser.zero_grad(set_to_none=False)
         total = 0.0
+        pooled = self._fronts.pooled(hidden)
         for learner in self.learners:
-            read = hidden[learner.block].float() if learner.block in self._blocks else images
+            read = pooled.get(learner.trial_id, images)
             loss, value = self._loss(learner, read, lesson)
             loss.backward()
             total += value
@@ -209,12 +213,13 @@ class SharedTraining:
     def _loss(self, learner: Learner, read: Tensor, lesson: _Lesson) -> tuple[Tensor, float]:
         """The loss of a learner, and how far it is from the base model's answers."""
         projection = self._projections.get(learner.trial_id)
+        predictor = self._fronts.rests.get(learner.trial_id, learner.predictor)
         with training_precision(self.device):
             if projection is None:
-                logits, found = learner.predictor(read), None
+                logits, found = predictor(read), None
             else:
-                features = learner.predictor[:-1](read)  # type: ignore[index]
-                logits, found = learner.predictor[-1](features), projection(features)  # type: ignore[index]
+                features = predictor[:-1](read)  # type: ignore[index]
+                logits, found = predictor[-1](features), projection(features)  # type: ignore[index]
         classes = logits.shape[1]
         loss = distillation_loss(
             logits.float(),

@@ -35,6 +35,32 @@ class Net(nn.Module):
         return self.head(nn.functional.avg_pool2d(x, 2).flatten(1))
 
 
+class WideNet(nn.Module):
+    """Ten blocks, so much to compute that a student costs little beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 48, 3, padding=1)
+        self.blocks = nn.Sequential(*(Block(48) for _ in range(10)))
+        self.head = nn.Linear(48 * 16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(torch.relu(self.stem(x)))
+        return self.head(nn.functional.avg_pool2d(x, 2).flatten(1))
+
+
+class Vectors(nn.Module):
+    """Takes vectors, which no student can read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) for _ in range(12)]
+        self.blocks, self.head = nn.Sequential(*layers), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(x))
+
+
 class ConstantNet(Net):
     """Always the same class."""
 
@@ -64,14 +90,14 @@ def write_digits(folder: Path, count: int = 900) -> tuple[Path, Path]:
     return held, more
 
 
-def trained_state() -> dict[str, Tensor]:
-    """Weights of `Net` after a few seconds of training on the first digits; the same every time."""
+def trained_state(network: type[nn.Module] = Net) -> dict[str, Tensor]:
+    """Weights of `network` after a few seconds of training on the first digits; the same every time."""
     images, labels = digits()
     x = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
     y = torch.from_numpy(labels)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = Net()
+        net = network()
         optimiser = torch.optim.Adam(net.parameters(), lr=5e-3)
         for step in range(60):
             rows = slice(900 + 64 * (step % 12), 900 + 64 * (step % 12 + 1))
