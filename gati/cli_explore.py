@@ -73,7 +73,8 @@ def explore(
     Labels are not needed. Interrupted, the same command goes on where it stopped.
 
     A companion is a smaller network for the same classes: asked first, it answers what it is sure of, so that
-    compose chooses among cascades, too, and certifies them. The library keeps all that it needs of it.
+    compose chooses among cascades, too, and certifies them (give it a larger --slowdown: what the companion is
+    not sure of pays for both). The library keeps all that it needs of it.
 
     What compose certifies assumes that VAL was drawn independently from what will be served: pictures are,
     frames of one video are not. Copies are found and kept together; what VAL has is left out of MORE.
