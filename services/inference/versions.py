@@ -343,10 +343,8 @@ class Versions:
             gc.freeze()  # torch and the base model stay: collecting a version's garbage need not search them
         model = self._model
         chosen = _composition(model, composition, folder)
-        if chosen is None:
-            engine = model.base()
-        else:
-            engine = model.engine(chosen, None if folder is None else folder / "caches")
+        caches = None if folder is None else folder / "caches"
+        engine = model.base() if chosen is None else model.engine(chosen, caches)
         cost = 1.0
         if not is_exact(engine):
             example = engine.traced.example()[:1]
