@@ -89,8 +89,7 @@ def explore(
     needed. Interrupted, the same command goes on where it stopped.
 
     A companion is a smaller network for the same classes: asked first, it answers what it is sure of, so that
-    compose chooses among cascades, too, and certifies them (give it a larger --slowdown: what the companion is
-    not sure of pays for both). The library keeps all that it needs of it.
+    compose chooses among cascades, too, and certifies them. The library keeps all that it needs of it.
 
     With --more, what a library has is trained further: caches that get better take the place of older ones,
     and compositions that are there stay as they are.

@@ -70,7 +70,7 @@ Slowdown = Annotated[
     typer.Option(
         metavar="SHARE",
         help="Most that all lookups may add to an input that hits nowhere, as a share of the network's time: "
-        "0.4 unless given; 0.05 keeps the slowest answers as fast as without caches.",
+        "0.5 unless given; 0.05 keeps the slowest answers as fast as without caches.",
     ),
 ]
 CertifyData = Annotated[

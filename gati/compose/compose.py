@@ -58,7 +58,7 @@ def compose(
     is on what the engine answers to the held-out inputs, which must still be where `explore` found them; all
     engines that "auto" tries share 1 - `confidence`, the chance to err.
     `placement` "auto" takes the better of those that were measured. `slowdown` limits what all lookups may
-    add to a request that hits nowhere, as a share of the base model's time: "auto" is 0.4,
+    add to a request that hits nowhere, as a share of the base model's time: "auto" is 0.5,
     None no limit. `per_class` asks that the agreement be certified in every class.
 
     The default objective "exact" needs the library's per-input outcomes; thresholds are certified on the

@@ -18,9 +18,9 @@ from gati.types import Placement, Profile, Trial
 __all__ = ["Plan", "Settings", "describe", "plan_published", "placement_rank", "problem_of"]
 
 CLEARLY_FASTER = 0.85
-# What lookups may add to an input that hits nowhere, as a share of the network's time: a student at the input
-# that answers four of five inputs may well take a quarter of it.
-SLOWDOWN = 0.4
+# What lookups may add to an input that hits nowhere, as a share of the network's time: a student or companion
+# at the input that answers four of five inputs may well take a third of it.
+SLOWDOWN = 0.5
 
 
 @dataclass(frozen=True)
