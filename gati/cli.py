@@ -89,6 +89,8 @@ _verb(
     "gati explore torchvision:resnet18 --checkpoint mine.pt --data val/ --out runs/mine",
     "gati explore models.py:build --data val.npz --train-data train.npz --out runs/mine --budget 10m",
     "gati explore --more 1h runs/mine",
+    "gati explore torchvision:resnet50 --checkpoint large.pt --data val/ --out runs/both "
+    "--companion torchvision:resnet18 --companion-checkpoint small.pt",
 )(cli_explore.explore)
 
 

@@ -1,4 +1,4 @@
-"""`gati explore`; `gati.cli` registers it."""
+"""The verb `gati explore`; `gati.cli` registers it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from gati import cli_render
 from gati.cli_options import (
     Checkpoint,
     ClassNamesFile,
+    CompanionCheckpoints,
+    Companions,
     Device,
     LabelMapFile,
     Mean,
@@ -21,6 +23,7 @@ from gati.cli_options import (
     Std,
     budget_of,
     numbers,
+    pairs,
     split_list,
 )
 from gati.units import parse_duration
@@ -46,8 +49,14 @@ def explore(
         str | None, typer.Option("--blocks", metavar="PATTERN", help="Only blocks that match.")
     ] = None,
     variants: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Such as 'student(48),fc(512)' or 'default,published'.")
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Such as 'student(48),fc(512)' or 'default,published'; '' for companions alone.",
+        ),
     ] = None,
+    companion: Companions = None,
+    companion_checkpoint: CompanionCheckpoints = None,
     device: Device = "cpu",
     budget: Annotated[
         str | None,
@@ -81,6 +90,9 @@ def explore(
 
     With --more, what a library has is trained further: caches that get better take the place of older ones,
     and compositions that are there stay as they are.
+
+    A companion is a smaller network for the same classes: asked first, it answers what it is sure of, so that
+    compose chooses among cascades, too, and certifies them. The library keeps all that it needs of it.
 
     What compose certifies assumes that VAL was drawn independently from what will be served: pictures are,
     frames of one video are not. Copies are found and kept together; what VAL has is left out of MORE.
@@ -116,6 +128,7 @@ def explore(
         resize=resize,
         class_names=class_names,
         label_map=label_map,
+        companions=pairs(companion, companion_checkpoint),
         progress=open_progress(),
     )
     cli_render.library(library)

@@ -16,6 +16,8 @@ from gati.units import parse_duration
 __all__ = [
     "Checkpoint",
     "ClassNamesFile",
+    "CompanionCheckpoints",
+    "Companions",
     "CompositionName",
     "Device",
     "JsonFile",
@@ -28,6 +30,7 @@ __all__ = [
     "Std",
     "budget_of",
     "numbers",
+    "pairs",
     "size_of",
     "split_list",
     "threads_as_explored",
@@ -83,6 +86,22 @@ LabelMapFile = Annotated[
         help="JSON object: folder name or label number to the network's class number, where they differ.",
     ),
 ]
+Companions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--companion",
+        metavar="MODEL",
+        help="A smaller network to ask before this one, as MODEL is given; several, each with the option.",
+    ),
+]
+CompanionCheckpoints = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--companion-checkpoint",
+        metavar="FILE",
+        help="Weights of the companions, in their order; 'none' for one that brings its own.",
+    ),
+]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers there too.")]
 
 
@@ -117,6 +136,18 @@ def numbers(option: str, text: str | None) -> tuple[float, ...] | None:
     except ValueError:
         message = f"{option} {text!r} is not a list of numbers; write one a channel, such as 0.5,0.5,0.5"
         raise DataError(message) from None
+
+
+def pairs(models: list[str] | None, checkpoints: list[str] | None) -> list[tuple[str, str | None]]:
+    """Companions with their checkpoints, all without where none is given. Raises DataError."""
+    given, weights = models or [], checkpoints or []
+    if weights and len(weights) != len(given):
+        raise DataError(
+            f"{len(weights)} --companion-checkpoint for {len(given)} --companion; give one for each, in the "
+            "same order, or 'none' for one that brings its own"
+        )
+    known = [None if weight == "none" else weight for weight in weights] or [None] * len(given)
+    return list(zip(given, known, strict=True))
 
 
 def size_of(text: str | None) -> tuple[int, int] | None:

@@ -145,4 +145,5 @@ class Companion(nn.Module):
 def _rebuilt(program: bytes, reading: Reading, where: Path, weights: dict[str, Tensor]) -> Companion:
     made = Companion(program, reading, where)
     made.load_state_dict(weights)
+    made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as learned caches are
     return made.eval().requires_grad_(False)

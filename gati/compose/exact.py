@@ -14,6 +14,7 @@ waste the budget, so greedy's guarantee does not hold and none is claimed.)
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,10 +60,12 @@ def solve_exact(
     """Return the fastest composition found with at most `budget` disagreements.
 
     `frontier` is the result of `search_frontier`, to share among budgets; `prove` False searches
-    even small instances and leaves the bound at 0. Raises SolverError.
+    even small instances and leaves the bound at 0. Where solver "auto" has no answer in its time, the search
+    has. Raises SolverError.
     """
     if prove and fits_program(instance):
-        return solve_program(instance, budget, solver=solver)
+        with suppress(*((SolverError,) if solver == "auto" else ())):
+            return solve_program(instance, budget, solver=solver)
     frontier = frontier or search_frontier(instance)
     chosen = frontier.within(budget, thorough=thorough)
     bound = lower_bound_ms(instance, budget) if prove else 0.0

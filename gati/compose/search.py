@@ -198,6 +198,8 @@ def _descend(searcher: Searcher, chosen: Chosen, pick: Pick, value: Value, *, ti
         outcome = instance.outcome(option)
         return value(outcome.mean_latency_ms * instance.inputs, outcome.disagreements)
 
+    if instance.trials == 0:  # no lookup pays here: there are no moves
+        return chosen
     best = worth(chosen)
     while True:
         for start in _starts(instance, chosen, tighten):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from gati.adapt.window import Window
 from gati.caches import LearnedCache, save_cache
 from gati.compose.composition import Composition, Exit, Expected
 from gati.explore.library import Library, Manifest
+from gati.model.entry import INPUT
 from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
 from gati.model.segments import TracedModel, trace
@@ -52,12 +54,23 @@ def window_of(traced: TracedModel, inputs: Tensor) -> Window:
     return Window(inputs, likely.argmax(1).numpy(), likely)
 
 
-def make_deployed(folder: Path, *, backend: str = "torch", threshold: float = 0.6) -> Served:
-    """A library with two caches trained on familiar digits, as `explore` and `compose` leave it."""
+def make_deployed(
+    folder: Path,
+    *,
+    backend: str = "torch",
+    threshold: float = 0.6,
+    variants: Mapping[str, str] | None = None,
+) -> Served:
+    """A library with caches trained on familiar digits, as `explore` and `compose` leave it.
+
+    `variants` are theirs by block, in forward order; two after blocks unless given.
+    """
+    variants = variants or {BLOCKS[1]: VARIANT, BLOCKS[2]: VARIANT}
+    places = (*(block for block in variants if block == INPUT), *BLOCKS)
     checkpoint = folder / "weights.safetensors"
     save_file(trained_state(), checkpoint)
     loaded = load_model(f"{SOURCE}:Net", checkpoint)
-    traced = trace(loaded.module.eval(), torch.rand(2, 1, 8, 8), BLOCKS)
+    traced = trace(loaded.module.eval(), torch.rand(2, 1, 8, 8), places)
     library = Library(folder / "library")
     library.write_manifest(
         Manifest(
@@ -78,17 +91,18 @@ def make_deployed(folder: Path, *, backend: str = "torch", threshold: float = 0.
             complete=True,
         )
     )
-    familiar = window_of(traced, stream(FAMILIAR, 600, seed=1)).collected(traced, BLOCKS)
+    familiar = window_of(traced, stream(FAMILIAR, 600, seed=1)).collected(traced, places)
     exits = []
-    for index in (1, 2):
-        lesson = Lesson(familiar.hidden[BLOCKS[index]], familiar.teacher(CLASSES), torch.ones(600))
+    for block, variant in variants.items():
+        index, shape = places.index(block), traced.hidden_shapes[block]
+        lesson = Lesson(familiar.hidden[block], familiar.teacher(CLASSES), torch.ones(600))
         recipe = Recipe(epochs=20.0, limit_s=600.0, learning_rate=3e-3)
-        predictor = train_new(VARIANT, (8, 8, 8), lesson, recipe, seed=0)
-        cache = LearnedCache(VARIANT, (8, 8, 8), CLASSES, "maximum-probability", predictor=predictor)
+        predictor = train_new(variant, shape, lesson, recipe, seed=0)
+        cache = LearnedCache(variant, shape, CLASSES, "maximum-probability", predictor=predictor)
         trial_id = TrialId(f"trial-{index}")
         save_cache(library.cache_path(trial_id), cache)
         exits.append(
-            Exit(trial_id, BLOCKS[index], index, VARIANT, "maximum-probability", threshold, "inline", 0.4,
+            Exit(trial_id, block, index, variant, "maximum-probability", threshold, "inline", 0.4,
                  0.99, 0.1, cache.memory_bytes, 0.2 + 0.6 * index)
         )  # fmt: skip
     Composition(

@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from gati.adapt.contenders import NewCaches
-from gati.adapt.renewal import _worth_it
+from gati.adapt.renewal import _worth_it, candidate_blocks
 from gati.adapt.retrain import Retrained, retrain
 from gati.adapt.scene import nearest_scene, scene_signature
+from gati.adapt.settings import AdaptSettings
 from gati.adapt.tune import Recipe
 from gati.adapt.versions import Graphs, open_version, save_version
 from gati.adapt.window import Window, split_window
 from gati.errors import AdaptError, CompositionError
+from gati.model.entry import INPUT
 from gati.runtime.engine import Engine
 from gati.runtime.load import Served, open_served
-from tests.adapt.deployed import FAMILIAR, STRANGE, make_deployed, stream, window_of
+from tests.adapt.deployed import BLOCKS, FAMILIAR, STRANGE, make_deployed, stream, window_of
 
 PATIENT = Recipe(epochs=12.0, limit_s=600.0, learning_rate=3e-3)
 NEW = NewCaches(("blocks.0",), recipe=replace(PATIENT, epochs=20.0))
@@ -278,6 +280,25 @@ def test_what_cannot_be_retrained_is_said_in_one_line(served: Served, window: Wi
         retrain(served, few)
     with pytest.raises(AdaptError, match="no block 'blocks.9' to train caches at; there are blocks.0"):
         retrain(served, window, new=NewCaches(("blocks.9",)))
+    with pytest.raises(AdaptError, match="no place for student.4. at block 'blocks.1'; what reads the input"):
+        retrain(served, window, new=NewCaches(("blocks.1",), ("student(4)",)))
+
+
+def test_an_exit_at_the_input_is_retrained(tmp_path: Path) -> None:
+    """On a stream of other digits the student goes on learning; new caches are tried after blocks only."""
+    served = make_deployed(tmp_path, variants={INPUT: "student(8)", BLOCKS[2]: "grid(16)"})
+    assert INPUT not in candidate_blocks(served, AdaptSettings())
+    seen = window_of(served.engine.traced, stream((0, 1, 2, 3), 600, seed=3))
+    found = retrain(served, seen, seed=0)
+    assert INPUT in {leaving.block for leaving in found.exits}
+    save_version(tmp_path / "v2", found.composition, found.exits)
+    x = stream((0, 1, 2, 3), 200, seed=4, unseen=True)
+    engine = open_version(served, tmp_path / "v2").engine
+    answers = engine(x)
+    left = [answer for answer in answers if answer.exit == INPUT]
+    reference = dict(enumerate(engine.reference(x).tolist()))
+    agree = [answer.class_index == reference[row] for row, answer in enumerate(answers)]
+    assert len(left) > 20 and sum(agree) > 0.9 * len(agree)
 
 
 def test_a_version_of_another_base_model_is_refused(

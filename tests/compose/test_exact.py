@@ -12,6 +12,7 @@ from gati.compose.exact import fits_program, merge_inputs, solve_exact, solve_pr
 from gati.compose.instance import Instance, make_instance
 from gati.compose.search import Searcher, improve_priced, improve_within, search_frontier
 from gati.compose.solvers import SOLVERS
+from gati.errors import SolverError
 from tests.compose.solving import require
 from tests.oracles import best_exact_latency
 
@@ -203,3 +204,38 @@ def test_descents_end_where_they_began_when_nothing_improves():
     assert improve_priced(searcher, settled, 5.0) == settled
     within = improve_within(searcher, (), 4)
     assert improve_within(searcher, within, 4) == within
+
+
+def test_without_an_answer_in_its_time_the_search_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = hard_instance(inputs=20, blocks=2, variants=1)
+    assert fits_program(instance)
+    proven = solve_exact(instance, 2)
+
+    def late(*_: object, **__: object) -> None:
+        raise SolverError("no solution yet")
+
+    monkeypatch.setattr("gati.compose.exact.solve", late)
+    found = solve_exact(instance, 2)
+    assert found.solver == "search"
+    assert found.outcome.disagreements <= 2
+    assert 0 < found.bound_ms <= proven.outcome.mean_latency_ms <= found.outcome.mean_latency_ms + 1e-9
+    with pytest.raises(SolverError, match="no solution yet"):
+        solve_exact(instance, 2, solver="highs")
+
+
+@pytest.mark.parametrize("prove", [True, False])
+def test_where_no_lookup_pays_the_network_stays_as_it_is(prove: bool) -> None:
+    none = np.empty((0, 5))
+    instance = make_instance(
+        block=[],
+        score=none.astype(np.float32),
+        wrong=none.astype(bool),
+        reach_ms=[],
+        lookup_ms=[],
+        penalty_ms=[],
+        memory_bytes=[],
+        base_ms=1.5,
+    )
+    choice = solve_exact(instance, 1, frontier=search_frontier(instance), prove=prove)
+    assert choice.chosen == ()
+    assert choice.outcome.mean_latency_ms == 1.5
