@@ -1,4 +1,4 @@
-"""`gati explore`; `gati.cli` registers it."""
+"""The verb `gati explore`; `gati.cli` registers it."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def explore(
     it exits at a few blocks. What is named with --blocks and --variants is all trained. Labels are not
     needed. Interrupted, the same command goes on where it stopped.
 
-    A companion is a smaller network for the same classes: asked first, it answers what it is sure of, so that
-    compose chooses among cascades, too, and certifies them. The library keeps all that it needs of it.
-
     With --more, what a library has is trained further: caches that get better take the place of older ones,
     and compositions that are there stay as they are.
+
+    A companion is a smaller network for the same classes: asked first, it answers what it is sure of, so that
+    compose chooses among cascades, too, and certifies them. The library keeps all that it needs of it.
 
     What compose certifies assumes that VAL was drawn independently from what will be served: pictures are,
     frames of one video are not. Copies are found and kept together; what VAL has is left out of MORE.
@@ -101,13 +101,7 @@ def explore(
 
     if more is not None:
         _refuse_with_more(
-            blocks=pattern,
-            variants=variants,
-            companion=companion,
-            out=out,
-            checkpoint=checkpoint,
-            budget=budget,
-            epochs=epochs,
+            blocks=pattern, variants=variants, out=out, checkpoint=checkpoint, budget=budget, epochs=epochs
         )
         budget_s = parse_duration(more)
         library = gati.explore_more(

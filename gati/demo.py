@@ -71,7 +71,7 @@ def _demo(
         accuracy = train_digits(folder, epochs, seed)
         say(f"   {accuracy:.1%} right on unseen digits, after {time.monotonic() - started_s:.0f} s.")
 
-    say("2. Training and measuring learned caches after every block:")
+    say("2. Training and measuring learned caches, at the input and after some blocks:")
     say(f"   gati explore {MODEL} --checkpoint {checkpoint} --data {folder}/val.npz \\")
     say(f"     --train-data {folder}/train.npz --out {library} --budget {explore_budget_s:.0f}s")
     gati.explore(

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 import gati
 from gati.bench import bench as bench_module
 from gati.cli import run
-from gati.explore import prepare
+from gati.explore import candidates
 from gati.explore.library import Library
 from gati.runtime.load import open_model
 from tests.conftest import SHARED_DATA
@@ -41,7 +41,7 @@ def write_pictures(folder: Path, skip: int) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _no_cache_is_too_slow() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "too_slow", lambda *arguments: "")
+        patch.setattr(candidates, "too_slow", lambda *arguments: "")
         yield
 
 

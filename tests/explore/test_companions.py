@@ -22,7 +22,7 @@ from gati.adapt.tune import Lesson, Recipe, tuned
 from gati.caches import Companion, LearnedCache, Reader, Reading, is_companion, load_cache, save_cache
 from gati.cli import run
 from gati.errors import LibraryError, ModelError, VariantError
-from gati.explore import prepare
+from gati.explore import candidates
 from gati.explore.companions import class_order, load_companions, reading_of
 from gati.explore.explore import explore
 from gati.explore.library import Library
@@ -104,7 +104,7 @@ def small_state() -> dict[str, Tensor]:
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "too_slow", lambda *_: "left out here")  # nothing is trained
+        patch.setattr(candidates, "too_slow", lambda *_: "left out here")  # nothing is trained
         yield
 
 
