@@ -101,7 +101,13 @@ def explore(
 
     if more is not None:
         _refuse_with_more(
-            blocks=pattern, variants=variants, out=out, checkpoint=checkpoint, budget=budget, epochs=epochs
+            blocks=pattern,
+            variants=variants,
+            companion=companion,
+            out=out,
+            checkpoint=checkpoint,
+            budget=budget,
+            epochs=epochs,
         )
         budget_s = parse_duration(more)
         library = gati.explore_more(
