@@ -73,7 +73,7 @@ def explore(
     Labels are not needed. Interrupted, the same command goes on where it stopped.
 
     A companion is a smaller network for the same classes: asked first, it answers what it is sure of, so that
-    compose chooses among cascades, too, and certifies them (give it a larger --slowdown: what the companion is
+    compose chooses among cascades, too, and certifies them (give it a larger --slowdown: what the first is
     not sure of pays for both). The library keeps all that it needs of it.
 
     What compose certifies assumes that VAL was drawn independently from what will be served: pictures are,
