@@ -10,6 +10,7 @@ import nbformat
 import pytest
 
 from tests.conftest import REPOSITORY, Demo
+from tests.waiting import LONG_S
 
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 
@@ -38,7 +39,7 @@ def test_a_notebook_runs_from_top_to_bottom(
     monkeypatch.setenv("PYTHONPATH", os.fspath(REPOSITORY))
     notebook = nbformat.read(path, as_version=4)
     where = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=900, kernel_name="python3", resources=where).execute()
+    NotebookClient(notebook, timeout=int(LONG_S), kernel_name="python3", resources=where).execute()
     printed = [
         output.text
         for cell in notebook.cells

@@ -11,7 +11,7 @@ from typing import TypeVar
 __all__ = ["LONG_S", "in_the_end", "returns", "until"]
 
 # What takes longer than this on any machine, however busy, will never happen.
-LONG_S = 180.0
+LONG_S = 600.0
 
 T = TypeVar("T")
 

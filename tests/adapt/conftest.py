@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LONG_S
+
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 
 
@@ -29,7 +31,7 @@ class Postgres:
         log = self.folder / "commands.log"
         with log.open("ab") as said:
             done = subprocess.run(
-                command, cwd=self.folder, stdout=said, stderr=said, timeout=180, check=False
+                command, cwd=self.folder, stdout=said, stderr=said, timeout=LONG_S, check=False
             )
         assert done.returncode == 0, f"{command}: {log.read_text()[-2000:]}"
 

@@ -32,6 +32,7 @@ from gati.runtime.engine import Engine
 from gati.runtime.exits import Prediction
 from gati.runtime.load import Served
 from tests.adapt.deployed import FAMILIAR, STRANGE, make_deployed, stream
+from tests.waiting import LONG_S
 
 SETTINGS = AdaptSettings(
     interval_s=1e9, window_inputs=600, accuracy=0.9, blocks=("blocks.0",), original_inputs=0,
@@ -332,7 +333,7 @@ def test_live_it_adapts_beside_and_counts_everything(served: Served, drift: Tens
         for answer in feed(adaptation, drift[:1200].repeat(6, 1, 1, 1)):  # slow machines try again
             answers.append(answer)
             if len(answers) % 20 == 0:  # as a camera would: the machine has time in between
-                assert adaptation.wait()
+                assert adaptation.wait(LONG_S)
             if "activated" in told.kinds:
                 break
         status = adaptation.status
@@ -349,9 +350,9 @@ def test_background_work_that_fails_is_told_and_the_next_is_done() -> None:
     worker = Background("test", limit=2, on_error=errors.append)
     worker.submit(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
     worker.submit(done.set)
-    assert done.wait(180.0) and worker.wait(180.0)
+    assert done.wait(LONG_S) and worker.wait(LONG_S)
     assert isinstance(errors[0], ZeroDivisionError)
-    worker.close(180.0)
+    worker.close(LONG_S)
     assert not worker.submit(done.set)
 
 
@@ -366,7 +367,7 @@ def test_a_place_that_was_reserved_is_kept_whatever_else_waits() -> None:
         assert worker.submit(gate.wait)  # type: ignore[arg-type]
         assert worker.submit(lambda: done.append(1), reserved=True)
         gate.set()
-        assert worker.wait(60.0) and done == [1]
+        assert worker.wait(LONG_S) and done == [1]
     finally:
         worker.close(5.0)
     assert not worker.reserve()
@@ -377,8 +378,8 @@ def test_the_collector_spares_what_was_there_as_long_as_there_is_work_beside() -
     workers = [Background("test", limit=1), Background("test", limit=1)]
     for worker in workers:
         assert gc.get_freeze_count() > 0
-        worker.close(180.0)
-        worker.close(180.0)
+        worker.close(LONG_S)
+        worker.close(LONG_S)
     assert gc.get_freeze_count() == 0
 
 

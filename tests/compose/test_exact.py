@@ -65,6 +65,18 @@ def hard_instance(inputs: int = 300, blocks: int = 6, variants: int = 3, seed: i
     )
 
 
+@pytest.mark.parametrize("prove", [False, True])
+def test_without_any_trial_nothing_is_chosen_and_that_is_proven(prove: bool) -> None:
+    """As on a machine so busy that every lookup was measured to take longer than the network."""
+    nothing = make_instance(
+        block=[], score=np.empty((0, 20), np.float32), wrong=np.empty((0, 20), bool), reach_ms=[],
+        lookup_ms=[], penalty_ms=[], memory_bytes=[], base_ms=1.5,
+    )  # fmt: skip
+    found = solve_exact(nothing, 3, frontier=search_frontier(nothing), prove=prove)
+    assert (found.chosen, found.bound_ms, found.outcome.mean_latency_ms) == ((), 1.5, 1.5)
+    assert found.outcome.disagreements == 0
+
+
 @pytest.mark.parametrize("solver", sorted(SOLVERS))
 @few
 @given(instance=instances(trials=3, inputs=6, levels=4), budget=st.integers(0, 3))

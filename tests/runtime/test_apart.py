@@ -19,6 +19,7 @@ from gati.graph.convert import Converter, convert_here
 from gati.graph.stages import Stages, build_stages
 from gati.runtime.exits import EngineExit
 from tests.runtime.networks import BLOCKS, Cache, ready, traced_network
+from tests.waiting import LONG_S
 
 pytestmark = pytest.mark.slow  # it starts processes
 
@@ -115,7 +116,7 @@ def test_work_in_the_background_converts_apart_and_leaves_no_process(not_here: N
 
     worker = Background("test", limit=1, on_error=errors.append)
     worker.submit(job)
-    assert worker.wait(120.0) and not errors and len(models) == 1
+    assert worker.wait(LONG_S) and not errors and len(models) == 1
     assert processes[0]._process is not None
     number = processes[0]._process.pid
     worker.close(30.0)

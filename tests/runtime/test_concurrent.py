@@ -14,6 +14,7 @@ from gati.runtime.concurrent import ConcurrentEngine
 from gati.runtime.engine import Engine
 from tests.runtime.networks import BLOCKS, traced_network
 from tests.runtime.test_graph_backends import exits, requests
+from tests.waiting import LONG_S, until
 
 backends = pytest.mark.parametrize(
     "backend",
@@ -51,7 +52,7 @@ def test_inputs_that_wait_are_run_as_one_batch_and_those_that_hit_leave_it() -> 
         def counted(position: int, run):
             def counting(carried):
                 if position == 0:
-                    gate.wait(30)
+                    gate.wait(LONG_S)
                 sizes.append((position, carried[0].shape[0]))
                 return run(carried)
 
@@ -63,7 +64,7 @@ def test_inputs_that_wait_are_run_as_one_batch_and_those_that_hit_leave_it() -> 
         )
         waiting = [shared.submit(row) for row in requests(21).split(1)]
         gate.set()
-        left = [answer.result(30).exit for answer in waiting]
+        left = [answer.result(LONG_S).exit for answer in waiting]
     entered = [size for position, size in sizes if position == 0]
     assert sum(entered) == 21 and max(entered) >= 20 / 2
     assert len(entered) <= 3
@@ -78,18 +79,17 @@ def test_a_cancelled_request_is_not_run() -> None:
         first = shared._segments[0]
 
         def slow(carried):
-            gate.wait(30)
+            gate.wait(LONG_S)
             return first.run(carried)
 
         shared._segments = (type(first)(slow, first.takes_rows), *shared._segments[1:])
         running, waiting = (shared.submit(row) for row in requests(2).split(1))
-        while shared.waiting > 1:
-            pass
+        until(lambda: shared.waiting <= 1)
         waiting.cancel()
         gate.set()
-        assert running.result(30).exit in (BLOCKS[0], "base")
+        assert running.result(LONG_S).exit in (BLOCKS[0], "base")
         with pytest.raises(CancelledError):
-            waiting.result(30)
+            waiting.result(LONG_S)
 
 
 def test_closing_answers_what_waits_and_refuses_what_comes() -> None:

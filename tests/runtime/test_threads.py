@@ -21,6 +21,7 @@ from gati.runtime.exits import Prediction
 from gati.types import Placement
 from tests.runtime.fake_device import FakeDevice
 from tests.runtime.networks import BLOCKS, CLASSES, inputs, ready, selective_exits, traced_network
+from tests.waiting import LONG_S
 
 THREADS = 2
 KINDS: tuple[tuple[str, Placement], ...] = (
@@ -306,7 +307,7 @@ def test_compiling_in_two_threads_leaves_the_filters_of_warnings_as_they_were(
 
     def second(x: Tensor) -> Tensor:
         second_began.set()
-        first_ended.wait(10)
+        first_ended.wait(LONG_S)
         return x
 
     monkeypatch.setattr(torch, "compile", lambda run, **_: run)
@@ -318,7 +319,7 @@ def test_compiling_in_two_threads_leaves_the_filters_of_warnings_as_they_were(
         first_ended.set()
 
     def ask_second() -> None:
-        first_began.wait(10)
+        first_began.wait(LONG_S)
         late(inputs(1))
 
     at_once([ask_first, ask_second])

@@ -24,7 +24,6 @@ from tests.runtime.served import images, make_served
 from tests.waiting import LONG_S, until
 
 CLASSES = ("north", "east", "south", "west")
-START_TIMEOUT_S = 300.0
 LITTLE = 0.02
 
 
@@ -56,8 +55,11 @@ def certify(library: Path, accuracy: float = LITTLE, **changes: Any) -> Composit
     return chosen
 
 
-SERVE = """
+LARGEST_BODY_BYTES = 400_000
+SERVE = f"""
 late_factor = 4.0
+largest_body_bytes = {LARGEST_BODY_BYTES}
+largest_image_pixels = 4096
 [models.small]
 library = "library"
 queue_capacity = 16
@@ -128,7 +130,7 @@ class Serving:
         self._reader.start()
 
     def __enter__(self) -> Self:
-        if not self._announced.wait(START_TIMEOUT_S):
+        if not self._announced.wait(LONG_S):
             self.process.kill()
             raise AssertionError("it did not start: " + "".join(self.said[-20:]))
         assert self.url, "".join(self.said[-20:])
@@ -186,12 +188,13 @@ def request(count: int = 1, **parameters: Any) -> dict[str, Any]:
     return {"inputs": [tensor], "parameters": parameters}
 
 
-def png() -> bytes:
-    """The first image as a file."""
+def png(side: int | None = None) -> bytes:
+    """The first image as a file, as it is or resized to a square."""
     import io
 
     from PIL import Image
 
     out = io.BytesIO()
-    Image.fromarray(np.asarray(images(1)[0, ..., 0])).save(out, "PNG")
+    image = Image.fromarray(np.asarray(images(1)[0, ..., 0]))
+    (image if side is None else image.resize((side, side))).save(out, "PNG")
     return out.getvalue()

@@ -11,6 +11,7 @@ import pytest
 from gati.errors import ConfigError
 from services.config import read_config
 from services.serve import with_pipeline_models
+from tests.waiting import LONG_S
 
 
 def test_the_command_line_wins_over_the_environment_and_that_over_the_file(folder: Path) -> None:
@@ -69,7 +70,7 @@ def test_unknown_environment_and_missing_target(folder: Path, tmp_path: Path) ->
 
 def gati(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gati", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=LONG_S)
 
 
 def test_a_dry_run_shows_everything_and_starts_nothing(folder: Path, repository: Path) -> None:

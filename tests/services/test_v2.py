@@ -15,7 +15,14 @@ import tritonclient.http as triton
 
 import gati
 from tests.runtime.served import PREPROCESSING, images
-from tests.services.running import CLASSES, Serving, request
+from tests.services.running import CLASSES, LARGEST_BODY_BYTES, Serving, request
+from tests.waiting import LONG_S
+
+
+def client_of(serving: Serving) -> triton.InferenceServerClient:
+    """Another project's client, as patient as ours."""
+    url = serving.url.removeprefix("http://")
+    return triton.InferenceServerClient(url, connection_timeout=LONG_S, network_timeout=LONG_S)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +37,7 @@ def expected(folder: Path) -> list[gati.Prediction]:
 def test_another_projects_client_gets_the_engines_answers(
     serving: Serving, expected: list[gati.Prediction], binary: bool, compression: str | None
 ) -> None:
-    client = triton.InferenceServerClient(serving.url.removeprefix("http://"))
+    client = client_of(serving)
     assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("small")
     data = PREPROCESSING(images(10)).numpy()
     given = triton.InferInput("input", list(data.shape), "FP32")
@@ -53,7 +60,7 @@ def test_another_projects_client_gets_the_engines_answers(
 
 
 def test_metadata_statistics_and_index_for_another_projects_client(serving: Serving) -> None:
-    client = triton.InferenceServerClient(serving.url.removeprefix("http://"))
+    client = client_of(serving)
     assert client.get_server_metadata()["name"] == "gati"
     found = client.get_model_metadata("small")
     assert found["inputs"] == [{"name": "input", "datatype": "FP32", "shape": [-1, 1, 6, 6]}]
@@ -148,25 +155,24 @@ def test_values_that_are_not_finite_are_refused(serving: Serving) -> None:
     data = np.full((1, 1, 6, 6), np.nan, np.float32)
     given = triton.InferInput("input", list(data.shape), "FP32")
     given.set_data_from_numpy(data)
-    client = triton.InferenceServerClient(serving.url.removeprefix("http://"))
+    client = client_of(serving)
     with pytest.raises(triton.InferenceServerException, match="not finite"):
         client.infer("small", [given])
 
 
-def test_bodies_are_bounded_packed_and_unpacked(folder: Path) -> None:
-    with Serving(folder / "serve.toml", environment={"GATI_SERVE_LARGEST_BODY_BYTES": "4096"}) as running:
-        url = "/v2/models/small/infer"
-        assert running.client.post(url, content=b" " * 5000).status_code == 413
-        chunks = running.client.post(url, content=(b" " * 1000 for _ in range(9)))
-        packed = running.client.post(
-            url, content=gzip.compress(b" " * 10**6), headers={"Content-Encoding": "gzip"}
-        )
-        assert (chunks.status_code, packed.status_code) == (413, 413)
-        assert "larger than 4096 bytes" in packed.json()["error"]
-        cut = gzip.compress(b"{}")[:-9]
-        assert running.client.post(url, content=cut, headers={"Content-Encoding": "gzip"}).status_code == 400
-        strange = running.client.post(url, content=b"{}", headers={"Content-Encoding": "br"})
-        assert (strange.status_code, running.infer().status_code) == (400, 200)
+def test_bodies_are_bounded_packed_and_unpacked(serving: Serving) -> None:
+    url, largest = "/v2/models/small/infer", LARGEST_BODY_BYTES
+    assert serving.client.post(url, content=b" " * (largest + 1)).status_code == 413
+    chunks = serving.client.post(url, content=(b" " * (largest // 4) for _ in range(5)))
+    packed = serving.client.post(
+        url, content=gzip.compress(b" " * 2 * largest), headers={"Content-Encoding": "gzip"}
+    )
+    assert (chunks.status_code, packed.status_code) == (413, 413)
+    assert f"larger than {largest} bytes" in packed.json()["error"]
+    cut = gzip.compress(b"{}")[:-9]
+    assert serving.client.post(url, content=cut, headers={"Content-Encoding": "gzip"}).status_code == 400
+    strange = serving.client.post(url, content=b"{}", headers={"Content-Encoding": "br"})
+    assert (strange.status_code, serving.infer().status_code) == (400, 200)
 
 
 def test_a_deadline_and_an_slo_that_cannot_be_met(serving: Serving) -> None:
@@ -183,7 +189,7 @@ def test_unknown_places_and_methods_are_told_in_json(serving: Serving) -> None:
 
 def test_versions_are_loaded_activated_and_unloaded(folder: Path) -> None:
     with Serving(folder / "library") as running:
-        client = triton.InferenceServerClient(running.url.removeprefix("http://"))
+        client = client_of(running)
         load, unload = "/v2/repository/models/library/load", "/v2/repository/models/library/unload"
         done = running.client.post(load, json={"parameters": {"composition": "other"}})
         assert done.json().items() >= {"name": "library", "version": "other", "pending": False}.items()
