@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -114,11 +114,13 @@ def _make_demo(folder: Path) -> None:
 @contextmanager
 def budgets_of_processor_time() -> Iterator[None]:
     """Budgets of `explore` are seconds of this process: training is not shorter on a busy machine."""
-    from gati.explore.rounds import Rounds
+    from gati.explore.budget import Budget
+    from gati.explore.state import RunState
 
-    def made(*arguments: Any, began: float, **settings: Any) -> Rounds:  # what came before is not counted
-        return Rounds(*arguments, **settings, began=time.process_time(), clock=time.process_time)
+    def made(budget_s: float | None, clock: object, began: float, state: RunState) -> Budget:
+        # from now on: what came before is not counted
+        return Budget(budget_s, time.process_time, time.process_time(), state)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_module("gati.explore.explore"), "Rounds", made)
+        patch.setattr(import_module("gati.explore.explore"), "Budget", made)
         yield

@@ -45,9 +45,11 @@ def convert_once(folder: Path, export: Callable[..., Any]) -> Callable[..., Any]
     folder.mkdir(exist_ok=True)
 
     def exported(program: Any, *args: Any, **options: Any) -> Any:
-        kept = folder / f"{_identity(program, args, options)}.onnx"
+        if args:  # no program, but a module that is still to be traced
+            return export(program, *args, **options)
+        kept = folder / f"{_identity(program, options)}.onnx"
         if not kept.exists():
-            model = export(program, *args, **options).model_proto
+            model = export(program, **options).model_proto
             atomic_write_bytes(kept, model.SerializeToString())
             return SimpleNamespace(model_proto=model)
         return SimpleNamespace(model_proto=onnx.load(kept))
@@ -55,13 +57,13 @@ def convert_once(folder: Path, export: Callable[..., Any]) -> Callable[..., Any]
     return exported
 
 
-def _identity(program: Any, args: tuple[Any, ...], options: dict[str, Any]) -> str:
+def _identity(program: Any, options: dict[str, Any]) -> str:
     found = hashlib.sha256()
 
     def add(*parts: object) -> None:
         found.update(repr([str(part) for part in parts]).encode())
 
-    add(args, sorted(options.items()), program.graph_signature, program.range_constraints)
+    add(sorted(options.items()), program.graph_signature, program.range_constraints)
     for part in program.graph_module.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
             add(node.format_node(), node.meta.get("val"), node.meta.get("nn_module_stack"))

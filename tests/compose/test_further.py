@@ -26,7 +26,7 @@ from gati.compose.pieces import Pieces
 from gati.compose.plans import Settings
 from gati.compose.verdicts import replay_of
 from gati.errors import CompositionError, DataError
-from gati.explore import prepare
+from gati.explore import candidates
 from gati.explore.explore import explore
 from gati.explore.library import CERTIFY, SELECT, Library, TrialOutcomes
 from gati.explore.splits import held_out
@@ -52,7 +52,7 @@ def explored(tmp_path_factory: pytest.TempPathFactory) -> Library:
     save_file(trained_state(), folder / "net.safetensors")
     with pytest.MonkeyPatch.context() as patch:
         # a network so small is hardly slower than a lookup: here it is
-        patch.setattr(prepare, "too_slow", lambda *_: "")
+        patch.setattr(candidates, "too_slow", lambda *_: "")
         library = explore(
             NET, str(folder / "net.safetensors"), data=str(folder / "held.npz"),
             train_data=str(folder / "train.npz"), out=folder / "library", blocks="blocks.[012]",

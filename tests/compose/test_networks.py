@@ -129,7 +129,7 @@ def test_the_engine_with_coarser_lookups_is_tried_where_its_network_is_the_faste
 
     monkeypatch.setattr("gati.explore.splits.held_out", held_out)
     monkeypatch.setattr(backends, "on_backend", costed)
-    keep(library, {**FOUND, "onnxruntime": 0.1})
+    keep(library, {**FOUND, "onnxruntime": 1e-6})
     chosen = choose_backend(library, AUTO)
     others = reduced_precisions(library, chosen, AUTO, None, Pieces(library))
     assert tried == ["onnxruntime", "onnxruntime-int8-lookups"]

@@ -15,7 +15,7 @@ from gati.runtime.exits import EngineExit
 from tests.runtime.networks import BLOCKS, Cache, traced_network
 
 NAMES = sorted(
-    name for name, kind in BACKENDS.items() if issubclass(kind, GraphBackend) and kind.precision == "f32"
+    name for name, kind in BACKENDS.items() if issubclass(kind, GraphBackend) and kind.in_float32()
 )
 
 graph_backend = pytest.mark.parametrize(
