@@ -41,7 +41,8 @@ def test_training_is_the_same_twice_and_leaves_the_random_state_alone(tmp_path: 
 def test_the_demo_ends_with_a_library_that_answers_like_the_network(demo: Demo) -> None:
     assert demo.agreement > 0.9
     library = gati.Library.open(demo.library)
-    assert len(library.manifest.blocks) == 9
+    assert [block.name for block in library.manifest.blocks][0] == "input"
+    assert len(library.manifest.blocks) == 10
     assert sum(trial.status == "trained" for trial in library.trials) > 9
     assert library.composition_path("default").is_file()
 

@@ -111,6 +111,15 @@ def test_every_figure_equals_sending_one_input_after_the_other(
     assert found.oracle.agreement == 1.0
 
 
+def test_an_answer_at_the_input_that_costs_nothing_has_a_finite_gain(small):
+    problem = chosen_problem(small, [(0, 0, 0.0)], [0.0])
+    first = replace(problem.candidates[0], lookup_ms=0.0)
+    reach_ms = (0.0, *problem.reach_ms[1:])
+    found = headroom_of(replace(problem, reach_ms=reach_ms, candidates=(first,)), small, None)
+    assert found.exits[0].right.mean_latency_ms == 0.0
+    assert found.exits[0].right.gain == pytest.approx(1000.0)
+
+
 def test_a_composition_keeps_its_headroom_and_explains_each_exit_by_it(library):
     composition = compose(library.directory, accuracy=0.9, confidence=None)
     headroom = composition.headroom
