@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gati.errors import BackendError, one_line
 from gati.explore.precision import bfloat16_pays, training_precision
-from gati.explore.views import Batch
+from gati.explore.views import ViewedBatch
 from gati.model.hooks import first_tensor
 from gati.types import OutputsKind
 
@@ -173,12 +173,12 @@ class Memory:
         """Bytes that are reserved."""
         return 0 if self._rows is None else 2 * self._rows.numel()
 
-    def get(self, batch: Batch) -> Tensor | None:
+    def get(self, batch: ViewedBatch) -> Tensor | None:
         """Return the rows of a batch [B, columns] in float32, or None."""
         slot = self._slot(batch)
         return self._rows[slot].float() if self._rows is not None and slot in self._known else None
 
-    def put(self, batch: Batch, rows: Tensor) -> None:
+    def put(self, batch: ViewedBatch, rows: Tensor) -> None:
         """Keep the rows of a batch."""
         if self._rows is None:
             fitting = min(self._slots, self._limit_bytes // max(1, 2 * rows.numel()))
@@ -188,7 +188,7 @@ class Memory:
             self._rows[slot] = rows.half().cpu()
             self._known.add(slot)
 
-    def _slot(self, batch: Batch) -> int:
+    def _slot(self, batch: ViewedBatch) -> int:
         return batch.round * self._places + batch.place
 
 

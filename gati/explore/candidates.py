@@ -41,7 +41,16 @@ from gati.runtime.least_costs import Arithmetic
 from gati.runtime.profile import measure_lookup
 from gati.types import BlockProfile, Profile, Trial, TrialId
 
-__all__ = ["Costs", "Measure", "Specification", "Wanted", "measured_costs", "specify", "trial_name", "wanted"]
+__all__ = [
+    "Measure",
+    "Specification",
+    "UntrainedCosts",
+    "Wanted",
+    "measured_costs",
+    "specify",
+    "trial_name",
+    "wanted",
+]
 
 STUDENT = "student"  # without a number, it stands for sizes that fit the base model
 
@@ -68,16 +77,16 @@ class Wanted(NamedTuple):
         return (*self.defaults, *self.named)
 
 
-class Costs(NamedTuple):
+class UntrainedCosts(NamedTuple):
     """What a predictor costs before it is trained: weights, and milliseconds of one lookup if measured."""
 
     parameters: int
     lookup_ms: float | None = None
 
 
-Measure = Callable[[str, tuple[int, ...]], Costs]
+Measure = Callable[[str, tuple[int, ...]], UntrainedCosts]
 
-_UNKNOWN = Costs(0)
+_UNKNOWN = UntrainedCosts(0)
 
 
 def wanted(variants: Iterable[str] | None, blocks: str | None, students: int) -> Wanted:
@@ -105,14 +114,14 @@ def trial_name(block: str, variant: str) -> TrialId:
 
 def measured_costs(traced: TracedModel) -> Measure:
     """Measure untrained lookups, each variant once for hidden outputs of one shape."""
-    known: dict[tuple[str, tuple[int, ...]], Costs] = {}
+    known: dict[tuple[str, tuple[int, ...]], UntrainedCosts] = {}
 
-    def measure(variant: str, shape: tuple[int, ...]) -> Costs:
+    def measure(variant: str, shape: tuple[int, ...]) -> UntrainedCosts:
         if (variant, shape) not in known:
             cache = LearnedCache(variant, shape, traced.classes, BASELINE).to(traced.device)
             request, hidden = traced.example(), torch.rand(1, *shape, device=traced.device)
             lookup_ms = measure_lookup(cache, hidden, between=lambda: traced.base(request.clone()))
-            known[variant, shape] = Costs(_weights(cache), lookup_ms)
+            known[variant, shape] = UntrainedCosts(_weights(cache), lookup_ms)
         return known[variant, shape]
 
     return measure
@@ -168,7 +177,7 @@ class _Chooser:
         except VariantError as error:
             return _row(block, variant, str(error))
         if reason := too_heavy(parameters, self.limit_bytes):
-            return _row(block, variant, reason, Costs(parameters))
+            return _row(block, variant, reason, UntrainedCosts(parameters))
         return self.named(block, variant)
 
     def students(self, block: BlockProfile) -> list[Specification]:
@@ -191,11 +200,11 @@ class _Chooser:
         widths = student_widths(shape, classes, Arithmetic(self.traced).base)
         if not widths:
             raise VariantError("the network is so small that a student would cost nearly as much")
-        costs: dict[int, Costs] = {}
+        costs: dict[int, UntrainedCosts] = {}
         reasons: dict[int, str] = {}
         for width in widths:
             variant = f"{STUDENT}({width})"
-            costs[width] = Costs(self._weights_of(variant, block))
+            costs[width] = UntrainedCosts(self._weights_of(variant, block))
             reasons[width] = too_heavy(costs[width].parameters, MOST_BYTES)
             if not reasons[width]:
                 costs[width] = self.measure(variant, shape)
@@ -219,7 +228,7 @@ def _weights(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _row(block: BlockProfile, variant: str, reason: str, costs: Costs = _UNKNOWN) -> Specification:
+def _row(block: BlockProfile, variant: str, reason: str, costs: UntrainedCosts = _UNKNOWN) -> Specification:
     trial = Trial(
         trial_id=trial_name(block.name, variant),
         block_index=block.index,

@@ -20,25 +20,31 @@ from gati.caches import Companion, Reader, Reading, companion_variant, save_cach
 from gati.errors import ModelError, one_line
 from gati.explore.candidates import trial_name
 from gati.explore.library import Library, TrialOutcomes
-from gati.explore.measure import measure_cache
+from gati.explore.measure import held_out_probabilities, measure_cache
 from gati.explore.prepare import PreparedModel
 from gati.explore.progress import Progress
 from gati.explore.state import FinishedTrial
-from gati.explore.train import Inputs
+from gati.explore.train import Learner
 from gati.model.entry import INPUT
 from gati.model.load import LoadedModel, load_model
 from gati.model.outputs import check_base_outputs, outputs_kind
 from gati.model.preprocess import Preprocessing
 from gati.types import Trial
 
-__all__ = ["Candidate", "class_order", "fit_companion", "load_companions", "measure_companions", "reading_of"]
+__all__ = [
+    "NamedNetwork",
+    "class_order",
+    "fit_companion",
+    "load_companions",
+    "measure_companions",
+    "reading_of",
+]
 
-_BATCH = 250
 _TRIED = 64  # inputs that tell whether it is usable
 _ROW_TOLERANCE = 1e-3
 
 
-class Candidate(NamedTuple):
+class NamedNetwork(NamedTuple):
     """A network that is to be a companion, and the variant it will be."""
 
     variant: str
@@ -47,15 +53,15 @@ class Candidate(NamedTuple):
 
 def load_companions(
     given: Sequence[tuple[str | Path, str | Path | None]],
-) -> tuple[Candidate, ...]:
+) -> tuple[NamedNetwork, ...]:
     """Load (model, checkpoint) pairs, as `load_model` takes them; those of one name get numbers.
 
     **Raises:** as `load_model`, saying which.
     """
-    candidates: list[Candidate] = []
+    candidates: list[NamedNetwork] = []
     for source, checkpoint in given:
         variant = companion_variant(_name(str(source), [each.variant for each in candidates]))
-        candidates.append(Candidate(variant, load_model(source, checkpoint)))
+        candidates.append(NamedNetwork(variant, load_model(source, checkpoint)))
     return tuple(candidates)
 
 
@@ -72,7 +78,7 @@ def _name(source: str, taken: Sequence[str]) -> str:
 def measure_companions(
     prepared: PreparedModel,
     library: Library,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[NamedNetwork],
     *,
     seed: int,
     progress: Progress,
@@ -95,13 +101,17 @@ def measure_companions(
     return rows
 
 
-def _measured(prepared: PreparedModel, library: Library, candidate: Candidate, seed: int) -> FinishedTrial:
+def _measured(prepared: PreparedModel, library: Library, candidate: NamedNetwork, seed: int) -> FinishedTrial:
     companion = fit_companion(candidate, prepared)
     trial_id = trial_name(INPUT, candidate.variant)
+    learner = Learner(trial_id, INPUT, companion.to(prepared.device))
+    probabilities = held_out_probabilities(
+        prepared.module, prepared.inputs.held_out, [learner], prepared.device
+    )
     measured = measure_cache(
         trial_id,
         (candidate.variant, prepared.traced.input_shape, companion),
-        _probabilities(companion, prepared.inputs.held_out, prepared.device),
+        probabilities[trial_id],
         prepared.held_out.base_class,
         prepared.inputs.split,
         seed,
@@ -124,7 +134,7 @@ def _measured(prepared: PreparedModel, library: Library, candidate: Candidate, s
     return FinishedTrial(trial, tuple(measured.points))
 
 
-def fit_companion(candidate: Candidate, prepared: PreparedModel) -> Companion:
+def fit_companion(candidate: NamedNetwork, prepared: PreparedModel) -> Companion:
     """The companion that answers what the base model of `prepared` is asked, on the CPU.
 
     **Raises:** `ModelError` for other channels or classes, or a network that cannot be run or traced.
@@ -242,14 +252,3 @@ def _outputs(variant: str, module: nn.Module, given: Tensor) -> Tensor:
         return check_base_outputs(outputs)
     except ModelError as error:
         raise ModelError(f"{variant}: {error}") from error
-
-
-@torch.no_grad()
-def _probabilities(companion: Companion, inputs: Inputs, device: torch.device) -> Tensor:
-    """Class probabilities [n, K] on all inputs."""
-    companion.to(device)
-    batches = []
-    for start in range(0, len(inputs), _BATCH):
-        indices = np.arange(start, min(start + _BATCH, len(inputs)))
-        batches.append(companion(inputs.images(indices).to(device)).float().softmax(1).cpu())
-    return torch.cat(batches)

@@ -19,7 +19,7 @@ from gati.caches import parse_variant
 from gati.errors import DataError, VariantError
 from gati.explore.budget import Budget, Clock
 from gati.explore.candidates import wanted
-from gati.explore.companions import Candidate, load_companions, measure_companions
+from gati.explore.companions import NamedNetwork, load_companions, measure_companions
 from gati.explore.library import BaseOutcomes, Library, Manifest
 from gati.explore.lookups import finish_trials, points_of
 from gati.explore.memory import freed_memory_kept
@@ -192,7 +192,7 @@ def _named(class_names: ClassNames | None, label_map: LabelMap | None) -> dict[s
     return said
 
 
-def _accompanied(candidates: Sequence[Candidate]) -> dict[str, Any]:
+def _accompanied(candidates: Sequence[NamedNetwork]) -> dict[str, Any]:
     """Which companions there are, nothing where there are none."""
     said = [
         [each.variant, each.loaded.source, each.loaded.checkpoint_sha256, each.loaded.preprocessing.to_json()]

@@ -32,8 +32,8 @@ from gati.explore.memory import freed_memory_kept
 from gati.explore.network import load_network
 from gati.explore.prepare import (
     KEPT_PICTURES_BYTES,
-    Expected,
     HeldOut,
+    MeasuringTimes,
     Prepared,
     choose_augmentations,
     resolve_device,
@@ -198,14 +198,14 @@ def _prepare(
     if stored is None:
         measured = clock()
         outputs = base_answers(network.module, inputs.held_out, device)
-        expected = Expected(
+        expected = MeasuringTimes(
             clock() - measured,
             selector_seconds(outputs, inputs.split, manifest.seed, clock),
             lookup_seconds(network.traced, specifications, clock),
         )
         state.write_costs({"expected": expected})
     else:
-        expected = Expected(*stored["expected"])
+        expected = MeasuringTimes(*stored["expected"])
     plain, bold = choose_augmentations(inputs, network.module, device)
     return Prepared(
         network.module,

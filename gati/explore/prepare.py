@@ -43,7 +43,7 @@ from gati.types import BlockProfile, OutputsKind, Profile, Trial
 
 __all__ = [
     "KEPT_PICTURES_BYTES",
-    "Expected",
+    "MeasuringTimes",
     "HeldOut",
     "Prepared",
     "PreparedModel",
@@ -65,7 +65,7 @@ class HeldOut:
     classes: int
 
 
-class Expected(NamedTuple):
+class MeasuringTimes(NamedTuple):
     """Seconds that measuring will take, by what it took so far: kept free at the end of a budget."""
 
     held_out_s: float  # all held-out inputs through the base model
@@ -90,7 +90,7 @@ class Prepared:
     augmentation: Augmentation
     bold_augmentation: Augmentation  # for students, which have time to learn from stronger changes
     device: torch.device
-    expected: Expected
+    expected: MeasuringTimes
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def prepare(
         progress.note(f"measuring {len(names)} blocks and what lookups cost on {device}")
         profile = measure_profile(traced)
         specifications = specify(traced, module, profile, asked, measured_costs(traced))
-        expected = Expected(
+        expected = MeasuringTimes(
             held_out_s,
             selector_seconds(outputs, inputs.split, seed, clock),
             lookup_seconds(traced, specifications, clock),
@@ -239,7 +239,7 @@ def _answers(outputs: torch.Tensor) -> HeldOut:
     return HeldOut(base_class, outputs_kind(outputs), outputs.shape[1])
 
 
-def _from_stored(stored: dict[str, Any]) -> tuple[Profile, tuple[Specification, ...], Expected]:
+def _from_stored(stored: dict[str, Any]) -> tuple[Profile, tuple[Specification, ...], MeasuringTimes]:
     blocks = tuple(
         BlockProfile(**{**block, "output_shape": tuple(block["output_shape"])})
         for block in stored["profile"]["blocks"]
@@ -249,4 +249,4 @@ def _from_stored(stored: dict[str, Any]) -> tuple[Profile, tuple[Specification, 
         Specification(Trial(**item["trial"]), tuple(item["hidden_shape"]))
         for item in stored["specifications"]
     )
-    return profile, specifications, Expected(*stored["expected"])
+    return profile, specifications, MeasuringTimes(*stored["expected"])

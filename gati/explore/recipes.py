@@ -27,9 +27,7 @@ class Recipe:
     mixed: float = 0.0  # share of batches whose inputs are mixed with others
     rounds: int | None = None  # of views, after which the first come again; None: never
     soft_weight: float = 0.5
-    average_decay: float = (
-        0.0  # of the running average of weights that training ends with; 0: the last weights
-    )
+    average_decay: float = 0.0  # of the average of weights that training ends with; 0: the last weights
     feature_weight: float = 1.0  # of matching hidden outputs, where a block is named for it
 
 

@@ -27,7 +27,7 @@ from gati.explore.fronts import Fronts
 from gati.explore.pace import Pace, Stopwatch
 from gati.explore.precision import bfloat16_pays, training_precision
 from gati.explore.recipes import EXITS, Emphasis, Recipe, make_optimiser
-from gati.explore.views import Batch, Inputs, Viewer, Views
+from gati.explore.views import Inputs, ViewedBatch, Viewer, Views
 from gati.files import atomic_write
 from gati.model.entry import means_input
 from gati.model.hooks import collect_hidden
@@ -176,7 +176,7 @@ class SharedTraining:
         self._stopwatch.note(self._clock() - began_s, self._answer_s)
         return total / max(1, len(self.learners))
 
-    def _lesson(self, batch: Batch, images: Tensor, mixed: bool) -> _Lesson:
+    def _lesson(self, batch: ViewedBatch, images: Tensor, mixed: bool) -> _Lesson:
         if self._blocks:
             with training_precision(self.device), torch.no_grad():
                 return _Lesson(self._base(images).float(), self._weigh(images), mixed)
@@ -289,9 +289,7 @@ class SharedTraining:
                 prefix = f"optimiser.{index}."
                 for name in (key for key in saved if key.startswith(prefix)):
                     value = saved[name].clone()
-                    if (
-                        value.shape == parameter.shape
-                    ):  # fused optimisers go through both as they lie in memory
+                    if value.shape == parameter.shape:  # fused optimisers want both alike in memory
                         value = torch.empty_like(parameter).copy_(value)
                     self._optimiser.state[parameter][name.removeprefix(prefix)] = value
             for name, tensor in self._state():

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gati.explore.augment import Augmentation
 
-__all__ = ["Batch", "Inputs", "Shown", "Viewer", "Views"]
+__all__ = ["ViewedBatch", "Inputs", "Shown", "Viewer", "Views"]
 
 _ORDER, _DRAWS, _TURN = 1, 2, 3  # streams of random numbers of a seed
 
@@ -53,7 +53,7 @@ class Shown(NamedTuple):
     mixed: bool
 
 
-class Batch(NamedTuple):
+class ViewedBatch(NamedTuple):
     """Which batch a step shows: `place` counts through the batches of a round."""
 
     round: int
@@ -67,16 +67,16 @@ class Viewer:
         self.inputs, self.views, self.batch_size, self.seed = inputs, views, batch_size, seed
         self.places = max(1, len(inputs) // batch_size)
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> ViewedBatch:
         """Return which batch is shown in a step, counted from 0."""
         epoch, position = divmod(step, self.places)
         rounds = self.views.rounds
         if rounds is None or epoch < rounds:
-            return Batch(epoch, position)
+            return ViewedBatch(epoch, position)
         order = np.random.default_rng((self.seed, _TURN, epoch)).permutation(self.places)
-        return Batch(epoch % rounds, int(order[position]))
+        return ViewedBatch(epoch % rounds, int(order[position]))
 
-    def show(self, batch: Batch) -> Shown:
+    def show(self, batch: ViewedBatch) -> Shown:
         """Return the inputs of a batch, changed and mixed, on the CPU."""
         order = np.random.default_rng((self.seed, _ORDER, batch.round)).permutation(len(self.inputs))
         indices = order[batch.place * self.batch_size : (batch.place + 1) * self.batch_size]

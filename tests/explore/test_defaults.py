@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import gati
 from gati.errors import VariantError
 from gati.explore import candidates, stages
-from gati.explore.candidates import Costs, Specification, specify, wanted
+from gati.explore.candidates import Specification, UntrainedCosts, specify, wanted
 from gati.explore.explore import explore
 from gati.model.blocks import find_blocks
 from gati.model.segments import TracedModel, trace
@@ -44,7 +44,7 @@ def chosen(
     variants: tuple[str, ...] | None = None,
     blocks: str | None = None,
     students: int = 1,
-    costs: Costs = Costs(1000, 1.0),  # noqa: B008
+    costs: UntrainedCosts = UntrainedCosts(1000, 1.0),  # noqa: B008
 ) -> tuple[Specification, ...]:
     model = traced(network, torch.randn(2, *shape))
     return specify(
@@ -74,7 +74,7 @@ def test_more_students_where_there_is_time() -> None:
 
 
 def test_a_student_that_costs_too_much_is_left_out_and_exits_get_its_place() -> None:
-    rows = chosen(WideNet(), costs=Costs(1000, 8.0))
+    rows = chosen(WideNet(), costs=UntrainedCosts(1000, 8.0))
     assert not any(block == "input" for block, _ in trained(rows))
     assert all(
         "unless it answers more than" in row.trial.reason for row in rows if row.trial.block == "input"
@@ -115,7 +115,8 @@ def test_a_default_exit_with_large_matrices_is_skipped_with_their_size() -> None
     profile = profile_of(model)
     blocks = tuple(replace(block, output_shape=(3000,)) for block in profile.blocks)
     rows = specify(
-        model, network, replace(profile, blocks=blocks), wanted(None, "blocks.*", 1), lambda *_: Costs(1, 1.0)
+        model, network, replace(profile, blocks=blocks), wanted(None, "blocks.*", 1),
+        lambda *_: UntrainedCosts(1, 1.0),
     )
     reasons = [
         row.trial.reason for row in rows if row.trial.variant == "grid(256)" and "MiB" in row.trial.reason

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gati.explore.augment import Augmentation, choose_augmentation
-from gati.explore.views import Batch, Viewer, Views
+from gati.explore.views import ViewedBatch, Viewer, Views
 
 
 class Numbered:
@@ -38,7 +38,7 @@ def test_every_epoch_shows_each_batch_of_one_round_once(
     shown = Viewer(Numbered(count), Views(rounds=rounds), batch_size, seed)
     for epoch in range(2 * rounds + 1):
         batches = [shown.batch(epoch * shown.places + position) for position in range(shown.places)]
-        assert sorted(batches) == [Batch(epoch % rounds, place) for place in range(shown.places)]
+        assert sorted(batches) == [ViewedBatch(epoch % rounds, place) for place in range(shown.places)]
         values = torch.cat([shown.show(batch).images[:, 0, 0, 0] for batch in batches])
         assert len(set(values.tolist())) == shown.places * batch_size, "no input twice in an epoch"
 
@@ -54,18 +54,18 @@ def test_views_that_come_round_are_the_same_in_another_order() -> None:
 
 
 def test_rounds_and_seeds_differ() -> None:
-    same = Batch(0, 3)
-    assert not torch.equal(viewer().show(same).images, viewer().show(Batch(1, 3)).images)
+    same = ViewedBatch(0, 3)
+    assert not torch.equal(viewer().show(same).images, viewer().show(ViewedBatch(1, 3)).images)
     assert not torch.equal(viewer().show(same).images, viewer(seed=1).show(same).images)
     assert viewer(rounds=None).batch(1000).round == 1000 // viewer().places, "without rounds none comes again"
 
 
 def test_about_the_share_that_was_asked_for_is_mixed() -> None:
     shown = viewer(mixed=0.3, count=4000)
-    mixed = [shown.show(Batch(0, place)).mixed for place in range(shown.places)]
+    mixed = [shown.show(ViewedBatch(0, place)).mixed for place in range(shown.places)]
     assert 0.22 < np.mean(mixed) < 0.38
-    assert not any(viewer(mixed=0.0).show(Batch(0, place)).mixed for place in range(6))
-    assert all(viewer(mixed=1.0).show(Batch(0, place)).mixed for place in range(6))
+    assert not any(viewer(mixed=0.0).show(ViewedBatch(0, place)).mixed for place in range(6))
+    assert all(viewer(mixed=1.0).show(ViewedBatch(0, place)).mixed for place in range(6))
 
 
 def test_a_mixture_is_of_two_inputs_of_the_batch_by_a_rectangle_or_by_fading() -> None:
@@ -74,7 +74,7 @@ def test_a_mixture_is_of_two_inputs_of_the_batch_by_a_rectangle_or_by_fading() -
     for place in range(shown.places):
         order = np.random.default_rng((0, 1, 0)).permutation(800)
         owners = np.sort(order[place * 8 : place * 8 + 8]).tolist()
-        for own, image in zip(owners, shown.show(Batch(0, place)).images[:, 0], strict=True):
+        for own, image in zip(owners, shown.show(ViewedBatch(0, place)).images[:, 0], strict=True):
             values = set(image.unique().tolist())
             if values == {own}:  # of an input with itself, or a rectangle of nothing
                 continue
@@ -96,7 +96,7 @@ def test_a_rectangle_covers_its_share_on_average() -> None:
     shown = Viewer(Numbered(16_000, (1, 16, 16)), Views(mixed=1.0), 8, 0)
     covered = []
     for place in range(400):
-        images = shown.show(Batch(0, place)).images[:, 0]
+        images = shown.show(ViewedBatch(0, place)).images[:, 0]
         order = np.random.default_rng((0, 1, 0)).permutation(16_000)
         owners = torch.from_numpy(np.sort(order[place * 8 : place * 8 + 8]).astype(np.float32))
         if bool((images[0].unique().numel() == 2) | (images[1].unique().numel() == 2)):
@@ -107,7 +107,7 @@ def test_a_rectangle_covers_its_share_on_average() -> None:
 @pytest.mark.parametrize("shape", [(7,), (5, 3)], ids=["vectors", "tokens"])
 def test_what_is_no_picture_is_faded(shape: tuple[int, ...]) -> None:
     shown = Viewer(Numbered(40, shape), Views(mixed=1.0), 8, 0)
-    images = shown.show(Batch(0, 0)).images
+    images = shown.show(ViewedBatch(0, 0)).images
     assert images.shape == (8, *shape) and torch.isfinite(images).all()
     assert all(len(row.unique()) == 1 for row in images)
 
@@ -117,7 +117,7 @@ def test_tokens_are_not_mixed() -> None:
         def images(self, indices: np.ndarray) -> Tensor:
             return super().images(indices).long()
 
-    shown = Viewer(Tokens(40, (5,)), Views(mixed=1.0), 8, 0).show(Batch(0, 0))
+    shown = Viewer(Tokens(40, (5,)), Views(mixed=1.0), 8, 0).show(ViewedBatch(0, 0))
     assert not shown.mixed and shown.images.dtype == torch.int64
 
 
