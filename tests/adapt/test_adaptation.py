@@ -327,21 +327,36 @@ def test_a_full_disk_keeps_the_old_version(
     assert "failed" in told.kinds and {answer.version for answer in answers} == {0}
 
 
-def test_live_it_adapts_beside_and_counts_everything(served: Served, drift: Tensor, told: Told) -> None:
+def fed_as_by_a_camera(adaptation: Adaptation, told: Told, inputs: Tensor, until: str) -> list[Answered]:
+    """The answers up to the first change of the kind `until`: background work has time in between."""
+    answers: list[Answered] = []
+    for answer in feed(adaptation, inputs):
+        answers.append(answer)
+        if len(answers) % 20 == 0:
+            assert adaptation.wait(LONG_S)
+        if until in told.kinds:
+            break
+    return answers
+
+
+def test_live_it_adapts_in_the_background_and_counts_everything(
+    served: Served, drift: Tensor, told: Told
+) -> None:
+    """Live, chance decides what is audited: the alarm or the lower hit rate begins the retraining."""
     with adapting(served, told, deterministic=False) as adaptation:
-        answers = []
-        for answer in feed(adaptation, drift[:1200].repeat(6, 1, 1, 1)):  # slow machines try again
-            answers.append(answer)
-            if len(answers) % 20 == 0:  # as a camera would: the machine has time in between
-                assert adaptation.wait(LONG_S)
-            if "activated" in told.kinds:
-                break
+        answers = fed_as_by_a_camera(adaptation, told, drift[:1200].repeat(6, 1, 1, 1), "activated")
         status = adaptation.status
-    assert {"alarm", "probation", "activated"} <= set(told.kinds)
+    assert {"retraining", "probation", "activated"} <= set(told.kinds)
+    assert told.first("retraining").request < told.first("activated").request
     assert status.left_out == 0 and status.requests == len(answers) and status.version >= 1
-    stopped = told.first("alarm").request
-    # The alarm comes from beside: one request may be under way.
-    assert not any(answer.hit for answer in answers[stopped + 1 : told.first("activated").request])
+
+
+def test_live_an_alarm_stops_the_caches(served: Served, drift: Tensor, told: Told) -> None:
+    settings = replace(SETTINGS, enabled=False, audit_budget=0.5)
+    with adapting(served, told, settings, deterministic=False) as adaptation:
+        fed_as_by_a_camera(adaptation, told, drift[:1200].repeat(6, 1, 1, 1), "alarm")
+        assert adaptation.wait(LONG_S) and told.kinds == ["alarm"]
+        assert not any(answer.hit for answer in feed(adaptation, drift[:200], begin_s=1e3))
 
 
 def test_background_work_that_fails_is_told_and_the_next_is_done() -> None:
