@@ -9,6 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from gati.explore.muon import Muon
+
 __all__ = ["EXITS", "STUDENTS", "Emphasis", "Recipe", "make_optimiser"]
 
 
@@ -20,7 +22,7 @@ class Recipe:
     cross-entropy of its class; mixed rows have no class, so there it is divergence alone.
     """
 
-    optimiser: Literal["adamw", "sgd"] = "adamw"
+    optimiser: Literal["adamw", "sgd", "muon"] = "adamw"
     learning_rate: float = 4e-3
     weight_decay: float = 1e-2
     warm_up: float = 0.15  # share of training in which the learning rate rises
@@ -33,8 +35,8 @@ class Recipe:
 
 EXITS = Recipe()
 STUDENTS = Recipe(
-    optimiser="sgd",
-    learning_rate=0.1,
+    optimiser="muon",
+    learning_rate=0.03,
     weight_decay=5e-4,
     mixed=0.5,
     rounds=6,
@@ -78,5 +80,6 @@ def make_optimiser(recipe: Recipe, parameters: Iterable[nn.Parameter], device: t
             weight_decay=recipe.weight_decay,
             fused=fused,
         ),
+        "muon": lambda: Muon(given, recipe.learning_rate, weight_decay=recipe.weight_decay),
     }
     return makers[recipe.optimiser]()

@@ -38,10 +38,10 @@ DEFAULT_STUDENT_EPOCHS = 60.0  # where there is neither a budget nor a number
 LEAST_EXIT_STEPS = 420  # fewer teach a predictor little, however small the data
 LEAST_STUDENT_STEPS = 1200
 
-_STUDENT_SHARE, _EXIT_SHARE = 0.60, 0.25  # of a budget; costs, selectors and measuring take the rest
+_STUDENT_SHARE, _EXIT_SHARE = 0.70, 0.15  # of a budget; costs, selectors and measuring take the rest
 _MOST_MEASURING = 0.35
 _EARLIEST, _LATEST = 0.08, 0.75  # share of the base model's time at which an exit by default may sit
-_EXITS_BEHIND_STUDENTS, _EXITS_ALONE = 6, 8
+_EXITS_BEHIND_STUDENTS, _EXITS_ALONE = 4, 8
 _ONE_STUDENT_S, _TWO_STUDENTS_S = 40 * 60.0, 2 * 3600.0
 _DEAREST = 0.7  # share of the base model's time: a student rarely answers more
 _LEAST_LIMIT_BYTES, MOST_BYTES = 4 << 20, 32 << 20
@@ -173,7 +173,7 @@ def reserve(measuring_s: float, left_s: float) -> float:
 
 
 def divide_time(left_s: float, *, students: int, exits: int) -> tuple[float, float]:
-    """Divide the seconds that are left for training among students and exits, 60 to 25."""
+    """Divide the seconds that are left for training among students and exits, 70 to 15."""
     of_students = _STUDENT_SHARE if students else 0.0
     of_exits = _EXIT_SHARE if exits else 0.0
     left_s, whole = max(0.0, left_s), of_students + of_exits

@@ -69,7 +69,8 @@ def weights(finished: SharedTraining) -> list[Tensor]:
     return [tensor.clone() for x in finished.learners for tensor in x.predictor.state_dict().values()]
 
 
-SGD = replace(STUDENTS, rounds=2)
+BRIEF = replace(STUDENTS, rounds=2)
+SGD = replace(BRIEF, optimiser="sgd", learning_rate=0.1)
 ADAMW = replace(STUDENTS, optimiser="adamw", learning_rate=4e-3, rounds=None)
 
 
@@ -77,11 +78,12 @@ ADAMW = replace(STUDENTS, optimiser="adamw", learning_rate=4e-3, rounds=None)
 @pytest.mark.parametrize(
     ("recipe", "emphasis", "feature_block", "engine"),
     [
+        pytest.param(BRIEF, None, None, "torch", id="muon"),
         pytest.param(SGD, None, None, "torch", id="sgd"),
         pytest.param(ADAMW, None, None, "torch", id="adamw"),
-        pytest.param(SGD, SURE, "blocks.3", "torch", id="emphasis and features"),
-        pytest.param(replace(SGD, average_decay=0.0), None, None, "torch", id="no average"),
-        pytest.param(SGD, SURE, "blocks.3", "openvino", id="another engine"),
+        pytest.param(BRIEF, SURE, "blocks.3", "torch", id="emphasis and features"),
+        pytest.param(replace(BRIEF, average_decay=0.0), None, None, "torch", id="no average"),
+        pytest.param(BRIEF, SURE, "blocks.3", "openvino", id="another engine"),
     ],
 )
 def test_a_run_that_stops_and_goes_on_ends_with_the_same_weights(
@@ -117,7 +119,7 @@ def test_a_run_that_stops_and_goes_on_ends_with_the_same_weights(
 def test_the_pace_tells_base_answers_from_the_rest(net: Net) -> None:
     """On a clock that counts its readings: two a step, and two more where the base model is asked."""
     readings = iter(range(10_000))
-    run = training(net, SGD, steps=18, clock=lambda: float(next(readings)))
+    run = training(net, BRIEF, steps=18, clock=lambda: float(next(readings)))
     assert run.steps_per_round == 6
     assert run.pace == (0.0, 0.0)
     list(run.run())  # 12 steps with base answers, 6 with remembered ones
@@ -125,10 +127,10 @@ def test_the_pace_tells_base_answers_from_the_rest(net: Net) -> None:
 
 
 def test_a_finished_run_stays_as_it_is(net: Net, tmp_path: Path) -> None:
-    done = training(net, SGD)
+    done = training(net, BRIEF)
     list(done.run())
     done.save(tmp_path / "state.safetensors")
-    again = training(net, SGD)
+    again = training(net, BRIEF)
     again.restore(tmp_path / "state.safetensors")
     assert list(again.run()) == []
     for expected, found in zip(weights(done), weights(again), strict=True):
@@ -144,10 +146,10 @@ def test_remembered_answers_change_nothing_and_the_base_model_is_asked_once_a_vi
             found: Tensor = net(x)
             return found
 
-    remembered = training(Counted(), SGD, steps=24)  # 6 batches a round, 2 rounds, twice
+    remembered = training(Counted(), BRIEF, steps=24)  # 6 batches a round, 2 rounds, twice
     list(remembered.run())
     assert calls == [16] * 12
-    forgetful = training(net, SGD, steps=24)
+    forgetful = training(net, BRIEF, steps=24)
     forgetful._memory = None
     list(forgetful.run())
     for expected, found in zip(weights(remembered), weights(forgetful), strict=True):
@@ -156,7 +158,7 @@ def test_remembered_answers_change_nothing_and_the_base_model_is_asked_once_a_vi
 
 def test_training_ends_with_the_average_of_its_weights(net: Net) -> None:
     """Against the average computed apart, from the weights after every step."""
-    recipe = replace(SGD, average_decay=0.9)
+    recipe = replace(BRIEF, average_decay=0.9)
     run = training(net, recipe)
     stepping = run.run()
     averages = [tensor.double() for tensor in weights(run)]
@@ -181,7 +183,7 @@ def test_counters_are_not_averaged() -> None:
 
 
 def test_time_that_is_up_ends_with_the_average_too(net: Net) -> None:
-    run = training(net, SGD)
+    run = training(net, BRIEF)
     times = iter([0.0, 0.5, 1.2])
     assert len(list(run.run(lambda: next(times)))) == 2
     assert run.finished
@@ -189,7 +191,7 @@ def test_time_that_is_up_ends_with_the_average_too(net: Net) -> None:
 
 def test_the_base_model_is_imitated_and_left_as_it_was(net: Net) -> None:
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    losses = list(training(net, replace(SGD, mixed=0.3), steps=120, feature_block="blocks.3").run())
+    losses = list(training(net, replace(BRIEF, mixed=0.3), steps=120, feature_block="blocks.3").run())
     assert np.mean(losses[-10:]) < 0.5 * np.mean(losses[:10])
     assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
@@ -201,7 +203,7 @@ def test_matching_hidden_outputs_brings_features_closer(net: Net) -> None:
     def distance(feature_weight: float) -> float:
         run = training(
             net,
-            replace(SGD, feature_weight=feature_weight, average_decay=0),
+            replace(BRIEF, feature_weight=feature_weight, average_decay=0),
             steps=120,
             feature_block="blocks.3",
         )
@@ -221,7 +223,7 @@ def test_matching_hidden_outputs_brings_features_closer(net: Net) -> None:
 
 
 def test_a_projection_is_not_part_of_the_predictor(net: Net) -> None:
-    plain, matching = training(net, SGD), training(net, SGD, feature_block="blocks.3")
+    plain, matching = training(net, BRIEF), training(net, BRIEF, feature_block="blocks.3")
     for one, other in zip(plain.learners, matching.learners, strict=True):
         assert list(one.predictor.state_dict()) == list(other.predictor.state_dict())
 

@@ -117,7 +117,7 @@ def test_all_training_time_is_divided_and_students_get_most(left_s: float, stude
     of_students, of_exits = divide_time(left_s, students=students, exits=exits)
     assert of_students + of_exits == pytest.approx(left_s if students or exits else 0.0)
     assert (of_students == 0) == (not students or not left_s)
-    assert not (students and exits) or of_students == pytest.approx(2.4 * of_exits)
+    assert not (students and exits) or of_students == pytest.approx(70 / 15 * of_exits)
 
 
 @given(st.integers(1, 100_000), st.booleans())
