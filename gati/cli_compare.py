@@ -30,7 +30,7 @@ def bench(
     repetitions: Annotated[int, typer.Option(metavar="R", help="Passes over the inputs.")] = 3,
     clients: Annotated[int, typer.Option(metavar="N", help="At once, for the throughput.")] = 8,
     seconds: Annotated[
-        float, typer.Option(help="Of throughput a repetition; 0 leaves it out, which is much sooner done.")
+        float, typer.Option(help="Of throughput a repetition; 0 leaves it out, which is much faster.")
     ] = 1.0,
     threads: Annotated[int | None, typer.Option(metavar="N", help="That torch computes with.")] = None,
     cascade: Annotated[

@@ -139,20 +139,11 @@ class ExtendedOutcomes(SplitOutcomes):
         return self._own.coarse
 
     @property
-    def lost_without_exits(self) -> int:
-        """As `SplitOutcomes.lost_without_exits`."""
-        return int(self._lost.sum())
-
-    @property
-    def _lost(self) -> NDArray[np.bool_]:
+    def _lost_alone(self) -> NDArray[np.bool_]:
         if self._engines is None:
-            return np.zeros(len(self), dtype=bool)
+            return super()._lost_alone
         lost: NDArray[np.bool_] = self._asked(())[1] != self.base_class
         return lost
-
-    def costs_agreement(self, predicted: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """As `SplitOutcomes.costs_agreement`."""
-        return super().costs_agreement(predicted) & ~self._lost
 
     def __len__(self) -> int:
         return len(self.base_class)

@@ -40,11 +40,16 @@ class SplitOutcomes:
     @property
     def lost_without_exits(self) -> int:
         """How many inputs do."""
-        return 0
+        return int(self._lost_alone.sum())
+
+    @property
+    def _lost_alone(self) -> NDArray[np.bool_]:
+        """Which inputs do, [n]."""
+        return np.zeros(len(self), dtype=bool)
 
     def costs_agreement(self, predicted: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Say which inputs lose the base model's class by being answered `predicted` [n] instead of later."""
-        lost: NDArray[np.bool_] = predicted != self.base_class
+        lost: NDArray[np.bool_] = (predicted != self.base_class) & ~self._lost_alone
         return lost
 
     def expect(self, path: Sequence[Sequence[Candidate]]) -> None:
@@ -105,18 +110,9 @@ class EngineOutcomes(SplitOutcomes):
         return True
 
     @property
-    def lost_without_exits(self) -> int:
-        """As `SplitOutcomes.lost_without_exits`."""
-        return int(self._lost.sum())
-
-    @property
-    def _lost(self) -> NDArray[np.bool_]:
+    def _lost_alone(self) -> NDArray[np.bool_]:
         lost: NDArray[np.bool_] = self.answers(())[1][self.inputs] != self.base_class
         return lost
-
-    def costs_agreement(self, predicted: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """As `SplitOutcomes.costs_agreement`."""
-        return super().costs_agreement(predicted) & ~self._lost
 
     def expect(self, path: Sequence[Sequence[Candidate]]) -> None:
         """As `SplitOutcomes.expect`."""

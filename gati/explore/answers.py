@@ -79,8 +79,12 @@ def open_engine(name: str, base: BaseAnswers, example: Tensor) -> Engine:
         return _torch_engine(base, example.device)
     if name not in ENGINES:
         raise BackendError(f"unknown engine {name!r} for base answers: choose out of {', '.join(ENGINES)}")
-    if find_spec("openvino") is None or (name == "openvino-bf16" and not bfloat16_pays()):
-        raise BackendError(f"engine {name!r} is not to be had here")
+    if find_spec("openvino") is None:
+        raise BackendError(
+            f"engine {name!r} needs openvino, not installed here: pip install 'gati[openvino]'"
+        )
+    if name == "openvino-bf16" and not bfloat16_pays():
+        raise BackendError(f"engine {name!r} needs a processor that computes in bfloat16")
     return _openvino_engine(base, example, "bf16" if name == "openvino-bf16" else "f32")
 
 

@@ -20,8 +20,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gati.errors import DataError, LibraryError
 from gati.explore.budget import Budget, Clock
 from gati.explore.candidates import Specification
@@ -39,12 +37,11 @@ from gati.explore.prepare import (
     resolve_device,
 )
 from gati.explore.progress import Progress, SilentProgress
-from gati.explore.splits import Inputs
+from gati.explore.splits import Inputs, left_over, recorded_inputs
 from gati.explore.stages import Stages
 from gati.explore.state import RunState, locked
 from gati.files import atomic_write_text
-from gati.model.data import Data, load_data
-from gati.model.identity import Identities
+from gati.model.data import load_data
 from gati.model.preprocess import Preprocessing
 from gati.types import OperatingPoint, Trial, TrialId
 
@@ -232,24 +229,17 @@ def _inputs(library: Library, data: Any | None, train_data: Any | None) -> Input
     preprocessing = Preprocessing.from_json(manifest.preprocessing)
     source = manifest.settings["data"] if data is None else data
     held = load_data(source, preprocessing, what="--data")
-    inside = int(record.rows.max()) < len(held)
-    if not inside or not np.array_equal(held.subset(record.rows).identities, record.identities):
-        raise DataError(f"{source} has changed since explore; bring the old one back, or explore again")
+    measured_on = recorded_inputs(held, record, source)
     more = manifest.settings.get("train_data") if train_data is None else train_data
     train = held if more is None else load_data(more, preprocessing, what="--train-data")
     # Without training data of their own, copies of a held-out input are held out with it.
-    train = _without(train, record.identities if more is None else held.identities)
+    train = left_over(train, record.identities if more is None else held.identities)
     if train.fingerprint != manifest.data["train"].rpartition(" ")[2]:
         raise DataError(
             f"the training inputs in {source if more is None else more} are not those of the exploration; "
             "bring the old ones back, or explore again"
         )
-    return Inputs(train, held.subset(record.rows), library.base_outcomes().split, record)
-
-
-def _without(inputs: Data, identities: Identities) -> Data:
-    fresh = np.flatnonzero(~np.isin(inputs.identities, identities))
-    return inputs if len(fresh) == len(inputs) else inputs.subset(fresh)
+    return Inputs(train, measured_on, library.base_outcomes().split, record)
 
 
 def _seed(seed: int, number: int) -> int:

@@ -15,6 +15,7 @@ and of variants, which it leaves out, wants inputs to choose on. Above 2,000 the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +23,17 @@ import numpy.typing as npt
 from gati.errors import DataError
 from gati.explore.library import CERTIFY, SELECT, InputRecord, Library
 from gati.model.data import Data, load_data
-from gati.model.identity import group_copies
+from gati.model.identity import Identities, group_copies
 from gati.model.preprocess import Preprocessing
 
-__all__ = ["Inputs", "held_out", "inputs_to_select_on", "split_inputs"]
+__all__ = [
+    "Inputs",
+    "held_out",
+    "inputs_to_select_on",
+    "left_over",
+    "recorded_inputs",
+    "split_inputs",
+]
 
 _LEAST_HELD_OUT = 60
 ENOUGH = 400  # inputs to choose on
@@ -90,20 +98,26 @@ _TRAIN = -1
 
 def _without(more: Data, held: Data, notes: list[str]) -> Data:
     """Return MORE without what is in VAL, too."""
-    fresh = np.flatnonzero(~np.isin(more.identities, held.identities))
-    if len(fresh) == 0:
+    left = left_over(more, held.identities)
+    if len(left) == 0:
         same = f"--train-data and --data are the same {len(more)} inputs"
         part = f"all {len(more)} inputs of --train-data are in --data, too"
         raise DataError(
             f"{same if len(more) == len(held) else part}: hold the validation inputs out, "
             "or leave --train-data away"
         )
-    if len(fresh) == len(more):
+    if len(left) == len(more):
         return more
     notes.append(
-        f"left {len(more) - len(fresh)} of {len(more)} inputs of --train-data out: they are in --data, too"
+        f"left {len(more) - len(left)} of {len(more)} inputs of --train-data out: they are in --data, too"
     )
-    return more.subset(fresh)
+    return left
+
+
+def left_over(inputs: Data, identities: Identities) -> Data:
+    """Return `inputs` without those that have one of these identities."""
+    fresh = np.flatnonzero(~np.isin(inputs.identities, identities))
+    return inputs if len(fresh) == len(inputs) else inputs.subset(fresh)
 
 
 def _copies_together(order: npt.NDArray[np.int64], first: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -156,10 +170,18 @@ def held_out(library: Library) -> tuple[Data, npt.NDArray[np.uint8]]:
     record = library.input_record()
     if record is None:
         return _held_out_by_seed(library, held, source)
+    return recorded_inputs(held, record, source), library.base_outcomes().split
+
+
+def recorded_inputs(held: Data, record: InputRecord, source: Any) -> Data:
+    """Return those of `held` that an exploration measured on.
+
+    **Raises:** `DataError` when they have changed since; it names `source`.
+    """
     inside = len(record.rows) == 0 or int(record.rows.max()) < len(held)
     if not inside or not np.array_equal(held.subset(record.rows).identities, record.identities):
         raise DataError(f"{source} has changed since explore; bring the old one back, or explore again")
-    return held.subset(record.rows), library.base_outcomes().split
+    return held.subset(record.rows)
 
 
 def _held_out_by_seed(library: Library, held: Data, source: str) -> tuple[Data, npt.NDArray[np.uint8]]:

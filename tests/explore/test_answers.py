@@ -64,7 +64,7 @@ def test_an_engine_that_is_not_there_says_so(net: Net, monkeypatch: pytest.Monke
     with pytest.raises(BackendError, match=r"unknown engine 'tvm' .* choose out of openvino-bf16"):
         open_engine("tvm", base, images)
     monkeypatch.setattr(answers, "find_spec", lambda name: None)
-    with pytest.raises(BackendError, match="engine 'openvino' is not to be had here"):
+    with pytest.raises(BackendError, match="engine 'openvino' needs openvino, not installed here"):
         open_engine("openvino", base, images)
     assert fastest_engine(base, images)[0] == "torch"
 
