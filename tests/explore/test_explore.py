@@ -21,6 +21,7 @@ from gati.explore.splits import held_out
 from gati.model.data import load_data
 from gati.model.preprocess import Preprocessing
 from gati.types import BlockProfile
+from tests.explore.killing import Killed, KilledAfter
 from tests.explore.networks import trained_state, write_digits
 
 NET = f"{Path(__file__).parent / 'networks.py'}:Net"
@@ -197,28 +198,14 @@ class _Notes(SilentProgress):
         self.notes.append(text)
 
 
-class _Killed(BaseException):
-    """Not an Exception: like a signal, nothing may catch it."""
-
-
-class _KilledAfter(SilentProgress):
-    def __init__(self, advances: int) -> None:
-        self.left = advances
-
-    def advance(self, steps: int, detail: str = "") -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise _Killed
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("advances", [10, 60, 130])
 def test_an_interrupted_run_goes_on_and_ends_with_the_same_library(
     library: Library, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advances: int
 ) -> None:
     monkeypatch.setattr(stages, "_SAVE_EVERY_S", 0.2)
-    with pytest.raises(_Killed):
-        explore(NET, **files, out=tmp_path, variants=VARIANTS, epochs=2, progress=_KilledAfter(advances))
+    with pytest.raises(Killed):
+        explore(NET, **files, out=tmp_path, variants=VARIANTS, epochs=2, progress=KilledAfter(advances))
     with pytest.raises(LibraryError):
         Library.open(tmp_path)
     _assert_same(library, explore(NET, **files, out=tmp_path, variants=VARIANTS, epochs=2))

@@ -23,8 +23,8 @@ from gati.explore import candidates, stages
 from gati.explore.explore import explore
 from gati.explore.further import explore_more, named_in_round, with_round
 from gati.explore.library import Library
-from gati.explore.progress import SilentProgress
 from gati.types import Trial, TrialId
+from tests.explore.killing import Killed, KilledAfter
 from tests.explore.networks import trained_state, write_digits
 from tests.runtime.served import composed, exit_at
 
@@ -74,20 +74,6 @@ def _worths(library: Library) -> dict[tuple[str, str], tuple[float, float]]:
         for trial in library.trials
         if trial.status == "trained"
     }
-
-
-class _Killed(BaseException):
-    """Not an Exception: like a signal, nothing may catch it."""
-
-
-class _KilledAfter(SilentProgress):
-    def __init__(self, advances: int) -> None:
-        self.left = advances
-
-    def advance(self, steps: int, detail: str = "") -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise _Killed
 
 
 def test_no_cache_gets_worse_on_the_select_inputs_and_some_get_better(directory: Path) -> None:
@@ -142,8 +128,8 @@ def test_an_interrupted_round_goes_on_and_ends_with_the_same_caches(
     whole, broken = (Path(shutil.copytree(explored, tmp_path / name)) for name in ("whole", "broken"))
     explore_more(whole, epochs=0.1)
     monkeypatch.setattr(stages, "_SAVE_EVERY_S", 0.0)
-    with pytest.raises(_Killed):
-        explore_more(broken, epochs=0.1, progress=_KilledAfter(advances))
+    with pytest.raises(Killed):
+        explore_more(broken, epochs=0.1, progress=KilledAfter(advances))
     assert Library.open(broken).trials == Library.open(explored).trials, "usable meanwhile, as it was"
     with pytest.raises(LibraryError, match="unfinished exploration with another epochs"):
         explore_more(broken, epochs=1)

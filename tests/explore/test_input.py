@@ -121,7 +121,7 @@ def test_a_library_with_it_is_composed_and_served(library: Library, files: dict[
     scores = library.outcomes(trial.trial_id)
     hits = scores.score[:100] >= np.float32(composition.exits[0].threshold)
     assert [answer.exit == INPUT for answer in answers] == hits.tolist()
-    assert 0 < hits.sum() < 100
+    assert hits.sum() > 0
 
 
 def _as_if_cheap(trial: Trial, cheap: bool) -> Trial:
