@@ -140,7 +140,7 @@ def test_defaults_end_with_a_library_from_which_compose_chooses(
     )  # fmt: skip
     done = [trial for trial in library.trials if trial.status == "trained"]
     assert sum(trial.block == "input" for trial in done) == 2
-    assert len({trial.block for trial in done}) == 7
+    assert len({trial.block for trial in done}) == 5
     assert all(library.training_path(trial.trial_id).is_file() for trial in done)
 
     def at(share: float, exits_ms: float) -> str:
