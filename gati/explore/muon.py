@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -40,15 +40,13 @@ class Muon(torch.optim.Optimizer):
         super().__init__(parameters, defaults)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Learn from the gradients."""
-        loss = None if closure is None else closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Learn from the gradients that are there; nothing here computes them anew."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     learn = self._turn if parameter.dim() == 4 else self._move
                     learn(parameter, parameter.grad, self._momentum_of(parameter), group)
-        return loss
 
     def _momentum_of(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]

@@ -179,9 +179,10 @@ def recorded_inputs(held: Data, record: InputRecord, source: Any) -> Data:
     **Raises:** `DataError` when they have changed since; it names `source`.
     """
     inside = len(record.rows) == 0 or int(record.rows.max()) < len(held)
-    if not inside or not np.array_equal(held.subset(record.rows).identities, record.identities):
+    found = held.subset(record.rows) if inside else None
+    if found is None or not np.array_equal(found.identities, record.identities):
         raise DataError(f"{source} has changed since explore; bring the old one back, or explore again")
-    return held.subset(record.rows)
+    return found
 
 
 def _held_out_by_seed(library: Library, held: Data, source: str) -> tuple[Data, npt.NDArray[np.uint8]]:

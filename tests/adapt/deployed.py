@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +20,13 @@ from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
 from gati.model.segments import TracedModel, trace
 from gati.runtime.load import Served, open_served
-from gati.runtime.profile import measure_profile
-from gati.types import Profile, TrialId
+from gati.types import BlockProfile, Profile, TrialId
 from tests.explore.networks import digits, trained_state
 
 SOURCE = Path(__file__).resolve().parent.parent / "explore" / "networks.py"
 BLOCKS = ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
 CLASSES = 10
+BASE_MS = 2.0  # what the composition expects of the network alone
 FAMILIAR, STRANGE = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
 VARIANT = "pool-linear(64)"
 CERTIFICATE = {"certified": True, "accuracy": 0.95, "confidence": 0.95, "n": 1000, "losses": 20}
@@ -56,17 +55,16 @@ def window_of(traced: TracedModel, inputs: Tensor) -> Window:
 
 
 def even_profile(traced: TracedModel) -> Profile:
-    """As if every block took as long as the next: what is decided by it does not depend on the load."""
-    measured = measure_profile(traced, repetitions=1)
-    behind = sum(block.name != INPUT for block in measured.blocks)
-    own_ms, reach_ms, blocks = 2.0 / (behind + 2), 0.0, []
-    for block in measured.blocks:
-        if block.name == INPUT:
-            blocks.append(replace(block, latency_ms=0.0, reach_ms=0.0))
-            continue
-        reach_ms += own_ms
-        blocks.append(replace(block, latency_ms=own_ms, reach_ms=own_ms + reach_ms))
-    return replace(measured, base_ms=2.0, blocks=tuple(blocks))
+    """Not measured, so that nothing decided by it depends on the load: stem, blocks and head take as long."""
+    kinds, shapes = traced.block_kinds, traced.hidden_shapes
+    behind = [name for name in traced.blocks if name != INPUT]
+    own_ms = {name: 0.0 if name == INPUT else BASE_MS / (len(behind) + 2) for name in traced.blocks}
+    reach_ms = {name: (place + 2) * own_ms[name] for place, name in enumerate(behind)} | {INPUT: 0.0}
+    blocks = (
+        BlockProfile(at, name, kinds[name], shapes[name], own_ms[name], reach_ms[name])
+        for at, name in enumerate(traced.blocks)
+    )
+    return Profile("torch", "cpu", 1, BASE_MS, tuple(blocks))
 
 
 def make_deployed(
@@ -123,7 +121,7 @@ def make_deployed(
     Composition(
         name="default", objective="exact", solver="highs", gap=0.0, alpha=None, accuracy_target=0.95,
         confidence=0.95, memory_limit_bytes=None, backend=backend, placement="inline", exits=tuple(exits),
-        expected=Expected(1.0, 2.0, 2.0, 0.8, 0.99, 2000), certificate=CERTIFICATE,
+        expected=Expected(1.0, BASE_MS, 2.0, 0.8, 0.99, 2000), certificate=CERTIFICATE,
         checkpoint_sha256=loaded.checkpoint_sha256, created="2026-01-01T00:00:00Z",
     ).save(library.composition_path())  # fmt: skip
     return open_served(library.directory)

@@ -57,7 +57,7 @@ def library(files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
         **files,
         out=tmp_path_factory.mktemp("out"),
         variants=("student(8)", "grid(16)"),
-        epochs=20,
+        epochs=6,
     )
 
 
@@ -121,7 +121,7 @@ def test_a_library_with_it_is_composed_and_served(library: Library, files: dict[
     scores = library.outcomes(trial.trial_id)
     hits = scores.score[:100] >= np.float32(composition.exits[0].threshold)
     assert [answer.exit == INPUT for answer in answers] == hits.tolist()
-    assert hits.sum() > 0
+    assert 0 < hits.sum() < 100
 
 
 def _as_if_cheap(trial: Trial, cheap: bool) -> Trial:
