@@ -18,7 +18,7 @@ from gati.explore.views import ViewedBatch
 from gati.model.hooks import first_tensor
 from gati.types import OutputsKind
 
-__all__ = ["ENGINES", "BaseAnswers", "Engine", "Memory", "fastest_engine", "open_engine", "rounded"]
+__all__ = ["ENGINES", "BaseAnswers", "Engine", "AnswerMemory", "fastest_engine", "open_engine", "rounded"]
 
 Engine = Callable[[Tensor], Tensor]
 
@@ -160,7 +160,7 @@ def _timed(engine: Engine, example: Tensor, clock: Callable[[], float]) -> float
     return clock() - began
 
 
-class Memory:
+class AnswerMemory:
     """Rows that belong to batches, kept as float16 in at most `limit_bytes`; further batches are not kept.
 
     What is given back equals what was put in as `rounded` makes it, so that it makes no difference whether
@@ -197,5 +197,5 @@ class Memory:
 
 
 def rounded(rows: Tensor) -> Tensor:
-    """Return rows as `Memory` gives them back."""
+    """Return rows as `AnswerMemory` gives them back."""
     return rows.half().float()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gati.caches import LearnedCache, build_selector, fit_selector_networks, selector_names
 from gati.caches.selectors import BASELINE, NETWORK, TEMPERATURE_SCALED, fit_temperature
 from gati.explore.library import SELECT, TrialOutcomes
-from gati.explore.train import Inputs, Learner
+from gati.explore.train import InputSource, Learner
 from gati.model.entry import INPUT, means_input
 from gati.model.hooks import collect_hidden
 from gati.types import OperatingPoint, TrialId
@@ -47,7 +47,7 @@ class Measured(NamedTuple):
 
 
 @torch.no_grad()
-def base_answers(module: nn.Module, inputs: Inputs, device: torch.device) -> Tensor:
+def base_answers(module: nn.Module, inputs: InputSource, device: torch.device) -> Tensor:
     """The base model's raw outputs [n, K] on all inputs, in float32."""
     batches = []
     for start in range(0, len(inputs), _BATCH):
@@ -58,7 +58,7 @@ def base_answers(module: nn.Module, inputs: Inputs, device: torch.device) -> Ten
 
 @torch.no_grad()
 def held_out_probabilities(
-    module: nn.Module, inputs: Inputs, learners: Sequence[Learner], device: torch.device
+    module: nn.Module, inputs: InputSource, learners: Sequence[Learner], device: torch.device
 ) -> dict[TrialId, Tensor]:
     """Class probabilities [n, K] of each (folded) predictor, from one forward pass a batch."""
     blocks = sorted({learner.block for learner in learners})

@@ -20,20 +20,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from gati.caches import distillation_loss, feature_loss
-from gati.explore.answers import BaseAnswers, Engine, Memory, fastest_engine, open_engine, rounded
+from gati.explore.answers import AnswerMemory, BaseAnswers, Engine, fastest_engine, open_engine, rounded
 from gati.explore.augment import Augmentation
 from gati.explore.average import RunningAverage
 from gati.explore.fronts import Fronts
 from gati.explore.pace import Pace, Stopwatch
 from gati.explore.precision import bfloat16_pays, training_precision
 from gati.explore.recipes import EXITS, Emphasis, Recipe, make_optimiser
-from gati.explore.views import Inputs, ViewedBatch, Viewer, Views
+from gati.explore.views import InputSource, ViewedBatch, Viewer, Views
 from gati.files import atomic_write
 from gati.model.entry import means_input
 from gati.model.hooks import collect_hidden
 from gati.types import OutputsKind, TrialId
 
-__all__ = ["LATENESS", "Inputs", "Learner", "SharedTraining", "bfloat16_pays", "training_precision"]
+__all__ = ["LATENESS", "InputSource", "Learner", "SharedTraining", "bfloat16_pays", "training_precision"]
 
 LATENESS = 0.05  # by how much of an allowed time training may lag before it hurries
 
@@ -68,7 +68,7 @@ class SharedTraining:
     def __init__(
         self,
         module: nn.Module,
-        inputs: Inputs,
+        inputs: InputSource,
         learners: Sequence[Learner],
         *,
         total_steps: int,
@@ -95,7 +95,7 @@ class SharedTraining:
         self._base = BaseAnswers(module, outputs_kind, feature_block)
         views = Views(augmentation, recipe.mixed, recipe.rounds)
         self._viewer = Viewer(inputs, views, self.batch_size, seed)
-        self._memory = Memory(recipe.rounds, self._viewer.places) if recipe.rounds else None
+        self._memory = AnswerMemory(recipe.rounds, self._viewer.places) if recipe.rounds else None
         self._blocks = sorted({x.block for x in learners if not means_input(module, x.block)})
         for learner in self.learners:
             learner.predictor.to(device).train()

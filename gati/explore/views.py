@@ -17,12 +17,12 @@ from torch import Tensor
 
 from gati.explore.augment import Augmentation
 
-__all__ = ["ViewedBatch", "Inputs", "Shown", "Viewer", "Views"]
+__all__ = ["ViewedBatch", "InputSource", "Shown", "Viewer", "Views"]
 
 _ORDER, _DRAWS, _TURN = 1, 2, 3  # streams of random numbers of a seed
 
 
-class Inputs(Protocol):
+class InputSource(Protocol):
     """What training needs of a data set."""
 
     def __len__(self) -> int: ...
@@ -63,7 +63,7 @@ class ViewedBatch(NamedTuple):
 class Viewer:
     """Batches of `batch_size` inputs under `views`; what is left over at the end of a round is left out."""
 
-    def __init__(self, inputs: Inputs, views: Views, batch_size: int, seed: int) -> None:
+    def __init__(self, inputs: InputSource, views: Views, batch_size: int, seed: int) -> None:
         self.inputs, self.views, self.batch_size, self.seed = inputs, views, batch_size, seed
         self.places = max(1, len(inputs) // batch_size)
 

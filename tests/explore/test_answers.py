@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gati.errors import BackendError
 from gati.explore import answers
-from gati.explore.answers import BaseAnswers, Memory, fastest_engine, open_engine, rounded
+from gati.explore.answers import AnswerMemory, BaseAnswers, fastest_engine, open_engine, rounded
 from gati.explore.precision import bfloat16_pays
 from gati.explore.views import ViewedBatch
 from tests.explore.networks import Net
@@ -113,7 +113,7 @@ def test_an_engine_that_computes_something_else_is_not_taken(
 
 
 def test_memory_gives_back_what_was_put_in_and_keeps_to_its_limit() -> None:
-    memory = Memory(rounds=2, places=3, limit_bytes=4 * 2 * 8 * 5)  # four batches
+    memory = AnswerMemory(rounds=2, places=3, limit_bytes=4 * 2 * 8 * 5)  # four batches
     batches = [ViewedBatch(number, place) for number in range(2) for place in range(3)]
     rows = {batch: torch.randn(8, 5) for batch in batches}
     assert all(memory.get(batch) is None for batch in batches)
@@ -127,6 +127,6 @@ def test_memory_gives_back_what_was_put_in_and_keeps_to_its_limit() -> None:
 
 
 def test_memory_of_nothing_keeps_nothing() -> None:
-    memory = Memory(rounds=1, places=2, limit_bytes=10)
+    memory = AnswerMemory(rounds=1, places=2, limit_bytes=10)
     memory.put(ViewedBatch(0, 0), torch.randn(8, 5))
     assert memory.get(ViewedBatch(0, 0)) is None and memory.memory_bytes == 0
