@@ -18,6 +18,7 @@ from gati.caches.predictors import (
     reads_input,
     register_predictor,
 )
+from gati.caches.reduced import REDUCED, ReducedNetwork, default_reduced, is_reduced
 from gati.caches.selectors import build_selector, fit_selector_networks, selector_names
 from gati.caches.storage import load_cache, save_cache
 from gati.caches.students import student, student_operations, student_widths
@@ -25,17 +26,20 @@ from gati.caches.students import student, student_operations, student_widths
 __all__ = [
     "DEFAULT_VARIANTS",
     "PUBLISHED_VARIANTS",
+    "REDUCED",
     "AverageAndMaximum",
     "Companion",
     "FeatureMap",
     "LearnedCache",
     "Reader",
     "Reading",
+    "ReducedNetwork",
     "SceneHead",
     "build_predictor",
     "companion_variant",
     "expand_variants",
     "build_selector",
+    "default_reduced",
     "distillation_loss",
     "feature_loss",
     "feature_map",
@@ -43,6 +47,7 @@ __all__ = [
     "fold_normalisation",
     "glance",
     "is_companion",
+    "is_reduced",
     "load_cache",
     "parse_variant",
     "predictor_families",

@@ -1,4 +1,4 @@
-"""What the base model answers to what is shown in training: on the fastest engine here, and remembered."""
+"""What the base model answers to what is shown in training, on the fastest engine here."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from gati.errors import BackendError, one_line
 from gati.explore.precision import bfloat16_pays, training_precision
-from gati.explore.views import ViewedBatch
 from gati.model.hooks import first_tensor
 from gati.types import OutputsKind
 
-__all__ = ["ENGINES", "BaseAnswers", "Engine", "AnswerMemory", "fastest_engine", "open_engine", "rounded"]
+__all__ = ["ENGINES", "BaseAnswers", "Engine", "fastest_engine", "open_engine"]
 
 Engine = Callable[[Tensor], Tensor]
 
@@ -158,44 +157,3 @@ def _timed(engine: Engine, example: Tensor, clock: Callable[[], float]) -> float
     began = clock()
     engine(example)
     return clock() - began
-
-
-class AnswerMemory:
-    """Rows that belong to batches, kept as float16 in at most `limit_bytes`; further batches are not kept.
-
-    What is given back equals what was put in as `rounded` makes it, so that it makes no difference whether
-    rows come from here or are computed again.
-    """
-
-    def __init__(self, rounds: int, places: int, limit_bytes: int = 2**30) -> None:
-        self._slots, self._places, self._limit_bytes = rounds * places, places, limit_bytes
-        self._rows: Tensor | None = None
-        self._known: set[int] = set()
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that are reserved."""
-        return 0 if self._rows is None else 2 * self._rows.numel()
-
-    def get(self, batch: ViewedBatch) -> Tensor | None:
-        """Return the rows of a batch [B, columns] in float32, or None."""
-        slot = self._slot(batch)
-        return self._rows[slot].float() if self._rows is not None and slot in self._known else None
-
-    def put(self, batch: ViewedBatch, rows: Tensor) -> None:
-        """Keep the rows of a batch."""
-        if self._rows is None:
-            fitting = min(self._slots, self._limit_bytes // max(1, 2 * rows.numel()))
-            self._rows = torch.empty((fitting, *rows.shape), dtype=torch.float16)
-        slot = self._slot(batch)
-        if slot < len(self._rows):
-            self._rows[slot] = rows.half().cpu()
-            self._known.add(slot)
-
-    def _slot(self, batch: ViewedBatch) -> int:
-        return batch.round * self._places + batch.place
-
-
-def rounded(rows: Tensor) -> Tensor:
-    """Return rows as `AnswerMemory` gives them back."""
-    return rows.half().float()

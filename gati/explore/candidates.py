@@ -1,7 +1,8 @@
 """Which caches may pay, decided by what they cost: no training is needed for that.
 
-What the user names, blocks and variants, is taken as it is. By default there are students at the input, and a
-few predictors at blocks at even distances of time. Everything that is left out says why.
+What the user names, blocks and variants, is taken as it is. By default there is the network itself at fewer
+pixels at the input, or students where its pictures are small or it takes no smaller ones, and a few
+predictors at blocks at even distances of time. Everything that is left out says why.
 """
 
 from __future__ import annotations
@@ -15,16 +16,20 @@ from torch import nn
 
 from gati.caches import (
     DEFAULT_VARIANTS,
+    REDUCED,
     LearnedCache,
+    ReducedNetwork,
     build_predictor,
+    default_reduced,
     expand_variants,
     is_companion,
+    is_reduced,
     parse_variant,
     reads_input,
 )
 from gati.caches.selectors import BASELINE
 from gati.caches.students import student_widths
-from gati.errors import VariantError
+from gati.errors import ModelError, VariantError
 from gati.explore.schedule import (
     MOST_BYTES,
     choose_places,
@@ -112,19 +117,32 @@ def trial_name(block: str, variant: str) -> TrialId:
     return TrialId("--".join((block, "-".join((family, *map(str, numbers))))))
 
 
-def measured_costs(traced: TracedModel) -> Measure:
-    """Measure untrained lookups, each variant once for hidden outputs of one shape."""
+def measured_costs(traced: TracedModel, module: nn.Module) -> Measure:
+    """Measure untrained lookups, each variant once for hidden outputs of one shape.
+
+    What it gives raises `VariantError` for a variant that cannot be built.
+    """
     known: dict[tuple[str, tuple[int, ...]], UntrainedCosts] = {}
 
     def measure(variant: str, shape: tuple[int, ...]) -> UntrainedCosts:
         if (variant, shape) not in known:
-            cache = LearnedCache(variant, shape, traced.classes, BASELINE).to(traced.device)
+            predictor = _untrained_reduced(traced, module, variant) if is_reduced(variant) else None
+            cache = LearnedCache(variant, shape, traced.classes, BASELINE, predictor=predictor)
+            cache.to(traced.device)
             request, hidden = traced.example(), torch.rand(1, *shape, device=traced.device)
             lookup_ms = measure_lookup(cache, hidden, between=lambda: traced.base(request.clone()))
             known[variant, shape] = UntrainedCosts(_weights(cache), lookup_ms)
         return known[variant, shape]
 
     return measure
+
+
+def _untrained_reduced(traced: TracedModel, module: nn.Module, variant: str) -> nn.Module:
+    example = torch.cat((traced.example(), traced.example()))
+    try:
+        return ReducedNetwork.of(module, variant, example, "logits").companion(example)
+    except ModelError as error:
+        raise VariantError(f"variant {variant}: {error}") from error
 
 
 def specify(
@@ -137,11 +155,11 @@ def specify(
     chooser = _Chooser(traced, module, profile, asked, measure)
     before = [block for block in profile.blocks if block.kind == INPUT_KIND]
     behind = [block for block in profile.blocks if block.kind != INPUT_KIND]
-    found = [row for block in before for row in chooser.students(block)]
-    students = sum(row.trial.status == "trained" for row in found)
+    found = [row for block in before for row in chooser.at_the_input(block)]
+    first = sum(row.trial.status == "trained" for row in found)
     shares = [block.reach_ms / profile.base_ms for block in behind]
     everywhere = tuple(range(len(behind)))
-    places = everywhere if asked.all_blocks else choose_places(shares, places_for(students))
+    places = everywhere if asked.all_blocks else choose_places(shares, places_for(first))
     for place, block in enumerate(behind):
         for variant in asked.variants:
             if reads_input(variant):
@@ -180,22 +198,35 @@ class _Chooser:
             return _row(block, variant, reason, UntrainedCosts(parameters))
         return self.named(block, variant)
 
-    def students(self, block: BlockProfile) -> list[Specification]:
-        """Students of the sizes that were named, and so many of ours as were asked for."""
+    def at_the_input(self, block: BlockProfile) -> list[Specification]:
+        """What was named of students and of the network at fewer pixels, and so many of ours as asked for."""
         rows: list[Specification] = []
-        for variant in self.asked.variants:
-            if reads_input(variant) and variant != STUDENT:
-                rows.append(self.named(block, variant))
-            elif variant == STUDENT:
-                try:
-                    rows += self._of_our_sizes(block)
-                except VariantError as error:
-                    if variant in self.asked.named:
-                        raise
-                    rows.append(_row(block, variant, str(error)))
+        for variant in (each for each in self.asked.variants if reads_input(each)):
+            try:
+                if variant == REDUCED:
+                    rows += self._reduced(block)
+                elif variant == STUDENT:
+                    instead = any(is_reduced(row.trial.variant) and not row.trial.reason for row in rows)
+                    instead = instead and variant not in self.asked.named
+                    rows += self._of_our_sizes(block, self.asked.students - instead)
+                else:
+                    rows.append(self.named(block, variant))
+            except VariantError as error:
+                if variant in self.asked.named:
+                    raise
+                rows.append(_row(block, variant, str(error)))
         return list({row.trial.trial_id: row for row in rows}.values())
 
-    def _of_our_sizes(self, block: BlockProfile) -> list[Specification]:
+    def _reduced(self, block: BlockProfile) -> list[Specification]:
+        variant = default_reduced(block.output_shape)
+        if variant is None:
+            if REDUCED in self.asked.named:
+                raise VariantError(f"its pictures are so small: say how many pixels, such as {REDUCED}(24)")
+            return []
+        costs = self.measure(variant, block.output_shape)
+        return [_row(block, variant, too_dear(costs.lookup_ms or 0.0, self.profile.base_ms), costs)]
+
+    def _of_our_sizes(self, block: BlockProfile, count: int) -> list[Specification]:
         shape, classes = block.output_shape, self.traced.classes
         widths = student_widths(shape, classes, Arithmetic(self.traced).base)
         if not widths:
@@ -210,12 +241,11 @@ class _Chooser:
                 costs[width] = self.measure(variant, shape)
                 reasons[width] = too_dear(costs[width].lookup_ms or 0.0, self.profile.base_ms)
         fitting = [width for width in widths if not reasons[width]]
-        chosen = choose_widths(fitting, self.asked.students)
-        for width in fitting:
-            if width not in chosen:
-                reasons[width] = (
-                    f"the budget is for {len(chosen)} of {len(fitting)} sizes: name it with --variants"
-                )
+        chosen = choose_widths(fitting, count)
+        left_out = f"the budget is for {len(chosen)} of {len(fitting)} sizes: name it with --variants"
+        if not count:
+            left_out = "the network at fewer pixels is trained in its place: name it with --variants"
+        reasons |= {width: left_out for width in fitting if width not in chosen}
         return [_row(block, f"{STUDENT}({width})", reasons[width], costs[width]) for width in widths]
 
     def _weights_of(self, variant: str, block: BlockProfile) -> int:

@@ -12,11 +12,21 @@ from itertools import takewhile
 import torch
 from torch import Tensor, nn
 
-from gati.caches import AverageAndMaximum, FeatureMap
+from gati.caches import AverageAndMaximum, FeatureMap, Reader
 
-__all__ = ["Fronts", "split_front"]
+__all__ = ["Front", "Fronts", "split_front"]
 
-_POOLING = (FeatureMap, nn.AdaptiveAvgPool2d, AverageAndMaximum)
+_WITHOUT_WEIGHTS = (
+    FeatureMap,
+    AverageAndMaximum,
+    Reader,
+    nn.AdaptiveAvgPool2d,
+    nn.AvgPool2d,
+    nn.PixelUnshuffle,
+    nn.ZeroPad2d,
+)
+
+Front = tuple[str, str]  # the block that is read, and what is made of its hidden output
 
 
 def split_front(predictor: nn.Module) -> tuple[nn.Sequential, nn.Module]:
@@ -27,7 +37,7 @@ def split_front(predictor: nn.Module) -> tuple[nn.Sequential, nn.Module]:
     if not isinstance(predictor, nn.Sequential):
         return nn.Sequential(), predictor
     layers = list(predictor)
-    front = list(takewhile(lambda layer: isinstance(layer, _POOLING), layers))
+    front = list(takewhile(lambda layer: isinstance(layer, _WITHOUT_WEIGHTS), layers))
     return nn.Sequential(*front), nn.Sequential(*layers[len(front) :])
 
 
@@ -36,18 +46,21 @@ class Fronts:
 
     def __init__(self, predictors: Mapping[str, tuple[str, nn.Module]]) -> None:
         self.rests: dict[str, nn.Module] = {}
-        self._keys: dict[str, tuple[str, str]] = {}
-        self._fronts: dict[tuple[str, str], nn.Sequential] = {}
+        self._front_of: dict[str, Front] = {}
+        self._layers: dict[Front, nn.Sequential] = {}
         for name, (block, predictor) in predictors.items():
-            front, self.rests[name] = split_front(predictor)
-            self._keys[name] = (block, " ".join(map(_described, front)))
-            self._fronts.setdefault(self._keys[name], front)
+            layers, self.rests[name] = split_front(predictor)
+            self._front_of[name] = (block, " ".join(map(_described, layers)))
+            self._layers.setdefault(self._front_of[name], layers)
 
     @torch.no_grad()
-    def pooled(self, hidden: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what is left to read for the rest of each predictor, in float32."""
-        found = {key: front(hidden[key[0]]).float() for key, front in self._fronts.items()}
-        return {name: found[key] for name, key in self._keys.items()}
+    def look(self, hidden: Mapping[str, Tensor]) -> dict[Front, Tensor]:
+        """Return what each front makes of the hidden outputs, by block, in float32."""
+        return {front: layers(hidden[front[0]]).float() for front, layers in self._layers.items()}
+
+    def read(self, looked: Mapping[Front, Tensor]) -> dict[str, Tensor]:
+        """Return what is left to read for the rest of each predictor, of what `look` gave."""
+        return {name: looked[front] for name, front in self._front_of.items()}
 
 
 def _described(layer: nn.Module) -> str:

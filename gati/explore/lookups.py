@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gati.caches import LearnedCache, load_cache
+from gati.caches import LearnedCache, is_reduced, load_cache
 from gati.caches.selectors import BASELINE
 from gati.explore.budget import Clock
 from gati.explore.candidates import Specification
@@ -79,8 +79,9 @@ def points_of(finished: Mapping[TrialId, FinishedTrial], rows: Sequence[Trial]) 
 
 
 def lookup_seconds(traced: TracedModel, specifications: Sequence[Specification], clock: Clock) -> float:
-    """How long it takes to measure one lookup as `explore` does at its end."""
-    costly = [item for item in specifications if item.trial.status == "trained"]
+    """How long it takes to measure one lookup as `explore` does at its end, of those built from a name."""
+    trained = [item for item in specifications if item.trial.status == "trained"]
+    costly = [item for item in trained if not is_reduced(item.trial.variant)]
     if not costly:
         return 0.0
     item = costly[len(costly) // 2]

@@ -160,7 +160,7 @@ def prepare(
     if stored is None:
         progress.note(f"measuring {len(names)} blocks and what lookups cost on {device}")
         profile = measure_profile(traced)
-        specifications = specify(traced, module, profile, asked, measured_costs(traced))
+        specifications = specify(traced, module, profile, asked, measured_costs(traced, module))
         expected = MeasuringTimes(
             held_out_s,
             selector_seconds(outputs, inputs.split, seed, clock),

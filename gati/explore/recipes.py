@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gati.explore.muon import Muon
 
-__all__ = ["EXITS", "STUDENTS", "Emphasis", "Recipe", "make_optimiser"]
+__all__ = ["EXITS", "REDUCED", "STUDENTS", "Emphasis", "Recipe", "make_optimiser"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ class Recipe:
     soft_weight: float = 0.5
     average_decay: float = 0.0  # of the average of weights that training ends with; 0: the last weights
     feature_weight: float = 1.0  # of matching hidden outputs, where a block is named for it
+    temperature: float = 2.0  # of the divergence
+    longest_gradient: float | None = None  # the norm that a step's gradient is cut down to
+    most_inputs: int | None = None  # a batch
 
 
 EXITS = Recipe()
@@ -42,6 +45,19 @@ STUDENTS = Recipe(
     rounds=6,
     soft_weight=1.0,
     average_decay=0.998,
+)
+REDUCED = Recipe(  # it knows nearly everything already: small steps, few views
+    optimiser="sgd",
+    learning_rate=0.02,
+    weight_decay=1e-4,
+    warm_up=0.05,
+    mixed=0.5,
+    rounds=3,
+    soft_weight=1.0,
+    average_decay=0.99,
+    temperature=1.0,
+    longest_gradient=5.0,
+    most_inputs=32,
 )
 
 

@@ -1,4 +1,4 @@
-"""Training in two stages, each resumable: students at the input, then exits for what students leave over."""
+"""Training in stages, each resumable: what sits at the input, then exits for what that leaves over."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
-from gati.caches import build_predictor, fold_normalisation, load_cache, reads_input, save_cache
+from gati.caches import (
+    ReducedNetwork,
+    build_predictor,
+    fold_normalisation,
+    is_reduced,
+    load_cache,
+    reads_input,
+    save_cache,
+)
 from gati.errors import ModelError
 from gati.explore.augment import Augmentation
 from gati.explore.budget import Budget
@@ -22,7 +30,7 @@ from gati.explore.measure import Measured, accuracy_curve, held_out_probabilitie
 from gati.explore.pace import affordable_steps
 from gati.explore.prepare import Prepared
 from gati.explore.progress import Progress
-from gati.explore.recipes import EXITS, STUDENTS, Emphasis, Recipe
+from gati.explore.recipes import EXITS, REDUCED, STUDENTS, Emphasis, Recipe
 from gati.explore.schedule import (
     DEFAULT_EPOCHS,
     DEFAULT_STUDENT_EPOCHS,
@@ -48,7 +56,8 @@ _SAVE_EVERY_S = 60.0
 _GROUP_PARAMETERS = 60_000_000  # weights, gradients and two moments of these take 1 GB
 _GROUP_TRIALS = 80
 _SCARCE = 10_000  # so few training inputs: students match hidden outputs, too
-_SURE_AT = 0.99  # agreement of the student's answers that exits need not know
+_SURE_AT = 0.99  # agreement of the earlier answers that exits need not know
+_REDUCED, _STUDENTS, _EXITS = "network at fewer pixels", "students", "exits"
 _PROBE_STEPS = 8
 _STEADY = "torch"  # the engine that is always there
 _AGAIN = 0.5  # share of the learning rate at which trained weights go on
@@ -88,39 +97,41 @@ class Stages:
         self.before = dict(before or {})
         self.batch_size = batch_size_for(len(prepared.inputs.train))
         trained = [item for item in prepared.specifications if item.trial.status == "trained"]
-        self.students = [item for item in trained if reads_input(item.trial.variant)]
+        self.first = [item for item in trained if reads_input(item.trial.variant)]  # asked first
         self.exits = [item for item in trained if not reads_input(item.trial.variant)]
 
     def run(self) -> None:
         """Train what is not trained yet."""
-        self._train_students()
+        bold = self.prepared.bold_augmentation
+        self._train_first(_Lesson(_REDUCED, REDUCED, bold))
+        scarce = len(self.prepared.inputs.train) < _SCARCE
+        feature_block = self.prepared.profile.blocks[-1].name if scarce else None
+        self._train_first(_Lesson(_STUDENTS, STUDENTS, bold, feature_block=feature_block))
         self._train_exits()
 
-    # The two stages -------------------------------------------------------------------------------------
+    # The stages -----------------------------------------------------------------------------------------
 
-    def _train_students(self) -> None:
-        todo = self._unfinished(self.students)
+    def _train_first(self, lesson: _Lesson) -> None:
+        """Those at the input that have this lesson, in their share of the time."""
+        waiting = self._unfinished(self.first)
+        todo = [item for item in waiting if is_reduced(item.trial.variant) == (lesson.name == _REDUCED)]
         if not todo:
             return
         exits = self._unfinished(self.exits)
-        left_s = self._left_s([*todo, *exits], passes=2)
-        allowed_s = None if left_s is None else divide_time(left_s, students=len(todo), exits=len(exits))[0]
-        scarce = len(self.prepared.inputs.train) < _SCARCE
-        lesson = _Lesson(
-            "students",
-            STUDENTS,
-            self.prepared.bold_augmentation,
-            feature_block=self.prepared.profile.blocks[-1].name if scarce else None,
-        )
+        left_s = self._left_s([*waiting, *exits], passes=2)
+        allowed_s = None
+        if left_s is not None:
+            of_all_s, _ = divide_time(left_s, students=len(waiting), exits=len(exits))
+            allowed_s = of_all_s * len(todo) / len(waiting)
         self._train_groups(lesson, todo, allowed_s)
 
     def _train_exits(self) -> None:
         todo = self._unfinished(self.exits)
         if not todo:
             return
-        left_s = self._left_s([*self.students, *todo], passes=1)
+        left_s = self._left_s([*self.first, *todo], passes=1)
         emphasis = self._emphasis()
-        lesson = _Lesson("exits", EXITS, self.prepared.augmentation, emphasis)
+        lesson = _Lesson(_EXITS, EXITS, self.prepared.augmentation, emphasis)
         self._train_groups(lesson, todo, left_s)
 
     def _left_s(self, items: Sequence[Specification], passes: int) -> float | None:
@@ -135,9 +146,9 @@ class Stages:
         return [item for item in items if item.trial.trial_id not in finished]
 
     def _emphasis(self) -> Emphasis | None:
-        """What the best student is sure of and right about need not be known by exits."""
+        """What the best of those at the input is sure of and right about need not be known by exits."""
         finished = self.state.finished()
-        trials = [finished[item.trial.trial_id].trial for item in self.students]
+        trials = [finished[item.trial.trial_id].trial for item in self.first]
         trials = [each if each.status == "trained" else self.before[each.trial_id] for each in trials]
         if not trials:
             return None
@@ -199,14 +210,15 @@ class Stages:
 
     def _plan(self, lesson: _Lesson, group: Sequence[Specification], allowed_s: float | None) -> StagePlan:
         """Decide on the number of steps: by epochs, or by what a step takes."""
-        inputs, of_students = len(self.prepared.inputs.train), lesson.name == "students"
+        inputs, of_students = len(self.prepared.inputs.train), lesson.name != _EXITS
+        batch_size = self._batch_size(lesson)
         if self.epochs is not None or allowed_s is None:
             least = LEAST_STUDENT_STEPS if of_students else LEAST_EXIT_STEPS
-            steps = steps_for_epochs(self._epochs(of_students), inputs, self.batch_size, least=least)
+            steps = steps_for_epochs(self._epochs(of_students), inputs, batch_size, least=least)
             # which engine is fastest may come out otherwise the next time, the same seed gives the same
             return StagePlan(steps, None if allowed_s is None else allowed_s / (1.0 + LATENESS), _STEADY)
         began = self.budget.clock()
-        few = self.prepared.inputs.train.subset(range(min(inputs, _PROBE_STEPS * self.batch_size)))
+        few = self.prepared.inputs.train.subset(range(min(inputs, _PROBE_STEPS * batch_size)))
         probe = self._training(lesson, group, _PROBE_STEPS, None, few)
         for _ in probe.run():
             pass  # thrown away: what it tells is how long a step takes
@@ -214,11 +226,14 @@ class Stages:
         steps = affordable_steps(
             left_s,
             probe.pace,
-            steps_per_round=steps_an_epoch(inputs, self.batch_size),
+            steps_per_round=steps_an_epoch(inputs, batch_size),
             rounds=lesson.recipe.rounds,
         )
-        most = most_steps(inputs, self.batch_size, students=of_students)
+        most = most_steps(inputs, batch_size, students=of_students)
         return StagePlan(max(1, min(steps, most)), left_s, probe.engine_name)
+
+    def _batch_size(self, lesson: _Lesson) -> int:
+        return min(self.batch_size, lesson.recipe.most_inputs or self.batch_size)
 
     def _epochs(self, of_students: bool) -> float:
         if self.epochs is not None:
@@ -229,11 +244,11 @@ class Stages:
         inputs = len(self.prepared.inputs.train)
         what = ", ".join(dict.fromkeys(item.trial.variant for item in group))
         places = len({item.trial.block for item in group})
-        where = "at the input" if lesson.name == "students" else f"after {places} blocks"
+        where = f"after {places} blocks" if lesson.name == _EXITS else "at the input"
         long = "" if plan.planned_s is None else f" in {plan.planned_s / 60:.1f} min"
         self.progress.note(
             f"{lesson.name}: {what} {where}, {plan.steps} steps "
-            f"({plan.steps * self.batch_size / inputs:.0f} passes){long}"
+            f"({plan.steps * self._batch_size(lesson) / inputs:.0f} passes){long}"
         )
 
     def _training(
@@ -252,7 +267,7 @@ class Stages:
             self.prepared.inputs.train if inputs is None else inputs,
             [self._learner(item) for item in group],
             total_steps=steps,
-            batch_size=self.batch_size,
+            batch_size=self._batch_size(lesson),
             seed=self.seed,
             augmentation=lesson.augmentation,
             outputs_kind=self.prepared.held_out.outputs_kind,
@@ -265,21 +280,27 @@ class Stages:
         )
 
     def _learner(self, item: Specification) -> Learner:
-        trial = item.trial
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(zlib.crc32(f"{self.seed} {trial.trial_id}".encode()))
-            predictor = build_predictor(trial.variant, item.hidden_shape, self.prepared.held_out.classes)
+        trial, held_out = item.trial, self.prepared.held_out
+        if is_reduced(trial.variant):
+            example, kind = self._example(), held_out.outputs_kind
+            predictor: nn.Module = ReducedNetwork.of(self.prepared.module, trial.variant, example, kind)
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(zlib.crc32(f"{self.seed} {trial.trial_id}".encode()))
+                predictor = build_predictor(trial.variant, item.hidden_shape, held_out.classes)
         known = self.before.get(trial.trial_id)
         if known is not None:
             predictor.load_state_dict(load_file(self.library.training_path(known.trial_id)))
         return Learner(trial.trial_id, trial.block, predictor)
 
+    def _example(self) -> Tensor:
+        return self.prepared.inputs.held_out.images(np.arange(2)).to(self.prepared.device)
+
     # Measuring ------------------------------------------------------------------------------------------
 
     def _measure(self, training: SharedTraining, group: Sequence[Specification]) -> None:
         folded = [
-            learner._replace(predictor=fold_normalisation(learner.predictor).requires_grad_(False))
-            for learner in training.learners
+            learner._replace(predictor=self._folded(learner.predictor)) for learner in training.learners
         ]
         held = self.prepared.inputs.held_out
         probabilities = held_out_probabilities(self.prepared.module, held, folded, self.prepared.device)
@@ -299,6 +320,11 @@ class Stages:
             )
             self._keep(item, measured, training, trained.predictor)
         self._tell(group)
+
+    def _folded(self, predictor: nn.Module) -> nn.Module:
+        if isinstance(predictor, ReducedNetwork):
+            return predictor.companion(self._example()).to(self.prepared.device)
+        return fold_normalisation(predictor).requires_grad_(False)
 
     def _keep(
         self, item: Specification, measured: Measured, training: SharedTraining, trained: nn.Module
@@ -325,7 +351,7 @@ class Stages:
         self.state.write_finished(FinishedTrial(trial, tuple(measured.points)))
 
     def _tell(self, group: Sequence[Specification]) -> None:
-        """Say what was learned: every student, and the best exit of each block."""
+        """Say what was learned: all at the input, and the best exit of each block."""
         finished = self.state.finished()
         trials = [finished[item.trial.trial_id].trial for item in group]
         best = {

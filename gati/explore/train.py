@@ -20,10 +20,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from gati.caches import distillation_loss, feature_loss
-from gati.explore.answers import AnswerMemory, BaseAnswers, Engine, fastest_engine, open_engine, rounded
+from gati.explore.answers import BaseAnswers
 from gati.explore.augment import Augmentation
 from gati.explore.average import RunningAverage
 from gati.explore.fronts import Fronts
+from gati.explore.lessons import InputLessons, Lesson
 from gati.explore.pace import Pace, Stopwatch
 from gati.explore.precision import bfloat16_pays, training_precision
 from gati.explore.recipes import EXITS, Emphasis, Recipe, make_optimiser
@@ -44,14 +45,6 @@ class Learner(NamedTuple):
     trial_id: TrialId
     block: str
     predictor: nn.Module
-
-
-class _Lesson(NamedTuple):
-    """What learners are to imitate on a batch."""
-
-    rows: Tensor  # [B, K + D], the base model's logits and pooled hidden outputs
-    row_weights: Tensor | None  # [B]
-    mixed: bool
 
 
 class SharedTraining:
@@ -89,20 +82,31 @@ class SharedTraining:
         self.step = 0
         self.finished = False  # the learners have their averages, if the recipe wants them
         self.losses: dict[TrialId, float] = {}
-        self.engine_name, self._clock = engine, clock
-        self._stopwatch, self._answer_s = Stopwatch(), 0.0
-        self._engine: Engine | None = None
+        self._clock, self._stopwatch = clock, Stopwatch()
         self._base = BaseAnswers(module, outputs_kind, feature_block)
         views = Views(augmentation, recipe.mixed, recipe.rounds)
         self._viewer = Viewer(inputs, views, self.batch_size, seed)
-        self._memory = AnswerMemory(recipe.rounds, self._viewer.places) if recipe.rounds else None
-        self._blocks = sorted({x.block for x in learners if not means_input(module, x.block)})
+        self._blocks = sorted({x.block for x in learners})
+        at_the_input = all(means_input(module, block) for block in self._blocks)
         for learner in self.learners:
             learner.predictor.to(device).train()
-            if learner.block not in self._blocks:  # what it reads comes as it likes it best
+            if means_input(module, learner.block):
                 learner.predictor.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        exits = [learner for learner in learners if learner.block in self._blocks]
-        self._fronts = Fronts({x.trial_id: (x.block, x.predictor) for x in exits})
+        self._fronts = Fronts({x.trial_id: (x.block, x.predictor) for x in learners})
+        self._lessons = (
+            InputLessons(
+                self._viewer,
+                self._base,
+                self._fronts,
+                emphasis,
+                device,
+                rounds=recipe.rounds,
+                engine=engine,
+                clock=clock,
+            )
+            if at_the_input
+            else None
+        )
         self._projections = self._make_projections()
         self._averages = {
             x.trial_id: RunningAverage(x.predictor, recipe.average_decay)
@@ -122,6 +126,11 @@ class SharedTraining:
     def pace(self) -> Pace:
         """Seconds of the usual step so far."""
         return self._stopwatch.pace
+
+    @property
+    def engine_name(self) -> str | None:
+        """The engine that computes base answers, once it is known; None where hidden outputs are read."""
+        return self._lessons.engine_name if self._lessons else None
 
     @property
     def steps_per_round(self) -> int:
@@ -147,73 +156,44 @@ class SharedTraining:
         self._finish()
 
     def _watched(self) -> AbstractContextManager[Mapping[str, Tensor]]:
-        return collect_hidden(self.module, self._blocks) if self._blocks else nullcontext({})
+        return nullcontext({}) if self._lessons else collect_hidden(self.module, self._blocks)
 
     def _advance(self, hidden: Mapping[str, Tensor], share: float) -> float:
-        began_s, self._answer_s = self._clock(), 0.0
+        began_s = self._clock()
         batch = self._viewer.batch(self.step)
-        shown = self._viewer.show(batch)
-        images = shown.images.to(self.device)
-        lesson = self._lesson(batch, images, shown.mixed)
-        if not self._blocks and images.dim() == 4:
-            images = images.contiguous(memory_format=torch.channels_last)
+        lesson = self._lessons(batch) if self._lessons else self._hidden_lesson(batch, hidden)
         for group in self._optimiser.param_groups:
             group["lr"] = self._learning_rate_at(share)
         self._optimiser.zero_grad(set_to_none=False)
         total = 0.0
-        pooled = self._fronts.pooled(hidden)
         for learner in self.learners:
-            read = pooled.get(learner.trial_id, images)
-            loss, value = self._loss(learner, read, lesson)
+            loss, value = self._loss(learner, lesson)
             loss.backward()
             total += value
             self._note_loss(learner.trial_id, value)
+            if self.recipe.longest_gradient is not None:
+                nn.utils.clip_grad_norm_(learner.predictor.parameters(), self.recipe.longest_gradient)
         self._optimiser.step()
         for learner in self.learners:
             if learner.trial_id in self._averages:
                 self._averages[learner.trial_id].update(learner.predictor, self.step)
         self.step += 1
-        self._stopwatch.note(self._clock() - began_s, self._answer_s)
+        self._stopwatch.note(self._clock() - began_s, self._lessons.fresh_s if self._lessons else 0.0)
         return total / max(1, len(self.learners))
 
-    def _lesson(self, batch: ViewedBatch, images: Tensor, mixed: bool) -> _Lesson:
-        if self._blocks:
-            with training_precision(self.device), torch.no_grad():
-                return _Lesson(self._base(images).float(), self._weigh(images), mixed)
-        known = None if self._memory is None else self._memory.get(batch)
-        if known is None:
-            began_s = self._clock()
-            known = self._answer(images)
-            weights = self._weigh(images)
-            self._answer_s = self._clock() - began_s
-            if weights is not None:
-                known = torch.cat((known, weights[:, None]), 1)
-            if self._memory is not None:
-                self._memory.put(batch, known)
-            known = rounded(known)
-        known = known.to(self.device)
-        if self.emphasis is None:
-            return _Lesson(known, None, mixed)
-        return _Lesson(known[:, :-1], known[:, -1], mixed)
+    def _hidden_lesson(self, batch: ViewedBatch, hidden: Mapping[str, Tensor]) -> Lesson:
+        """What the base model hands on and answers to the view; `hidden` is filled by that."""
+        shown = self._viewer.show(batch)
+        images = shown.images.to(self.device)
+        with training_precision(self.device), torch.no_grad():
+            rows = self._base(images).float()
+            weights = None if self.emphasis is None else self.emphasis(images)
+        return Lesson(self._fronts.read(self._fronts.look(hidden)), rows, weights, shown.mixed)
 
-    def _answer(self, images: Tensor) -> Tensor:
-        if self._engine is None:
-            if self.engine_name is None:
-                self.engine_name, self._engine = fastest_engine(self._base, images)
-            else:
-                self._engine = open_engine(self.engine_name, self._base, images)
-        return self._engine(images)
-
-    def _weigh(self, images: Tensor) -> Tensor | None:
-        if self.emphasis is None:
-            return None
-        with training_precision(self.device):
-            return self.emphasis(images)
-
-    def _loss(self, learner: Learner, read: Tensor, lesson: _Lesson) -> tuple[Tensor, float]:
+    def _loss(self, learner: Learner, lesson: Lesson) -> tuple[Tensor, float]:
         """The loss of a learner, and how far it is from the base model's answers."""
         projection = self._projections.get(learner.trial_id)
-        predictor = self._fronts.rests.get(learner.trial_id, learner.predictor)
+        predictor, read = self._fronts.rests[learner.trial_id], lesson.read[learner.trial_id]
         with training_precision(self.device):
             if projection is None:
                 logits, found = predictor(read), None
@@ -224,6 +204,7 @@ class SharedTraining:
         loss = distillation_loss(
             logits.float(),
             lesson.rows[:, :classes],
+            temperature=self.recipe.temperature,
             soft_weight=1.0 if lesson.mixed else self.recipe.soft_weight,
             row_weights=lesson.row_weights,
         )
@@ -295,7 +276,8 @@ class SharedTraining:
             for name, tensor in self._state():
                 tensor.copy_(saved[name])
         self.step, self.finished = int(saved["step"]), bool(saved["finished"])
-        self.engine_name = bytes(saved["engine"].tolist()).decode() or self.engine_name
+        if self._lessons:
+            self._lessons.engine_name = bytes(saved["engine"].tolist()).decode() or self.engine_name
         if self.step:
             values = saved["losses"].tolist()
             self.losses = {x.trial_id: value for x, value in zip(self.learners, values, strict=True)}

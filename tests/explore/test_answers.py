@@ -1,4 +1,4 @@
-"""What the base model answers: equal on every engine, the fastest one chosen, remembered within bounds."""
+"""What the base model answers: equal on every engine, and the fastest one chosen."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from gati.errors import BackendError
 from gati.explore import answers
-from gati.explore.answers import AnswerMemory, BaseAnswers, fastest_engine, open_engine, rounded
+from gati.explore.answers import BaseAnswers, fastest_engine, open_engine
 from gati.explore.precision import bfloat16_pays
-from gati.explore.views import ViewedBatch
 from tests.explore.networks import Net
 
 
@@ -110,23 +109,3 @@ def test_an_engine_that_computes_something_else_is_not_taken(
 
     monkeypatch.setattr(answers, "open_engine", wrong_but_for_torch)
     assert fastest_engine(BaseAnswers(net, "logits"), torch.randn(8, 1, 8, 8))[0] == "torch"
-
-
-def test_memory_gives_back_what_was_put_in_and_keeps_to_its_limit() -> None:
-    memory = AnswerMemory(rounds=2, places=3, limit_bytes=4 * 2 * 8 * 5)  # four batches
-    batches = [ViewedBatch(number, place) for number in range(2) for place in range(3)]
-    rows = {batch: torch.randn(8, 5) for batch in batches}
-    assert all(memory.get(batch) is None for batch in batches)
-    for batch in reversed(batches):
-        memory.put(batch, rows[batch])
-    for batch in batches[:4]:
-        found = memory.get(batch)
-        assert found is not None and torch.equal(found, rounded(rows[batch]))
-    assert all(memory.get(batch) is None for batch in batches[4:])
-    assert memory.memory_bytes == 4 * 2 * 8 * 5
-
-
-def test_memory_of_nothing_keeps_nothing() -> None:
-    memory = AnswerMemory(rounds=1, places=2, limit_bytes=10)
-    memory.put(ViewedBatch(0, 0), torch.randn(8, 5))
-    assert memory.get(ViewedBatch(0, 0)) is None and memory.memory_bytes == 0

@@ -39,7 +39,7 @@ def test_what_two_predictors_begin_with_is_computed_once(monkeypatch: pytest.Mon
         for block, variant in named
     }
     fronts = Fronts(predictors)
-    pooled = fronts.pooled(hidden)
+    pooled = fronts.read(fronts.look(hidden))
     assert sorted(calls) == [(2, 3, 40, 40), (2, 3, 64, 64)]
     assert pooled["early pyramid(4)"] is pooled["early pyramid(8)"]
     for name, (block, predictor) in predictors.items():

@@ -1,0 +1,163 @@
+"""The network itself at fewer pixels: taught, kept, resumed, trained further, refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import gati
+from gati.caches import load_cache
+from gati.errors import VariantError
+from gati.explore.explore import explore
+from gati.explore.further import explore_more
+from gati.explore.library import SELECT, Library
+from gati.explore.splits import held_out
+from gati.model.preprocess import Preprocessing
+from gati.types import TrialId
+from tests.explore.killing import Killed, KilledAfter
+from tests.explore.networks import Block, digits, write_digits
+
+REDUCED = TrialId("input--reduced-4")
+
+
+class Pooled(nn.Module):
+    """Takes grey pictures of any size."""
+
+    preprocessing = Preprocessing((0.3,), (0.4,), channels=1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(1, 24, 3, padding=1), nn.BatchNorm2d(24)
+        self.blocks = nn.Sequential(*(Block(24) for _ in range(3)))
+        self.head = nn.Linear(24, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(torch.relu(self.norm(self.stem(x)))).amax((2, 3)))
+
+
+class Flattened(Pooled):
+    """Takes pictures of 8 x 8 pixels alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(24 * 64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(torch.relu(self.norm(self.stem(x)))).flatten(1))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short() -> Iterator[None]:
+    """Networks so small cost what calls cost: here what is measured decides nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gati.explore.candidates.measure_lookup", lambda *_, **__: 1e-3)
+        patch.setattr("gati.explore.stages.LEAST_STUDENT_STEPS", 240)
+        yield
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("digits")
+    held, more = write_digits(folder)
+    images, labels = digits()
+    x, y = Pooled.preprocessing(images[900:]), torch.from_numpy(labels[900:])
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = Pooled()
+        optimiser = torch.optim.Adam(network.parameters(), lr=5e-3)
+        for step in range(120):
+            rows = slice(64 * (step % 14), 64 * (step % 14 + 1))
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(network(x[rows]), y[rows]).backward()
+            optimiser.step()
+    save_file(network.state_dict(), folder / "net.safetensors")
+    return {
+        "model": f"{__file__}:Pooled",
+        "checkpoint": folder / "net.safetensors",
+        "data": held,
+        "train_data": more,
+        "variants": ["reduced(4)"],
+        "epochs": 1,
+    }
+
+
+@pytest.fixture(scope="module")
+def library(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return explore(**given, out=tmp_path_factory.mktemp("out"))
+
+
+def agreement(library: Library, predictor: nn.Module) -> float:
+    """With the base model on the inputs to select on."""
+    inputs, split = held_out(library)
+    rows = (split == SELECT).nonzero()[0]
+    with torch.inference_mode():
+        found = predictor(inputs.images(rows)).argmax(1).numpy()
+    return float((found == library.base_outcomes().base_class[rows]).mean())
+
+
+def test_it_learns_to_answer_as_at_full_size(library: Library, given: dict[str, Any]) -> None:
+    (trial,) = library.trials
+    assert trial.variant == "reduced(4)" and trial.block == "input" and trial.status == "trained"
+    assert trial.images_seen and trial.lookup_ms
+    taught = load_cache(library.cache_path(REDUCED)).predictor
+    network = Pooled()
+    network.load_state_dict(load_file(given["checkpoint"]))
+    network.eval()
+    untaught = nn.Sequential(nn.AvgPool2d(2), network)
+    assert agreement(library, taught) > agreement(library, untaught) + 0.1
+    assert agreement(library, taught) == pytest.approx(trial.agreement, abs=0.01)
+
+
+def test_it_is_composed_and_answers(library: Library) -> None:
+    composition = gati.compose(library.directory, accuracy=0.9, slowdown=10.0, name="low")
+    assert [each.variant for each in composition.exits] == ["reduced(4)"]
+    inputs, _ = held_out(library)
+    with gati.load(library.directory, composition="low") as engine:
+        exits = {answer.exit for answer in engine(inputs.images(range(200)))}
+    assert "input" in exits
+
+
+def test_interrupted_it_goes_on_and_ends_with_the_same_weights(
+    library: Library, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gati.explore.stages._SAVE_EVERY_S", 0.0)
+    with pytest.raises(Killed):
+        explore(**given, out=tmp_path, progress=KilledAfter(40))
+    again = explore(**given, out=tmp_path)
+    expected, found = (load_file(each.cache_path(REDUCED)) for each in (library, again))
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_it_is_trained_further(given: dict[str, Any], tmp_path: Path) -> None:
+    made = explore(**given, out=tmp_path)
+    before = made.trials[0]
+    more = explore_more(tmp_path, epochs=2)
+    names = {trial.trial_id: trial.status for trial in more.trials}
+    better = TrialId(f"{REDUCED}--r2")
+    assert names in ({better: "trained", REDUCED: "replaced"}, {REDUCED: "trained"})
+    if better in names:
+        found = load_cache(more.cache_path(better)).predictor
+        assert agreement(more, found) >= (before.agreement or 0.0) - 0.02
+
+
+@pytest.mark.parametrize(
+    ("model", "variant", "message"),
+    [
+        ("Pooled", "reduced(8)", r"reduced\(8\): the network takes pictures of 8 pixels: name fewer, such"),
+        ("Pooled", "reduced(2,3)", r"reduced\(2,3\): the network takes pictures of 8 pixels: name fewer"),
+        ("Pooled", "reduced", r"its pictures are so small: say how many pixels"),
+        ("Flattened", "reduced(4)", r"reduced\(4\): the network takes no pictures of 4 x 4 pixels \("),
+    ],
+)  # fmt: skip
+def test_what_it_cannot_be_is_one_line(
+    model: str, variant: str, message: str, given: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(VariantError, match=message):
+        network = {"model": f"{__file__}:{model}", "variants": [variant]}
+        explore(**{**given, **network, "checkpoint": None}, out=tmp_path)
