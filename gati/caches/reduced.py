@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from gati.caches.companions import Companion, Reader, Reading
 from gati.caches.predictors import parse_variant, register_predictor
 from gati.errors import VariantError, one_line
+from gati.model.fold import settled, trainable_without_normalisation
 from gati.model.portable import pack_network, unpack_network
 from gati.types import OutputsKind
 
@@ -64,7 +65,8 @@ class ReducedNetwork(nn.Sequential):
         """
         reading = _reading(variant, tuple(example.shape[1:]), outputs_kind)
         _check(base, variant, Reader(reading).to(example.device)(example))
-        return cls(reading, _copied(base, example))
+        folded = trainable_without_normalisation(base, example)
+        return cls(reading, _copied(base, example) if folded is None else folded)
 
     def train(self, mode: bool = True) -> ReducedNetwork:
         """Stay in evaluation mode."""
@@ -77,7 +79,7 @@ class ReducedNetwork(nn.Sequential):
 
         **Raises:** `ModelError` for a network that cannot be traced or written down.
         """
-        network = self[1].cpu().requires_grad_(False)
+        network = settled(self[1].cpu()).requires_grad_(False)
         seen = Reader(self.reading)(example.cpu())
         return Companion.of(network, self.reading, seen, Path(REDUCED))
 

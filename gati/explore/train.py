@@ -26,7 +26,7 @@ from gati.explore.average import RunningAverage
 from gati.explore.fronts import Fronts
 from gati.explore.lessons import InputLessons, Lesson
 from gati.explore.pace import Pace, Stopwatch
-from gati.explore.precision import bfloat16_pays, training_precision
+from gati.explore.precision import bfloat16_pays, gains_by_bfloat16, training_precision
 from gati.explore.recipes import EXITS, Emphasis, Recipe, make_optimiser
 from gati.explore.views import InputSource, ViewedBatch, Viewer, Views
 from gati.files import atomic_write
@@ -107,6 +107,7 @@ class SharedTraining:
             if at_the_input
             else None
         )
+        self._gains = {x.trial_id: gains_by_bfloat16(x.predictor) for x in learners}
         self._projections = self._make_projections()
         self._averages = {
             x.trial_id: RunningAverage(x.predictor, recipe.average_decay)
@@ -194,7 +195,7 @@ class SharedTraining:
         """The loss of a learner, and how far it is from the base model's answers."""
         projection = self._projections.get(learner.trial_id)
         predictor, read = self._fronts.rests[learner.trial_id], lesson.read[learner.trial_id]
-        with training_precision(self.device):
+        with training_precision(self.device, self._gains[learner.trial_id]):
             if projection is None:
                 logits, found = predictor(read), None
             else:

@@ -11,14 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-import gati
-from gati.caches import load_cache
+from gati.caches import default_reduced, load_cache
 from gati.errors import VariantError
 from gati.explore.explore import explore
 from gati.explore.further import explore_more
 from gati.explore.library import SELECT, Library
 from gati.explore.splits import held_out
 from gati.model.preprocess import Preprocessing
+from gati.runtime.engine import Engine, EngineExit
+from gati.runtime.load import open_model
 from gati.types import TrialId
 from tests.explore.killing import Killed, KilledAfter
 from tests.explore.networks import Block, digits, write_digits
@@ -114,13 +115,27 @@ def test_it_learns_to_answer_as_at_full_size(library: Library, given: dict[str, 
     assert agreement(library, taught) == pytest.approx(trial.agreement, abs=0.01)
 
 
-def test_it_is_composed_and_answers(library: Library) -> None:
-    composition = gati.compose(library.directory, accuracy=0.9, slowdown=10.0, name="low")
-    assert [each.variant for each in composition.exits] == ["reduced(4)"]
+def test_it_answers_in_an_engine_or_the_network_does(library: Library) -> None:
+    cache = load_cache(library.cache_path(REDUCED))
     inputs, _ = held_out(library)
-    with gati.load(library.directory, composition="low") as engine:
-        exits = {answer.exit for answer in engine(inputs.images(range(200)))}
-    assert "input" in exits
+    x = inputs.images(range(60))
+    probabilities, scores = cache(x)
+    ranked = scores.sort().values
+    at = 20 + int(ranked[20:40].diff().argmax())
+    threshold = float(ranked[at : at + 2].mean())
+    traced = open_model(library.directory).traced
+    answers = Engine(traced, [EngineExit("input", cache, threshold, "inline", "reduced(4)", 0)])(x)
+    whole = traced.base(x.clone()).softmax(1)
+    hits = scores >= threshold
+    assert [answer.exit == "input" for answer in answers] == hits.tolist()
+    given = torch.stack([answer.probabilities for answer in answers])
+    torch.testing.assert_close(given, torch.where(hits[:, None], probabilities, whole))
+
+
+def test_it_is_trained_where_half_of_the_pixels_are_enough_and_a_student_where_not() -> None:
+    assert default_reduced((3, 224, 224)) == "reduced(112)"
+    assert default_reduced((3, 480, 270)) == "reduced(135)"
+    assert default_reduced((3, 95, 300)) is None and default_reduced((64, 192)) is None
 
 
 def test_interrupted_it_goes_on_and_ends_with_the_same_weights(
