@@ -60,12 +60,12 @@ def explore(
 ) -> Library:
     """Train and measure caches for a network, and write the cache library.
 
-    What lookups cost is measured first. Then students are trained, which read the network's input, and then
-    exits at a few blocks, above all on what the best student does not answer. An interrupted exploration goes
-    on where it stopped when called again with the same arguments; a finished one is returned as it is, and
-    `explore_more` trains it further. The network is never changed. The same seed trains the same weights
-    again on the same machine, if time does not decide; latencies are measured anew, and with them which
-    variants are skipped.
+    What lookups cost is measured first. Then what reads the network's input is trained: a copy of the network
+    for fewer pixels where its pictures have 96 or more a side, else students. Then exits at a few blocks
+    follow, above all on what the best of those does not answer. An interrupted exploration goes on where it
+    stopped when called again with the same arguments; a finished one is returned as it is, and `explore_more`
+    trains it further. The network is never changed. The same seed trains the same weights again on the same
+    machine, if time does not decide; latencies are measured anew, and with them which variants are skipped.
 
     **Arguments:**
 
@@ -80,8 +80,9 @@ def explore(
     - `blocks`: a pattern over module names; exits go to all of these. By default blocks are found, and a few
       of them chosen.
     - `variants`: such as `["student(48)", "pyramid(64)"]`, all trained, at all blocks; `student` alone is for
-      students of sizes that fit the network, `"published"` for several. `"default"`, which is the default, is
-      chosen among by what it costs, see `gati.explore.candidates`.
+      students of sizes that fit the network, `"published"` for several. `"reduced(112)"` is the network itself
+      on pictures of 112 pixels. `"default"`, which is the default, is chosen among by what it costs, see
+      `gati.explore.candidates`.
     - `epochs`: passes of exits over the training inputs; students make three times as many.
     - `budget_s`: end within this many seconds. Without `epochs`, as much is trained as fits.
     - `class_names`: the network's, in the order of its outputs: a list, or a file with one a line or a JSON

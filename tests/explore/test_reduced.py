@@ -18,7 +18,8 @@ from gati.explore.further import explore_more
 from gati.explore.library import SELECT, Library
 from gati.explore.splits import held_out
 from gati.model.preprocess import Preprocessing
-from gati.runtime.engine import Engine, EngineExit
+from gati.runtime.engine import Engine
+from gati.runtime.exits import EngineExit
 from gati.runtime.load import open_model
 from gati.types import TrialId
 from tests.explore.killing import Killed, KilledAfter
