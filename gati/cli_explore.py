@@ -52,7 +52,7 @@ def explore(
         str | None,
         typer.Option(
             metavar="LIST",
-            help="Such as 'reduced(112),student(48),fc(512)' or 'default,published'; '' for companions alone.",
+            help="Such as 'reduced(112),student(48)' or 'default,published'; '' for companions alone.",
         ),
     ] = None,
     companion: Companions = None,

@@ -80,9 +80,9 @@ def explore(
     - `blocks`: a pattern over module names; exits go to all of these. By default blocks are found, and a few
       of them chosen.
     - `variants`: such as `["student(48)", "pyramid(64)"]`, all trained, at all blocks; `student` alone is for
-      students of sizes that fit the network, `"published"` for several. `"reduced(112)"` is the network itself
-      on pictures of 112 pixels. `"default"`, which is the default, is chosen among by what it costs, see
-      `gati.explore.candidates`.
+      students of sizes that fit the network, `"published"` for several. `"reduced(112)"` is the network
+      itself on pictures of 112 pixels. `"default"`, which is the default, is chosen among by what it costs,
+      see `gati.explore.candidates`.
     - `epochs`: passes of exits over the training inputs; students make three times as many.
     - `budget_s`: end within this many seconds. Without `epochs`, as much is trained as fits.
     - `class_names`: the network's, in the order of its outputs: a list, or a file with one a line or a JSON
