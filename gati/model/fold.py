@@ -55,7 +55,11 @@ def settled(module: nn.Module) -> nn.Module:
     folded = copy.deepcopy(module)
     for layer in list(folded.modules()):
         if parametrize.is_parametrized(layer, "weight"):
-            parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
+            weight = torch.as_tensor(layer.weight).detach()
+            kind = parametrize.type_before_parametrizations(layer)
+            del layer.parametrizations
+            layer.__class__ = kind  # torch's own way takes the parametrization from the original, too
+            layer.weight = nn.Parameter(weight)
     return folded
 
 

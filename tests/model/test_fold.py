@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gati import zoo
 from gati.errors import ModelError
-from gati.model.fold import without_normalisation
+from gati.model.fold import settled, trainable_without_normalisation, without_normalisation
 from gati.model.portable import pack_network, unpack_network
 
 HERE = Path("here.safetensors")
@@ -125,3 +125,39 @@ def test_what_is_no_program_is_refused() -> None:
     for content in (b"", b"nothing", zlib.compress(b"nothing"), zlib.compress(pickle.dumps(Evil()))):
         with pytest.raises(ModelError, match="here.safetensors"):
             unpack_network(content, HERE)
+
+
+def test_folded_anew_in_every_step_it_learns_as_it_would_with_its_normalisation() -> None:
+    module = trained_looking(zoo.resnet20())
+    x = torch.randn(6, 3, 32, 32)
+    folded = trainable_without_normalisation(module, x)
+    assert folded is not None and normalisations(folded) == 0
+    torch.testing.assert_close(folded(x), module(x), rtol=1e-3, atol=1e-4)
+    for each in (module, folded):
+        each.requires_grad_(True)
+        each(x).log_softmax(1)[:, 3].sum().backward()
+    learned = folded.conv1.parametrizations.weight.original
+    torch.testing.assert_close(learned.grad, module.conv1.weight.grad, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(folded.conv1.bias.grad, module.bn1.bias.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_folded_for_good_it_is_plain_and_what_was_trained_stays_as_it_is() -> None:
+    module = trained_looking(zoo.resnet20())
+    x = torch.randn(4, 3, 32, 32)
+    folded = trainable_without_normalisation(module, x)
+    assert folded is not None
+    with torch.no_grad():
+        for parameter in folded.parameters():
+            parameter.mul_(1.1)
+    names = list(folded.state_dict())
+    plain = settled(folded)
+    torch.testing.assert_close(plain(x), folded(x))
+    assert list(folded.state_dict()) == names
+    assert not any("parametrizations" in name for name in plain.state_dict())
+    assert len(list(plain.parameters())) < len(list(folded.parameters()))
+
+
+def test_where_there_is_nothing_to_fold_there_is_nothing_to_train() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten()).eval()
+    assert trainable_without_normalisation(module, torch.randn(2, 3, 8, 8)) is None
+    assert settled(module) is module
