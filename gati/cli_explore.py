@@ -84,10 +84,10 @@ def explore(
 ) -> None:
     """Train and measure learned caches, and write the cache library DIR.
 
-    What lookups cost is measured first. Then what reads the network's input is trained: a copy of the network
-    for half of the pixels a side, or a student where pictures are smaller than 96. Exits at a few blocks
-    follow. What is named with --blocks and --variants is all trained. Labels are not needed. Interrupted, the
-    same command goes on where it stopped.
+    What lookups cost is measured first. Then what reads the network's input is trained: a student, or a copy
+    of the network for half of the pixels a side where pictures are large and that costs little. Exits at a
+    few blocks follow. What is named with --blocks and --variants is all trained. Labels are not needed.
+    Interrupted, the same command goes on where it stopped.
 
     With --more, what a library has is trained further: caches that get better take the place of older ones,
     and compositions that are there stay as they are.

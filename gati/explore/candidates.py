@@ -1,8 +1,8 @@
 """Which caches may pay, decided by what they cost: no training is needed for that.
 
-What the user names, blocks and variants, is taken as it is. By default there is the network itself at fewer
-pixels at the input, or students where its pictures are small or it takes no smaller ones, and a few
-predictors at blocks at even distances of time. Everything that is left out says why.
+What the user names, blocks and variants, is taken as it is. By default there are students at the input, or
+the network itself at fewer pixels where that costs little, and a few predictors at blocks at even distances
+of time. Everything that is left out says why.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from gati.explore.schedule import (
     MOST_BYTES,
     choose_places,
     choose_widths,
+    dearer_than_a_student,
     heaviest,
     places_for,
     too_dear,
@@ -224,7 +225,8 @@ class _Chooser:
                 raise VariantError(f"its pictures are so small: say how many pixels, such as {REDUCED}(24)")
             return []
         costs = self.measure(variant, block.output_shape)
-        return [_row(block, variant, too_dear(costs.lookup_ms or 0.0, self.profile.base_ms), costs)]
+        reason = dearer_than_a_student(costs.lookup_ms or 0.0, self.profile.base_ms)
+        return [_row(block, variant, reason, costs)]
 
     def _of_our_sizes(self, block: BlockProfile, count: int) -> list[Specification]:
         shape, classes = block.output_shape, self.traced.classes

@@ -60,12 +60,13 @@ def explore(
 ) -> Library:
     """Train and measure caches for a network, and write the cache library.
 
-    What lookups cost is measured first. Then what reads the network's input is trained: a copy of the network
-    for fewer pixels where its pictures have 96 or more a side, else students. Then exits at a few blocks
-    follow, above all on what the best of those does not answer. An interrupted exploration goes on where it
-    stopped when called again with the same arguments; a finished one is returned as it is, and `explore_more`
-    trains it further. The network is never changed. The same seed trains the same weights again on the same
-    machine, if time does not decide; latencies are measured anew, and with them which variants are skipped.
+    What lookups cost is measured first. Then what reads the network's input is trained: students, or in the
+    place of one a copy of the network for half of the pixels a side, where pictures have 96 or more and that
+    takes at most 35 % of the network's time. Exits at a few blocks follow, above all for what the best of
+    those does not answer. An interrupted exploration goes on where it stopped when called again with the same
+    arguments; a finished one is returned as it is, and `explore_more` trains it further. The network is never
+    changed. The same seed trains the same weights again on the same machine, if time does not decide;
+    latencies are measured anew, and with them which variants are skipped.
 
     **Arguments:**
 

@@ -13,15 +13,18 @@ from torch import Tensor, nn
 
 from gati.caches import default_reduced, load_cache
 from gati.errors import VariantError
+from gati.explore.candidates import UntrainedCosts, specify, wanted
 from gati.explore.explore import explore
 from gati.explore.further import explore_more
 from gati.explore.library import SELECT, Library
 from gati.explore.splits import held_out
+from gati.model.blocks import find_blocks
 from gati.model.preprocess import Preprocessing
+from gati.model.segments import trace
 from gati.runtime.engine import Engine
 from gati.runtime.exits import EngineExit
 from gati.runtime.load import open_model
-from gati.types import TrialId
+from gati.types import BlockProfile, Profile, TrialId
 from tests.explore.killing import Killed, KilledAfter
 from tests.explore.networks import Block, digits, write_digits
 
@@ -137,6 +140,26 @@ def test_it_is_trained_where_half_of_the_pixels_are_enough_and_a_student_where_n
     assert default_reduced((3, 224, 224)) == "reduced(112)"
     assert default_reduced((3, 480, 270)) == "reduced(135)"
     assert default_reduced((3, 95, 300)) is None and default_reduced((64, 192)) is None
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.3, "reduced(48)"), (0.4, "student(")])
+def test_by_default_it_takes_a_students_place_where_it_costs_little(share: float, expected: str) -> None:
+    network = Pooled().eval()
+    model = trace(network, torch.randn(2, 1, 96, 96), ["input", *find_blocks(network)])
+    blocks = tuple(
+        BlockProfile(at, name, model.block_kinds[name], model.hidden_shapes[name], 1.0, float(at))
+        for at, name in enumerate(model.blocks)
+    )
+    profile = Profile("torch", "cpu", 1, 10.0, blocks)
+
+    def costs(variant: str, _shape: tuple[int, ...]) -> UntrainedCosts:
+        return UntrainedCosts(1000, 10.0 * share if variant.startswith("reduced") else 1.0)
+
+    rows = specify(model, network, profile, wanted(None, None, 1), costs)
+    (first,) = [row.trial for row in rows if row.trial.block == "input" and row.trial.status == "trained"]
+    assert first.variant.startswith(expected)
+    others = [row.trial.reason for row in rows if row.trial.block == "input" and row.trial is not first]
+    assert others and all("name it with --variants" in reason for reason in others)
 
 
 def test_interrupted_it_goes_on_and_ends_with_the_same_weights(
