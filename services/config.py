@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gati.errors import ConfigError
 from gati.types import NAME_PATTERN, is_name
@@ -99,17 +99,30 @@ class ServeConfig(_Strict):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
+    hosts: tuple[str, ...] = ()  # names besides this machine's own that clients without a key may use
     api_key: str | None = Field(default=None, min_length=1, repr=False)
     management_key: str | None = Field(default=None, min_length=1, repr=False)
+    most_connections: int = Field(default=1000, ge=1)
+    largest_head_bytes: int = Field(default=65_536, ge=1024)  # request line and headers
+    head_timeout_s: float = Field(default=10.0, gt=0.0)  # until a connection has sent a whole head
+    body_timeout_s: float = Field(default=30.0, gt=0.0)  # for a trickle of a body, or a reply nobody takes
     request_timeout_ms: float = Field(default=10_000.0, gt=0.0)
     late_factor: float = Field(default=2.0, ge=1.0)  # a query is given up at so many times its SLO
     largest_body_bytes: int = Field(default=64 * MIB, ge=1024)
-    largest_image_pixels: int = Field(default=50_000_000, ge=1)
+    largest_json_bytes: int = Field(default=128 * MIB, ge=1024)  # that JSON may take of the memory, parsed
+    largest_held_bytes: int = Field(default=512 * MIB, ge=1024)  # of the memory, for all requests under way
+    largest_image_pixels: int = Field(default=16_000_000, ge=1)
     drain_timeout_s: float = Field(default=10.0, ge=0.0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     adaptation: AdaptationConfig | None = None
     models: dict[str, ModelConfig] = Field(default_factory=dict)
     pipelines: dict[str, PipelineConfig] = Field(default_factory=dict)
+
+    @field_validator("hosts", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        """Of the environment, as text: names with commas between."""
+        return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)

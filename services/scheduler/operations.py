@@ -176,7 +176,9 @@ def _rows(name: str, found: Any) -> list[dict[str, Any]]:
 
 
 async def _document(request: Request) -> dict[str, Any]:
-    body = await read_body(request, _LARGEST_BODY_BYTES)
+    scheduler = scheduler_of(request)
+    with scheduler.budget.open() as charge:
+        body = await read_body(request, _LARGEST_BODY_BYTES, charge, scheduler.pool)
     if not body.strip():
         return {}
     try:

@@ -10,9 +10,10 @@ from fastapi.responses import Response
 
 import gati
 from services.scheduler import documents
-from services.scheduler.bodies import read_body, unless_gone
+from services.scheduler.bodies import unless_gone
 from services.scheduler.models import Model
-from services.scheduler.protocol import HEADER_LENGTH, outputs_of, parse_request, render_response
+from services.scheduler.protocol import HEADER_LENGTH, outputs_of, render_response
+from services.scheduler.reading import read_inference
 from services.scheduler.replies import Json
 from services.scheduler.scheduler import scheduler_of
 
@@ -110,10 +111,9 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
     """Answer a request for a model; `infer` without the framework's routing. Raises `GatiError`."""
     scheduler = scheduler_of(request)
     arrived_s = scheduler.arrival_s()
-    with scheduler.under_way():
+    with scheduler.under_way() as charge:
         model = scheduler.model(name)
-        body = await read_body(request, scheduler.config.largest_body_bytes)
-        asked = parse_request(body, request.headers.get(HEADER_LENGTH))
+        asked = await read_inference(request, scheduler, charge)
         timing = scheduler.timing(
             arrived_s,
             asked.latency_slo_ms,

@@ -1,0 +1,33 @@
+"""From the bytes of a request to what it asks for: charged first, and away from the event loop where it is long."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from starlette.requests import Request
+
+from services.scheduler.bodies import read_body
+from services.scheduler.budget import Charge, check_json
+from services.scheduler.protocol import HEADER_LENGTH, InferenceRequest, parse_request, split
+from services.scheduler.scheduler import Scheduler
+
+__all__ = ["parse_inference", "read_inference"]
+
+_LONG_BYTES = 64 * 1024  # from here on it is not parsed between two requests
+
+
+async def read_inference(request: Request, scheduler: Scheduler, charge: Charge) -> InferenceRequest:
+    """Read a request of the Open Inference Protocol. Raises `GatiError` for what cannot be taken."""
+    body = await read_body(request, scheduler.config.largest_body_bytes, charge, scheduler.pool)
+    return await parse_inference(request, body, scheduler, charge)
+
+
+async def parse_inference(
+    request: Request, body: bytes, scheduler: Scheduler, charge: Charge
+) -> InferenceRequest:
+    """As `read_inference`, of a body that has been read."""
+    text, rest = split(body, request.headers.get(HEADER_LENGTH))
+    charge.add(check_json(text, scheduler.config.largest_json_bytes) + 2 * len(rest))
+    if len(body) < _LONG_BYTES:
+        return parse_request(text, rest)
+    return await scheduler.pool.run(partial(parse_request, text, rest))
