@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -19,7 +20,9 @@ from gati.plan import CacheLibrary, Option, PlainModel, Planner, load_pipeline
 from services import logs
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
 from services.config import ModelConfig, PipelineConfig, ServeConfig
+from services.http import HttpLimits, http_protocol
 from services.inference.settings import InferenceSettings
+from services.scheduler.admission import check_exposure
 from services.scheduler.app import create_app
 from services.scheduler.front import Front
 from services.scheduler.models import Model
@@ -31,13 +34,16 @@ __all__ = ["build_scheduler", "serve", "with_pipeline_models"]
 
 _log = logging.getLogger("gati.serve")
 
+_OTHER_FILES = 128  # that are open besides connections of clients
+
 
 def serve(config: ServeConfig, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT, then drain and end. `announce` is told the URL once everything answers.
 
-    **Raises:** `ConfigError` when the port is taken; `PipelineError` for a pipeline that cannot be planned.
+    **Raises:** `ConfigError` when the port is taken, or others could ask without a key; `PipelineError` for a pipeline that cannot be planned.
     """
     logs.configure("scheduler", config.log_level)
+    check_exposure(config)
     listening = _listen(config)
     uvloop.run(_serve(config, listening, announce))
 
@@ -75,13 +81,14 @@ async def _serve(config: ServeConfig, listening: socket.socket, announce: Callab
     server = _Server(
         uvicorn.Config(
             Front(create_app(scheduler)),
+            http=http_protocol(_limits(config)),
+            ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=1,
-            h11_max_incomplete_event_size=65_536,
         )
     )
     stop = asyncio.Event()
@@ -127,6 +134,25 @@ def _listen(config: ServeConfig) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {config.host}:{config.port} ({error.strerror or error}); choose another --port"
         ) from error
+
+
+def _limits(config: ServeConfig) -> HttpLimits:
+    """The bounds on connections, for which there are files to open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = config.most_connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    fits = config.most_connections if soft == resource.RLIM_INFINITY else soft - _OTHER_FILES
+    if fits < 1:
+        raise ConfigError(f"{soft} files may be open, more than {_OTHER_FILES} are needed; raise ulimit -n")
+    return HttpLimits(
+        min(config.most_connections, fits),
+        config.largest_head_bytes,
+        config.head_timeout_s,
+        config.body_timeout_s,
+    )
 
 
 def _model(name: str, own: ModelConfig, config: ServeConfig) -> Model:
