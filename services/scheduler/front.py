@@ -1,4 +1,4 @@
-"""The way in: keys, the two busy endpoints without a framework between, and overload turned away.
+"""The way in: admission, the two busy endpoints without a framework between, and overload turned away.
 
 A request that is refused for overload must cost next to nothing, or refusing becomes the overload. So who
 comes while the event loop is behind is told so before their body is read.
@@ -14,8 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gati.errors import GatiError
+from gati.errors import ForbiddenError, GatiError, MediaTypeError, NotAllowedError
 from services.scheduler import pipeline_routes, replies, v2
+from services.scheduler.admission import admit
 from services.scheduler.scheduler import Scheduler
 
 __all__ = ["Front"]
@@ -40,7 +41,7 @@ class Front:
         request = Request(scope, receive)
         respond: ASGIApp = self._app
         try:
-            replies.check_key(request)
+            self._admit(request)
             work = _busy(scope)
             if work is not None:
                 self._scheduler.check_lag()
@@ -50,6 +51,14 @@ class Front:
         except Exception as error:
             respond = replies.mistake(request, error)
         await respond(scope, receive, send)
+
+
+    def _admit(self, request: Request) -> None:
+        try:
+            admit(request, self._scheduler.config)
+        except (NotAllowedError, ForbiddenError, MediaTypeError) as error:
+            self._scheduler.turned_away(error, request.scope.get("client"))
+            raise
 
 
 def _busy(scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
