@@ -26,6 +26,7 @@ __all__ = [
 
 ENVIRONMENT_PREFIX = "GATI_SERVE_"
 MIB = 2**20
+_LARGEST_PORT = 65_535
 
 
 class _Strict(BaseModel):
@@ -55,6 +56,8 @@ class ModelConfig(_Strict):
     state: Path | None = None  # folder where it is kept how versions stand; LIBRARY/standing unless given
     records: str | None = None  # URL of the record store for samples; sqlite:///FILE or postgresql://...
     sampling: float = Field(default=0.2, ge=0.0, le=1.0)
+    records_limit_bytes: int = Field(default=2**30, ge=1)  # that the record store may hold; the oldest go
+    most_versions: int = Field(default=8, ge=2)  # loaded at a time
     repository: str | None = None  # folder or URL of the model repository; its active version serves
 
     @model_validator(mode="after")
@@ -63,6 +66,8 @@ class ModelConfig(_Strict):
             raise ValueError("give a library or a model, not both")
         if self.library is None and self.model is None and self.address is None:
             raise ValueError("give a library, a model or an address")
+        if self.address is not None and int(self.address.rpartition(":")[2]) > _LARGEST_PORT:
+            raise ValueError(f"{self.address} has no port; give one up to {_LARGEST_PORT}")
         if self.unguarded and self.audit_budget > 0.0:
             raise ValueError("unguarded caches are not audited; give audit_budget = 0 with unguarded = true")
         return self
@@ -113,6 +118,7 @@ class ServeConfig(_Strict):
     largest_held_bytes: int = Field(default=512 * MIB, ge=1024)  # of the memory, for all requests under way
     largest_image_pixels: int = Field(default=16_000_000, ge=1)
     drain_timeout_s: float = Field(default=10.0, ge=0.0)
+    hang_timeout_s: float = Field(default=60.0, gt=0.0)  # a process that says nothing for so long is ended
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     adaptation: AdaptationConfig | None = None
     models: dict[str, ModelConfig] = Field(default_factory=dict)

@@ -94,9 +94,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self.transport.is_closing():
             return
-        if not self._in_body and self._head_bytes > self._limits.head_bytes:
-            self._hang_up()
-        elif len(self.pipeline) > _MOST_PIPELINED:
+        long_head = not self._in_body and self._head_bytes > self._limits.head_bytes
+        if long_head or len(self.pipeline) > _MOST_PIPELINED:
             self._hang_up()
         elif self._idle and self._timer is None:  # half a head, or what comes before one
             self._expect_head()

@@ -17,7 +17,7 @@ _RETRY_AFTER_S = 0.5
 
 
 class BoundedPool:
-    """`threads` threads; at most `waiting` calls wait for one. Its methods belong to the event loop's thread."""
+    """`threads` threads; at most `waiting` calls wait for one. Methods are for the event loop's thread."""
 
     def __init__(self, name: str, *, threads: int = 2, waiting: int = 64) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)

@@ -10,12 +10,13 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
 import uvloop
 
-from gati.errors import ConfigError
+from gati.errors import ConfigError, UnavailableError
 from gati.plan import CacheLibrary, Option, PlainModel, Planner, load_pipeline
 from services import logs
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
@@ -34,13 +35,17 @@ __all__ = ["build_scheduler", "serve", "with_pipeline_models"]
 
 _log = logging.getLogger("gati.serve")
 
+_LOOK_AGAIN_S = 60.0
+_SAMPLES_KEPT_S = 3600.0  # at least
+_STUCK_FACTOR = 2.0  # an engine that takes so many times as long as any request may, hangs
 _OTHER_FILES = 128  # that are open besides connections of clients
 
 
 def serve(config: ServeConfig, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT, then drain and end. `announce` is told the URL once everything answers.
 
-    **Raises:** `ConfigError` when the port is taken, or others could ask without a key; `PipelineError` for a pipeline that cannot be planned.
+    **Raises:** `ConfigError` when the port is taken, others could ask without a key, or a model will never
+    answer; `PipelineError` for a pipeline that cannot be planned.
     """
     logs.configure("scheduler", config.log_level)
     check_exposure(config)
@@ -95,12 +100,13 @@ async def _serve(config: ServeConfig, listening: socket.socket, announce: Callab
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, stop.set)
-    scheduler.start()
+    await scheduler.start()
     serving = asyncio.create_task(server.serve([listening]))
     url = f"http://{config.host}:{listening.getsockname()[1]}"
     announcing = asyncio.create_task(_announce(scheduler, url, announce))
     stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+    hopeless = asyncio.create_task(_hopeless(announcing))
+    done, _ = await asyncio.wait((serving, stopped, hopeless), return_when=asyncio.FIRST_COMPLETED)
     announcing.cancel()
     _log.info("draining")
     for listener in server.servers:  # no new connections; those that are here get their answers
@@ -108,14 +114,28 @@ async def _serve(config: ServeConfig, listening: socket.socket, announce: Callab
     await scheduler.drain()
     server.should_exit = True
     await serving
-    stopped.cancel()
+    for task in (stopped, hopeless):
+        task.cancel()
+    if hopeless in done:
+        hopeless.result()
 
 
 async def _announce(scheduler: Scheduler, url: str, announce: Callable[[str], None]) -> None:
-    for model in scheduler.models.values():
-        while not model.ready:
-            await asyncio.sleep(0.05)
+    """Tell the URL once every model answers. Raises `ConfigError` where one never will."""
+    await asyncio.gather(*(_first_ready(model) for model in scheduler.models.values()))
     announce(url)
+
+
+async def _first_ready(model: Model) -> None:
+    while model.wanted and not model.ready:
+        with suppress(UnavailableError):
+            await model.wait_until_ready(_LOOK_AGAIN_S)
+
+
+async def _hopeless(announcing: asyncio.Task[None]) -> None:
+    """End only with what a restart cannot mend, as `announcing` has it."""
+    await announcing
+    await asyncio.Event().wait()
 
 
 class _Server(uvicorn.Server):
@@ -157,7 +177,7 @@ def _limits(config: ServeConfig) -> HttpLimits:
 
 def _model(name: str, own: ModelConfig, config: ServeConfig) -> Model:
     if own.address is not None:
-        return Model(name, address=own.address)
+        return Model(name, address=own.address, hang_timeout_s=config.hang_timeout_s)
     settings = InferenceSettings(
         name=name,
         library=None if own.library is None else own.library.absolute(),
@@ -176,12 +196,16 @@ def _model(name: str, own: ModelConfig, config: ServeConfig) -> Model:
         state=None if own.state is None else own.state.absolute(),
         records=own.records,
         sampling=own.sampling,
+        records_limit_bytes=own.records_limit_bytes,
+        records_max_age_s=max(_SAMPLES_KEPT_S, config.adaptation.window_s if config.adaptation else 0.0),
+        most_versions=own.most_versions,
+        stuck_timeout_s=max(_STUCK_FACTOR * config.request_timeout_ms / 1e3, config.hang_timeout_s),
         repository=own.repository,
         drain_timeout_s=config.drain_timeout_s,
-        end_with_stdin=True,
         log_level=config.log_level,
     )
-    return Model(name, supervised=Supervised(name, "services.inference", settings))
+    supervised = Supervised(name, "services.inference", settings)
+    return Model(name, supervised=supervised, hang_timeout_s=config.hang_timeout_s)
 
 
 def _adaptation(config: ServeConfig) -> Supervised | None:
@@ -202,7 +226,7 @@ def _adaptation(config: ServeConfig) -> Supervised | None:
     if not models:
         raise ConfigError("[adaptation] has no model; give one a library, records and a repository")
     settings = AdaptationSettings(
-        models=models, end_with_stdin=True, log_level=config.log_level, **config.adaptation.model_dump()
+        models=models, log_level=config.log_level, **config.adaptation.model_dump()
     )
     return Supervised("adaptation", "services.adaptation", settings)
 

@@ -1,4 +1,4 @@
-"""Who may ask: where a request comes from, what it says it is, and its key. Nothing of its body is read yet."""
+"""Who may ask: where a request comes from, what it says it is, and its key. Its body is not read yet."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class ByteBudget:
         return self._held_bytes
 
     def open(self) -> Charge:
-        """The charge of one request, to be used as a context manager: what it took is given back at the end."""
+        """The charge of one request, a context manager: what it took is given back at the end."""
         return Charge(self)
 
     def _take(self, count: int) -> None:
@@ -89,6 +89,6 @@ def check_json(text: bytes | bytearray, largest_bytes: int) -> int:
     )
     if cost > largest_bytes:
         raise TooLargeError(
-            f"JSON that takes up to {cost} bytes of memory, {largest_bytes} are allowed; send tensors in binary"
+            f"JSON that takes up to {cost} bytes of memory of {largest_bytes} allowed; send tensors in binary"
         )
     return cost

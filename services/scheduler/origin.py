@@ -1,8 +1,8 @@
 """Whether a request may have been sent by a page of another site, through the browser of somebody we trust.
 
-A browser says where a request comes from: `Sec-Fetch-Site`, or at least `Origin`, with everything but reading.
-Without keys we also look at `Host`: a page whose name is made to point here (DNS rebinding) is of the same
-origin to the browser, but it cannot give another name than its own.
+A browser says where a request comes from: `Sec-Fetch-Site`, or at least `Origin`, with everything but
+reading. Without keys we also look at `Host`: a page whose name is made to point here (DNS rebinding) is of
+the same origin to the browser, but it cannot give another name than its own.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def check_host(request: Request, allowed: Iterable[str]) -> None:
         name = ""
     if not (is_loopback(name) or name in {each.strip("[]").lower() for each in allowed}):
         raise ForbiddenError(
-            f"no server of the name {given[:80]!r} without a key; ask for 127.0.0.1, add it to `hosts`, or set "
-            "a key"
+            f"no server of the name {given[:80]!r} without a key; ask for 127.0.0.1, add it to `hosts`, or "
+            "set a key"
         )
 
 

@@ -20,7 +20,15 @@ from gati.errors import RequestError, first_line
 from services.wire.gen.ttypes import Tensor
 from services.wire.tensors import DATATYPES, elements, from_bytes, to_tensor
 
-__all__ = ["HEADER_LENGTH", "InferenceRequest", "Output", "outputs_of", "parse_request", "render_response", "split"]
+__all__ = [
+    "HEADER_LENGTH",
+    "InferenceRequest",
+    "Output",
+    "outputs_of",
+    "parse_request",
+    "render_response",
+    "split",
+]
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 OUTPUTS = ("probabilities", "class_index", "class_name", "exit")
@@ -213,7 +221,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """The beginning of what was sent, for a message; of lists and objects, which may be deep, only the kind."""
+    """The beginning of what was sent, for a message; of lists and objects, which may be deep, the kind."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     return str(value)[:40]

@@ -1,4 +1,4 @@
-"""From the bytes of a request to what it asks for: charged first, and away from the event loop where it is long."""
+"""From the bytes of a request to what it asks for: charged first, and not in the event loop if it is long."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from gati.errors import GatiError, NotAllowedError
 from services.scheduler.scheduler import scheduler_of
 
-__all__ = ["Json", "error", "mistake", "refused"]
+__all__ = ["Json", "error", "mistake", "refused", "without_folders"]
 
 _log = logging.getLogger("gati.rest")
 
@@ -43,7 +43,12 @@ def refused(request: Request, found: GatiError) -> Response:
         headers["Connection"] = "close"
     if isinstance(found, NotAllowedError) and request.method == "GET":
         headers["WWW-Authenticate"] = 'Basic realm="gati", charset="UTF-8"'  # browsers ask for the key then
-    return error(found.http_status, _FOLDERS.sub("", str(found)), headers)
+    return error(found.http_status, without_folders(str(found)), headers)
+
+
+def without_folders(message: str) -> str:
+    """A message for clients, whom it does not concern where files lie."""
+    return _FOLDERS.sub("", message)
 
 
 def mistake(request: Request, found: Exception) -> Response:

@@ -55,7 +55,6 @@ class Scheduler:
         self.dashboards = {name: Dashboard(model) for name, model in models.items()}
         self._looking: list[asyncio.Task[None]] = []
         self.draining = False
-        self.unloaded: set[str] = set()
         self._under_way = 0
         self._turned_away = 0
         self._said_s = -math.inf
@@ -67,15 +66,15 @@ class Scheduler:
     @property
     def ready(self) -> bool:
         """Whether everything that should answer does."""
-        wanted = [model for name, model in self.models.items() if name not in self.unloaded]
+        wanted = [model for model in self.models.values() if model.wanted]
         return not self.draining and all(model.ready for model in wanted)
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Start and connect all models."""
         self._lag.start()
         self._looking = [asyncio.create_task(each.keep_looking()) for each in self.dashboards.values()]
         for model in self.models.values():
-            model.start()
+            await model.start()
         if self._adaptation is not None:
             self._adaptation.start()
 
@@ -110,6 +109,8 @@ class Scheduler:
         for task in self._looking:
             task.cancel()
         timeout_s = self.config.drain_timeout_s
+        for model in self.models.values():
+            model.retire()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
