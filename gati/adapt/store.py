@@ -47,8 +47,10 @@ class RecordStore:
         limit_bytes: int,
         max_age_s: float,
         clock: Callable[[], float] = time.time,
+        prepared: bool = True,
     ) -> None:
         self._engine = engine
+        self._prepared = prepared
         self._clock = clock
         self.where = where
         self.limit_bytes = limit_bytes
@@ -62,8 +64,11 @@ class RecordStore:
         limit_bytes: int = 2**30,
         max_age_s: float = 3600.0,
         clock: Callable[[], float] = time.time,
+        connect: bool = True,
     ) -> RecordStore:
         """Open `sqlite:///PATH` (relative; four slashes: absolute) or `postgresql://...`, made where new.
+
+        Without `connect` that is done by the first call that needs it, which raises what this would.
 
         Raises:
             AdaptError: another kind of URL, a missing package, limits that are none, newer tables.
@@ -75,8 +80,12 @@ class RecordStore:
             )
         engine = sql.connect(url)
         where = engine.url.set(query={}).render_as_string(hide_password=True)
-        sql.prepare(engine, where)
-        return cls(engine, where=where, limit_bytes=limit_bytes, max_age_s=max_age_s, clock=clock)
+        store = cls(
+            engine, where=where, limit_bytes=limit_bytes, max_age_s=max_age_s, clock=clock, prepared=False
+        )
+        if connect:
+            store._prepare()
+        return store
 
     def add(self, records: Sequence[Record], *, batch: Batch | None = None) -> None:
         """Keep all `records` and drop the oldest beyond the bounds, in one transaction.
@@ -90,6 +99,7 @@ class RecordStore:
         """
         now = self._clock()
         rows = [self._row(record, now) for record in records]
+        self._prepare()
         with sql.translated(self.where), sql.writing(self._engine) as connection:
             held = _lock(connection)
             if batch is not None and not _is_new(connection, batch, now):
@@ -102,6 +112,7 @@ class RecordStore:
 
     def evict(self) -> int:
         """Drop what is too old or too much now, without adding; returns how many records went."""
+        self._prepare()
         with sql.translated(self.where), sql.writing(self._engine) as connection:
             removed = self._evict(connection, _lock(connection).bytes, self._clock())
             _account(connection, -removed.records, -removed.bytes)
@@ -121,6 +132,7 @@ class RecordStore:
 
         **Raises:** `StorageError` when the database is away, `AdaptError` when it was tampered with.
         """
+        self._prepare()
         with sql.translated(self.where):
             table = sql.records
             newest = (
@@ -138,6 +150,7 @@ class RecordStore:
 
         **Raises:** `StorageError` when the database is away.
         """
+        self._prepare()
         with sql.translated(self.where):
             counted = sa.select(sa.func.count()).select_from(sql.records)
             with self._engine.connect() as connection:
@@ -145,6 +158,7 @@ class RecordStore:
 
     def size_bytes(self) -> int:
         """What counts towards `limit_bytes`. Raises StorageError when the database is away."""
+        self._prepare()
         with sql.translated(self.where), self._engine.connect() as connection:
             return connection.execute(sql.store.select()).one().bytes  # type: ignore[no-any-return]
 
@@ -157,6 +171,12 @@ class RecordStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _prepare(self) -> None:
+        """Make the tables where there are none, once. Threads that do so at the same time do no harm."""
+        if not self._prepared:
+            sql.prepare(self._engine, self.where)
+            self._prepared = True
 
     def _row(self, record: Record, now: float) -> dict[str, Any]:
         if record.nbytes > self.limit_bytes:
