@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,10 +23,14 @@ __all__ = [
     "PipelineConfig",
     "ServeConfig",
     "read_config",
+    "without_password",
 ]
 
 ENVIRONMENT_PREFIX = "GATI_SERVE_"
 MIB = 2**20
+_SECRET = ("api_key", "management_key")
+_LOGIN = re.compile(r"(\w://)[^\s?]*@")
+_QUERY = re.compile(r"(\w://[^\s?]*)\?\S+")
 _LARGEST_PORT = 65_535
 
 
@@ -139,11 +144,11 @@ class Effective:
     origins: Mapping[str, str]
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Every setting with its value and origin; keys are hidden."""
+        """Every setting with its value and origin; keys, and what URLs have of passwords, are hidden."""
         found = []
         for name, value in _flat(self.config.model_dump(mode="json")):
-            shown = "(hidden)" if name in ("api_key", "management_key") and value is not None else value
-            found.append((name, _shown(shown), self.origins.get(name, "default")))
+            shown = "(hidden)" if name in _SECRET and value is not None else _shown(value)
+            found.append((name, shown, self.origins.get(name, "default")))
         return found
 
 
@@ -245,7 +250,12 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _shown(value: Any) -> str:
-    return "none" if value is None else str(value)
+    return "none" if value is None else without_password(str(value))
+
+
+def without_password(text: str) -> str:
+    """A text of which the URLs show neither who logs in nor with what."""
+    return _QUERY.sub(r"\1?***", _LOGIN.sub(r"\1***@", text))
 
 
 def _message(target: Path, error: ValidationError, origins: Mapping[str, str]) -> str:

@@ -68,6 +68,26 @@ def test_unknown_environment_and_missing_target(folder: Path, tmp_path: Path) ->
         read_config(tmp_path, environment={})
 
 
+def test_what_is_shown_of_urls_has_no_password(folder: Path) -> None:
+    file = folder / "urls.toml"
+    lines = (
+        'records = "postgresql://me:p%40ss/word@host/records?password=word"',
+        'repository = "s3://key:word@bucket/versions"',
+    )
+    file.write_text('[models.m]\nlibrary = "library"\n' + "\n".join(lines), encoding="utf-8")
+    rows = {name: value for name, value, _ in read_config(file, {}, {}).rows()}
+    assert rows["models.m.records"] == "postgresql://***@host/records?***"
+    assert rows["models.m.repository"] == "s3://***@bucket/versions"
+    assert rows["models.m.library"] == str(folder / "library")
+
+
+def test_an_address_has_a_port(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('[models.m]\naddress = "host:99999"', encoding="utf-8")
+    with pytest.raises(ConfigError, match="host:99999 has no port; give one up to 65535"):
+        read_config(file, {}, {})
+
+
 def gati(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gati", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=LONG_S)
