@@ -48,6 +48,8 @@ class ModelConfig(_Strict):
     checkpoint: Path | None = None
     size: str | None = Field(default=None, pattern=r"^\d+x\d+$")  # HEIGHTxWIDTH a plain model's inputs have
     address: str | None = Field(default=None, pattern=r"^[^:\s]+:\d{1,5}$")
+    secret_file: Path | None = None  # what the service at the address must have, too
+    authority: Path | None = None  # calls to the address go by TLS, to who has a certificate of these
     device: str = "cpu"
     threads: int | None = Field(default=None, ge=1)
     workers: int | None = Field(default=None, ge=1)
@@ -232,7 +234,7 @@ def _toml(file: Path) -> dict[str, Any]:
 
 
 def _resolve(entry: Any, folder: Path) -> None:
-    for key in ("library", "checkpoint", "file", "state"):
+    for key in ("library", "checkpoint", "file", "state", "secret_file", "authority"):
         if isinstance(entry, dict) and isinstance(entry.get(key), str):
             entry[key] = folder / entry[key]
 

@@ -28,7 +28,8 @@ _TRY_AGAIN = 75  # exit status: what was missing may come back
 class ProcessSettings(BaseModel):
     """Where a service listens (port 0: a free one), when it ends, what it logs.
 
-    `socket` is the path of a Unix socket, which goes before `host` and `port`.
+    `socket` is the path of a Unix socket, which goes before `host` and `port`. Where other machines can reach
+    them, `secret_file` has what every client must have; `certificate` and `certificate_key` are for TLS.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -36,6 +37,9 @@ class ProcessSettings(BaseModel):
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)
     socket: Path | None = None
+    secret_file: Path | None = None
+    certificate: Path | None = None
+    certificate_key: Path | None = None
     end_with_stdin: bool = False
     log_level: str = "info"
 

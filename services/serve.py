@@ -30,6 +30,7 @@ from services.scheduler.models import Model
 from services.scheduler.pipelines import ServedPipeline
 from services.scheduler.scheduler import Scheduler
 from services.supervisor import Supervised
+from services.wire.handshake import client_tls, read_secret
 
 __all__ = ["build_scheduler", "serve", "with_pipeline_models"]
 
@@ -177,7 +178,13 @@ def _limits(config: ServeConfig) -> HttpLimits:
 
 def _model(name: str, own: ModelConfig, config: ServeConfig) -> Model:
     if own.address is not None:
-        return Model(name, address=own.address, hang_timeout_s=config.hang_timeout_s)
+        return Model(
+            name,
+            address=own.address,
+            hang_timeout_s=config.hang_timeout_s,
+            secret=read_secret(own.secret_file),
+            tls=client_tls(own.authority),
+        )
     settings = InferenceSettings(
         name=name,
         library=None if own.library is None else own.library.absolute(),

@@ -24,7 +24,6 @@ from services.process import ended, run
 from services.wire.codec import Service
 from services.wire.gen import Adaptation
 from services.wire.gen.ttypes import Health
-from services.wire.server import WireServer
 
 _LONGEST_PAUSE_S = 60.0
 
@@ -100,8 +99,9 @@ async def _serve(settings: AdaptationSettings) -> None:
         os.nice(settings.niceness)
     adaptations = _Adaptations(settings)
     calls = ("adapt", "status", "health")
-    server = WireServer(Service(Adaptation), {name: getattr(adaptations, name) for name in calls})
-    print(json.dumps({"listening": await listen(server, settings)}), flush=True)
+    handlers = {name: getattr(adaptations, name) for name in calls}
+    server, address = await listen(Service(Adaptation), handlers, settings)
+    print(json.dumps({"listening": address}), flush=True)
     stopped = asyncio.create_task(ended(with_stdin=settings.end_with_stdin))
     await adaptations.start()
     _log.info("ready", extra={"models": [model.name for model in settings.models]})

@@ -18,7 +18,6 @@ from services.listening import listen
 from services.process import ended, run
 from services.wire.codec import Service
 from services.wire.gen import Inference
-from services.wire.server import WireServer
 
 _log = logging.getLogger("gati.inference")
 
@@ -32,8 +31,9 @@ async def _serve(settings: InferenceSettings) -> None:
     waiting = asyncio.create_task(ended(with_stdin=settings.end_with_stdin))
     service = InferenceService(settings)
     calls = ("infer", "cancel", "load", "activate", "unload", "describe", "health", "statistics")
-    server = WireServer(Service(Inference), {name: getattr(service, name) for name in calls})
-    print(json.dumps({"listening": await listen(server, settings)}), flush=True)
+    handlers = {name: getattr(service, name) for name in calls}
+    server, address = await listen(Service(Inference), handlers, settings)
+    print(json.dumps({"listening": address}), flush=True)
     starting = asyncio.create_task(service.start())
     await asyncio.wait([starting, waiting], return_when=asyncio.FIRST_COMPLETED)
     if starting.done():

@@ -9,7 +9,8 @@ from starlette.requests import Request
 
 from gati.errors import ConfigError, NotAllowedError
 from services.config import ServeConfig
-from services.scheduler.origin import check_host, check_json_content, check_site, is_loopback
+from services.hosts import is_loopback
+from services.scheduler.origin import check_host, check_json_content, check_site
 
 __all__ = ["admit", "check_exposure"]
 

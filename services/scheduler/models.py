@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import secrets
+import ssl
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -68,6 +69,8 @@ class Model:
         address: str | None = None,
         supervised: Supervised | None = None,
         hang_timeout_s: float = _HANG_TIMEOUT_S,
+        secret: bytes | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.name = name
         self.info: Any = None  # ModelInfo, once it has been ready
@@ -81,6 +84,7 @@ class Model:
         self._changed = asyncio.Event()  # of now: each change sets it, and leaves a new one
         self._certificates: dict[str, dict[str, Any]] = {}
         self._hang_timeout_s = hang_timeout_s
+        self._secret, self._tls = secret, tls  # for an address
         self._lock = asyncio.Lock()  # starting and stopping take turns
         self.wanted = False  # between `start` and `stop`
 
@@ -286,7 +290,7 @@ class Model:
             raise AssertionError("a model has an address or a process")
         if self._fixed_address:
             self._cause, self._state = f"nothing answers at {address}", "not connected"
-        self._client = client = connect_to(_SERVICE, address)
+        self._client = client = connect_to(_SERVICE, address, secret=self._secret, tls=self._tls)
         await client.connect()
         try:
             self._cause, self._state = "it is loading", "loading"

@@ -7,30 +7,19 @@ the same origin to the browser, but it cannot give another name than its own.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from gati.errors import ForbiddenError, MediaTypeError
+from services.hosts import is_loopback
 
-__all__ = ["check_host", "check_json_content", "check_site", "is_loopback"]
+__all__ = ["check_host", "check_json_content", "check_site"]
 
 _READING = ("GET", "HEAD", "OPTIONS")
 _OWN = ("same-origin", "none")  # none: typed by the user
 _JSON = ("application/json", "text/json")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or address can only be reached from this machine."""
-    bare = host.strip("[]").rstrip(".").lower()
-    if bare == "localhost" or bare.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(bare).is_loopback
-    except ValueError:
-        return False
 
 
 def check_site(request: Request) -> None:

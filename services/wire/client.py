@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import ssl
 from contextlib import suppress
 from typing import Any
 
 from thrift.Thrift import TMessageType
 
-from gati.errors import DeadlineError, OverloadError, RequestError, UnavailableError
+from gati.errors import DeadlineError, NotAllowedError, OverloadError, RequestError, UnavailableError
 from services.wire.codec import Limits, Message, Service, encode, frame_length
 from services.wire.errors import from_wire
+from services.wire.handshake import prove
 
 __all__ = ["UNIX", "WireClient", "connect_to"]
 
@@ -28,13 +30,24 @@ class WireClient:
     `connect` first; after a loss every call raises `UnavailableError`.
     """
 
-    def __init__(self, service: Service, host: str, port: int = 0, *, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        host: str,
+        port: int = 0,
+        *,
+        limits: Limits | None = None,
+        secret: bytes | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._path = host.removeprefix(UNIX) if host.startswith(UNIX) else None
         self.address = f"{host}:{port}" if self._path is None else host
         self._service = service
         self._host = host
         self._port = port
         self._limits = limits or Limits()
+        self._secret = secret  # that both sides have
+        self._tls = tls
         self._sequence = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._writer: asyncio.StreamWriter | None = None
@@ -50,9 +63,18 @@ class WireClient:
         try:
             async with asyncio.timeout(timeout_s):
                 if self._path is None:
-                    reader, self._writer = await asyncio.open_connection(self._host, self._port)
+                    reader, self._writer = await asyncio.open_connection(
+                        self._host, self._port, ssl=self._tls
+                    )
                 else:
                     reader, self._writer = await asyncio.open_unix_connection(self._path)
+                if self._secret is not None:
+                    await prove(reader, self._writer, self._secret)
+        except NotAllowedError as error:
+            self._writer.close()
+            raise UnavailableError(f"{self.address} is {error}", retry_after_s=1.0) from error
+        except asyncio.IncompleteReadError as error:
+            raise UnavailableError(f"{self.address} does not take our secret", retry_after_s=1.0) from error
         except (OSError, TimeoutError, ValueError, OverflowError) as error:  # ValueError: a name that is none
             raise UnavailableError(f"no service answers at {self.address}", retry_after_s=1.0) from error
         self._reading = asyncio.create_task(self._read(reader))
@@ -136,11 +158,13 @@ class WireClient:
             answer.set_exception(UnavailableError(f"{self.address} failed: {message.body.message}"))
 
 
-def connect_to(service: Service, address: str) -> WireClient:
+def connect_to(
+    service: Service, address: str, *, secret: bytes | None = None, tls: ssl.SSLContext | None = None
+) -> WireClient:
     """A client, not connected yet, for `HOST:PORT` or `unix:PATH`. Raises `UnavailableError` for neither."""
     if address.startswith(UNIX):
         return WireClient(service, address)
     host, _, port = address.rpartition(":")
     if not (host and port.isascii() and port.isdigit() and len(port) <= 5):
         raise UnavailableError(f"{address!r} is no address; give HOST:PORT", retry_after_s=1.0)
-    return WireClient(service, host.strip("[]"), int(port))
+    return WireClient(service, host.strip("[]"), int(port), secret=secret, tls=tls)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 
 from thrift.Thrift import TApplicationException, TMessageType
 
-from gati.errors import GatiError, RequestError
+from gati.errors import GatiError, NotAllowedError, RequestError
 from services.wire.codec import Limits, Message, Service, encode, frame_length
 from services.wire.errors import to_wire
+from services.wire.handshake import require
 
 __all__ = ["WireServer"]
 
@@ -40,6 +42,8 @@ class WireServer:
         most_connections: int = 256,
         idle_timeout_s: float = 3600.0,
         frame_timeout_s: float = 60.0,
+        secret: bytes | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._service = service
         self._handlers = handlers
@@ -47,6 +51,8 @@ class WireServer:
         self._most_connections = most_connections
         self._idle_timeout_s = idle_timeout_s
         self._frame_timeout_s = frame_timeout_s  # from the first byte of a frame to its last
+        self._secret = secret  # that every client has to have
+        self._tls = tls
         self._path: Path | None = None
         self._server: asyncio.Server | None = None
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -54,7 +60,7 @@ class WireServer:
 
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port (a free one where `port` is 0)."""
-        self._server = await asyncio.start_server(self._serve, host, port)
+        self._server = await asyncio.start_server(self._serve, host, port, ssl=self._tls)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def start_unix(self, path: Path) -> None:
@@ -86,8 +92,11 @@ class WireServer:
         self._connections[task] = writer
         calls: set[asyncio.Task[None]] = set()
         try:
+            if self._secret is not None:
+                async with asyncio.timeout(self._frame_timeout_s):
+                    await require(reader, writer, self._secret)
             await self._read(reader, writer, calls)
-        except RequestError as error:
+        except (RequestError, NotAllowedError) as error:
             _log.warning("connection closed", extra={"reason": str(error)})
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             _log.debug("connection ended")
