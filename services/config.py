@@ -28,6 +28,10 @@ __all__ = [
 
 ENVIRONMENT_PREFIX = "GATI_SERVE_"
 MIB = 2**20
+_PATHS = (
+    *("library", "checkpoint", "file", "state", "secret_file", "authority"),
+    *("keys_file", "certificate", "certificate_key"),
+)
 _SECRET = ("api_key", "management_key")
 _LOGIN = re.compile(r"(\w://)[^\s?]*@")
 _QUERY = re.compile(r"(\w://[^\s?]*)\?\S+")
@@ -114,6 +118,9 @@ class ServeConfig(_Strict):
     hosts: tuple[str, ...] = ()  # names besides this machine's own that clients without a key may use
     api_key: str | None = Field(default=None, min_length=1, repr=False)
     management_key: str | None = Field(default=None, min_length=1, repr=False)
+    keys_file: Path | None = None  # several keys, each with rights and a quota; read again on SIGHUP
+    certificate: Path | None = None  # for HTTPS, in PEM, with the certificates between it and its authority
+    certificate_key: Path | None = None
     most_connections: int = Field(default=1000, ge=1)
     largest_head_bytes: int = Field(default=65_536, ge=1024)  # request line and headers
     head_timeout_s: float = Field(default=10.0, gt=0.0)  # until a connection has sent a whole head
@@ -124,12 +131,20 @@ class ServeConfig(_Strict):
     largest_json_bytes: int = Field(default=128 * MIB, ge=1024)  # that JSON may take of the memory, parsed
     largest_held_bytes: int = Field(default=512 * MIB, ge=1024)  # of the memory, for all requests under way
     largest_image_pixels: int = Field(default=16_000_000, ge=1)
+    drain_s: float = Field(default=0.0, ge=0.0)  # after SIGTERM: not ready any more, but still answering
     drain_timeout_s: float = Field(default=10.0, ge=0.0)
     hang_timeout_s: float = Field(default=60.0, gt=0.0)  # a process that says nothing for so long is ended
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_sampling: float = Field(default=1.0, ge=0.0, le=1.0)  # share of requests that get a line, at info
     adaptation: AdaptationConfig | None = None
     models: dict[str, ModelConfig] = Field(default_factory=dict)
     pipelines: dict[str, PipelineConfig] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _whole_certificate(self) -> ServeConfig:
+        if self.certificate_key is not None and self.certificate is None:
+            raise ValueError("certificate_key needs its certificate; give both")
+        return self
 
     @field_validator("hosts", mode="before")
     @classmethod
@@ -155,16 +170,22 @@ class Effective:
 
 
 def read_config(
-    target: Path, overrides: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None
+    target: Path,
+    overrides: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    composition: str | None = None,
 ) -> Effective:
     """Read the configuration of `target`: a TOML file, a pipeline file, a cache library, a folder of these.
 
     `overrides` (of the command line) win over `environment` (variables `GATI_SERVE_PORT` and so on), and
-    these over the file. Paths in a file are relative to it.
+    these over the file. Paths in a file are relative to it. `composition` is that of the libraries of a
+    folder.
 
     **Raises:** `ConfigError`, one line that says which setting of which file is wrong.
     """
     values, origins = _from_target(target)
+    if composition is not None:
+        _compose(target, values, origins, composition)
     for name, text in sorted((os.environ if environment is None else environment).items()):
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
         if not name.startswith(ENVIRONMENT_PREFIX):
@@ -176,7 +197,7 @@ def read_config(
     for key, value in (overrides or {}).items():
         if value is not None:
             values[key] = value
-            origins[key] = f"command line --{key.replace('_', '-')}"
+            origins[key] = f"command line --{key.removesuffix('_s').removesuffix('_file').replace('_', '-')}"
     try:
         config = ServeConfig.model_validate(values)
     except ValidationError as error:
@@ -199,10 +220,20 @@ def _from_target(target: Path) -> tuple[dict[str, Any], dict[str, str]]:
         entries = document.get(table, {})
         for entry in entries.values() if isinstance(entries, dict) else ():
             _resolve(entry, target.parent)
+    _resolve(document, target.parent)
     for entry in document.get("models", {}).values():
         if isinstance(entry, dict) and "://" not in str(entry.get("repository", "://")):
             entry["repository"] = str(target.parent.absolute() / entry["repository"])
     return _origins(document, str(target))
+
+
+def _compose(target: Path, values: dict[str, Any], origins: dict[str, str], composition: str) -> None:
+    """Set the composition of the libraries in a folder. Raises `ConfigError` where there is no library."""
+    if not target.is_dir() or values.get("pipelines"):
+        raise ConfigError(f"--composition is for a cache library; {target} says itself which it serves")
+    for name, entry in values["models"].items():
+        entry["composition"] = composition
+        origins[f"models.{name}.composition"] = "command line --composition"
 
 
 def _from_folder(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -234,7 +265,7 @@ def _toml(file: Path) -> dict[str, Any]:
 
 
 def _resolve(entry: Any, folder: Path) -> None:
-    for key in ("library", "checkpoint", "file", "state", "secret_file", "authority"):
+    for key in _PATHS:
         if isinstance(entry, dict) and isinstance(entry.get(key), str):
             entry[key] = folder / entry[key]
 

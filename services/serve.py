@@ -30,7 +30,7 @@ from services.scheduler.models import Model
 from services.scheduler.pipelines import ServedPipeline
 from services.scheduler.scheduler import Scheduler
 from services.supervisor import Supervised
-from services.wire.handshake import client_tls, read_secret
+from services.wire.handshake import client_tls, read_secret, server_tls
 
 __all__ = ["build_scheduler", "serve", "with_pipeline_models"]
 
@@ -97,18 +97,26 @@ async def _serve(config: ServeConfig, listening: socket.socket, announce: Callab
             timeout_graceful_shutdown=1,
         )
     )
+    # uvicorn would make a context of its own: ours says in one line what is wrong with the files.
+    server.config.load()
+    server.config.ssl = server_tls(config.certificate, config.certificate_key)
     stop = asyncio.Event()
+    hurry = asyncio.Event()  # told to end twice
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, stop.set)
+        loop.add_signal_handler(each, lambda: (hurry if stop.is_set() else stop).set())
+    loop.add_signal_handler(signal.SIGHUP, scheduler.keys.reload)
     await scheduler.start()
     serving = asyncio.create_task(server.serve([listening]))
-    url = f"http://{config.host}:{listening.getsockname()[1]}"
+    scheme = "http" if config.certificate is None else "https"
+    url = f"{scheme}://{config.host}:{listening.getsockname()[1]}"
     announcing = asyncio.create_task(_announce(scheduler, url, announce))
     stopped = asyncio.create_task(stop.wait())
     hopeless = asyncio.create_task(_hopeless(announcing))
     done, _ = await asyncio.wait((serving, stopped, hopeless), return_when=asyncio.FIRST_COMPLETED)
     announcing.cancel()
+    if stopped in done:
+        await _leave(scheduler, hurry, config.drain_s)
     _log.info("draining")
     for listener in server.servers:  # no new connections; those that are here get their answers
         listener.close()
@@ -119,6 +127,16 @@ async def _serve(config: ServeConfig, listening: socket.socket, announce: Callab
         task.cancel()
     if hopeless in done:
         hopeless.result()
+
+
+async def _leave(scheduler: Scheduler, hurry: asyncio.Event, drain_s: float) -> None:
+    """Say that we are about to go, and go on answering while who sends requests here takes notice."""
+    scheduler.leaving = True
+    if drain_s > 0.0:
+        _log.info("no longer ready, still answering", extra={"drain_s": drain_s})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(drain_s):
+                await hurry.wait()
 
 
 async def _announce(scheduler: Scheduler, url: str, announce: Callable[[str], None]) -> None:

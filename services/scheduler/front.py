@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gati.errors import ForbiddenError, GatiError, MediaTypeError, NotAllowedError
 from services.scheduler import pipeline_routes, replies, v2
+from services.scheduler.access import Access
 from services.scheduler.admission import admit
+from services.scheduler.keys import Key
 from services.scheduler.scheduler import Scheduler
 
 __all__ = ["Front"]
@@ -39,26 +42,51 @@ class Front:
             return
         scope["app"] = self._app
         request = Request(scope, receive)
+        access = Access(request, send, self._scheduler.config.log_sampling)
+        try:
+            await self._serve(request, access)
+        finally:
+            access.ended()
+
+    async def _serve(self, request: Request, access: Access) -> None:
         respond: ASGIApp = self._app
-        try:
-            self._admit(request)
-            work = _busy(scope)
-            if work is not None:
-                self._scheduler.check_lag()
-                respond = await work(request)
-        except GatiError as error:
-            respond = replies.refused(request, error)
-        except Exception as error:
-            respond = replies.mistake(request, error)
-        await respond(scope, receive, send)
+        with ExitStack() as until_answered:
+            try:
+                key = self._admit(request)
+                if key is not None:
+                    access.key = key.name
+                    until_answered.enter_context(key.quota.request())
+                    if key.quota.counts_bytes:
+                        request = Request(request.scope, _counted(request.receive, key))
+                work = _busy(request.scope)
+                if work is not None:
+                    self._scheduler.check_lag()
+                    respond = await work(request)
+            except GatiError as error:
+                respond = replies.refused(request, error)
+            except Exception as error:
+                respond = replies.mistake(request, error)
+            await respond(request.scope, request.receive, access.send)
 
-
-    def _admit(self, request: Request) -> None:
+    def _admit(self, request: Request) -> Key | None:
+        scheduler = self._scheduler
         try:
-            admit(request, self._scheduler.config)
+            return admit(request, scheduler.config, scheduler.keys)
         except (NotAllowedError, ForbiddenError, MediaTypeError) as error:
-            self._scheduler.turned_away(error, request.scope.get("client"))
+            scheduler.turned_away(error, request.scope.get("client"))
             raise
+
+
+def _counted(receive: Receive, key: Key) -> Receive:
+    """What comes of a body, counted for the key's quota."""
+
+    async def counted() -> Message:
+        message = await receive()
+        if message["type"] == "http.request":
+            key.quota.sent(len(message.get("body", b"")))
+        return message
+
+    return counted
 
 
 def _busy(scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:

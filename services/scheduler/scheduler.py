@@ -17,6 +17,7 @@ from services.pool import BoundedPool
 from services.quantile import RunningQuantile
 from services.scheduler.budget import ByteBudget, Charge
 from services.scheduler.dashboard import Dashboard
+from services.scheduler.keys import KeyRing
 from services.scheduler.lag import LagMeter
 from services.scheduler.metrics import Metrics
 from services.scheduler.models import Asked, Model
@@ -49,11 +50,13 @@ class Scheduler:
         self.models = models
         self.pipelines = pipelines
         self.metrics = Metrics()
+        self.keys = KeyRing(config)
         self.budget = ByteBudget(config.largest_held_bytes)
         self.pool = BoundedPool("gati-reader")
         self._adaptation = adaptation
         self.dashboards = {name: Dashboard(model) for name, model in models.items()}
         self._looking: list[asyncio.Task[None]] = []
+        self.leaving = False  # no longer ready, and still answering
         self.draining = False
         self._under_way = 0
         self._turned_away = 0
@@ -67,7 +70,7 @@ class Scheduler:
     def ready(self) -> bool:
         """Whether everything that should answer does."""
         wanted = [model for model in self.models.values() if model.wanted]
-        return not self.draining and all(model.ready for model in wanted)
+        return not (self.leaving or self.draining) and all(model.ready for model in wanted)
 
     async def start(self) -> None:
         """Start and connect all models."""

@@ -10,7 +10,9 @@ from starlette.requests import Request
 
 from gati.errors import ConfigError, ForbiddenError, MediaTypeError, NotAllowedError
 from services.config import ServeConfig
-from services.scheduler.admission import admit, check_exposure
+from services.scheduler.admission import admit as admit_with
+from services.scheduler.admission import check_exposure
+from services.scheduler.keys import KeyRing
 from services.serve import serve
 from tests.services.running import Serving, request
 
@@ -21,6 +23,10 @@ LOAD = "/v2/repository/models/m/load"
 def asked(path: str = INFER, method: str = "POST", **headers: str) -> Request:
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     return Request({"type": "http", "method": method, "path": path, "headers": raw})
+
+
+def admit(request: Request, config: ServeConfig) -> None:
+    admit_with(request, config, KeyRing(config))
 
 
 OPEN = ServeConfig()

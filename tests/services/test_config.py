@@ -81,6 +81,26 @@ def test_what_is_shown_of_urls_has_no_password(folder: Path) -> None:
     assert rows["models.m.library"] == str(folder / "library")
 
 
+def test_the_composition_of_a_library_can_be_named(folder: Path) -> None:
+    found = read_config(folder / "library", {}, {}, composition="other")
+    assert found.config.models["library"].composition == "other"
+    assert ("models.library.composition", "other", "command line --composition") in found.rows()
+    for target in (folder / "serve.toml", folder / "pipeline.toml", folder):
+        with pytest.raises(ConfigError, match="--composition is for a cache library"):
+            read_config(target, {}, {}, composition="other")
+
+
+def test_files_of_a_configuration_lie_beside_it(folder: Path) -> None:
+    file = folder / "keyed.toml"
+    file.write_text('keys_file = "keys.toml"\n[models.m]\nlibrary = "library"\n', encoding="utf-8")
+    assert read_config(file, {}, {}).config.keys_file == folder / "keys.toml"
+    rows = read_config(file, {"keys_file": Path("k"), "drain_s": 5.0}, {}).rows()
+    assert ("keys_file", "k", "command line --keys") in rows
+    assert ("drain_s", "5.0", "command line --drain") in rows
+    with pytest.raises(ConfigError, match="certificate_key needs its certificate"):
+        read_config(file, {"certificate_key": Path("k")}, {})
+
+
 def test_an_address_has_a_port(tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text('[models.m]\naddress = "host:99999"', encoding="utf-8")
