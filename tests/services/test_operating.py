@@ -54,12 +54,15 @@ def test_keys_certificates_and_a_notice_before_it_goes(folder: Path, tmp_path: P
         assert running.stop() == 0  # told twice, it goes now
     assert not any("process died" in line for line in running.said)
     lines = [line for line in running.said if '"message": "http"' in line]
-    assert any('"key": "a"' in line for line in lines) and not any("first key" in line for line in running.said)
+    assert any('"key": "a"' in line for line in lines)
+    assert not any("first key" in line for line in running.said)
 
 
 def test_nothing_is_offered_to_others_without_a_key(folder: Path, repository: Path) -> None:
     command = [sys.executable, "-m", "gati", "serve", str(folder / "library"), "--host", "0.0.0.0"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=repository, check=False, timeout=LONG_S)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=repository, check=False, timeout=LONG_S
+    )
     assert done.returncode == 2 and done.stderr.startswith("error: without a key only this machine may ask")
     assert len(done.stderr.strip().splitlines()) == 1
 
