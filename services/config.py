@@ -126,6 +126,8 @@ class ServeConfig(_Strict):
     head_timeout_s: float = Field(default=10.0, gt=0.0)  # until a connection has sent a whole head
     body_timeout_s: float = Field(default=30.0, gt=0.0)  # for a trickle of a body, or a reply nobody takes
     request_timeout_ms: float = Field(default=10_000.0, gt=0.0)
+    longest_timeout_ms: float = Field(default=600_000.0, gt=0.0)  # that a client may ask for
+    highest_priority: int = Field(default=1, ge=1, le=10)  # that a client may ask for; 1 is first
     late_factor: float = Field(default=2.0, ge=1.0)  # a query is given up at so many times its SLO
     largest_body_bytes: int = Field(default=64 * MIB, ge=1024)
     largest_json_bytes: int = Field(default=128 * MIB, ge=1024)  # that JSON may take of the memory, parsed

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from gati.errors import (
+    CompositionError,
     ConfigError,
     DeadlineError,
     GatiError,
@@ -83,6 +84,7 @@ class Model:
         self._keeping: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()  # of now: each change sets it, and leaves a new one
         self._certificates: dict[str, dict[str, Any]] = {}
+        self._versions: dict[str, str | None] = {}  # compositions of those that were loaded
         self._hang_timeout_s = hang_timeout_s
         self._secret, self._tls = secret, tls  # for an address
         self._lock = asyncio.Lock()  # starting and stopping take turns
@@ -214,12 +216,15 @@ class Model:
         source = VersionSource(version=version, composition=composition)
         await client.call("load", source, timeout_s=_LOAD_TIMEOUT_S)
         await client.call("activate", version, timeout_s=_CONTROL_TIMEOUT_S)
+        self._versions.pop(version, None)
+        self._versions[version] = composition
         await self._describe(client)
 
     async def unload(self, version: str) -> None:
         """Forget a version that is not active."""
         client = self._connected()
         await client.call("unload", version, timeout_s=_CONTROL_TIMEOUT_S)
+        self._versions.pop(version, None)
         await self._describe(client)
 
     def version(self, name: str) -> Any:
@@ -296,6 +301,7 @@ class Model:
             self._cause, self._state = "it is loading", "loading"
             while not (await client.call("health", timeout_s=_CONTROL_TIMEOUT_S)).ready:
                 await asyncio.sleep(_POLL_S)
+            await self._load_again(client)
             await self._describe(client)
             if self._supervised is not None:
                 self._supervised.served = True
@@ -307,6 +313,25 @@ class Model:
             self._ready = False
             self._cause, self._state = "the connection was lost", "restarting"
             await client.close()
+
+    async def _load_again(self, client: WireClient) -> None:
+        """Load what had been loaded before the process was replaced; what cannot be is forgotten."""
+        if not self._versions:
+            return
+        found = await client.call("describe", timeout_s=_CONTROL_TIMEOUT_S)
+        there = {each.version for each in found.versions}
+        before = () if self.info is None else self.info.versions
+        answered = {each.version for each in before if each.active or each.pending}
+        for version, composition in list(self._versions.items()):
+            try:
+                if version not in there:
+                    source = VersionSource(version=version, composition=composition)
+                    await client.call("load", source, timeout_s=_LOAD_TIMEOUT_S)
+                if version in answered:
+                    await client.call("activate", version, timeout_s=_CONTROL_TIMEOUT_S)
+            except (RequestError, NotFoundError, CompositionError) as error:
+                self._versions.pop(version, None)
+                _log.warning("not loaded again", extra={"version": version, "reason": str(error)})
 
     async def _watch(self, client: WireClient) -> None:
         """Ask how it is, again and again, until the connection is lost. One that hangs is ended.

@@ -150,6 +150,8 @@ class Scheduler:
             timeout_ms = self.config.request_timeout_ms
             if latency_slo_ms is not None:
                 timeout_ms = min(timeout_ms, self.config.late_factor * latency_slo_ms)
+        timeout_ms = min(timeout_ms, self.config.longest_timeout_ms)
+        priority = max(priority, self.config.highest_priority)
         return Timing(arrived_s, latency_slo_ms, timeout_ms, priority, trace_id_of(traceparent))
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Resizing and cropping: long images cost what their crop costs, and look as if they had been resized whole."""
+"""Long images cost what their crop costs, and look as if they had been resized whole."""
 
 from __future__ import annotations
 
@@ -40,7 +40,14 @@ def whole(preprocessing: Preprocessing, images: np.ndarray[Any, np.dtype[np.uint
     seed=st.integers(0, 10),
 )
 def test_a_long_image_looks_as_if_it_had_been_resized_whole(
-    shorter: int, times: int, more: int, resize: int, crop_of: float, upright: bool, interpolation: str, seed: int
+    shorter: int,
+    times: int,
+    more: int,
+    resize: int,
+    crop_of: float,
+    upright: bool,
+    interpolation: str,
+    seed: int,
 ) -> None:
     longer = shorter * times + min(more, shorter - 1)
     shape = (1, longer, shorter, 1) if upright else (1, shorter, longer, 1)

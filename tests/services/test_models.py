@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gati.errors import ConfigError, UnavailableError
+from gati.errors import CompositionError, ConfigError, UnavailableError
 from services.scheduler.models import Asked, Model
 from services.states import STUCK
 from services.wire.client import WireClient
@@ -32,6 +32,9 @@ class Engine:
         self.healthy.set()
         self.state = "serving"
         self.begun = 0
+        self.versions, self.active = ["first"], "first"
+        self.calls: list[str] = []
+        self.refused = ""
 
     async def infer(self, request: Any) -> Any:
         self.begun += 1
@@ -43,8 +46,24 @@ class Engine:
         return Health(self.state == "serving", False, self.state)
 
     async def describe(self) -> Any:
-        versions = [VersionInfo("first", True, "torch", exits=["base"], memory_bytes=0)]
+        active = self.active if self.active in self.versions else "first"
+        versions = [
+            VersionInfo(name, name == active, "torch", exits=["base"], memory_bytes=0) for name in self.versions
+        ]
         return ModelInfo("m", [1], 2, None, [1, 1, 1], 1, versions)
+
+    async def load(self, source: Any) -> Any:
+        self.calls.append(f"load {source.version} {source.composition}")
+        if source.version == self.refused:
+            raise CompositionError("it has gone")
+        self.versions = [*self.versions, source.version]
+        return VersionInfo(source.version, False, "torch", exits=["base"], memory_bytes=0)
+
+    async def activate(self, version: str) -> None:
+        self.active = version
+
+    async def unload(self, version: str) -> None:
+        self.versions = [name for name in self.versions if name != version]
 
     async def cancel(self, request_id: str) -> None:
         raise AssertionError("nobody cancels")
@@ -89,7 +108,7 @@ Test = Callable[[Engine, Model, Process], Awaitable[None]]
 def run(test: Test, **options: Any) -> None:
     async def main() -> None:
         engine = Engine()
-        calls = ("infer", "health", "describe", "cancel")
+        calls = ("infer", "health", "describe", "cancel", "load", "activate", "unload")
         server = WireServer(SERVICE, {name: getattr(engine, name) for name in calls})
         port = await server.start("127.0.0.1", 0)
         process: Any = Process(f"127.0.0.1:{port}")
@@ -242,3 +261,30 @@ def test_addresses_that_are_none_are_told(address: str) -> None:
         await model.stop(LONG_S)
 
     asyncio.run(main())
+
+
+def test_versions_that_were_loaded_come_back_with_the_process() -> None:
+    """They were there until the process died, and nobody was told."""
+
+    async def test(engine: Engine, model: Model, process: Process) -> None:
+        await ready(model)
+        for version, composition in (("a", "fast"), ("b", None), ("c", "gone")):
+            await model.load(version, composition)
+        await model.load("a", "fast")
+        await model.unload("b")
+        assert engine.calls == ["load a fast", "load b None", "load c gone", "load a fast"]
+        engine.calls.clear()
+        engine.versions = ["first"]  # another process
+        engine.refused = "c"
+        engine.state = STUCK
+        await in_the_end(lambda: process.kills >= 1)
+        engine.state = "serving"
+        await in_the_end(lambda: model.ready)
+        assert model.active.version == "a" and engine.calls[-2:] == ["load c gone", "load a fast"]
+        engine.calls.clear()
+        await model.stop(LONG_S)
+        engine.versions = ["first"]
+        await ready(model)
+        assert engine.calls == ["load a fast"]
+
+    run(test, hang_timeout_s=0.2)
