@@ -48,7 +48,8 @@ class Engine:
     async def describe(self) -> Any:
         active = self.active if self.active in self.versions else "first"
         versions = [
-            VersionInfo(name, name == active, "torch", exits=["base"], memory_bytes=0) for name in self.versions
+            VersionInfo(name, name == active, "torch", exits=["base"], memory_bytes=0)
+            for name in self.versions
         ]
         return ModelInfo("m", [1], 2, None, [1, 1, 1], 1, versions)
 
