@@ -13,6 +13,7 @@ from services.scheduler.scheduler import Scheduler
 
 __all__ = ["parse_inference", "read_inference"]
 
+_COPIES = 4  # of a binary tensor, on its way from the body to the socket of a service
 _LONG_BYTES = 64 * 1024  # from here on it is not parsed between two requests
 
 
@@ -27,7 +28,7 @@ async def parse_inference(
 ) -> InferenceRequest:
     """As `read_inference`, of a body that has been read."""
     text, rest = split(body, request.headers.get(HEADER_LENGTH))
-    charge.add(check_json(text, scheduler.config.largest_json_bytes) + 2 * len(rest))
+    charge.add(check_json(text, scheduler.config.largest_json_bytes) + _COPIES * len(rest))
     if len(body) < _LONG_BYTES:
         return parse_request(text, rest)
     return await scheduler.pool.run(partial(parse_request, text, rest))

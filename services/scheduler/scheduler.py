@@ -114,6 +114,8 @@ class Scheduler:
         timeout_s = self.config.drain_timeout_s
         for model in self.models.values():
             model.retire()
+        if self._adaptation is not None:
+            self._adaptation.retire()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()

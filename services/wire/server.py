@@ -66,7 +66,7 @@ class WireServer:
     async def start_unix(self, path: Path) -> None:
         """Listen at a Unix socket, which goes again when this drains."""
         path.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._serve, path)
+        self._server = await asyncio.start_unix_server(self._serve, str(path))
         self._path = path
 
     async def drain(self, timeout_s: float) -> None:

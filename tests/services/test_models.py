@@ -9,12 +9,22 @@ from typing import Any
 import pytest
 
 from gati.errors import CompositionError, ConfigError, UnavailableError
+from services.scheduler.dashboard import Dashboard
 from services.scheduler.models import Asked, Model
 from services.states import STUCK
 from services.wire.client import WireClient
 from services.wire.codec import Service
 from services.wire.gen import Inference
-from services.wire.gen.ttypes import Answer, Health, InferResponse, ModelInfo, Tensor, VersionInfo
+from services.wire.gen.ttypes import (
+    Answer,
+    Health,
+    Histogram,
+    InferResponse,
+    ModelInfo,
+    Statistics,
+    Tensor,
+    VersionInfo,
+)
 from services.wire.server import WireServer
 from tests.waiting import LONG_S, in_the_end
 
@@ -52,6 +62,11 @@ class Engine:
             for name in self.versions
         ]
         return ModelInfo("m", [1], 2, None, [1, 1, 1], 1, versions)
+
+    async def statistics(self) -> Any:
+        nothing = Histogram([], [0], 0.0)
+        versions = (await self.describe()).versions
+        return Statistics(0, {}, [], nothing, nothing, 0, 0, 0.0, 0, 0, 0, False, versions)
 
     async def load(self, source: Any) -> Any:
         self.calls.append(f"load {source.version} {source.composition}")
@@ -109,7 +124,7 @@ Test = Callable[[Engine, Model, Process], Awaitable[None]]
 def run(test: Test, **options: Any) -> None:
     async def main() -> None:
         engine = Engine()
-        calls = ("infer", "health", "describe", "cancel", "load", "activate", "unload")
+        calls = ("infer", "health", "describe", "statistics", "cancel", "load", "activate", "unload")
         server = WireServer(SERVICE, {name: getattr(engine, name) for name in calls})
         port = await server.start("127.0.0.1", 0)
         process: Any = Process(f"127.0.0.1:{port}")
@@ -289,3 +304,18 @@ def test_versions_that_were_loaded_come_back_with_the_process() -> None:
         assert engine.calls == ["load a fast"]
 
     run(test, hang_timeout_s=0.2)
+
+
+def test_a_version_that_the_repository_brings_is_noticed() -> None:
+    """Metadata and metrics had the version that answered when the service was connected to."""
+
+    async def test(engine: Engine, model: Model, process: Process) -> None:
+        await ready(model)
+        looking = asyncio.create_task(Dashboard(model).keep_looking())
+        engine.versions, engine.active = ["first", "7"], "7"
+        await in_the_end(lambda: model.active.version == "7")
+        engine.versions = ["first"]
+        await in_the_end(lambda: [each.version for each in model.info.versions] == ["first"])
+        looking.cancel()
+
+    run(test)
