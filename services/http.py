@@ -70,7 +70,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0  # of the head under way
         self._body_bytes = 0  # of the body under way
         self._body_began_s = 0.0
-        self._in_body = False
+        self._in_head = self._in_body = False
         self._answered = False  # anything, ever
         self._waits_since_s = self.loop.time()
 
@@ -100,8 +100,14 @@ class _BoundedProtocol(HttpToolsProtocol):
         elif self._idle and self._timer is None:  # half a head, or what comes before one
             self._expect_head()
 
+    def on_message_begin(self) -> None:
+        """A head has begun."""
+        self._in_head = True
+        super().on_message_begin()
+
     def on_headers_complete(self) -> None:
         """A head is there."""
+        self._in_head = False
         self._head_bytes = 0
         self._cancel_timer()
         app, size = self.app, len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
@@ -131,6 +137,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._answered = True
         self._waits_since_s = self.loop.time()
         super().on_response_complete()
+        if self._in_head and self._idle and self._timer is None:  # it came while this was being answered
+            self._expect_head()
 
     def pause_writing(self) -> None:
         """The client does not take what it is sent."""

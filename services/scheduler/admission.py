@@ -58,7 +58,7 @@ def _key(request: Request, path: str, keys: KeyRing) -> Key | None:
     if key is None:
         raise NotAllowedError("a key is needed; send it as X-API-Key")
     if right not in key.rights:
-        raise NotAllowedError(f"this key may not {right}; send another as X-API-Key")
+        raise NotAllowedError(f"the key '{key.name}' may not {right}; send another as X-API-Key")
     return key
 
 

@@ -85,6 +85,7 @@ async def served(limits: HttpLimits) -> AsyncIterator[tuple[App, Connect]]:
         lifespan="off",
         log_config=None,
         timeout_graceful_shutdown=0,
+        timeout_keep_alive=int(LONG_S),
     )
     server = Server(config)
     serving = asyncio.create_task(server.serve([listening]))
@@ -131,9 +132,8 @@ POST = b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
         pytest.param(b"GET /now HT", id="half a request line"),
         pytest.param(b"GET /now HTTP/1.1\r\nHost: x\r\nX: ", id="half a head"),
         pytest.param(ASK + b"GET /no", id="half of the next head"),
-        pytest.param(ASK + b"\r\n", id="an empty line after a request"),
         pytest.param(POST, id="a head without its body"),
-        pytest.param(POST + b"x" * 50_000, id="half a body"),
+        pytest.param(POST + b"x" * 1000, id="half a body"),
         pytest.param(b"POST /body HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", id="half a chunk"),
         pytest.param(b"POST /now HTTP/1.1\r\nContent-Length: 100000\r\n\r\n", id="an answered half"),
     ],
@@ -145,6 +145,17 @@ def test_a_client_that_says_no_more_is_let_go(sent: bytes) -> None:
         await closed(silent)
         assert app.left == (["/body"] if "/body" in app.begun else [])
         assert await status(await connect()) == 200
+
+    run(SHORT, test)
+
+
+@pytest.mark.parametrize("sent", [b"\r\n", b"GET /no"], ids=["an empty line", "half a head"])
+def test_a_client_that_has_been_answered_and_says_no_more_is_let_go(sent: bytes) -> None:
+    async def test(app: App, connect: Connect) -> None:
+        silent = await connect()
+        assert await status(silent) == 200
+        silent[1].write(sent)
+        await closed(silent)
 
     run(SHORT, test)
 
