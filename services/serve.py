@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-import resource
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import uvicorn
 import uvloop
 
 from gati.errors import ConfigError, UnavailableError
@@ -21,7 +18,6 @@ from gati.plan import CacheLibrary, Option, PlainModel, Planner, load_pipeline
 from services import logs
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
 from services.config import ModelConfig, PipelineConfig, ServeConfig
-from services.http import HttpLimits, http_protocol
 from services.inference.settings import InferenceSettings
 from services.scheduler.admission import check_exposure
 from services.scheduler.app import create_app
@@ -30,7 +26,8 @@ from services.scheduler.models import Model
 from services.scheduler.pipelines import ServedPipeline
 from services.scheduler.scheduler import Scheduler
 from services.supervisor import Supervised
-from services.wire.handshake import client_tls, read_secret, server_tls
+from services.web import listen, web_server
+from services.wire.handshake import client_tls, read_secret
 
 __all__ = ["build_scheduler", "serve", "with_pipeline_models"]
 
@@ -39,7 +36,6 @@ _log = logging.getLogger("gati.serve")
 _LOOK_AGAIN_S = 60.0
 _SAMPLES_KEPT_S = 3600.0  # at least
 _STUCK_FACTOR = 2.0  # an engine that takes so many times as long as any request may, hangs
-_OTHER_FILES = 128  # that are open besides connections of clients
 
 
 def serve(config: ServeConfig, announce: Callable[[str], None]) -> None:
@@ -50,7 +46,7 @@ def serve(config: ServeConfig, announce: Callable[[str], None]) -> None:
     """
     logs.configure("scheduler", config.log_level)
     check_exposure(config)
-    listening = _listen(config)
+    listening = listen(config)
     uvloop.run(_serve(config, listening, announce))
 
 
@@ -84,22 +80,7 @@ def build_scheduler(config: ServeConfig) -> Scheduler:
 
 async def _serve(config: ServeConfig, listening: socket.socket, announce: Callable[[str], None]) -> None:
     scheduler = build_scheduler(config)
-    server = _Server(
-        uvicorn.Config(
-            Front(create_app(scheduler)),
-            http=http_protocol(_limits(config)),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=1,
-        )
-    )
-    # uvicorn would make a context of its own: ours says in one line what is wrong with the files.
-    server.config.load()
-    server.config.ssl = server_tls(config.certificate, config.certificate_key)
+    server = web_server(config, Front(create_app(scheduler)))
     stop = asyncio.Event()
     hurry = asyncio.Event()  # told to end twice
     loop = asyncio.get_running_loop()
@@ -155,43 +136,6 @@ async def _hopeless(announcing: asyncio.Task[None]) -> None:
     """End only with what a restart cannot mend, as `announcing` has it."""
     await announcing
     await asyncio.Event().wait()
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to us: a request under way is answered before anything closes."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _listen(config: ServeConfig) -> socket.socket:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    try:
-        return socket.create_server((config.host, config.port), family=family, backlog=2048)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {config.host}:{config.port} ({error.strerror or error}); choose another --port"
-        ) from error
-
-
-def _limits(config: ServeConfig) -> HttpLimits:
-    """The bounds on connections, for which there are files to open."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = config.most_connections + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        soft = most
-    fits = config.most_connections if soft == resource.RLIM_INFINITY else soft - _OTHER_FILES
-    if fits < 1:
-        raise ConfigError(f"{soft} files may be open, more than {_OTHER_FILES} are needed; raise ulimit -n")
-    return HttpLimits(
-        min(config.most_connections, fits),
-        config.largest_head_bytes,
-        config.head_timeout_s,
-        config.body_timeout_s,
-    )
 
 
 def _model(name: str, own: ModelConfig, config: ServeConfig) -> Model:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -27,9 +29,16 @@ def test_keys_certificates_and_a_notice_before_it_goes(folder: Path, tmp_path: P
     keys.write_text(KEY.format("first key"), encoding="utf-8")
     options = ("--certificate", certificate, "--certificate-key", key, "--keys", keys)
     with Serving(
-        folder / "library", *map(str, options), "--drain", f"{LONG_S:g}s", "--composition", "other"
+        folder / "library",
+        *map(str, options),
+        *("--drain", f"{LONG_S:g}s", "--composition", "other"),
+        environment={"GATI_SERVE_HEAD_TIMEOUT_S": "2"},
     ) as running:
         assert running.url.startswith("https://127.0.0.1:")
+        address = urlsplit(running.url)
+        with socket.create_connection((address.hostname, address.port)) as silent:
+            silent.sendall(b"\x16\x03")  # begins to speak TLS, and says no more
+            assert silent.recv(1) == b""
         trusting = ssl.create_default_context(cafile=certificate)
         with httpx.Client(base_url=running.url, verify=trusting, timeout=LONG_S) as client:
 
