@@ -8,81 +8,18 @@ from typing import Any
 
 import pytest
 
-from gati.errors import CompositionError, ConfigError, UnavailableError
+from gati.errors import ConfigError, UnavailableError
 from services.scheduler.dashboard import Dashboard
 from services.scheduler.models import Asked, Model
 from services.states import STUCK
 from services.wire.client import WireClient
-from services.wire.codec import Service
-from services.wire.gen import Inference
-from services.wire.gen.ttypes import (
-    Answer,
-    Health,
-    Histogram,
-    InferResponse,
-    ModelInfo,
-    Statistics,
-    Tensor,
-    VersionInfo,
-)
+from services.wire.gen.ttypes import Tensor
 from services.wire.server import WireServer
+from tests.services.engines import SERVICE, Engine
 from tests.waiting import LONG_S, in_the_end
 
-SERVICE = Service(Inference)
 ASKED = Asked(1e3 * LONG_S, None, 2, "0" * 32)
 TENSOR = Tensor("FP32", [1], b"\0" * 4)
-
-
-class Engine:
-    """A service whose answers a test can hold back."""
-
-    def __init__(self) -> None:
-        self.answers, self.healthy = asyncio.Event(), asyncio.Event()
-        self.answers.set()
-        self.healthy.set()
-        self.state = "serving"
-        self.begun = 0
-        self.versions, self.active = ["first"], "first"
-        self.calls: list[str] = []
-        self.refused = ""
-
-    async def infer(self, request: Any) -> Any:
-        self.begun += 1
-        await self.answers.wait()
-        return InferResponse([Answer(1, b"\0" * 4, "base")], "first", 0.0, 0.0)
-
-    async def health(self) -> Any:
-        await self.healthy.wait()
-        return Health(self.state == "serving", False, self.state)
-
-    async def describe(self) -> Any:
-        active = self.active if self.active in self.versions else "first"
-        versions = [
-            VersionInfo(name, name == active, "torch", exits=["base"], memory_bytes=0)
-            for name in self.versions
-        ]
-        return ModelInfo("m", [1], 2, None, [1, 1, 1], 1, versions)
-
-    async def statistics(self) -> Any:
-        nothing = Histogram([], [0], 0.0)
-        versions = (await self.describe()).versions
-        return Statistics(0, {}, [], nothing, nothing, 0, 0, 0.0, 0, 0, 0, False, versions)
-
-    async def load(self, source: Any) -> Any:
-        self.calls.append(f"load {source.version} {source.composition}")
-        if source.version == self.refused:
-            raise CompositionError("it has gone")
-        self.versions = [*self.versions, source.version]
-        return VersionInfo(source.version, False, "torch", exits=["base"], memory_bytes=0)
-
-    async def activate(self, version: str) -> None:
-        self.active = version
-
-    async def unload(self, version: str) -> None:
-        self.versions = [name for name in self.versions if name != version]
-
-    async def cancel(self, request_id: str) -> None:
-        raise AssertionError("nobody cancels")
 
 
 class Process:
@@ -124,8 +61,7 @@ Test = Callable[[Engine, Model, Process], Awaitable[None]]
 def run(test: Test, **options: Any) -> None:
     async def main() -> None:
         engine = Engine()
-        calls = ("infer", "health", "describe", "statistics", "cancel", "load", "activate", "unload")
-        server = WireServer(SERVICE, {name: getattr(engine, name) for name in calls})
+        server = WireServer(SERVICE, engine.handlers())
         port = await server.start("127.0.0.1", 0)
         process: Any = Process(f"127.0.0.1:{port}")
         model = Model("m", supervised=process, **options)
