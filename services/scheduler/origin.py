@@ -8,6 +8,7 @@ the same origin to the browser, but it cannot give another name than its own.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
@@ -42,13 +43,7 @@ def check_site(request: Request) -> None:
 def check_host(request: Request, allowed: Iterable[str]) -> None:
     """Refuse a name that is neither of this machine itself nor allowed. Raises `ForbiddenError`."""
     given = request.headers.get("host")
-    if given is None:  # no browser leaves it out
-        return
-    try:
-        name = urlsplit(f"//{given}").hostname or ""
-    except ValueError:
-        name = ""
-    if not (is_loopback(name) or name in {each.strip("[]").lower() for each in allowed}):
+    if given is not None and not _is_allowed(given, tuple(allowed)):  # no browser leaves it out
         raise ForbiddenError(
             f"no server of the name {given[:80]!r} without a key; ask for 127.0.0.1, add it to `hosts`, or "
             "set a key"
@@ -64,6 +59,15 @@ def check_json_content(request: Request) -> None:
         return
     if kind.partition(";")[0].strip().lower() not in _JSON:
         raise MediaTypeError(f"management needs Content-Type: application/json, got {kind[:60]!r}")
+
+
+@lru_cache(256)
+def _is_allowed(given: str, allowed: tuple[str, ...]) -> bool:
+    try:
+        name = urlsplit(f"//{given}").hostname or ""
+    except ValueError:
+        return False
+    return is_loopback(name) or name in {each.strip("[]").lower() for each in allowed}
 
 
 def _netloc(origin: str) -> str:
