@@ -62,22 +62,30 @@ class WireClient:
         """Open the connection. Raises `UnavailableError`."""
         try:
             async with asyncio.timeout(timeout_s):
-                if self._path is None:
-                    reader, self._writer = await asyncio.open_connection(
-                        self._host, self._port, ssl=self._tls
-                    )
-                else:
-                    reader, self._writer = await asyncio.open_unix_connection(self._path)
-                if self._secret is not None:
-                    await prove(reader, self._writer, self._secret)
-        except NotAllowedError as error:
-            self._writer.close()
-            raise UnavailableError(f"{self.address} is {error}", retry_after_s=1.0) from error
-        except asyncio.IncompleteReadError as error:
-            raise UnavailableError(f"{self.address} does not take our secret", retry_after_s=1.0) from error
+                reader, self._writer = await self._open()
         except (OSError, TimeoutError, ValueError, OverflowError) as error:  # ValueError: a name that is none
             raise UnavailableError(f"no service answers at {self.address}", retry_after_s=1.0) from error
+        if self._secret is not None:
+            await self._prove(reader, self._writer, self._secret, timeout_s)
         self._reading = asyncio.create_task(self._read(reader))
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._path is not None:
+            return await asyncio.open_unix_connection(self._path)
+        return await asyncio.open_connection(self._host, self._port, ssl=self._tls)
+
+    async def _prove(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, timeout_s: float
+    ) -> None:
+        """Show that we have the secret, and be shown. Raises `UnavailableError`, with nothing left open."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await prove(reader, writer, secret)
+        except (NotAllowedError, asyncio.IncompleteReadError, OSError, TimeoutError) as error:
+            writer.close()
+            ours = isinstance(error, NotAllowedError)
+            why = f"{self.address} is {error}" if ours else f"{self.address} does not take our secret"
+            raise UnavailableError(why, retry_after_s=1.0) from error
 
     async def call(self, name: str, *arguments: Any, timeout_s: float) -> Any:
         """Make a call and wait for its result.
