@@ -299,7 +299,7 @@ class Model:
         await client.connect()
         try:
             self._cause, self._state = "it is loading", "loading"
-            while not (await client.call("health", timeout_s=_CONTROL_TIMEOUT_S)).ready:
+            while not (await self._health(client)).ready:
                 await asyncio.sleep(_POLL_S)
             await self._load_again(client)
             await self._describe(client)
@@ -340,21 +340,27 @@ class Model:
         """
         every_s = self._hang_timeout_s / _BEATS
         while not await client.lost(every_s):
-            asking = asyncio.create_task(client.call("health", timeout_s=self._hang_timeout_s))
+            asking = asyncio.create_task(self._health(client))
             try:
                 await asyncio.wait([asking], timeout=every_s)
                 if not asking.done():
                     self._ready, self._cause, self._state = False, "it does not answer", "not answering"
                     _log.warning("model does not answer", extra={"model": self.name})
                 found = await asking
-            except DeadlineError:
-                self._hangs(f"it has not answered for {self._hang_timeout_s:g} s")
             finally:
                 asking.cancel()
-            if found.state == STUCK:
-                self._hangs("its engine has not come to an end")
             self._ready = bool(found.ready)
             self._tell()
+
+    async def _health(self, client: WireClient) -> Any:
+        """How it is. One that does not say so, or is stuck, is ended: raises `UnavailableError` then."""
+        try:
+            found = await client.call("health", timeout_s=self._hang_timeout_s)
+        except DeadlineError:
+            self._hangs(f"it has not answered for {self._hang_timeout_s:g} s")
+        if found.state == STUCK:
+            self._hangs("its engine has not come to an end")
+        return found
 
     def _hangs(self, why: str) -> NoReturn:
         _log.error("model hangs", extra={"model": self.name, "reason": why})

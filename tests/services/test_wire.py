@@ -472,8 +472,9 @@ def test_tls_between_machines(tmp_path: Path) -> None:
         assert (await client.call("health", timeout_s=LONG_S)).ready
         await client.close()
         for believed in (None, client_tls(other)):
+            stranger = WireClient(SERVICE, "127.0.0.1", port, secret=SECRET, tls=believed)
             with pytest.raises(UnavailableError):
-                await connect(port, secret=SECRET, tls=believed)
+                await stranger.connect(timeout_s=0.2)
 
     (tmp_path / "other").mkdir()
     other, _ = certify(tmp_path / "other")
