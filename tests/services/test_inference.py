@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 
 from gati.adapt.lineage import Lineage
 from gati.adapt.repository import ModelRepository
-from gati.adapt.store import RecordStore
+from gati.adapt.store import Record, RecordStore
 from gati.errors import CancelledError, CompositionError, OverloadError, RequestError
 from services.inference import service as module
 from services.inference.followed import Followed
@@ -188,3 +189,17 @@ def test_a_repository_that_fails_for_a_moment_is_followed_on(
         following.cancel()
 
     asyncio.run(main())
+
+
+def test_samples_are_kept_for_as_long_as_the_window_says(folder: Path, tmp_path: Path) -> None:
+    """An hour was all there was, whatever the window."""
+    url, window_s = f"sqlite:///{tmp_path}/records.db", 3 * 3600.0
+    store = RecordStore.open(url, max_age_s=window_s)
+    store.add([Record(images(1)[0], "image", 1, time.time() - 2 * 3600.0, "m", source="old")])
+
+    async def test(service: InferenceService) -> None:
+        while await asyncio.to_thread(store.count, "m") < 2:
+            await service.infer(request("a"))
+        assert store.window("m")[0].source == "old"
+
+    run(folder, test, records=url, sampling=1.0, records_max_age_s=window_s)
