@@ -31,8 +31,27 @@ def serve(
     ],
     host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless given.")] = None,
     port: Annotated[int | None, typer.Option(help="8000 unless given; 0 takes a free one.")] = None,
+    composition: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of the cache library; 'default' unless given.")
+    ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Several keys, with rights and quotas; read again on SIGHUP."),
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate (PEM).")
+    ] = None,
+    certificate_key: Annotated[
+        Path | None, typer.Option("--certificate-key", metavar="FILE", help="The certificate's key (PEM).")
+    ] = None,
+    drain: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="After SIGTERM go on answering so long, but not ready: for load balancers."
+        ),
+    ] = None,
     log_level: Annotated[
-        str | None, typer.Option("--log-level", help="debug (a line a request), info, warning, error.")
+        str | None, typer.Option("--log-level", help="debug, info (a line a request), warning, error.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the effective settings and their origins; start nothing.")
@@ -50,7 +69,16 @@ def serve(
     from services.serve import serve as run
     from services.serve import with_pipeline_models
 
-    effective = read_config(target, {"host": host, "port": port, "log_level": log_level})
+    options = {
+        "host": host,
+        "port": port,
+        "log_level": log_level,
+        "keys_file": keys,
+        "certificate": certificate,
+        "certificate_key": certificate_key,
+        "drain_s": None if drain is None else parse_duration(drain),
+    }
+    effective = read_config(target, options, composition=composition)
     if dry_run:
         _show_settings(effective.rows(), with_pipeline_models(effective.config)[0].models)
         return

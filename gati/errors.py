@@ -27,6 +27,8 @@ A message is one line: what was wrong, the value met, what was allowed, what to 
         ├── TooLargeError     larger than the service takes
         ├── NotFoundError     no such model, version, pipeline
         ├── NotAllowedError   the key is missing or wrong
+        ├── ForbiddenError    not from there, or not with this key
+        ├── MediaTypeError    content of a kind that is not taken
         ├── OverloadError     too much is waiting; comes with a time to try again
         ├── UnavailableError  not loaded yet, draining, or gone; may come with a time to try again
         ├── DeadlineError     the time remaining has passed
@@ -46,8 +48,10 @@ __all__ = [
     "CutError",
     "DataError",
     "DeadlineError",
+    "ForbiddenError",
     "GatiError",
     "LibraryError",
+    "MediaTypeError",
     "ModelError",
     "NotAllowedError",
     "NotFoundError",
@@ -196,6 +200,19 @@ class NotAllowedError(ServingError):
 
     http_status = 401
     thrift_code = "FAILED_PRECONDITION"
+
+
+class ForbiddenError(ServingError):
+    """Refused whatever the request is: for where it comes from, or for what its key may not."""
+
+    http_status = 403
+    thrift_code = "FAILED_PRECONDITION"
+
+
+class MediaTypeError(ServingError):
+    """Content of a kind that an endpoint does not take."""
+
+    http_status = 415
 
 
 class OverloadError(ServingError):

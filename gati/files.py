@@ -29,6 +29,7 @@ def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
                 os.fsync(handle.fileno())
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)
+            _flush_folder(path.parent)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
@@ -48,6 +49,16 @@ def atomic_write_bytes(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
     atomic_write(path, write)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Have the disk keep what a folder lists, where the system can be told so."""
+    with contextlib.suppress(OSError, AttributeError):  # not on Windows, nor on every network file system
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _storage_error(path: Path, error: OSError) -> StorageError:

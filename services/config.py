@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gati.errors import ConfigError
 from gati.types import NAME_PATTERN, is_name
@@ -22,10 +23,19 @@ __all__ = [
     "PipelineConfig",
     "ServeConfig",
     "read_config",
+    "without_password",
 ]
 
 ENVIRONMENT_PREFIX = "GATI_SERVE_"
 MIB = 2**20
+_PATHS = (
+    *("library", "checkpoint", "file", "state", "secret_file", "authority"),
+    *("keys_file", "certificate", "certificate_key"),
+)
+_SECRET = ("api_key", "management_key")
+_LOGIN = re.compile(r"(\w://)[^\s?]*@")
+_QUERY = re.compile(r"(\w://[^\s?]*)\?\S+")
+_LARGEST_PORT = 65_535
 
 
 class _Strict(BaseModel):
@@ -42,6 +52,8 @@ class ModelConfig(_Strict):
     checkpoint: Path | None = None
     size: str | None = Field(default=None, pattern=r"^\d+x\d+$")  # HEIGHTxWIDTH a plain model's inputs have
     address: str | None = Field(default=None, pattern=r"^[^:\s]+:\d{1,5}$")
+    secret_file: Path | None = None  # what the service at the address must have, too
+    authority: Path | None = None  # calls to the address go by TLS, to who has a certificate of these
     device: str = "cpu"
     threads: int | None = Field(default=None, ge=1)
     workers: int | None = Field(default=None, ge=1)
@@ -55,6 +67,8 @@ class ModelConfig(_Strict):
     state: Path | None = None  # folder where it is kept how versions stand; LIBRARY/standing unless given
     records: str | None = None  # URL of the record store for samples; sqlite:///FILE or postgresql://...
     sampling: float = Field(default=0.2, ge=0.0, le=1.0)
+    records_limit_bytes: int = Field(default=2**30, ge=1)  # that the record store may hold; the oldest go
+    most_versions: int = Field(default=8, ge=2)  # loaded at a time
     repository: str | None = None  # folder or URL of the model repository; its active version serves
 
     @model_validator(mode="after")
@@ -63,6 +77,8 @@ class ModelConfig(_Strict):
             raise ValueError("give a library or a model, not both")
         if self.library is None and self.model is None and self.address is None:
             raise ValueError("give a library, a model or an address")
+        if self.address is not None and int(self.address.rpartition(":")[2]) > _LARGEST_PORT:
+            raise ValueError(f"{self.address} has no port; give one up to {_LARGEST_PORT}")
         if self.unguarded and self.audit_budget > 0.0:
             raise ValueError("unguarded caches are not audited; give audit_budget = 0 with unguarded = true")
         return self
@@ -99,17 +115,44 @@ class ServeConfig(_Strict):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
+    hosts: tuple[str, ...] = ()  # names besides this machine's own that clients without a key may use
     api_key: str | None = Field(default=None, min_length=1, repr=False)
     management_key: str | None = Field(default=None, min_length=1, repr=False)
+    keys_file: Path | None = None  # several keys, each with rights and a quota; read again on SIGHUP
+    certificate: Path | None = None  # for HTTPS, in PEM, with the certificates between it and its authority
+    certificate_key: Path | None = None
+    most_connections: int = Field(default=1000, ge=1)
+    largest_head_bytes: int = Field(default=65_536, ge=1024)  # request line and headers
+    head_timeout_s: float = Field(default=10.0, gt=0.0)  # until a connection has sent a whole head
+    body_timeout_s: float = Field(default=30.0, gt=0.0)  # for a trickle of a body, or a reply nobody takes
     request_timeout_ms: float = Field(default=10_000.0, gt=0.0)
+    longest_timeout_ms: float = Field(default=600_000.0, gt=0.0)  # that a client may ask for
+    highest_priority: int = Field(default=1, ge=1, le=10)  # that a client may ask for; 1 is first
     late_factor: float = Field(default=2.0, ge=1.0)  # a query is given up at so many times its SLO
     largest_body_bytes: int = Field(default=64 * MIB, ge=1024)
-    largest_image_pixels: int = Field(default=50_000_000, ge=1)
+    largest_json_bytes: int = Field(default=128 * MIB, ge=1024)  # that JSON may take of the memory, parsed
+    largest_held_bytes: int = Field(default=448 * MIB, ge=1024)  # of the memory, for all requests under way
+    largest_image_pixels: int = Field(default=16_000_000, ge=1)
+    drain_s: float = Field(default=0.0, ge=0.0)  # after SIGTERM: not ready any more, but still answering
     drain_timeout_s: float = Field(default=10.0, ge=0.0)
+    hang_timeout_s: float = Field(default=60.0, gt=0.0)  # a process that says nothing for so long is ended
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_sampling: float = Field(default=1.0, ge=0.0, le=1.0)  # share of requests that get a line, at info
     adaptation: AdaptationConfig | None = None
     models: dict[str, ModelConfig] = Field(default_factory=dict)
     pipelines: dict[str, PipelineConfig] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _whole_certificate(self) -> ServeConfig:
+        if self.certificate_key is not None and self.certificate is None:
+            raise ValueError("certificate_key needs its certificate; give both")
+        return self
+
+    @field_validator("hosts", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        """Of the environment, as text: names with commas between."""
+        return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
@@ -120,25 +163,31 @@ class Effective:
     origins: Mapping[str, str]
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Every setting with its value and origin; keys are hidden."""
+        """Every setting with its value and origin; keys, and what URLs have of passwords, are hidden."""
         found = []
         for name, value in _flat(self.config.model_dump(mode="json")):
-            shown = "(hidden)" if name in ("api_key", "management_key") and value is not None else value
-            found.append((name, _shown(shown), self.origins.get(name, "default")))
+            shown = "(hidden)" if name in _SECRET and value is not None else _shown(value)
+            found.append((name, shown, self.origins.get(name, "default")))
         return found
 
 
 def read_config(
-    target: Path, overrides: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None
+    target: Path,
+    overrides: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    composition: str | None = None,
 ) -> Effective:
     """Read the configuration of `target`: a TOML file, a pipeline file, a cache library, a folder of these.
 
     `overrides` (of the command line) win over `environment` (variables `GATI_SERVE_PORT` and so on), and
-    these over the file. Paths in a file are relative to it.
+    these over the file. Paths in a file are relative to it. `composition` is that of the libraries of a
+    folder.
 
     **Raises:** `ConfigError`, one line that says which setting of which file is wrong.
     """
     values, origins = _from_target(target)
+    if composition is not None:
+        _compose(target, values, origins, composition)
     for name, text in sorted((os.environ if environment is None else environment).items()):
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
         if not name.startswith(ENVIRONMENT_PREFIX):
@@ -150,7 +199,7 @@ def read_config(
     for key, value in (overrides or {}).items():
         if value is not None:
             values[key] = value
-            origins[key] = f"command line --{key.replace('_', '-')}"
+            origins[key] = f"command line --{key.removesuffix('_s').removesuffix('_file').replace('_', '-')}"
     try:
         config = ServeConfig.model_validate(values)
     except ValidationError as error:
@@ -173,10 +222,20 @@ def _from_target(target: Path) -> tuple[dict[str, Any], dict[str, str]]:
         entries = document.get(table, {})
         for entry in entries.values() if isinstance(entries, dict) else ():
             _resolve(entry, target.parent)
+    _resolve(document, target.parent)
     for entry in document.get("models", {}).values():
         if isinstance(entry, dict) and "://" not in str(entry.get("repository", "://")):
             entry["repository"] = str(target.parent.absolute() / entry["repository"])
     return _origins(document, str(target))
+
+
+def _compose(target: Path, values: dict[str, Any], origins: dict[str, str], composition: str) -> None:
+    """Set the composition of the libraries in a folder. Raises `ConfigError` where there is no library."""
+    if not target.is_dir() or values.get("pipelines"):
+        raise ConfigError(f"--composition is for a cache library; {target} says itself which it serves")
+    for name, entry in values["models"].items():
+        entry["composition"] = composition
+        origins[f"models.{name}.composition"] = "command line --composition"
 
 
 def _from_folder(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -208,7 +267,7 @@ def _toml(file: Path) -> dict[str, Any]:
 
 
 def _resolve(entry: Any, folder: Path) -> None:
-    for key in ("library", "checkpoint", "file", "state"):
+    for key in _PATHS:
         if isinstance(entry, dict) and isinstance(entry.get(key), str):
             entry[key] = folder / entry[key]
 
@@ -226,7 +285,12 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _shown(value: Any) -> str:
-    return "none" if value is None else str(value)
+    return "none" if value is None else without_password(str(value))
+
+
+def without_password(text: str) -> str:
+    """A text of which the URLs show neither who logs in nor with what."""
+    return _QUERY.sub(r"\1?***", _LOGIN.sub(r"\1***@", text))
 
 
 def _message(target: Path, error: ValidationError, origins: Mapping[str, str]) -> str:

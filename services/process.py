@@ -10,24 +10,36 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gati.errors import GatiError
+from gati.errors import GatiError, StorageError, UnavailableError
 from services import logs
 
-__all__ = ["ProcessSettings", "ended", "run"]
+__all__ = ["USAGE", "ProcessSettings", "ended", "run"]
+
+USAGE = 2  # exit status: told something wrong, the same again will fail again
+_TRY_AGAIN = 75  # exit status: what was missing may come back
 
 
 class ProcessSettings(BaseModel):
-    """Where a service listens (port 0: a free one), when it ends, what it logs."""
+    """Where a service listens (port 0: a free one), when it ends, what it logs.
+
+    `socket` is the path of a Unix socket, which goes before `host` and `port`. Where other machines can reach
+    them, `secret_file` has what every client must have; `certificate` and `certificate_key` are for TLS.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)
+    socket: Path | None = None
+    secret_file: Path | None = None
+    certificate: Path | None = None
+    certificate_key: Path | None = None
     end_with_stdin: bool = False
     log_level: str = "info"
 
@@ -38,29 +50,37 @@ S = TypeVar("S", bound=ProcessSettings)
 def run(
     kind: type[S], name: Callable[[S], str], serve: Callable[[S], Coroutine[Any, Any, None]]
 ) -> int:
-    """Serve as the settings on the command line say; the exit status is 2 for what the user can mend."""
+    """Serve as the settings say: JSON on the command line or, where that is `-`, the first line of stdin.
+
+    The exit status is 2 for what the user can mend, 75 for what may mend itself.
+    """
     try:
-        settings = kind.model_validate_json(sys.argv[1])
+        told = sys.stdin.buffer.readline() if sys.argv[1] == "-" else sys.argv[1]
+        settings = kind.model_validate_json(told)
     except (IndexError, ValidationError) as error:
         print(f"error: settings as JSON are needed: {error}", file=sys.stderr)
-        return 2
+        return USAGE
     logs.configure(name(settings), settings.log_level)
     try:
         uvloop.run(serve(settings))
     except GatiError as error:
         print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
+        return _TRY_AGAIN if isinstance(error, StorageError | UnavailableError) else error.exit_status
     finally:
         gc.freeze()  # ending, the interpreter would search all of torch for garbage: a second of a core
     return 0
 
 
 async def ended(*, with_stdin: bool) -> None:
-    """Wait until this process is to end: SIGTERM, SIGINT, or its stdin ends where another started it."""
+    """Wait until this process is to end: SIGTERM, SIGINT or, where another started it, the end of its stdin.
+
+    That one does not listen to signals: a terminal and systemd send them to every process of a service, and
+    this one has to answer what the other, which drains, still asks.
+    """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, stopped.set)
+        loop.add_signal_handler(each, (lambda: None) if with_stdin else stopped.set)
     if with_stdin:
         threading.Thread(target=_read_to_the_end, args=(loop, stopped), daemon=True).start()
     await stopped.wait()

@@ -3,42 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-import uvicorn
 import uvloop
 
-from gati.errors import ConfigError
+from gati.errors import ConfigError, UnavailableError
 from gati.plan import CacheLibrary, Option, PlainModel, Planner, load_pipeline
 from services import logs
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
 from services.config import ModelConfig, PipelineConfig, ServeConfig
 from services.inference.settings import InferenceSettings
+from services.scheduler.admission import check_exposure
 from services.scheduler.app import create_app
 from services.scheduler.front import Front
 from services.scheduler.models import Model
 from services.scheduler.pipelines import ServedPipeline
 from services.scheduler.scheduler import Scheduler
 from services.supervisor import Supervised
+from services.web import listen, web_server
+from services.wire.handshake import client_tls, read_secret
 
 __all__ = ["build_scheduler", "serve", "with_pipeline_models"]
 
 _log = logging.getLogger("gati.serve")
 
+_LOOK_AGAIN_S = 60.0
+_SAMPLES_KEPT_S = 3600.0  # at least
+_STUCK_FACTOR = 2.0  # an engine that takes so many times as long as any request may, hangs
+
 
 def serve(config: ServeConfig, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT, then drain and end. `announce` is told the URL once everything answers.
 
-    **Raises:** `ConfigError` when the port is taken; `PipelineError` for a pipeline that cannot be planned.
+    **Raises:** `ConfigError` when the port is taken, others could ask without a key, or a model will never
+    answer; `PipelineError` for a pipeline that cannot be planned.
     """
     logs.configure("scheduler", config.log_level)
-    listening = _listen(config)
+    check_exposure(config)
+    listening = listen(config)
     uvloop.run(_serve(config, listening, announce))
 
 
@@ -72,66 +80,73 @@ def build_scheduler(config: ServeConfig) -> Scheduler:
 
 async def _serve(config: ServeConfig, listening: socket.socket, announce: Callable[[str], None]) -> None:
     scheduler = build_scheduler(config)
-    server = _Server(
-        uvicorn.Config(
-            Front(create_app(scheduler)),
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=1,
-            h11_max_incomplete_event_size=65_536,
-        )
-    )
+    server = web_server(config, Front(create_app(scheduler)))
     stop = asyncio.Event()
+    hurry = asyncio.Event()  # told to end twice
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, stop.set)
-    scheduler.start()
+        loop.add_signal_handler(each, lambda: (hurry if stop.is_set() else stop).set())
+    loop.add_signal_handler(signal.SIGHUP, scheduler.keys.reload)
+    await scheduler.start()
     serving = asyncio.create_task(server.serve([listening]))
-    url = f"http://{config.host}:{listening.getsockname()[1]}"
+    scheme = "http" if config.certificate is None else "https"
+    url = f"{scheme}://{config.host}:{listening.getsockname()[1]}"
     announcing = asyncio.create_task(_announce(scheduler, url, announce))
     stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+    hopeless = asyncio.create_task(_hopeless(announcing))
+    done, _ = await asyncio.wait((serving, stopped, hopeless), return_when=asyncio.FIRST_COMPLETED)
     announcing.cancel()
+    if stopped in done:
+        await _leave(scheduler, hurry, config.drain_s)
     _log.info("draining")
     for listener in server.servers:  # no new connections; those that are here get their answers
         listener.close()
     await scheduler.drain()
     server.should_exit = True
     await serving
-    stopped.cancel()
+    for task in (stopped, hopeless):
+        task.cancel()
+    if hopeless in done:
+        hopeless.result()
+
+
+async def _leave(scheduler: Scheduler, hurry: asyncio.Event, drain_s: float) -> None:
+    """Say that we are about to go, and go on answering while who sends requests here takes notice."""
+    scheduler.leaving = True
+    if drain_s > 0.0:
+        _log.info("no longer ready, still answering", extra={"drain_s": drain_s})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(drain_s):
+                await hurry.wait()
 
 
 async def _announce(scheduler: Scheduler, url: str, announce: Callable[[str], None]) -> None:
-    for model in scheduler.models.values():
-        while not model.ready:
-            await asyncio.sleep(0.05)
+    """Tell the URL once every model answers. Raises `ConfigError` where one never will."""
+    await asyncio.gather(*(_first_ready(model) for model in scheduler.models.values()))
     announce(url)
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals to us: a request under way is answered before anything closes."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+async def _first_ready(model: Model) -> None:
+    while model.wanted and not model.ready:
+        with suppress(UnavailableError):
+            await model.wait_until_ready(_LOOK_AGAIN_S)
 
 
-def _listen(config: ServeConfig) -> socket.socket:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    try:
-        return socket.create_server((config.host, config.port), family=family, backlog=2048)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {config.host}:{config.port} ({error.strerror or error}); choose another --port"
-        ) from error
+async def _hopeless(announcing: asyncio.Task[None]) -> None:
+    """End only with what a restart cannot mend, as `announcing` has it."""
+    await announcing
+    await asyncio.Event().wait()
 
 
 def _model(name: str, own: ModelConfig, config: ServeConfig) -> Model:
     if own.address is not None:
-        return Model(name, address=own.address)
+        return Model(
+            name,
+            address=own.address,
+            hang_timeout_s=config.hang_timeout_s,
+            secret=read_secret(own.secret_file),
+            tls=client_tls(own.authority),
+        )
     settings = InferenceSettings(
         name=name,
         library=None if own.library is None else own.library.absolute(),
@@ -150,12 +165,16 @@ def _model(name: str, own: ModelConfig, config: ServeConfig) -> Model:
         state=None if own.state is None else own.state.absolute(),
         records=own.records,
         sampling=own.sampling,
+        records_limit_bytes=own.records_limit_bytes,
+        records_max_age_s=max(_SAMPLES_KEPT_S, config.adaptation.window_s if config.adaptation else 0.0),
+        most_versions=own.most_versions,
+        stuck_timeout_s=max(_STUCK_FACTOR * config.request_timeout_ms / 1e3, config.hang_timeout_s),
         repository=own.repository,
         drain_timeout_s=config.drain_timeout_s,
-        end_with_stdin=True,
         log_level=config.log_level,
     )
-    return Model(name, supervised=Supervised(name, "services.inference", settings))
+    supervised = Supervised(name, "services.inference", settings)
+    return Model(name, supervised=supervised, hang_timeout_s=config.hang_timeout_s)
 
 
 def _adaptation(config: ServeConfig) -> Supervised | None:
@@ -176,7 +195,7 @@ def _adaptation(config: ServeConfig) -> Supervised | None:
     if not models:
         raise ConfigError("[adaptation] has no model; give one a library, records and a repository")
     settings = AdaptationSettings(
-        models=models, end_with_stdin=True, log_level=config.log_level, **config.adaptation.model_dump()
+        models=models, log_level=config.log_level, **config.adaptation.model_dump()
     )
     return Supervised("adaptation", "services.adaptation", settings)
 

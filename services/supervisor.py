@@ -1,7 +1,12 @@
 """Keeps a service's process running: starts it, hears where it listens, restarts it when it dies.
 
 A process that dies is started again after a pause that doubles with every death in a row. What it last said
-on stderr is kept: "the worker died" without a cause helps nobody.
+on stderr is kept: "the worker died" without a cause helps nobody. One that ends by itself with status 2
+before it has ever served was told something wrong, which no restart mends.
+
+The process is told its settings through stdin, which stays open: when it ends, by intent or because this
+process is gone, the other drains and ends too. It leads a session of its own, so that a signal for all of a
+terminal's processes is for us alone.
 """
 
 from __future__ import annotations
@@ -16,9 +21,10 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
-from pydantic import BaseModel
-
-from gati.errors import UnavailableError
+from gati.errors import ConfigError, UnavailableError, one_line
+from services.again import Backoff
+from services.process import USAGE, ProcessSettings
+from services.scratch import Scratch
 
 __all__ = ["Supervised"]
 
@@ -26,19 +32,20 @@ _log = logging.getLogger("gati.supervisor")
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 30.0
-_HEALTHY_S = 30.0  # who lived so long begins with the first pause again
 _LAST_WORDS = 3  # lines of stderr that a cause quotes
 _ADDRESS_TIMEOUT_S = 60.0
 _PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent)
+_LONGEST_PATH = 100  # of a socket, in bytes; the system takes a few more
+_OURS = "GATI_SERVE_"  # variables that are for us, keys among them
 
 
 class Supervised:
-    """The process of one service, a package that `python -m` runs with its settings as JSON.
+    """The process of one service, a package that `python -m` runs.
 
-    `start` it once; `address` waits until it takes calls.
+    `start` it once; `address` waits until it takes calls. After `stop` it may be started again.
     """
 
-    def __init__(self, name: str, package: str, settings: BaseModel) -> None:
+    def __init__(self, name: str, package: str, settings: ProcessSettings) -> None:
         self._name = name
         self._package = package
         self._settings = settings
@@ -46,9 +53,14 @@ class Supervised:
         self._address: asyncio.Future[str] | None = None
         self._words: deque[str] = deque(maxlen=50)
         self._task: asyncio.Task[None] | None = None
-        self._stopping = False
+        self._ending = asyncio.Event()
+        self._end_timeout_s = 0.0
+        self._retired = False
+        self._killed_for = ""
+        self.served = False  # since it was started; told by who calls it
         self.restarts = 0
         self.cause = "it has not been started"
+        self.hopeless: str | None = None  # what a restart cannot mend
 
     @property
     def running(self) -> bool:
@@ -56,14 +68,17 @@ class Supervised:
         return self._process is not None and self._process.returncode is None
 
     def start(self) -> None:
-        """Start the process, and keep it running until `stop`."""
-        self._stopping = False
+        """Start the process, and keep it running until `stop`. Does nothing where it is kept already."""
+        if self._task is not None and not self._task.done():
+            return
+        self._ending.clear()
+        self._retired, self.served, self.hopeless = False, False, None
         self.cause = "it is being started"
         self._address = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._keep_running())
 
     async def address(self) -> str:
-        """HOST:PORT of the process, as soon as it listens. Raises `UnavailableError`."""
+        """Where the process takes calls, as soon as it does. Raises `UnavailableError`, or `ConfigError`."""
         try:
             async with asyncio.timeout(_ADDRESS_TIMEOUT_S):
                 while self._address is None:
@@ -72,79 +87,140 @@ class Supervised:
         except TimeoutError:
             raise UnavailableError(self.cause, retry_after_s=1.0) from None
 
-    async def stop(self, timeout_s: float) -> None:
-        """Let the process drain for so long, then end it."""
-        self._stopping = True
-        self.cause = "it was unloaded"
-        process = self._process
-        if process is not None and process.returncode is None:
+    def kill(self, why: str) -> None:
+        """End a process that hangs; another is started."""
+        if self._process is not None and self._process.returncode is None:
+            self._killed_for = why
             with suppress(ProcessLookupError):
-                process.terminate()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await process.wait()
-            except TimeoutError:
-                _log.warning("killed: it did not drain in time", extra={"child": self._name})
-                process.kill()
+                self._process.kill()
+
+    def retire(self) -> None:
+        """Start no other process from now on; the one that runs goes on until `stop`."""
+        self._retired = True
+
+    async def stop(self, timeout_s: float) -> None:
+        """Let the process drain for so long, then end it. Whoever waits for this may be cancelled."""
+        self._end_timeout_s = timeout_s
+        self._ending.set()
         if self._task is not None:
-            self._task.cancel()
             await asyncio.wait([self._task])
-            self._task = None
+        self.cause = "it was unloaded"
 
     # ----------------------------------------------------------------------------------------------------
 
     async def _keep_running(self) -> None:
-        pause_s = _FIRST_PAUSE_S
-        while not self._stopping:
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        while not self._ending.is_set():
             began_s = time.monotonic()
-            status = await self._run()
-            if self._stopping:
+            try:
+                status = await self._run()
+                self.cause = self._obituary(status)
+            except Exception as error:  # whatever it is, the next attempt may succeed
+                status = 1
+                self.cause = f"its process cannot be started: {one_line(error)}"
+                _log.exception("process not started", extra={"child": self._name})
+            if self._ending.is_set():
                 return
-            if time.monotonic() - began_s > _HEALTHY_S:
-                pause_s = _FIRST_PAUSE_S
+            _log.error("process died", extra={"child": self._name, "cause": self.cause})
+            if status == USAGE and not self.served:
+                self._give_up()
+                return
+            if self._retired:
+                return
             self.restarts += 1
-            self.cause = self._obituary(status)
-            _log.error(
-                "process died", extra={"child": self._name, "cause": self.cause}
-            )
-            await asyncio.sleep(pause_s)
-            pause_s = min(2.0 * pause_s, _LONGEST_PAUSE_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(backoff.after_s(time.monotonic() - began_s)):
+                    await self._ending.wait()
 
     async def _run(self) -> int:
-        loop = asyncio.get_running_loop()
-        if self._address is None or self._address.done():
-            self._address = loop.create_future()
-        environment = dict(os.environ)
+        """Run one process from its start to its end, and return its status."""
+        self._renew_address()
+        self._killed_for = ""
+        self._words.clear()
+        scratch = Scratch("socket")
+        ended: asyncio.Task[bool] | None = None
+        readers: list[asyncio.Task[None]] = []
+        process = None
+        try:
+            process = self._process = await self._spawn(scratch.path)
+            readers = [
+                asyncio.create_task(self._read_address(process)),
+                asyncio.create_task(self._read_words(process)),
+            ]
+            exited = asyncio.create_task(process.wait())
+            ended = asyncio.create_task(self._ending.wait())
+            await asyncio.wait((exited, ended), return_when=asyncio.FIRST_COMPLETED)
+            if not exited.done():
+                await self._end(process, exited)
+            return await exited
+        finally:
+            if ended is not None:
+                ended.cancel()
+            if process is not None and process.returncode is None:  # we are cancelled
+                process.kill()
+            if readers:
+                await asyncio.wait(readers, timeout=1.0)
+            for each in readers:
+                each.cancel()
+            scratch.close()
+            self._renew_address()
+
+    async def _spawn(self, folder: Path) -> asyncio.subprocess.Process:
+        socket = folder / "s"
+        if len(os.fsencode(socket)) > _LONGEST_PATH:
+            raise ConfigError(f"the path of a socket is too long in {folder.parent}; set TMPDIR to another")
+        told = self._settings.model_copy(update={"socket": socket, "end_with_stdin": True})
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
         # -P keeps the working directory, which may have a `services` of its own, off the path.
         environment["PYTHONPATH"] = os.pathsep.join(
             filter(None, (environment.get("PYTHONPATH"), _PACKAGE_PARENT))
         )
-        self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", self._package, self._settings.model_dump_json()),
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", self._package, "-", self._name),  # the name is for `ps`
             stdin=asyncio.subprocess.PIPE,  # its end tells the process that we are gone
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=environment,
+            start_new_session=True,
         )
-        readers = [
-            asyncio.create_task(self._read_address(process)),
-            asyncio.create_task(self._read_words(process)),
-        ]
-        try:
-            return await process.wait()
-        finally:
-            await asyncio.wait(readers, timeout=1.0)
-            if self._address.done():
-                self._address = loop.create_future()
+        if process.stdin is None:
+            raise AssertionError("stdin is a pipe")
+        process.stdin.write(told.model_dump_json().encode() + b"\n")
+        return process
+
+    async def _end(self, process: asyncio.subprocess.Process, exited: asyncio.Task[int]) -> None:
+        """Let a process drain, and kill it when it takes too long."""
+        if process.stdin is not None:
+            process.stdin.close()
+        with suppress(ProcessLookupError):
+            process.terminate()  # for one that has not come to listen to the end of its stdin
+        await asyncio.wait([exited], timeout=self._end_timeout_s)
+        if not exited.done():
+            _log.warning("killed: it did not drain in time", extra={"child": self._name})
+            with suppress(ProcessLookupError):
+                process.kill()
+            await asyncio.wait([exited])
+
+    def _give_up(self) -> None:
+        said = [word for word in self._words if word.startswith("error: ")]
+        self.hopeless = said[-1].removeprefix("error: ") if said else self.cause
+        self.cause = self.hopeless
+        if self._address is not None and not self._address.done():
+            self._address.set_exception(ConfigError(self.hopeless))
+            self._address.exception()  # nobody may be waiting
+
+    def _renew_address(self) -> None:
+        if self._address is None or self._address.done():
+            self._address = asyncio.get_running_loop().create_future()
 
     async def _read_address(self, process: asyncio.subprocess.Process) -> None:
         if process.stdout is None:
             raise AssertionError("stdout is a pipe")
-        while line := await process.stdout.readline():
-            with suppress(ValueError, KeyError, TypeError):
+        while line := await _line(process.stdout):
+            with suppress(ValueError, KeyError, TypeError, RecursionError):
                 address = json.loads(line)["listening"]
                 if self._address is not None and not self._address.done():
-                    self._address.set_result(address)
+                    self._address.set_result(str(address))
 
     async def _read_words(self, process: asyncio.subprocess.Process) -> None:
         if process.stderr is None:
@@ -156,6 +232,8 @@ class Supervised:
                 self._words.append(text.strip())
 
     def _obituary(self, status: int) -> str:
+        if self._killed_for:
+            return f"its process was killed: {self._killed_for}"
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         words = [word for word in self._words if not word.startswith("{")][-_LAST_WORDS:]
         return f"its process {how}" + (f"; it last said: {' / '.join(words)}" if words else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,6 +58,7 @@ class Deployments:
         self._model = model
         self._folder = folder
         self._open: dict[int, Deployed] = {}
+        self._folders: dict[int, Path] = {}  # where what is open was read from
         self._saved = 0
         backend = get_backend(served.composition.backend)
         self._graphs: Graphs | None = None
@@ -90,7 +92,7 @@ class Deployments:
             stored = self._repository.version(self._model, number)
             if not folder.exists():
                 self._repository.fetch(self._model, number, folder)
-            self._remember(self._opened(number, folder, _signature(stored.lineage.tags)))
+            self._remember(self._opened(number, folder, _signature(stored.lineage.tags)), folder)
         return self._open[number]
 
     def scenes(self) -> list[tuple[int, Signature]]:
@@ -119,7 +121,7 @@ class Deployments:
         )
         number = self._repository.publish(self._model, folder, lineage)
         deployed = opened._replace(number=number)
-        self._remember(deployed)
+        self._remember(deployed, folder)
         return deployed
 
     def activate(self, deployed: Deployed) -> None:
@@ -131,10 +133,14 @@ class Deployments:
     def _opened(self, number: int, folder: Path, signature: Signature | None) -> Deployed:
         return Deployed(number, open_version(self._first.served, folder, graphs=self._graphs), signature)
 
-    def _remember(self, deployed: Deployed) -> None:
+    def _remember(self, deployed: Deployed, folder: Path) -> None:
+        """Keep a version open, and forget the oldest with its local copy."""
         self._open[deployed.number] = deployed
+        self._folders[deployed.number] = folder
         while len(self._open) > _OPEN + 1:
-            del self._open[next(iter(self._open))]
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            shutil.rmtree(self._folders.pop(oldest), ignore_errors=True)
 
 
 def _signature(tags: dict[str, Any]) -> Signature | None:

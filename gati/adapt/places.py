@@ -137,6 +137,8 @@ class Directory:
             return sorted(os.listdir(self._path(path)))
         except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as error:
+            raise StorageError(f"cannot list {path} in the repository: {error.strerror or error}") from error
 
     def sizes(self, path: str) -> dict[str, int]:
         """See `Place`."""

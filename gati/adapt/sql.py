@@ -10,6 +10,7 @@ in it are right at every commit.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,7 +76,7 @@ batches = sa.Table(
 def connect(url: str) -> sa.Engine:
     """An engine for `sqlite:///PATH` or `postgresql://...`; connects on first use.
 
-    **Raises:** `AdaptError` for other URLs or a missing driver, `StorageError` where SQLite may not write.
+    **Raises:** `AdaptError` for other URLs or a missing driver.
     """
     try:
         parsed = sa.make_url(url)
@@ -92,10 +93,6 @@ def connect(url: str) -> sa.Engine:
 def _sqlite(url: sa.URL) -> sa.Engine:
     if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
         raise AdaptError("a store needs a file: sqlite:///relative.db or sqlite:////absolute.db")
-    try:
-        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"cannot make the folder of {url.database}: {error.strerror}") from error
     engine = sa.create_engine(url, connect_args={"timeout": _BUSY_MS / 1000})
 
     @event.listens_for(engine, "connect")
@@ -156,10 +153,12 @@ def _said(error: exc.SQLAlchemyError) -> str:
 
 
 def prepare(engine: sa.Engine, where: str) -> None:
-    """Make the tables where there are none.
+    """Make the tables where there are none, and the folder of SQLite's file, which nobody else may read.
 
-    **Raises:** `AdaptError` where they are of a newer version.
+    **Raises:** `AdaptError` where they are of a newer version, `StorageError` where the database is away.
     """
+    if engine.dialect.name == "sqlite":
+        _make_file(Path(engine.url.database or ""))
     with translated(where):
         with engine.connect() as connection:
             found = _schema_version(connection)
@@ -175,6 +174,14 @@ def prepare(engine: sa.Engine, where: str) -> None:
             f"the record store {where} has tables of version {found}, newer than this Gati reads "
             f"(up to {SCHEMA}); upgrade gati or use another store"
         )
+
+
+def _make_file(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # inputs of requests will be in it
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _schema_version(connection: sa.Connection) -> int | None:

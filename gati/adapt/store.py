@@ -22,6 +22,7 @@ from gati.errors import AdaptError
 __all__ = ["Batch", "Record", "RecordStore"]
 
 _FORGET_WRITERS_S = 7 * 24 * 3600.0  # a writer that was silent for so long sends no batch twice
+_DRIFT = 2.0  # times as fast as it should a clock may go, and is believed
 _EVICT_AT_ONCE = 1024  # rows read ahead while looking for what has to go
 
 
@@ -37,6 +38,7 @@ class RecordStore:
 
     `limit_bytes` bounds the records' arrays with an allowance for the rest (the files of a database are
     somewhat larger), `max_age_s` their age in seconds. The oldest go first, in the transaction that adds.
+    `elapsed` is a clock that nobody sets: one that jumps ahead of it makes nobody older.
     """
 
     def __init__(
@@ -47,9 +49,14 @@ class RecordStore:
         limit_bytes: int,
         max_age_s: float,
         clock: Callable[[], float] = time.time,
+        elapsed: Callable[[], float] | None = None,
+        prepared: bool = True,
     ) -> None:
         self._engine = engine
+        self._prepared = prepared
         self._clock = clock
+        self._elapsed = elapsed or (time.monotonic if clock is time.time else clock)
+        self._steady_s, self._steady_since_s = clock(), self._elapsed()
         self.where = where
         self.limit_bytes = limit_bytes
         self.max_age_s = max_age_s
@@ -62,8 +69,12 @@ class RecordStore:
         limit_bytes: int = 2**30,
         max_age_s: float = 3600.0,
         clock: Callable[[], float] = time.time,
+        elapsed: Callable[[], float] | None = None,
+        connect: bool = True,
     ) -> RecordStore:
         """Open `sqlite:///PATH` (relative; four slashes: absolute) or `postgresql://...`, made where new.
+
+        Without `connect` that is done by the first call that needs it, which raises what this would.
 
         Raises:
             AdaptError: another kind of URL, a missing package, limits that are none, newer tables.
@@ -75,8 +86,18 @@ class RecordStore:
             )
         engine = sql.connect(url)
         where = engine.url.set(query={}).render_as_string(hide_password=True)
-        sql.prepare(engine, where)
-        return cls(engine, where=where, limit_bytes=limit_bytes, max_age_s=max_age_s, clock=clock)
+        store = cls(
+            engine,
+            where=where,
+            limit_bytes=limit_bytes,
+            max_age_s=max_age_s,
+            clock=clock,
+            elapsed=elapsed,
+            prepared=False,
+        )
+        if connect:
+            store._prepare()
+        return store
 
     def add(self, records: Sequence[Record], *, batch: Batch | None = None) -> None:
         """Keep all `records` and drop the oldest beyond the bounds, in one transaction.
@@ -90,6 +111,7 @@ class RecordStore:
         """
         now = self._clock()
         rows = [self._row(record, now) for record in records]
+        self._prepare()
         with sql.translated(self.where), sql.writing(self._engine) as connection:
             held = _lock(connection)
             if batch is not None and not _is_new(connection, batch, now):
@@ -97,13 +119,14 @@ class RecordStore:
             if rows:
                 connection.execute(sql.records.insert(), rows)
             added = sum(row["bytes"] for row in rows)
-            removed = self._evict(connection, held.bytes + added, now)
+            removed = self._evict(connection, held.bytes + added, self._steady(now))
             _account(connection, len(rows) - removed.records, added - removed.bytes)
 
     def evict(self) -> int:
         """Drop what is too old or too much now, without adding; returns how many records went."""
+        self._prepare()
         with sql.translated(self.where), sql.writing(self._engine) as connection:
-            removed = self._evict(connection, _lock(connection).bytes, self._clock())
+            removed = self._evict(connection, _lock(connection).bytes, self._steady(self._clock()))
             _account(connection, -removed.records, -removed.bytes)
         return removed.records
 
@@ -121,6 +144,7 @@ class RecordStore:
 
         **Raises:** `StorageError` when the database is away, `AdaptError` when it was tampered with.
         """
+        self._prepare()
         with sql.translated(self.where):
             table = sql.records
             newest = (
@@ -138,6 +162,7 @@ class RecordStore:
 
         **Raises:** `StorageError` when the database is away.
         """
+        self._prepare()
         with sql.translated(self.where):
             counted = sa.select(sa.func.count()).select_from(sql.records)
             with self._engine.connect() as connection:
@@ -145,6 +170,7 @@ class RecordStore:
 
     def size_bytes(self) -> int:
         """What counts towards `limit_bytes`. Raises StorageError when the database is away."""
+        self._prepare()
         with sql.translated(self.where), self._engine.connect() as connection:
             return connection.execute(sql.store.select()).one().bytes  # type: ignore[no-any-return]
 
@@ -157,6 +183,22 @@ class RecordStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _steady(self, now: float) -> float:
+        """The time for who is too old: a clock that jumps ahead must not empty the store.
+
+        Goes on with a clock that nobody sets, a little faster, so that slow corrections are followed.
+        """
+        elapsed_s = self._elapsed()
+        reached = self._steady_s + _DRIFT * (elapsed_s - self._steady_since_s)
+        self._steady_s, self._steady_since_s = min(now, reached), elapsed_s
+        return self._steady_s
+
+    def _prepare(self) -> None:
+        """Make the tables where there are none, once. Threads that do so at the same time do no harm."""
+        if not self._prepared:
+            sql.prepare(self._engine, self.where)
+            self._prepared = True
 
     def _row(self, record: Record, now: float) -> dict[str, Any]:
         if record.nbytes > self.limit_bytes:

@@ -6,6 +6,7 @@ Data flow: **uint8 [N, H, W, C]** -> resize -> centre crop -> /255 -> (x - mean)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["INTERPOLATIONS", "Preprocessing", "check_image_array", "join"]
 
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
+
+_LONG = 8  # an image so many times as long as wide is cut before it is resized
+_MARGIN = 3  # squares of the shorter side that are kept beside those that the crop sees
+_MOST_PIXELS = 2**22  # that resizing may make of an image with fewer
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,8 @@ class Preprocessing:
     def __call__(self, images: NDArray[np.uint8]) -> Tensor:
         """Turn images uint8 [N, H, W, C] into the network's input, float32 [N, C, h, w].
 
-        **Raises:** `DataError` for another rank, dtype or channel count, or images smaller than the crop.
+        **Raises:** `DataError` for another rank, dtype or channel count, images smaller than the crop, or so
+        long and narrow that resizing them would fill the memory.
         """
         return self.scaled(self.fitted(images))
 
@@ -99,7 +105,7 @@ class Preprocessing:
         """
         check_image_array(images, self.channels)
         pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2)  # uint8 [N, C, H, W]
-        return self._crop(self._resize(pixels))
+        return self._crop(self._resize(self._middle(pixels)))
 
     def scaled(self, pixels: Tensor) -> Tensor:
         """Turn pixels that fit, uint8 [N, C, h, w], into the network's input, float32 [N, C, h, w]."""
@@ -125,6 +131,22 @@ class Preprocessing:
             raise DataError(f"image files cannot hold {self.channels} channels; give an .npz or a dataset")
         return np.array(image.convert(mode), dtype=np.uint8).reshape(image.height, image.width, -1)
 
+    def _middle(self, pixels: Tensor) -> Tensor:
+        """All of a long image that the centre crop can see, so that the rest is never resized.
+
+        An even number of squares of the shorter side is left out at both ends: what is left is resampled at
+        the same places as in the whole image.
+        """
+        if self.size is not None or self.resize is None or self.crop is None:
+            return pixels
+        shorter, longer = sorted(pixels.shape[2:])
+        if longer <= _LONG * shorter:
+            return pixels
+        needed = math.ceil(self.crop / self.resize) + _MARGIN
+        skipped = max(0, (longer // shorter - needed) // 2) // 2 * 2 * shorter
+        dimension = 2 if pixels.shape[2] == longer else 3
+        return pixels.narrow(dimension, skipped, longer - 2 * skipped)
+
     def _resize(self, pixels: Tensor) -> Tensor:
         if self.size is not None:
             pixels = self._interpolate(pixels, *self.size)
@@ -132,7 +154,13 @@ class Preprocessing:
             return pixels
         height, width = pixels.shape[2:]
         shorter = min(height, width)
-        return self._interpolate(pixels, height * self.resize // shorter, width * self.resize // shorter)
+        new_height, new_width = height * self.resize // shorter, width * self.resize // shorter
+        if new_height * new_width > max(_MOST_PIXELS, height * width):
+            raise DataError(
+                f"images of {height}x{width} pixels would be resized to {new_height}x{new_width}; "
+                "give images that are not so long and narrow"
+            )
+        return self._interpolate(pixels, new_height, new_width)
 
     def _interpolate(self, pixels: Tensor, height: int, width: int) -> Tensor:
         if (height, width) == tuple(pixels.shape[2:]):

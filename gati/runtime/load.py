@@ -108,6 +108,8 @@ class OpenedModel:
         )
 
     def _exit(self, leaving: Exit, caches: Path) -> EngineExit:
+        if Path(leaving.trial_id).name != leaving.trial_id:
+            raise LibraryError(f"{leaving.trial_id[:80]!r} cannot be the name of a cache; compose again")
         cache = load_cache(caches / f"{leaving.trial_id}.safetensors")
         expected = self.traced.hidden_shapes.get(leaving.block)
         if expected != tuple(cache.hidden_shape):

@@ -1,6 +1,6 @@
 """Run the adaptation service: `python -m services.adaptation SETTINGS`, with its settings as JSON.
 
-It writes `{"listening": "HOST:PORT"}` to stdout when it takes calls, and ends with SIGTERM, or with its stdin
+It writes `{"listening": ADDRESS}` to stdout when it takes calls, and ends with SIGTERM, or with its stdin
 where `gati serve` started it. Killed at any moment it loses nothing: samples are in the record store,
 versions in the repository.
 """
@@ -18,11 +18,14 @@ from typing import Any
 from gati.errors import NotFoundError, UnavailableError
 from services.adaptation.model import ModelAdaptation
 from services.adaptation.settings import AdaptationSettings
+from services.again import keep_on
+from services.listening import listen
 from services.process import ended, run
 from services.wire.codec import Service
 from services.wire.gen import Adaptation
 from services.wire.gen.ttypes import Health
-from services.wire.server import WireServer
+
+_LONGEST_PAUSE_S = 60.0
 
 _log = logging.getLogger("gati.adaptation")
 
@@ -46,11 +49,18 @@ class _Adaptations:
             self._models[model.name] = await self._run(ModelAdaptation, model, self._settings)
 
     async def keep_looking(self) -> None:
-        """Look after every model, again and again, until cancelled."""
-        while True:
-            for model in self._models.values():
-                await self._run(model.look)
-            await asyncio.sleep(self._settings.look_every_s)
+        """Look after every model, again and again, until cancelled; one that fails stops no other."""
+        await asyncio.gather(*map(self._keep_looking, self._models.values()))
+
+    async def _keep_looking(self, model: ModelAdaptation) -> None:
+        every_s = self._settings.look_every_s
+        what = f"adaptation of '{model.name}'"
+        await keep_on(what, lambda: self._run(model.look), every_s=every_s, longest_s=_LONGEST_PAUSE_S)
+
+    def close(self) -> None:
+        """Remove local files."""
+        for model in self._models.values():
+            model.close()
 
     async def adapt(self, model: str) -> Any:
         """Look for better caches now."""
@@ -89,9 +99,9 @@ async def _serve(settings: AdaptationSettings) -> None:
         os.nice(settings.niceness)
     adaptations = _Adaptations(settings)
     calls = ("adapt", "status", "health")
-    server = WireServer(Service(Adaptation), {name: getattr(adaptations, name) for name in calls})
-    port = await server.start(settings.host, settings.port)
-    print(json.dumps({"listening": f"{settings.host}:{port}"}), flush=True)
+    handlers = {name: getattr(adaptations, name) for name in calls}
+    server, address = await listen(Service(Adaptation), handlers, settings)
+    print(json.dumps({"listening": address}), flush=True)
     stopped = asyncio.create_task(ended(with_stdin=settings.end_with_stdin))
     await adaptations.start()
     _log.info("ready", extra={"models": [model.name for model in settings.models]})
@@ -100,6 +110,7 @@ async def _serve(settings: AdaptationSettings) -> None:
     if looking.done():
         looking.result()
     await server.drain(1.0)
+    adaptations.close()
     os._exit(0)  # a training under way is not waited for: nothing it has is kept before it is published
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from gati.adapt.deployments import Deployed, Deployments
@@ -22,6 +19,7 @@ from gati.errors import GatiError
 from gati.runtime.load import Served, open_served
 from services.adaptation.reasons import Latest, Rules
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
+from services.scratch import Scratch
 from services.wire.gen.ttypes import AdaptationStatus
 
 __all__ = ["ModelAdaptation"]
@@ -40,10 +38,10 @@ class ModelAdaptation:
             window_inputs=settings.window_inputs,
         )
         self._served = open_served(model.library, composition=model.composition)
-        self._store = RecordStore.open(model.records, max_age_s=settings.window_s)
-        self._folder = Path(tempfile.mkdtemp(prefix="gati-adaptation-"))
+        self._store = RecordStore.open(model.records, max_age_s=settings.window_s, connect=False)
+        self._scratch = Scratch("adaptation")
         self._repository = ModelRepository(model.repository)
-        self._deployments = Deployments(self._served, self._repository, model.name, self._folder)
+        self._deployments = Deployments(self._served, self._repository, model.name, self._scratch.path)
         promise = promise_of(self._served, self._settings)
         self._renewal = Renewal(
             self._deployments, self._served, self._settings, promise, clock=time.perf_counter
@@ -111,7 +109,7 @@ class ModelAdaptation:
     def close(self) -> None:
         """Remove local files."""
         self._store.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._scratch.close()
 
     # ----------------------------------------------------------------------------------------------------
 

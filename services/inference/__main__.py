@@ -1,6 +1,6 @@
 """Run an inference service: `python -m services.inference SETTINGS`, with its settings as JSON.
 
-It writes `{"listening": "HOST:PORT"}` to stdout when it takes calls, loads its model, and serves until
+It writes `{"listening": ADDRESS}` to stdout when it takes calls, loads its model, and serves until
 SIGTERM, or until its stdin ends where `gati serve` started it: then it refuses what is new, answers what it
 has, and ends.
 """
@@ -14,10 +14,10 @@ import sys
 
 from services.inference.service import InferenceService
 from services.inference.settings import InferenceSettings
+from services.listening import listen
 from services.process import ended, run
 from services.wire.codec import Service
 from services.wire.gen import Inference
-from services.wire.server import WireServer
 
 _log = logging.getLogger("gati.inference")
 
@@ -31,9 +31,9 @@ async def _serve(settings: InferenceSettings) -> None:
     waiting = asyncio.create_task(ended(with_stdin=settings.end_with_stdin))
     service = InferenceService(settings)
     calls = ("infer", "cancel", "load", "activate", "unload", "describe", "health", "statistics")
-    server = WireServer(Service(Inference), {name: getattr(service, name) for name in calls})
-    port = await server.start(settings.host, settings.port)
-    print(json.dumps({"listening": f"{settings.host}:{port}"}), flush=True)
+    handlers = {name: getattr(service, name) for name in calls}
+    server, address = await listen(Service(Inference), handlers, settings)
+    print(json.dumps({"listening": address}), flush=True)
     starting = asyncio.create_task(service.start())
     await asyncio.wait([starting, waiting], return_when=asyncio.FIRST_COMPLETED)
     if starting.done():

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
-import tempfile
 from contextlib import suppress
-from pathlib import Path
 
 from gati.adapt.repository import ModelRepository
-from gati.errors import GatiError, NotFoundError
+from gati.errors import GatiError, NotFoundError, StorageError, first_line
+from services.again import keep_on
 from services.inference.versions import Versions
+from services.scratch import Scratch
 
 __all__ = ["Followed"]
+
+_LONGEST_PAUSE_S = 300.0
 
 _log = logging.getLogger("gati.inference")
 
@@ -33,23 +34,30 @@ class Followed:
         self._own: set[str] = set()  # loaded from the repository
 
     async def keep_looking(self, every_s: float) -> None:
-        """Look every so many seconds, until cancelled."""
-        while True:
-            await asyncio.sleep(every_s)
-            await self.look()
+        """Look every so many seconds, and less often while that fails, until cancelled."""
+        await keep_on("repository", self._look, every_s=every_s, longest_s=_LONGEST_PAUSE_S)
 
     async def look(self) -> None:
         """Serve the active version, if it is another. What goes wrong leaves the one that serves."""
         try:
-            token = await asyncio.to_thread(self._repository.active_token, self._model)
-            if token == self._token:
-                return
-            number = await asyncio.to_thread(self._repository.active, self._model)
+            await self._look()
+        except Exception as error:  # the repository may be on any file system, and that may be away
+            trace = None if isinstance(error, GatiError) else error
+            _log.warning("the repository is not read", extra={"reason": first_line(error)}, exc_info=trace)
+
+    async def _look(self) -> None:
+        token = await asyncio.to_thread(self._repository.active_token, self._model)
+        if token == self._token:
+            return
+        number = await asyncio.to_thread(self._repository.active, self._model)
+        try:
             if number is not None:
                 await self._serve(str(number))
-            self._token = token
-        except GatiError as error:
+        except StorageError:  # away: the same version may come later
+            raise
+        except GatiError as error:  # it will never serve; the next that is activated may
             _log.warning("the repository's version is not served", extra={"reason": str(error)})
+        self._token = token
 
     def tidy(self) -> None:
         """Unload what came from the repository and neither answers nor waits to."""
@@ -69,10 +77,11 @@ class Followed:
         self.tidy()
 
     async def _load(self, name: str) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="gati-version-"))
+        scratch = await asyncio.to_thread(Scratch, "version")
+        folder = scratch.path / name
         try:
-            await asyncio.to_thread(self._repository.fetch, self._model, int(name), folder / name)
-            await self._versions.load(name, folder=folder / name)
+            await asyncio.to_thread(self._repository.fetch, self._model, int(name), folder)
+            await self._versions.load(name, folder=folder)
             self._own.add(name)
         finally:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await asyncio.to_thread(scratch.close)

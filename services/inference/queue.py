@@ -14,7 +14,8 @@ import math
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from gati.errors import (
     BackendError,
@@ -32,11 +33,12 @@ if TYPE_CHECKING:
     from gati.runtime.engine import Prediction
     from services.inference.runner import Runner
 
-__all__ = ["Ask", "RequestQueue"]
+__all__ = ["Ask", "Places", "RequestQueue"]
 
 
 _TRY_AFTER_S = 0.5  # without an input
 _MANY = 20
+_FEW_LEFT = 64  # inputs that nobody wants any more and that may stay in the heap
 
 
 @dataclass(eq=False)
@@ -55,6 +57,28 @@ class Ask:
     running: Future[Prediction] | None = field(default=None, repr=False)
 
 
+class Places:
+    """Places in a queue for inputs that are admitted and not put yet; a context manager, which frees them."""
+
+    def __init__(self, queue: RequestQueue, count: int) -> None:
+        self._queue = queue
+        self._count = count
+        queue._reserve(count)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Free them, to put the inputs or because there are none; a second time does nothing."""
+        count, self._count = self._count, 0
+        self._queue._reserve(-count)
+
+
 class RequestQueue:
     """Feeds one runner. All methods belong to the event loop's thread."""
 
@@ -66,7 +90,8 @@ class RequestQueue:
         self._waiting: list[tuple[int, int, Ask]] = []
         self._order = itertools.count()
         self._count = 0  # of those waiting that somebody still wants
-        self._running = 0
+        self._reserved = 0  # admitted, and not put yet
+        self._running: set[Ask] = set()
         self._closed = False
         self._put_s = time.monotonic()  # the last input
         self._refused = 0  # since then
@@ -75,34 +100,47 @@ class RequestQueue:
 
     @property
     def waiting(self) -> int:
-        """Inputs that wait and that somebody still wants."""
-        return self._count
+        """Inputs that wait, or are about to, and that somebody still wants."""
+        return self._count + self._reserved
 
     @property
     def running(self) -> int:
         """Inputs that the runner has."""
-        return self._running
+        return len(self._running)
+
+    def working_s(self) -> float:
+        """For how long the runner has had the input that it has had for longest."""
+        now_s = time.monotonic()
+        started = (ask.started_s for ask in self._running if ask.started_s is not None)
+        return now_s - min(started, default=now_s)
 
     def expected_wait_s(self, priority: int = 1) -> float:
         """How long an input of that priority would wait, as far as is known."""
-        ahead = self._running + 1 - self._runner.parallel
+        ahead = len(self._running) + self._reserved + 1 - self._runner.parallel
         ahead += sum(each[0] <= priority and not each[2].answer.done() for each in self._waiting)
         return max(0, ahead) * self.times.seconds_an_input
+
+    def reserve(self, inputs: int, priority: int, latency_slo_s: float | None) -> Places:
+        """Places for so many inputs, kept for them until they are put. Raises as `admit` does."""
+        self.admit(inputs, priority, latency_slo_s)
+        return Places(self, inputs)
 
     def admit(self, inputs: int, priority: int, latency_slo_s: float | None) -> None:
         """Refuse what would not fit, or would be late. Raises `OverloadError`, `UnavailableError`."""
         if self._closed:
             raise UnavailableError("this version is being unloaded; ask again", retry_after_s=0.1)
-        if self._count + inputs > self._capacity:
-            drained_s = self.times.seconds_an_input * max(1, self._count + inputs - self._capacity)
+        if self.waiting + inputs > self._capacity:
+            drained_s = self.times.seconds_an_input * max(1, self.waiting + inputs - self._capacity)
             raise OverloadError(
-                f"the queue is full ({self._count} of {self._capacity} wait)", retry_after_s=drained_s
+                f"the queue is full ({self.waiting} of {self._capacity} wait)", retry_after_s=drained_s
             )
-        if latency_slo_s is None:
-            return
+        if latency_slo_s is not None:
+            self._check_slo(inputs, priority, latency_slo_s)
+
+    def _check_slo(self, inputs: int, priority: int, latency_slo_s: float) -> None:
         # An idle service tries what it could manage at best and, after refusing many, even more: what it
         # learned under load, its own or another program's, would otherwise keep it from ever learning better.
-        if self._count or self._running:
+        if self.waiting or self._running:
             wait_s = self.expected_wait_s(priority) + (inputs - 1) * self.times.seconds_an_input
             expected_s, tries = wait_s + self.times.bound_s, False
         else:
@@ -139,13 +177,21 @@ class RequestQueue:
     async def close(self) -> None:
         """Take nothing new, wait until all is answered, and stop the runner."""
         self._closed = True
-        await self._empty.wait()
+        while self.waiting or self._running:
+            await self._empty.wait()
         await self._loop.run_in_executor(None, self._runner.close)
 
     # ----------------------------------------------------------------------------------------------------
 
+    def _reserve(self, count: int) -> None:
+        self._reserved += count
+        if self._reserved:
+            self._empty.clear()
+        else:
+            self._pump()
+
     def _pump(self) -> None:
-        while self._waiting and self._running < self._runner.parallel:
+        while self._waiting and len(self._running) < self._runner.parallel:
             ask = heapq.heappop(self._waiting)[2]
             if ask.answer.done():
                 continue
@@ -155,7 +201,10 @@ class RequestQueue:
                 self._fail(ask, DeadlineError("the deadline passed in the queue"))
                 continue
             self._start(ask)
-        if not (self._count or self._running):
+        if len(self._waiting) > 2 * self._count + _FEW_LEFT:  # nothing is taken from it, but all expires
+            self._waiting = [each for each in self._waiting if not each[2].answer.done()]
+            heapq.heapify(self._waiting)
+        if not (self.waiting or self._running):
             self._waiting.clear()
             self._empty.set()
 
@@ -165,21 +214,21 @@ class RequestQueue:
         except GatiError as error:
             self._fail(ask, error)
             return
-        self._running += 1
-        beside = self._running
+        self._running.add(ask)
+        beside = len(self._running)
         ask.running.add_done_callback(
             lambda done: self._loop.call_soon_threadsafe(self._finished, ask, done, beside)
         )
 
     def _finished(self, ask: Ask, done: Future[Prediction], beside: int) -> None:
-        self._running -= 1
+        self._running.discard(ask)
         if done.cancelled():
             error: BaseException | None = CancelledError("the caller has gone")
         else:
             error = done.exception()
         if error is None and ask.started_s is not None:
             took_s = time.monotonic() - ask.started_s
-            self.times.add(took_s, beside=(beside + self._running + 1) / 2)
+            self.times.add(took_s, beside=(beside + len(self._running) + 1) / 2)
             self.times.surprise.add(time.monotonic() - ask.arrived_s - ask.expected_s)
         if not ask.answer.done():
             if error is None:

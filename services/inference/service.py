@@ -18,8 +18,11 @@ from gati.errors import DeadlineError, GatiError, RequestError, UnavailableError
 from services.inference.counts import Counts, resident_bytes
 from services.inference.followed import Followed
 from services.inference.queue import Ask
+from services.inference.requests import Requests, UnderWay
 from services.inference.settings import InferenceSettings
 from services.inference.versions import BASE_VERSION, Version, Versions
+from services.pool import BoundedPool
+from services.states import STUCK
 from services.wire.gen.ttypes import Answer, Health, InferResponse, ModelInfo, Statistics
 from services.wire.tensors import datatype_of, from_tensor
 
@@ -43,7 +46,8 @@ class InferenceService:
         self._writer = _open_writer(settings)
         self._versions = Versions(settings, self._counts, self._writer)
         self._polling: asyncio.Task[None] | None = None
-        self._under_way: dict[str, list[Ask]] = {}
+        self._requests = Requests()
+        self._pool = BoundedPool("gati-rows", waiting=settings.queue_capacity)
         self._state = "starting"
         self._draining = False
 
@@ -82,12 +86,12 @@ class InferenceService:
 
     async def cancel(self, request_id: str) -> None:
         """Drop a request."""
-        self._drop(self._under_way.get(request_id, ()))
+        self._requests.cancel(request_id)
 
     async def load(self, source: Any) -> Any:
         """Load a version beside those that serve."""
         self._refuse_when_draining()
-        folder = None if source.folder is None else Path(source.folder)
+        folder = None if source.folder is None else self._published(source.folder)
         version = await self._versions.load(source.version, source.composition, folder)
         return next(each for each in self._versions.describe() if each.version == version.name)
 
@@ -118,7 +122,8 @@ class InferenceService:
 
     async def health(self) -> Any:
         """Whether requests are answered: loaded, warmed up and not draining."""
-        return Health(ready=self._state == "serving", draining=self._draining, state=self._state)
+        state = STUCK if self._versions.working_s() > self._settings.stuck_timeout_s else self._state
+        return Health(ready=state == "serving", draining=self._draining, state=state)
 
     async def statistics(self) -> Any:
         """Counts since the service began."""
@@ -148,7 +153,7 @@ class InferenceService:
     async def _infer(self, request: Any) -> Any:
         self._refuse_when_draining()
         arrived_s = time.monotonic()
-        priority = min(max(request.priority, _HIGHEST), _LOWEST)
+        priority = _priority(request)
         if request.time_remaining_ms <= 0:
             raise DeadlineError("the deadline had passed when the request arrived")
         version = self._versions.get(request.version)
@@ -158,10 +163,29 @@ class InferenceService:
                 f"a batch of {inputs} inputs; send 1 to {self._settings.largest_batch} at a time"
             )
         slo_s = None if request.latency_slo_ms is None else request.latency_slo_ms / 1e3
-        version.following.serving.admit(inputs, priority, slo_s)
-        given = from_tensor(request.input)
-        rows = await self._rows(version, given)
         deadline_s = arrived_s + request.time_remaining_ms / 1e3
+        with (
+            self._requests.begin(request.request_id) as under_way,
+            version.following.serving.reserve(inputs, priority, slo_s) as places,
+        ):
+            given = from_tensor(request.input)
+            rows = await self._rows(version, given)
+            under_way.check()
+            places.give_back()  # the inputs take them
+            return await self._ask(version, request, under_way, given, rows, (arrived_s, deadline_s))
+
+    async def _ask(
+        self,
+        version: Version,
+        request: Any,
+        under_way: UnderWay,
+        given: NDArray[Any],
+        rows: Sequence[Tensor],
+        times_s: tuple[float, float],
+    ) -> Any:
+        """Have the rows of a request answered; it came, and is late, at `times_s`."""
+        arrived_s, deadline_s = times_s
+        priority = _priority(request)
         pending = self._versions.pending if request.version is None else None
         beside = None if pending is None else pending.following
         standing = version.standing
@@ -171,7 +195,7 @@ class InferenceService:
                 version.following.queue(drawn.may_hit).put(row, priority=priority, deadline_s=deadline_s)
                 for row, drawn in zip(rows, draws, strict=True)
             ]
-            await self._answered(request.request_id, asks)
+            await under_way.answered(asks)
             response = self._response(version, asks, arrived_s, time.monotonic())
             response.state, response.promise = standing.state, standing.sentence
             response.certified = standing.certified
@@ -181,15 +205,6 @@ class InferenceService:
             for drawn in draws:
                 drawn.forget()
         return response
-
-    async def _answered(self, request_id: str, asks: list[Ask]) -> None:
-        """Wait for the answers, or for whoever cancels them."""
-        self._under_way[request_id] = asks
-        try:
-            await asyncio.wait([ask.answer for ask in asks])
-        finally:  # also when the connection was lost
-            self._under_way.pop(request_id, None)
-            self._drop(asks)
 
     def _response(self, version: Version, asks: Sequence[Ask], arrived_s: float, now_s: float) -> Any:
         answers = []
@@ -205,11 +220,16 @@ class InferenceService:
     async def _rows(self, version: Version, given: NDArray[Any]) -> list[Tensor]:
         if given.nbytes <= _LARGE_INPUT_BYTES:
             return _rows(version, given)
-        return await asyncio.to_thread(_rows, version, given)
+        return await self._pool.run(_rows, version, given)
 
-    def _drop(self, asks: Sequence[Ask]) -> None:
-        for ask in asks:
-            ask.queue.drop(ask)
+    def _published(self, folder: str) -> Path:
+        """A folder inside the repository that is followed; no other is anybody's to name."""
+        repository = self._settings.repository
+        if repository is not None and "://" not in repository:
+            found = Path(folder).resolve()
+            if found.is_relative_to(Path(repository).resolve()):
+                return found
+        raise RequestError("`folder` is not in the repository of this model; publish the version there")
 
     def _refuse_when_draining(self) -> None:
         if self._draining:
@@ -224,13 +244,26 @@ def _open_writer(settings: InferenceSettings) -> BackgroundWriter | None:
     from gati.adapt.store import RecordStore
     from gati.adapt.writer import BackgroundWriter
 
-    return BackgroundWriter(RecordStore.open(settings.records))
+    store = RecordStore.open(
+        settings.records,
+        limit_bytes=settings.records_limit_bytes,
+        max_age_s=settings.records_max_age_s,
+        connect=False,  # the writer does, as often as it takes: requests are answered meanwhile
+    )
+    return BackgroundWriter(store)
+
+
+def _priority(request: Any) -> int:
+    return min(max(int(request.priority), _HIGHEST), _LOWEST)
 
 
 def _rows(version: Version, array: NDArray[Any]) -> list[Tensor]:
     """The inputs [1, ...] of a request as the network takes them. Raises `RequestError`, `DataError`."""
     engine = version.engine
     if array.dtype == np.uint8 and engine.preprocessing is not None:
+        if array.nbytes > _LARGE_INPUT_BYTES:  # resized one by one, a batch never holds more than one image
+            images = (array[row : row + 1] for row in range(len(array)))
+            return [engine.checked(engine.preprocessing(image)) for image in images]
         x = engine.preprocessing(array)
     elif array.dtype == np.float32:
         if not np.isfinite(array).all():

@@ -35,4 +35,8 @@ class InferenceSettings(ProcessSettings):
     records: str | None = None  # URL of the record store for samples
     sampling: float = Field(default=0.2, ge=0.0, le=1.0)  # share of requests kept there
     repository: str | None = None  # URL of the model repository; its active version is followed
+    most_versions: int = Field(default=8, ge=2)  # loaded at a time
+    records_max_age_s: float = Field(default=3600.0, gt=0.0)
+    records_limit_bytes: int = Field(default=2**30, ge=1)
+    stuck_timeout_s: float = Field(default=120.0, gt=0.0)  # no input takes so long: the engine hangs
     poll_s: float = Field(default=2.0, gt=0.0)

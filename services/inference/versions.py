@@ -6,29 +6,25 @@ import asyncio
 import gc
 import json
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from gati.adapt.references import is_exact, open_reference, reference_cost
+from gati.adapt.references import is_exact
 from gati.adapt.standing import identity_of
 from gati.adapt.watch import Event, Watch
 from gati.compose.composition import Composition
-from gati.errors import CompositionError, ConfigError, NotFoundError, RequestError, UnavailableError
+from gati.errors import CompositionError, NotFoundError, RequestError, UnavailableError
 from gati.runtime.engine import Engine
 from gati.types import is_name
 from services.inference.counts import Counts
 from services.inference.following import Following, Shared
 from services.inference.keeping import open_standing
 from services.inference.line import Line
+from services.inference.opening import Opened, Opener
 from services.inference.queue import RequestQueue
-from services.inference.runner import Runner, open_runner
-from services.inference.service_times import ServiceTimes
 from services.inference.settings import InferenceSettings
 from services.inference.standing import Stands, needed, stands
 from services.wire.gen.ttypes import ProofProgress, VersionInfo
@@ -41,7 +37,6 @@ __all__ = ["Version", "Versions"]
 
 _log = logging.getLogger("gati.inference")
 
-_WARM_UP_INPUTS = 20
 _CONFIDENCE = 0.95  # of compositions that name none
 BASE_VERSION = "base"
 
@@ -92,29 +87,6 @@ class Version:
         )
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """What the loader's thread has made of a version."""
-
-    engine: Engine
-    runner: Runner
-    composition: Composition | None
-    times: ServiceTimes
-    retrained: bool
-    base: Runner | None = None  # the base model alone, on the same engine: for audits, and when caches stop
-    base_times: ServiceTimes = field(default_factory=ServiceTimes)
-    cost: float = 1.0  # of the reference, in runs of the version's own network
-
-
-@dataclass(frozen=True)
-class _Reference:
-    """The float32 network, for versions in reduced precision."""
-
-    engine: Engine
-    runner: Runner
-    times: ServiceTimes
-
-
 class Versions:
     """Loads versions beside those that serve. Its methods belong to the event loop's thread.
 
@@ -137,12 +109,12 @@ class Versions:
         self._loaded: dict[str, Version] = {}
         self._active: str | None = None
         self._pending: str | None = None
-        self._model: OpenedModel | None = None
-        self._reference: _Reference | None = None
+        self._opener = Opener(settings)
         self._reference_queue: RequestQueue | None = None
         # All loading is done in one thread: torch keeps a team of threads for each that it is used from.
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="gati-loader")
         self._leaving: set[asyncio.Task[None]] = set()
+        self._loading = 0
 
     @property
     def loaded(self) -> tuple[Version, ...]:
@@ -161,12 +133,17 @@ class Versions:
         """The one that takes over as soon as it is proven."""
         return None if self._pending is None else self._loaded[self._pending]
 
+    def working_s(self) -> float:
+        """For how long an engine has had the input that it has had for longest."""
+        queues = {each for version in self._loaded.values() for each in (version.queue, version.base)}
+        return max((queue.working_s() for queue in queues if queue is not None), default=0.0)
+
     @property
     def model(self) -> OpenedModel:
         """The base model. Raises `UnavailableError` before it is loaded."""
-        if self._model is None:
+        if self._opener.model is None:
             raise UnavailableError(f"model '{self._settings.name}' is not loaded yet", retry_after_s=1.0)
-        return self._model
+        return self._opener.model
 
     def get(self, name: str | None) -> Version:
         """The version of that name, or the active one. Raises `NotFoundError`."""
@@ -190,14 +167,20 @@ class Versions:
         One of that name is replaced, and if that one is active the new one answers from then on: the base
         model in its place, until it is proven.
 
-        **Raises:** what loading it raises; nothing has changed then.
+        **Raises:** `CompositionError` where too many are loaded; what loading it raises. Nothing has changed
+        then.
         """
         if not is_name(name):
             raise RequestError(f"{name!r} cannot be the name of a version; use letters, digits and . _ -")
         if composition is not None and not is_name(composition):
             raise RequestError(f"{composition!r} cannot be the name of a composition")
+        self._check_room(name)
         loop = asyncio.get_running_loop()
-        opened = await loop.run_in_executor(self._loader, self._open, composition, folder)
+        self._loading += 1
+        try:
+            opened = await loop.run_in_executor(self._loader, self._opener.open, composition, folder)
+        finally:
+            self._loading -= 1
         before = self._loaded.get(name)
         version = self._version(name, opened)
         self._loaded[name] = version
@@ -216,7 +199,16 @@ class Versions:
             )
         return version
 
-    def _version(self, name: str, opened: _Opened) -> Version:
+    def _check_room(self, name: str) -> None:
+        """Memory is bounded: what is loaded stays until it is unloaded."""
+        others = len(self._loaded.keys() - {name}) + self._loading
+        if others >= self._settings.most_versions:
+            raise CompositionError(
+                f"{others} versions of '{self._settings.name}' are loaded, as many as most_versions allows; "
+                f"unload one: {', '.join(self._loaded)}"
+            )
+
+    def _version(self, name: str, opened: Opened) -> Version:
         capacity = self._settings.queue_capacity
         queue = RequestQueue(opened.runner, capacity=capacity, times=opened.times)
         base = None
@@ -233,14 +225,15 @@ class Versions:
     def _reference_answers(self) -> RequestQueue:
         """The queue of the float32 network, for all versions in reduced precision."""
         if self._reference_queue is None:
-            if self._reference is None:
+            reference = self._opener.reference
+            if reference is None:
                 raise AssertionError("a version in reduced precision is opened with its reference")
             self._reference_queue = RequestQueue(
-                self._reference.runner, capacity=self._settings.queue_capacity, times=self._reference.times
+                reference.runner, capacity=self._settings.queue_capacity, times=reference.times
             )
         return self._reference_queue
 
-    def _watch(self, opened: _Opened) -> Watch | None:
+    def _watch(self, opened: Opened) -> Watch | None:
         """The watch of a version: its own, with its own promise. None where its answers are the user's."""
         chosen = opened.composition
         if chosen is None or not (chosen.exits or not is_exact(opened.engine)):
@@ -315,7 +308,7 @@ class Versions:
         await self._line.close()
         if self._reference_queue is not None:
             await self._reference_queue.close()
-        self._loader.shutdown()
+        await asyncio.to_thread(self._loader.shutdown, cancel_futures=True)  # one may be loading
         self._standing.close()
         self._unlock()
 
@@ -332,68 +325,3 @@ class Versions:
         version.engine.close()
         gc.collect()  # modules and graphs refer to themselves; the next version needs their memory
         _log.info("version let go", extra={"version": version.name})
-
-    # In the loader's thread -----------------------------------------------------------------------------
-
-    def _open(self, composition: str | None, folder: Path | None) -> _Opened:
-        torch.set_num_threads(self._settings.threads)
-        if self._model is None:
-            self._model = self._open_model()
-            gc.collect()
-            gc.freeze()  # torch and the base model stay: collecting a version's garbage need not search them
-        model = self._model
-        chosen = _composition(model, composition, folder)
-        caches = None if folder is None else folder / "caches"
-        engine = model.base() if chosen is None else model.engine(chosen, caches)
-        cost = 1.0
-        if not is_exact(engine):
-            example = engine.traced.example()[:1]
-            cost = reference_cost(self._open_reference(model).engine, engine, example)
-        runner = open_runner(engine, workers=self._settings.workers)
-        opened = _Opened(engine, runner, chosen, _warm_up(engine, runner), folder is not None, cost=cost)
-        if not engine.exits or not is_exact(engine):
-            return opened
-        base = open_runner(engine, early=False, workers=self._settings.workers)
-        return replace(opened, base=base, base_times=_warm_up(engine, base))
-
-    def _open_reference(self, model: OpenedModel) -> _Reference:
-        if self._reference is None:
-            engine = open_reference(model)
-            runner = open_runner(engine, early=False, workers=self._settings.workers)
-            self._reference = _Reference(engine, runner, _warm_up(engine, runner))
-        return self._reference
-
-    def _open_model(self) -> OpenedModel:
-        from gati.runtime.load import open_model, open_plain_model
-
-        settings = self._settings
-        if settings.library is not None:
-            return open_model(settings.library, device=settings.device)
-        if settings.model is None:
-            raise ConfigError(f"model '{settings.name}' has neither a library nor a model")
-        return open_plain_model(
-            settings.model, settings.checkpoint, size=settings.size, device=settings.device
-        )
-
-
-def _composition(model: OpenedModel, composition: str | None, folder: Path | None) -> Composition | None:
-    if folder is not None:
-        return Composition.load(folder / "composition.json")
-    if composition is None:
-        return None
-    if model.library is None:
-        raise CompositionError("a plain model has no compositions; explore it to make a cache library")
-    return Composition.load(model.library.composition_path(composition))
-
-
-def _warm_up(engine: Engine, runner: Runner) -> ServiceTimes:
-    """Let a runner answer some inputs that nobody asked for; they tell what the next will take."""
-    times = ServiceTimes()
-    with torch.inference_mode():
-        x = engine.traced.example()[:1]
-    for number in range(_WARM_UP_INPUTS):
-        began_s = time.perf_counter()
-        runner.submit(x).result()
-        if number >= _WARM_UP_INPUTS // 2:
-            times.add(time.perf_counter() - began_s, beside=1.0)
-    return times

@@ -4,40 +4,51 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from gati.errors import CancelledError, RequestError, TooLargeError
+from services.pool import BoundedPool
+from services.scheduler.budget import Charge
 
 __all__ = ["read_body", "unless_gone"]
 
 _T = TypeVar("_T")
 
+_STEP_BYTES = 2**18
 _WINDOWS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
 
-async def read_body(request: Request, largest_bytes: int) -> bytes:
-    """The body, unpacked.
+async def read_body(request: Request, largest_bytes: int, charge: Charge, pool: BoundedPool) -> bytes:
+    """The body, unpacked. What it holds is charged as it comes.
 
     **Raises:** `TooLargeError` when it is larger than that, packed or unpacked; `RequestError` for an
-    encoding that is not offered, or a body that is not in it.
+    encoding that is not offered, or a body that is not in it; `OverloadError` when all bodies together are
+    too large.
     """
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > largest_bytes:
         raise _too_large(largest_bytes)
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > largest_bytes:
+    chunks: list[bytes] = []
+    length = 0
+    async for chunk in _stream(request):
+        length += len(chunk)
+        if length > largest_bytes:
             raise _too_large(largest_bytes)
+        charge.add(len(chunk))
+        chunks.append(chunk)
+    if len(chunks) > 1:  # joined, it is there twice for a moment
+        charge.add(length)
+    body = b"".join(chunks)
+    chunks.clear()
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding == "identity":
-        return bytes(body)
+        return body
     if encoding not in _WINDOWS:
         raise RequestError(f"content encoding {encoding[:40]!r} is not offered; use gzip, deflate or none")
-    return _unpack(bytes(body), _WINDOWS[encoding], largest_bytes)
+    return await pool.run(_unpack, body, _WINDOWS[encoding], largest_bytes, charge)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
@@ -56,22 +67,43 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
         task.cancel()
 
 
+async def _stream(request: Request) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in request.stream():
+            if chunk:
+                yield chunk
+    except ClientDisconnect:
+        raise CancelledError("the client has gone") from None
+
+
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         continue
 
 
-def _unpack(packed: bytes, window: int, largest_bytes: int) -> bytes:
+def _unpack(packed: bytes, window: int, largest_bytes: int, charge: Charge) -> bytes:
+    """The body, which is charged as it grows."""
     unpacker = zlib.decompressobj(window)
+    parts: list[bytes] = []
+    length = 0
+    view = memoryview(packed)
     try:
-        body = unpacker.decompress(packed, largest_bytes + 1)
+        for start in range(0, len(packed), _STEP_BYTES):
+            rest: bytes | memoryview = view[start : start + _STEP_BYTES]
+            while rest and not unpacker.eof:
+                part = unpacker.decompress(rest, _STEP_BYTES)
+                rest = unpacker.unconsumed_tail
+                length += len(part)
+                if length > largest_bytes:
+                    raise _too_large(largest_bytes)
+                charge.add(len(part))
+                parts.append(part)
     except zlib.error as error:
         raise RequestError("the body is not in the encoding that its header names") from error
-    if len(body) > largest_bytes:
-        raise _too_large(largest_bytes)
     if not unpacker.eof:
         raise RequestError("the packed body ends too early")
-    return body
+    charge.add(length if len(parts) > 1 else 0)  # joined, it is there twice for a moment
+    return b"".join(parts)
 
 
 def _too_large(largest_bytes: int) -> TooLargeError:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
+import logging
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter
 from fastapi.responses import RedirectResponse, Response
 
-from gati.errors import GatiError
+from services.again import keep_on
 from services.live import LiveState, live_router
 from services.scheduler.models import Model
 
@@ -53,10 +52,13 @@ class Dashboard:
 
     async def keep_looking(self) -> None:
         """Show versions, audits and alarms, until cancelled."""
-        while True:
-            with suppress(GatiError):
-                await self._look()
-            await asyncio.sleep(_INTERVAL_S)
+        await keep_on(
+            f"dashboard of '{self._model.name}'",
+            self._look,
+            every_s=_INTERVAL_S,
+            longest_s=_INTERVAL_S,
+            level=logging.DEBUG,
+        )
 
     async def _look(self) -> None:
         if not self._model.ready:

@@ -1,4 +1,4 @@
-"""The way in: keys, the two busy endpoints without a framework between, and overload turned away.
+"""The way in: admission, the two busy endpoints without a framework between, and overload turned away.
 
 A request that is refused for overload must cost next to nothing, or refusing becomes the overload. So who
 comes while the event loop is behind is told so before their body is read.
@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gati.errors import GatiError
+from gati.errors import ForbiddenError, GatiError, MediaTypeError, NotAllowedError
 from services.scheduler import pipeline_routes, replies, v2
+from services.scheduler.access import Access
+from services.scheduler.admission import admit
+from services.scheduler.keys import Key
 from services.scheduler.scheduler import Scheduler
 
 __all__ = ["Front"]
@@ -38,18 +42,51 @@ class Front:
             return
         scope["app"] = self._app
         request = Request(scope, receive)
-        respond: ASGIApp = self._app
+        access = Access(request, send, self._scheduler.config.log_sampling)
         try:
-            replies.check_key(request)
-            work = _busy(scope)
-            if work is not None:
-                self._scheduler.check_lag()
-                respond = await work(request)
-        except GatiError as error:
-            respond = replies.refused(request, error)
-        except Exception as error:
-            respond = replies.mistake(request, error)
-        await respond(scope, receive, send)
+            await self._serve(request, access)
+        finally:
+            access.ended()
+
+    async def _serve(self, request: Request, access: Access) -> None:
+        respond: ASGIApp = self._app
+        with ExitStack() as until_answered:
+            try:
+                key = self._admit(request)
+                if key is not None:
+                    access.key = key.name
+                    until_answered.enter_context(key.quota.request())
+                    if key.quota.counts_bytes:
+                        request = Request(request.scope, _counted(request.receive, key))
+                work = _busy(request.scope)
+                if work is not None:
+                    self._scheduler.check_lag()
+                    respond = await work(request)
+            except GatiError as error:
+                respond = replies.refused(request, error)
+            except Exception as error:
+                respond = replies.mistake(request, error)
+            await respond(request.scope, request.receive, access.send)
+
+    def _admit(self, request: Request) -> Key | None:
+        scheduler = self._scheduler
+        try:
+            return admit(request, scheduler.config, scheduler.keys)
+        except (NotAllowedError, ForbiddenError, MediaTypeError) as error:
+            scheduler.turned_away(error, request.scope.get("client"))
+            raise
+
+
+def _counted(receive: Receive, key: Key) -> Receive:
+    """What comes of a body, counted for the key's quota."""
+
+    async def counted() -> Message:
+        message = await receive()
+        if message["type"] == "http.request":
+            key.quota.sent(len(message.get("body", b"")))
+        return message
+
+    return counted
 
 
 def _busy(scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:

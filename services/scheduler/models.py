@@ -6,14 +6,25 @@ import asyncio
 import itertools
 import json
 import logging
-import random
-from contextlib import suppress
+import secrets
+import ssl
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-from gati.errors import GatiError, NotFoundError, RequestError, UnavailableError
+from gati.errors import (
+    CompositionError,
+    ConfigError,
+    DeadlineError,
+    GatiError,
+    NotFoundError,
+    RequestError,
+    UnavailableError,
+    one_line,
+)
+from services.again import keep_on
+from services.states import STUCK
 from services.supervisor import Supervised
-from services.wire.client import WireClient
+from services.wire.client import WireClient, connect_to
 from services.wire.codec import Service
 from services.wire.gen import Inference
 from services.wire.gen.ttypes import InferRequest, VersionSource
@@ -26,9 +37,13 @@ _SERVICE = Service(Inference)
 _POLL_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _CONTROL_TIMEOUT_S = 10.0
+_STATISTICS_TIMEOUT_S = 2.0  # a page over all models must not wait for one that hangs
+_HANG_TIMEOUT_S = 60.0
+_BEATS = 4  # so often in that time it is asked; it is not ready while it owes an answer for longer
 _LOAD_TIMEOUT_S = 600.0
 _GRACE_S = 0.25  # the service says itself that a deadline has passed; only a dead one does not
 _OBITUARY_S = 0.05  # until it is known what a process died of
+_PROCESS = secrets.token_hex(8)  # several schedulers may ask one service
 _REQUEST_IDS = itertools.count(1)
 
 
@@ -43,10 +58,20 @@ class Asked:
 
 
 class Model:
-    """One inference service, by name. `start` keeps it connected until `stop`."""
+    """One inference service, by name. `start` keeps it connected until `stop`.
+
+    One that does not answer for `hang_timeout_s` is ended where it is ours, and started again.
+    """
 
     def __init__(
-        self, name: str, *, address: str | None = None, supervised: Supervised | None = None
+        self,
+        name: str,
+        *,
+        address: str | None = None,
+        supervised: Supervised | None = None,
+        hang_timeout_s: float = _HANG_TIMEOUT_S,
+        secret: bytes | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.name = name
         self.info: Any = None  # ModelInfo, once it has been ready
@@ -54,15 +79,33 @@ class Model:
         self._supervised = supervised
         self._client: WireClient | None = None
         self._ready = False
-        self._cause = "it is being started"
+        self._cause = "it has not been started"
+        self._state = "starting"
         self._keeping: asyncio.Task[None] | None = None
-        self._changed = asyncio.Event()
+        self._changed = asyncio.Event()  # of now: each change sets it, and leaves a new one
         self._certificates: dict[str, dict[str, Any]] = {}
+        self._versions: dict[str, str | None] = {}  # compositions of those that were loaded
+        self._hang_timeout_s = hang_timeout_s
+        self._secret, self._tls = secret, tls  # for an address
+        self._lock = asyncio.Lock()  # starting and stopping take turns
+        self.wanted = False  # between `start` and `stop`
 
     @property
     def ready(self) -> bool:
-        """Whether it is loaded, warmed up and connected."""
-        return self._ready and self._client is not None and self._client.connected
+        """Whether it is loaded, warmed up, connected, and answers when it is asked how it is."""
+        return self.wanted and self._ready and self._client is not None and self._client.connected
+
+    @property
+    def hopeless(self) -> str | None:
+        """What keeps its process from ever serving, where a restart cannot mend it."""
+        return None if self._supervised is None else self._supervised.hopeless
+
+    @property
+    def state(self) -> str:
+        """In a word, for everybody: no cause, of which a part may be nobody else's business."""
+        if self.ready:
+            return "ready"
+        return self._state if self.wanted else "unloaded"
 
     @property
     def supervised(self) -> bool:
@@ -79,44 +122,67 @@ class Model:
         """Why it is not ready."""
         if self._supervised is not None and not self._supervised.running:
             return self._supervised.cause
-        return self._cause
+        return self._cause if self.wanted else "it was unloaded"
 
-    def start(self) -> None:
-        """Start its process where that is ours, and connect."""
-        if self._keeping is not None:
-            return
-        if self._supervised is not None:
-            self._supervised.start()
-        self._keeping = asyncio.create_task(self._keep_connected())
+    async def start(self) -> None:
+        """Start its process where that is ours, and connect; after a `stop` that goes on, when it is done."""
+        async with self._lock:
+            if self.wanted:
+                return
+            self.wanted = True
+            self._cause, self._state = "it is being started", "starting"
+            if self._supervised is not None:
+                self._supervised.start()
+            self._keeping = asyncio.create_task(
+                keep_on(
+                    f"connection of model '{self.name}'",
+                    self._serve_one_connection,
+                    every_s=_POLL_S,
+                    longest_s=_LONGEST_PAUSE_S,
+                    failed=self._failed,
+                    level=logging.DEBUG,
+                )
+            )
 
     async def stop(self, timeout_s: float) -> None:
-        """Disconnect, and let its process drain where that is ours."""
-        self._ready = False
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.wait([self._keeping])
-            self._keeping = None
+        """Refuse what is new, let what is under way be answered, and end its process where that is ours.
+
+        It goes on to its end though its caller is cancelled.
+        """
+        await asyncio.shield(asyncio.ensure_future(self._stop(timeout_s)))
+
+    def retire(self) -> None:
+        """Start no process again from now on."""
         if self._supervised is not None:
-            await self._supervised.stop(timeout_s)
-        if self._client is not None:
-            await self._client.close()
+            self._supervised.retire()
 
     async def wait_until_ready(self, timeout_s: float) -> None:
-        """Wait for it. Raises `UnavailableError` with the cause after `timeout_s`."""
+        """Wait for it.
+
+        **Raises:** `UnavailableError` with the cause after `timeout_s`, or when it is stopped meanwhile;
+        `ConfigError` when it will never be.
+        """
+
+        def settled() -> bool:
+            return self.ready or not self.wanted or self.hopeless is not None
+
         try:
             async with asyncio.timeout(timeout_s):
-                while not self.ready:
-                    self._changed.clear()
+                while not settled():
                     await self._changed.wait()
         except TimeoutError:
             raise self._unavailable() from None
+        if not self.ready:
+            if self.hopeless is not None:
+                raise ConfigError(f"model '{self.name}' cannot be served: {self.hopeless}")
+            raise self._unavailable()
 
     # Calls ----------------------------------------------------------------------------------------------
 
     async def infer(self, tensor: Any, asked: Asked, version: str | None = None) -> Any:
         """Answer a tensor; cancelled, the service drops it, too. Raises what the service refuses with."""
         client = self._connected()
-        request_id = f"{asked.trace_id}-{next(_REQUEST_IDS)}"
+        request_id = f"{_PROCESS}-{next(_REQUEST_IDS)}"
         request = InferRequest(
             request_id=request_id,
             input=tensor,
@@ -139,7 +205,7 @@ class Model:
 
     async def statistics(self) -> Any:
         """Its counts, and how its versions stand. Raises `UnavailableError`."""
-        found = await self._connected().call("statistics", timeout_s=_CONTROL_TIMEOUT_S)
+        found = await self._connected().call("statistics", timeout_s=_STATISTICS_TIMEOUT_S)
         if found.versions and any(version.active for version in found.versions):
             self._told(found.versions)
         return found
@@ -150,12 +216,15 @@ class Model:
         source = VersionSource(version=version, composition=composition)
         await client.call("load", source, timeout_s=_LOAD_TIMEOUT_S)
         await client.call("activate", version, timeout_s=_CONTROL_TIMEOUT_S)
+        self._versions.pop(version, None)
+        self._versions[version] = composition
         await self._describe(client)
 
     async def unload(self, version: str) -> None:
         """Forget a version that is not active."""
         client = self._connected()
         await client.call("unload", version, timeout_s=_CONTROL_TIMEOUT_S)
+        self._versions.pop(version, None)
         await self._describe(client)
 
     def version(self, name: str) -> Any:
@@ -192,19 +261,31 @@ class Model:
     def _unavailable(self) -> UnavailableError:
         return UnavailableError(f"model '{self.name}' does not answer: {self.cause}", retry_after_s=1.0)
 
-    async def _keep_connected(self) -> None:
-        pause_s = _POLL_S
-        while True:
-            try:
-                await self._serve_one_connection()
-                pause_s = _POLL_S
-            except GatiError as error:
-                if not isinstance(error, UnavailableError):
-                    self._cause = str(error)
-                _log.debug("not connected", extra={"model": self.name, "reason": str(error)})
-            self._ready = False
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
-            pause_s = min(2.0 * pause_s, _LONGEST_PAUSE_S)
+    async def _stop(self, timeout_s: float) -> None:
+        async with self._lock:
+            self.wanted = False
+            self._tell()
+            if self._client is not None:
+                await self._client.idle(timeout_s)
+            if self._keeping is not None:
+                self._keeping.cancel()
+                await asyncio.wait([self._keeping])
+                self._keeping = None
+            if self._supervised is not None:
+                await self._supervised.stop(timeout_s)
+
+    def _failed(self, error: Exception) -> None:
+        """Why there is no connection."""
+        self._ready = False
+        if not isinstance(error, UnavailableError):
+            ours = isinstance(error, GatiError)
+            self._cause = str(error) if ours else f"connecting failed: {one_line(error)}"
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake up who waits for a change."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _serve_one_connection(self) -> None:
         address = self._fixed_address
@@ -212,24 +293,80 @@ class Model:
             address = await self._supervised.address()
         if address is None:
             raise AssertionError("a model has an address or a process")
-        host, _, port = address.rpartition(":")
-        self._client = client = WireClient(_SERVICE, host, int(port))
-        self._cause = f"nothing answers at {address}" if self._fixed_address else "it is being started"
+        if self._fixed_address:
+            self._cause, self._state = f"nothing answers at {address}", "not connected"
+        self._client = client = connect_to(_SERVICE, address, secret=self._secret, tls=self._tls)
         await client.connect()
         try:
-            self._cause = "it is loading"
-            while not (await client.call("health", timeout_s=_CONTROL_TIMEOUT_S)).ready:
+            self._cause, self._state = "it is loading", "loading"
+            while not (await self._health(client)).ready:
                 await asyncio.sleep(_POLL_S)
+            await self._load_again(client)
             await self._describe(client)
+            if self._supervised is not None:
+                self._supervised.served = True
             self._ready = True
-            self._changed.set()
+            self._tell()
             _log.info("model ready", extra={"model": self.name, "version": self.active.version})
-            await client.lost()
+            await self._watch(client)
         finally:
             self._ready = False
-            self._cause = "the connection was lost"
-            with suppress(GatiError):
-                await client.close()
+            self._cause, self._state = "the connection was lost", "restarting"
+            await client.close()
+
+    async def _load_again(self, client: WireClient) -> None:
+        """Load what had been loaded before the process was replaced; what cannot be is forgotten."""
+        if not self._versions:
+            return
+        found = await client.call("describe", timeout_s=_CONTROL_TIMEOUT_S)
+        there = {each.version for each in found.versions}
+        before = () if self.info is None else self.info.versions
+        answered = {each.version for each in before if each.active or each.pending}
+        for version, composition in list(self._versions.items()):
+            try:
+                if version not in there:
+                    source = VersionSource(version=version, composition=composition)
+                    await client.call("load", source, timeout_s=_LOAD_TIMEOUT_S)
+                if version in answered:
+                    await client.call("activate", version, timeout_s=_CONTROL_TIMEOUT_S)
+            except (RequestError, NotFoundError, CompositionError) as error:
+                self._versions.pop(version, None)
+                _log.warning("not loaded again", extra={"version": version, "reason": str(error)})
+
+    async def _watch(self, client: WireClient) -> None:
+        """Ask how it is, again and again, until the connection is lost. One that hangs is ended.
+
+        Raises `UnavailableError` then.
+        """
+        every_s = self._hang_timeout_s / _BEATS
+        while not await client.lost(every_s):
+            asking = asyncio.create_task(self._health(client))
+            try:
+                await asyncio.wait([asking], timeout=every_s)
+                if not asking.done():
+                    self._ready, self._cause, self._state = False, "it does not answer", "not answering"
+                    _log.warning("model does not answer", extra={"model": self.name})
+                found = await asking
+            finally:
+                asking.cancel()
+            self._ready = bool(found.ready)
+            self._tell()
+
+    async def _health(self, client: WireClient) -> Any:
+        """How it is. One that does not say so, or is stuck, is ended: raises `UnavailableError` then."""
+        try:
+            found = await client.call("health", timeout_s=self._hang_timeout_s)
+        except DeadlineError:
+            self._hangs(f"it has not answered for {self._hang_timeout_s:g} s")
+        if found.state == STUCK:
+            self._hangs("its engine has not come to an end")
+        return found
+
+    def _hangs(self, why: str) -> NoReturn:
+        _log.error("model hangs", extra={"model": self.name, "reason": why})
+        if self._supervised is not None:
+            self._supervised.kill(why)
+        raise UnavailableError(why, retry_after_s=1.0)
 
     async def _describe(self, client: WireClient) -> None:
         info = await client.call("describe", timeout_s=_CONTROL_TIMEOUT_S)

@@ -14,6 +14,7 @@ from gati.errors import GatiError, RequestError
 from services.scheduler import documents
 from services.scheduler.bodies import read_body
 from services.scheduler.models import Model
+from services.scheduler.replies import without_folders
 from services.scheduler.scheduler import Scheduler, scheduler_of
 
 __all__ = ["router"]
@@ -47,8 +48,8 @@ async def index(request: Request) -> list[dict[str, Any]]:
                 for each in model.info.versions
             ]
         elif not only_ready:
-            state = "UNAVAILABLE" if name in scheduler.unloaded else "LOADING"
-            rows.append({"name": name, "version": "", "state": state, "reason": model.cause})
+            state = "LOADING" if model.wanted else "UNAVAILABLE"
+            rows.append({"name": name, "version": "", "state": state, "reason": without_folders(model.cause)})
     return rows
 
 
@@ -68,9 +69,8 @@ async def load(request: Request, model: str) -> dict[str, Any]:
     scheduler = scheduler_of(request)
     found = scheduler.model(model)
     parameters = await _parameters(request, ("composition", "version"))
-    if model in scheduler.unloaded:
-        scheduler.unloaded.discard(model)
-        found.start()
+    if not found.wanted:
+        await found.start()
         await found.wait_until_ready(_READY_TIMEOUT_S)
         if not parameters:
             return {"name": model, "version": found.active.version}
@@ -103,8 +103,7 @@ async def unload(request: Request, model: str) -> dict[str, Any]:
         await found.unload(version)
     elif not found.supervised:
         raise RequestError(f"model '{model}' runs elsewhere; end it there, or name a version")
-    elif model not in scheduler.unloaded:
-        scheduler.unloaded.add(model)
+    elif found.wanted:
         await found.stop(scheduler.config.drain_timeout_s)
     return {"name": model, "version": version}
 
@@ -176,7 +175,9 @@ def _rows(name: str, found: Any) -> list[dict[str, Any]]:
 
 
 async def _document(request: Request) -> dict[str, Any]:
-    body = await read_body(request, _LARGEST_BODY_BYTES)
+    scheduler = scheduler_of(request)
+    with scheduler.budget.open() as charge:
+        body = await read_body(request, _LARGEST_BODY_BYTES, charge, scheduler.pool)
     if not body.strip():
         return {}
     try:

@@ -13,11 +13,13 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from gati.errors import RequestError
 from services.scheduler import documents
 from services.scheduler.bodies import read_body, unless_gone
+from services.scheduler.budget import Charge
 from services.scheduler.images import decode_image
 from services.scheduler.pipelines import ServedPipeline
-from services.scheduler.protocol import HEADER_LENGTH, parse_request, positive, priority
+from services.scheduler.protocol import HEADER_LENGTH, positive, priority
+from services.scheduler.reading import parse_inference
 from services.scheduler.replies import Json
-from services.scheduler.scheduler import scheduler_of
+from services.scheduler.scheduler import Scheduler, scheduler_of
 from services.scheduler.timing import in_services_ms
 
 __all__ = ["answer", "router"]
@@ -62,10 +64,9 @@ async def answer(request: Request, pipeline: str) -> Response:
     """Answer a query; `query` without the framework's routing. Raises `GatiError`."""
     scheduler = scheduler_of(request)
     arrived_s = scheduler.arrival_s()
-    with scheduler.under_way():
+    with scheduler.under_way() as charge:
         served = scheduler.pipeline(pipeline)
-        body = await read_body(request, scheduler.config.largest_body_bytes)
-        tensor, wishes = await _read(request, body, served.channels, scheduler.config.largest_image_pixels)
+        tensor, wishes = await _read(request, scheduler, charge, served.channels)
         slo_ms = positive(wishes, "latency_slo_ms") or served.default_slo_ms
         timing = scheduler.timing(
             arrived_s,
@@ -107,16 +108,14 @@ async def answer(request: Request, pipeline: str) -> Response:
 
 
 async def _read(
-    request: Request, body: bytes, channels: int, largest_pixels: int
+    request: Request, scheduler: Scheduler, charge: Charge, channels: int
 ) -> tuple[Any, dict[str, Any]]:
     """The wire's `Tensor` of a query, and what it wishes."""
+    body = await read_body(request, scheduler.config.largest_body_bytes, charge, scheduler.pool)
     wishes: dict[str, Any] = dict(request.query_params)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "multipart/form-data":
-        image, fields = await _form(request, body)
-        return decode_image(image, channels, largest_pixels), wishes | fields
     if kind == "application/json" or HEADER_LENGTH in request.headers:
-        asked = parse_request(body, request.headers.get(HEADER_LENGTH))
+        asked = await parse_inference(request, body, scheduler, charge)
         if asked.tensor.shape[:1] != [1]:
             raise RequestError(f"a query is for one input, got shape {asked.tensor.shape}")
         own = {
@@ -125,9 +124,14 @@ async def _read(
             "priority": asked.priority,
         }
         return asked.tensor, wishes | {name: value for name, value in own.items() if value is not None}
+    if kind == "multipart/form-data":
+        charge.add(len(body))  # the file in it
+        body, fields = await _form(request, body)
+        wishes |= fields
     if not body:
         raise RequestError("the body is empty; send an image, a form with a file `image`, or a tensor")
-    return decode_image(body, channels, largest_pixels), wishes
+    most = scheduler.config.largest_image_pixels
+    return await scheduler.pool.run(decode_image, body, channels, most, charge), wishes
 
 
 async def _form(request: Request, body: bytes) -> tuple[bytes, dict[str, Any]]:

@@ -18,15 +18,25 @@ from numpy.typing import NDArray
 
 from gati.errors import RequestError, first_line
 from services.wire.gen.ttypes import Tensor
-from services.wire.tensors import DATATYPES, from_bytes, to_tensor
+from services.wire.tensors import DATATYPES, elements, from_bytes, to_tensor
 
-__all__ = ["HEADER_LENGTH", "InferenceRequest", "Output", "outputs_of", "parse_request", "render_response"]
+__all__ = [
+    "HEADER_LENGTH",
+    "InferenceRequest",
+    "Output",
+    "outputs_of",
+    "parse_request",
+    "render_response",
+    "split",
+]
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 OUTPUTS = ("probabilities", "class_index", "class_name", "exit")
 _INPUT_NAMES = ("input", "image")
 _DEFAULT_PRIORITY = 2
 _LARGEST_TIME_MS = 3_600_000.0
+_LONGEST_NUMBER = 40  # characters of one that comes as text
+_MOST_OUTPUTS = 64
 
 
 @dataclass(frozen=True)
@@ -49,9 +59,26 @@ class InferenceRequest:
     priority: int
 
 
-def parse_request(body: bytes, header_length: str | None) -> InferenceRequest:
-    """Read a request. Raises `RequestError`, one line that says what is wrong where."""
-    document, rest = _split(body, header_length)
+def split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
+    """The JSON of a request, and the binary tensors behind it. Raises `RequestError`."""
+    length = len(body)
+    if header_length is not None:
+        is_number = header_length.isascii() and header_length.isdigit() and len(header_length) < 20
+        if not (is_number and int(header_length) <= len(body)):
+            raise RequestError(
+                f"{HEADER_LENGTH} is {header_length[:40]!r}; give the length of the JSON in bytes"
+            )
+        length = int(header_length)
+    text = body if length == len(body) else body[:length]
+    return text, memoryview(body)[length:]
+
+
+def parse_request(text: bytes, rest: bytes | memoryview = b"") -> InferenceRequest:
+    """Read a request: JSON, and the binary tensors behind it.
+
+    **Raises:** `RequestError`, one line that says what is wrong where.
+    """
+    document = _document(text)
     parameters = _mapping(document, "parameters")
     inputs = document.get("inputs")
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
@@ -75,13 +102,13 @@ def positive(values: Mapping[str, Any], name: str) -> float | None:
     if value is None:
         return None
     try:
-        if isinstance(value, bool):
+        if isinstance(value, bool) or (isinstance(value, str) and len(value) > _LONGEST_NUMBER):
             raise ValueError
         number = float(value)  # a query or a form has it as text
         if not (math.isfinite(number) and number > 0.0):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise RequestError(f"`{name}` is {str(value)[:40]!r}; give a number above 0") from None
+        raise RequestError(f"`{name}` is {_shown(value)!r}; give a number above 0") from None
     return min(number, _LARGEST_TIME_MS)
 
 
@@ -89,10 +116,10 @@ def priority(value: Any) -> int:
     """A priority, 1 is the highest; 0 and nothing mean the usual one. Raises `RequestError`."""
     if value is None or value == 0:
         return _DEFAULT_PRIORITY
-    if isinstance(value, str) and value.isascii() and value.isdigit():
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _LONGEST_NUMBER:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 10:
-        raise RequestError(f"`priority` is {str(value)[:40]}; give a whole number from 1 (first) to 10")
+        raise RequestError(f"`priority` is {_shown(value)}; give a whole number from 1 (first) to 10")
     return value or _DEFAULT_PRIORITY
 
 
@@ -143,23 +170,14 @@ def render_response(
 # --------------------------------------------------------------------------------------------------------
 
 
-def _split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], bytes]:
-    """The JSON of a request, and the binary tensors behind it."""
-    length = len(body)
-    if header_length is not None:
-        is_number = header_length.isascii() and header_length.isdigit() and len(header_length) < 20
-        if not (is_number and int(header_length) <= len(body)):
-            raise RequestError(
-                f"{HEADER_LENGTH} is {header_length[:40]!r}; give the length of the JSON in bytes"
-            )
-        length = int(header_length)
+def _document(text: bytes) -> dict[str, Any]:
     try:
-        document = orjson.loads(body[:length])
+        document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise RequestError(f"the body is not JSON ({error})") from error
     if not isinstance(document, dict):
         raise RequestError("the body must be a JSON object")
-    return document, body[length:]
+    return document
 
 
 def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -177,13 +195,13 @@ def _timeout_ms(parameters: Mapping[str, Any]) -> float | None:
     return positive(parameters, "timeout_ms") if microseconds is None else microseconds / 1e3
 
 
-def _tensor(entry: dict[str, Any], rest: bytes) -> Any:
+def _tensor(entry: dict[str, Any], rest: bytes | memoryview) -> Any:
     name, datatype, shape = entry.get("name"), entry.get("datatype"), entry.get("shape")
-    if name not in _INPUT_NAMES:
-        raise RequestError(f"no input is called {str(name)[:40]!r}; the input is `input`")
+    if not (isinstance(name, str) and name in _INPUT_NAMES):
+        raise RequestError(f"no input is called {_shown(name)!r}; the input is `input`")
     if not isinstance(datatype, str) or datatype not in DATATYPES:
-        raise RequestError(f"`datatype` is {str(datatype)[:40]!r}; choose one of {', '.join(DATATYPES)}")
-    if not isinstance(shape, list) or not all(_is_size(size) for size in shape):
+        raise RequestError(f"`datatype` is {_shown(datatype)!r}; choose one of {', '.join(DATATYPES)}")
+    if not isinstance(shape, list) or not all(map(_is_whole, shape[:9])):
         raise RequestError("`shape` must be a list of whole numbers from 0 up")
     size = _mapping(entry, "parameters").get("binary_data_size")
     if size is None:
@@ -193,19 +211,27 @@ def _tensor(entry: dict[str, Any], rest: bytes) -> Any:
     if "data" in entry:
         raise RequestError("the input has both `data` and `binary_data_size`; send one")
     if size != len(rest):
-        raise RequestError(f"`binary_data_size` is {str(size)[:40]}, but {len(rest)} bytes follow the JSON")
+        raise RequestError(f"`binary_data_size` is {_shown(size)}, but {len(rest)} bytes follow the JSON")
     from_bytes(datatype, shape, rest)  # do they fit?
-    return Tensor(datatype, shape, rest)
+    return Tensor(datatype, shape, bytes(rest))
 
 
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _shown(value: Any) -> str:
+    """The beginning of what was sent, for a message; of lists and objects, which may be deep, the kind."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    return str(value)[:40]
 
 
 def _array(data: Any, datatype: str, shape: list[int]) -> NDArray[Any]:
     """Nested or flat data as an array of that shape."""
     if not isinstance(data, list):
         raise RequestError("the input has no `data`; give a list of numbers")
+    expected = elements(shape)  # before anything is made of the data
     dtype = DATATYPES[datatype]
     try:
         array = np.array(data)
@@ -215,10 +241,8 @@ def _array(data: Any, datatype: str, shape: list[int]) -> NDArray[Any]:
         array = array.astype(dtype)
     except (ValueError, TypeError, OverflowError) as error:
         raise RequestError(f"`data` is no {datatype} tensor ({first_line(error)})") from error
-    if array.size != math.prod(shape):
-        raise RequestError(
-            f"`data` has {array.size} numbers and shape {shape} takes {math.prod(shape)}; correct one"
-        )
+    if array.size != expected:
+        raise RequestError(f"`data` has {array.size} numbers and shape {shape} takes {expected}; correct one")
     return array.reshape(shape)
 
 
@@ -238,16 +262,22 @@ def _outputs(entries: Any, binary: bool) -> tuple[Output, ...]:
         return tuple(Output(name, binary) for name in OUTPUTS)
     if not isinstance(entries, list):
         raise RequestError("`outputs` must be a list")
+    if len(entries) > _MOST_OUTPUTS:
+        raise RequestError(f"`outputs` has {len(entries)} entries; there are {', '.join(OUTPUTS)}")
     found = []
     for entry in entries:
-        if not isinstance(entry, dict) or entry.get("name") not in OUTPUTS:
+        if not isinstance(entry, dict) or not _is_output(entry.get("name")):
             named = entry.get("name") if isinstance(entry, dict) else entry
-            raise RequestError(f"no output is called {str(named)[:40]!r}; there are {', '.join(OUTPUTS)}")
+            raise RequestError(f"no output is called {_shown(named)!r}; there are {', '.join(OUTPUTS)}")
         parameters = _mapping(entry, "parameters")
         if "classification" in parameters or "shared_memory_region" in parameters:
             raise RequestError("outputs come whole: neither classification nor shared memory is offered")
         found.append(Output(entry["name"], parameters.get("binary_data", binary) is True))
     return tuple({output.name: output for output in found}.values())
+
+
+def _is_output(name: Any) -> bool:
+    return isinstance(name, str) and name in OUTPUTS
 
 
 def _text_bytes(values: Sequence[str]) -> bytes:

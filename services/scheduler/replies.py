@@ -1,12 +1,10 @@
-"""Replies that every endpoint gives in the same way: refusals, mistakes, and whether the key is right."""
+"""Replies that every endpoint gives in the same way: refusals and mistakes."""
 
 from __future__ import annotations
 
-import base64
 import logging
 import math
 import re
-import secrets
 from typing import Any
 
 import orjson
@@ -16,12 +14,10 @@ from starlette.responses import Response
 from gati.errors import GatiError, NotAllowedError
 from services.scheduler.scheduler import scheduler_of
 
-__all__ = ["Json", "check_key", "error", "mistake", "refused"]
+__all__ = ["Json", "error", "mistake", "refused", "without_folders"]
 
 _log = logging.getLogger("gati.rest")
 
-_OPEN = ("/v2/health/", "/metrics")  # for those who watch, without a key
-_MANAGEMENT = "/v2/repository/"
 _FOLDERS = re.compile(r"(?:/[\w.@+ -]+)+/")  # of paths in messages: not for clients
 
 
@@ -47,7 +43,12 @@ def refused(request: Request, found: GatiError) -> Response:
         headers["Connection"] = "close"
     if isinstance(found, NotAllowedError) and request.method == "GET":
         headers["WWW-Authenticate"] = 'Basic realm="gati", charset="UTF-8"'  # browsers ask for the key then
-    return error(found.http_status, _FOLDERS.sub("", str(found)), headers)
+    return error(found.http_status, without_folders(str(found)), headers)
+
+
+def without_folders(message: str) -> str:
+    """A message for clients, whom it does not concern where files lie."""
+    return _FOLDERS.sub("", message)
 
 
 def mistake(request: Request, found: Exception) -> Response:
@@ -59,32 +60,3 @@ def mistake(request: Request, found: Exception) -> Response:
 def error(status: int, message: str, headers: dict[str, str]) -> Response:
     """The body that every error has."""
     return Json({"error": message}, status, headers)
-
-
-def check_key(request: Request) -> None:
-    """Compare keys in constant time; management may have one of its own. Raises `NotAllowedError`.
-
-    A browser, which cannot send headers of its own, may give the key as a password, to read only: it sends
-    passwords along with whatever other sites make it ask for.
-    """
-    config = scheduler_of(request).config
-    path: str = request.scope["path"]
-    wanted = config.api_key
-    if path.startswith(_MANAGEMENT):
-        wanted = config.management_key or config.api_key
-    if wanted is None or path.startswith(_OPEN):
-        return
-    given = request.headers.get("x-api-key") or (_password(request) if request.method == "GET" else "")
-    if not secrets.compare_digest(given.encode(), wanted.encode()):
-        raise NotAllowedError("a key is needed; send it as X-API-Key")
-
-
-def _password(request: Request) -> str:
-    """Of HTTP's Basic authentication, empty where there is none; the name does not matter."""
-    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "basic":
-        return ""
-    try:
-        return base64.b64decode(credentials, validate=True).decode().partition(":")[2]
-    except ValueError:  # no base64, or no text in it
-        return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +13,11 @@ from starlette.requests import Request
 
 from gati.errors import DeadlineError, GatiError, NotFoundError, OverloadError, UnavailableError
 from services.config import ServeConfig
+from services.pool import BoundedPool
 from services.quantile import RunningQuantile
+from services.scheduler.budget import ByteBudget, Charge
 from services.scheduler.dashboard import Dashboard
+from services.scheduler.keys import KeyRing
 from services.scheduler.lag import LagMeter
 from services.scheduler.metrics import Metrics
 from services.scheduler.models import Asked, Model
@@ -28,6 +32,7 @@ _log = logging.getLogger("gati.scheduler")
 _IN_TIME = 0.98  # of admitted requests should be
 _RECOVERY = 0.98  # of what is expected outside the services, for each request that is refused
 _MANY = 8  # requests under way
+_QUIET_S = 1.0  # between lines of the log about who was not let in
 _LARGEST_LAG_MS = 8.0  # of the event loop: beyond it, requests are refused before they are read
 
 
@@ -45,12 +50,17 @@ class Scheduler:
         self.models = models
         self.pipelines = pipelines
         self.metrics = Metrics()
+        self.keys = KeyRing(config)
+        self.budget = ByteBudget(config.largest_held_bytes)
+        self.pool = BoundedPool("gati-reader")
         self._adaptation = adaptation
         self.dashboards = {name: Dashboard(model) for name, model in models.items()}
         self._looking: list[asyncio.Task[None]] = []
+        self.leaving = False  # no longer ready, and still answering
         self.draining = False
-        self.unloaded: set[str] = set()
         self._under_way = 0
+        self._turned_away = 0
+        self._said_s = -math.inf
         self._lag = LagMeter()
         self._outside_ms = RunningQuantile(_IN_TIME)  # of requests: here and on the way, not in a service
         self._idle = asyncio.Event()
@@ -59,15 +69,15 @@ class Scheduler:
     @property
     def ready(self) -> bool:
         """Whether everything that should answer does."""
-        wanted = [model for name, model in self.models.items() if name not in self.unloaded]
-        return not self.draining and all(model.ready for model in wanted)
+        wanted = [model for model in self.models.values() if model.wanted]
+        return not (self.leaving or self.draining) and all(model.ready for model in wanted)
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Start and connect all models."""
         self._lag.start()
         self._looking = [asyncio.create_task(each.keep_looking()) for each in self.dashboards.values()]
         for model in self.models.values():
-            model.start()
+            await model.start()
         if self._adaptation is not None:
             self._adaptation.start()
 
@@ -80,6 +90,17 @@ class Scheduler:
                 f"the scheduler is {self._lag.lag_ms:.0f} ms behind", retry_after_s=2e-3 * self._lag.lag_ms
             )
 
+    def turned_away(self, error: GatiError, client: tuple[str, int] | None) -> None:
+        """Count who was not let in. The log has one line a second at most: it is no place to be filled."""
+        reasons = {401: "not_allowed", 403: "forbidden", 415: "media_type"}
+        self.metrics.rejected.labels(reasons.get(error.http_status, "not_allowed")).inc()
+        self._turned_away += 1
+        now_s = time.monotonic()
+        if now_s - self._said_s >= _QUIET_S:
+            extra = {"client": client and client[0], "reason": str(error), "since": self._turned_away}
+            _log.warning("not let in", extra=extra)
+            self._said_s, self._turned_away = now_s, 0
+
     def arrival_s(self) -> float:
         """When a request came that is seen only now, about."""
         return time.monotonic() - self._lag.lag_ms / 1e3
@@ -91,6 +112,10 @@ class Scheduler:
         for task in self._looking:
             task.cancel()
         timeout_s = self.config.drain_timeout_s
+        for model in self.models.values():
+            model.retire()
+        if self._adaptation is not None:
+            self._adaptation.retire()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -127,17 +152,23 @@ class Scheduler:
             timeout_ms = self.config.request_timeout_ms
             if latency_slo_ms is not None:
                 timeout_ms = min(timeout_ms, self.config.late_factor * latency_slo_ms)
+        timeout_ms = min(timeout_ms, self.config.longest_timeout_ms)
+        priority = max(priority, self.config.highest_priority)
         return Timing(arrived_s, latency_slo_ms, timeout_ms, priority, trace_id_of(traceparent))
 
     @contextmanager
-    def under_way(self) -> Iterator[None]:
-        """Count a request, and why it is refused if it is. Raises `UnavailableError` when draining."""
+    def under_way(self) -> Iterator[Charge]:
+        """Count a request, what it holds, and why it is refused if it is.
+
+        Raises `UnavailableError` when draining.
+        """
         if self.draining:
             raise UnavailableError("shutting down; ask again", retry_after_s=1.0)
         self._under_way += 1
         self._idle.clear()
         try:
-            yield
+            with self.budget.open() as charge:
+                yield charge
         except GatiError as error:
             if isinstance(error, OverloadError):
                 self._outside_ms.shrink(_RECOVERY)  # else it may keep out all that corrects it

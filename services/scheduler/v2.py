@@ -10,10 +10,11 @@ from fastapi.responses import Response
 
 import gati
 from services.scheduler import documents
-from services.scheduler.bodies import read_body, unless_gone
+from services.scheduler.bodies import unless_gone
 from services.scheduler.models import Model
-from services.scheduler.protocol import HEADER_LENGTH, outputs_of, parse_request, render_response
-from services.scheduler.replies import Json
+from services.scheduler.protocol import HEADER_LENGTH, outputs_of, render_response
+from services.scheduler.reading import read_inference
+from services.scheduler.replies import Json, without_folders
 from services.scheduler.scheduler import scheduler_of
 
 __all__ = ["answer", "proof_of", "router"]
@@ -41,7 +42,7 @@ async def live() -> dict[str, bool]:
 async def ready(request: Request) -> Response:
     """Ready is loaded and warmed up: every model that is not unloaded."""
     scheduler = scheduler_of(request)
-    waiting = {name: model.cause for name, model in scheduler.models.items() if not model.ready}
+    waiting = {name: model.state for name, model in scheduler.models.items() if not model.ready}
     is_ready = scheduler.ready
     return Json({"ready": is_ready, "waiting_for": waiting}, 200 if is_ready else 503)
 
@@ -62,7 +63,9 @@ async def version_metadata(request: Request, model: str, version: str) -> dict[s
 async def model_ready(request: Request, model: str) -> Response:
     """200 when it answers, 503 with the cause when not."""
     found = scheduler_of(request).model(model)
-    document = {"name": model, "ready": found.ready} | ({} if found.ready else {"error": found.cause})
+    document: dict[str, Any] = {"name": model, "ready": found.ready}
+    if not found.ready:
+        document["error"] = without_folders(found.cause)
     return Json(document, 200 if found.ready else 503)
 
 
@@ -110,10 +113,9 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
     """Answer a request for a model; `infer` without the framework's routing. Raises `GatiError`."""
     scheduler = scheduler_of(request)
     arrived_s = scheduler.arrival_s()
-    with scheduler.under_way():
+    with scheduler.under_way() as charge:
         model = scheduler.model(name)
-        body = await read_body(request, scheduler.config.largest_body_bytes)
-        asked = parse_request(body, request.headers.get(HEADER_LENGTH))
+        asked = await read_inference(request, scheduler, charge)
         timing = scheduler.timing(
             arrived_s,
             asked.latency_slo_ms,

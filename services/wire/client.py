@@ -4,27 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
+import ssl
 from contextlib import suppress
 from typing import Any
 
 from thrift.Thrift import TMessageType
 
-from gati.errors import DeadlineError, RequestError, UnavailableError
+from gati.errors import DeadlineError, NotAllowedError, OverloadError, RequestError, UnavailableError
 from services.wire.codec import Limits, Message, Service, encode, frame_length
 from services.wire.errors import from_wire
+from services.wire.handshake import prove
 
-__all__ = ["WireClient"]
+__all__ = ["UNIX", "WireClient", "connect_to"]
+
+_log = logging.getLogger("gati.wire")
+
+UNIX = "unix:"  # before the path of a socket, where an address has host and port
+_MOST_UNSENT_BYTES = 64 * 2**20  # that the other side has not taken yet
 
 
 class WireClient:
-    """One connection to a service. `connect` first; after a loss every call raises `UnavailableError`."""
+    """One connection to a service, at `host` and `port` or at a Unix socket, `unix:PATH`.
 
-    def __init__(self, service: Service, host: str, port: int, *, limits: Limits | None = None) -> None:
-        self.address = f"{host}:{port}"
+    `connect` first; after a loss every call raises `UnavailableError`.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        host: str,
+        port: int = 0,
+        *,
+        limits: Limits | None = None,
+        secret: bytes | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._path = host.removeprefix(UNIX) if host.startswith(UNIX) else None
+        self.address = f"{host}:{port}" if self._path is None else host
         self._service = service
         self._host = host
         self._port = port
         self._limits = limits or Limits()
+        self._secret = secret  # that both sides have
+        self._tls = tls
         self._sequence = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._writer: asyncio.StreamWriter | None = None
@@ -39,10 +62,30 @@ class WireClient:
         """Open the connection. Raises `UnavailableError`."""
         try:
             async with asyncio.timeout(timeout_s):
-                reader, self._writer = await asyncio.open_connection(self._host, self._port)
-        except (OSError, TimeoutError) as error:
+                reader, self._writer = await self._open()
+        except (OSError, TimeoutError, ValueError, OverflowError) as error:  # ValueError: a name that is none
             raise UnavailableError(f"no service answers at {self.address}", retry_after_s=1.0) from error
+        if self._secret is not None:
+            await self._prove(reader, self._writer, self._secret, timeout_s)
         self._reading = asyncio.create_task(self._read(reader))
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._path is not None:
+            return await asyncio.open_unix_connection(self._path)
+        return await asyncio.open_connection(self._host, self._port, ssl=self._tls)
+
+    async def _prove(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, timeout_s: float
+    ) -> None:
+        """Show that we have the secret, and be shown. Raises `UnavailableError`, with nothing left open."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await prove(reader, writer, secret)
+        except (NotAllowedError, asyncio.IncompleteReadError, OSError, TimeoutError) as error:
+            writer.close()
+            ours = isinstance(error, NotAllowedError)
+            why = f"{self.address} is {error}" if ours else f"{self.address} does not take our secret"
+            raise UnavailableError(why, retry_after_s=1.0) from error
 
     async def call(self, name: str, *arguments: Any, timeout_s: float) -> Any:
         """Make a call and wait for its result.
@@ -70,13 +113,19 @@ class WireClient:
         with suppress(UnavailableError):
             self._send(name, TMessageType.ONEWAY, next(self._sequence), arguments)
 
-    async def lost(self) -> None:
-        """Wait until the connection is lost."""
+    async def lost(self, timeout_s: float | None = None) -> bool:
+        """Wait until the connection is lost, so long at most; whether it is."""
         if self._reading is not None:
-            await asyncio.wait([self._reading])
+            await asyncio.wait([self._reading], timeout=timeout_s)
+        return not self.connected
+
+    async def idle(self, timeout_s: float) -> None:
+        """Wait until no call is under way, so long at most."""
+        if self._waiting:
+            await asyncio.wait(list(self._waiting.values()), timeout=timeout_s)
 
     async def close(self) -> None:
-        """End the connection."""
+        """End the connection; calls under way raise `UnavailableError`."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
@@ -86,6 +135,8 @@ class WireClient:
     def _send(self, name: str, kind: int, sequence: int, arguments: tuple[Any, ...]) -> None:
         if self._writer is None or not self.connected or self._writer.is_closing():
             raise UnavailableError(f"the connection to {self.address} is lost", retry_after_s=1.0)
+        if self._writer.transport.get_write_buffer_size() > _MOST_UNSENT_BYTES:
+            raise OverloadError(f"{self.address} does not take what it is sent", retry_after_s=1.0)
         body = self._service.arguments[name](*arguments)
         self._writer.write(encode(name, kind, sequence, body, self._limits))
 
@@ -94,11 +145,16 @@ class WireClient:
             while True:
                 length = frame_length(await reader.readexactly(4), self._limits)
                 self._answer(self._service.decode(await reader.readexactly(length), self._limits))
-        except (OSError, asyncio.IncompleteReadError, RequestError):
+        except (OSError, asyncio.IncompleteReadError, RequestError) as error:
+            _log.debug("connection lost", extra={"address": self.address, "reason": str(error)})
+        finally:  # also when it is closed: whoever waits must not wait for ever
             lost = UnavailableError(f"the connection to {self.address} was lost", retry_after_s=1.0)
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(lost)
+                    answer.exception()  # the caller may have been cancelled: not an unheard error
+            if self._writer is not None:
+                self._writer.close()
 
     def _answer(self, message: Message) -> None:
         answer = self._waiting.get(message.sequence)
@@ -108,3 +164,15 @@ class WireClient:
             answer.set_result(message.body)
         else:
             answer.set_exception(UnavailableError(f"{self.address} failed: {message.body.message}"))
+
+
+def connect_to(
+    service: Service, address: str, *, secret: bytes | None = None, tls: ssl.SSLContext | None = None
+) -> WireClient:
+    """A client, not connected yet, for `HOST:PORT` or `unix:PATH`. Raises `UnavailableError` for neither."""
+    if address.startswith(UNIX):
+        return WireClient(service, address)
+    host, _, port = address.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and len(port) <= 5):
+        raise UnavailableError(f"{address!r} is no address; give HOST:PORT", retry_after_s=1.0)
+    return WireClient(service, host.strip("[]"), int(port), secret=secret, tls=tls)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from thrift.Thrift import TApplicationException, TMessageType
 
-from gati.errors import GatiError, RequestError
+from gati.errors import GatiError, NotAllowedError, RequestError
 from services.wire.codec import Limits, Message, Service, encode, frame_length
 from services.wire.errors import to_wire
+from services.wire.handshake import require
 
 __all__ = ["WireServer"]
 
@@ -20,6 +23,7 @@ _log = logging.getLogger("gati.wire")
 
 Handler = Callable[..., Awaitable[Any]]
 
+_MOST_UNSENT_BYTES = 64 * 2**20  # that a client has not taken yet
 _MOST_CALLS = 4096  # under way on one connection; more wait in the socket
 
 
@@ -37,20 +41,33 @@ class WireServer:
         limits: Limits | None = None,
         most_connections: int = 256,
         idle_timeout_s: float = 3600.0,
+        frame_timeout_s: float = 60.0,
+        secret: bytes | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._service = service
         self._handlers = handlers
         self._limits = limits or Limits()
         self._most_connections = most_connections
         self._idle_timeout_s = idle_timeout_s
+        self._frame_timeout_s = frame_timeout_s  # from the first byte of a frame to its last
+        self._secret = secret  # that every client has to have
+        self._tls = tls
+        self._path: Path | None = None
         self._server: asyncio.Server | None = None
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._calls: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port (a free one where `port` is 0)."""
-        self._server = await asyncio.start_server(self._serve, host, port)
+        self._server = await asyncio.start_server(self._serve, host, port, ssl=self._tls)
         return int(self._server.sockets[0].getsockname()[1])
+
+    async def start_unix(self, path: Path) -> None:
+        """Listen at a Unix socket, which goes again when this drains."""
+        path.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._serve, str(path))
+        self._path = path
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more connections, let calls under way end for so long, then close everything."""
@@ -63,6 +80,8 @@ class WireServer:
             task.cancel()
         if self._connections:
             await asyncio.wait(self._connections, timeout=1.0)
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -73,8 +92,11 @@ class WireServer:
         self._connections[task] = writer
         calls: set[asyncio.Task[None]] = set()
         try:
+            if self._secret is not None:
+                async with asyncio.timeout(self._frame_timeout_s):
+                    await require(reader, writer, self._secret)
             await self._read(reader, writer, calls)
-        except RequestError as error:
+        except (RequestError, NotAllowedError) as error:
             _log.warning("connection closed", extra={"reason": str(error)})
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             _log.debug("connection ended")
@@ -90,8 +112,10 @@ class WireServer:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, calls: set[asyncio.Task[None]]
     ) -> None:
         while True:
-            header = await self._header(reader, calls)
-            frame = await reader.readexactly(frame_length(header, self._limits))
+            first = await self._first_byte(reader, calls)
+            async with asyncio.timeout(self._frame_timeout_s):
+                header = first + await reader.readexactly(3)
+                frame = await reader.readexactly(frame_length(header, self._limits))
             message = self._service.decode(frame, self._limits)
             if len(calls) >= _MOST_CALLS:
                 await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
@@ -100,12 +124,12 @@ class WireServer:
                 owner.add(call)
                 call.add_done_callback(owner.discard)
 
-    async def _header(self, reader: asyncio.StreamReader, calls: set[asyncio.Task[None]]) -> bytes:
-        """The next four bytes; a connection on which nothing is under way may be idle only for so long."""
+    async def _first_byte(self, reader: asyncio.StreamReader, calls: set[asyncio.Task[None]]) -> bytes:
+        """Of the next frame; a connection on which nothing is under way may be idle only for so long."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._idle_timeout_s):
-                    return await reader.readexactly(4)
+                    return await reader.readexactly(1)
             if not calls:
                 raise TimeoutError
 
@@ -132,5 +156,8 @@ class WireServer:
         self._send(writer, message, TMessageType.REPLY, result)
 
     def _send(self, writer: asyncio.StreamWriter, message: Message, kind: int, body: Any) -> None:
-        if not writer.is_closing():
+        if writer.transport.get_write_buffer_size() > _MOST_UNSENT_BYTES:
+            _log.warning("connection ended: its client does not read")
+            writer.transport.abort()
+        elif not writer.is_closing():
             writer.write(encode(message.name, kind, message.sequence, body, self._limits))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gati.errors import RequestError
 from services.wire.gen.ttypes import Tensor
 
-__all__ = ["DATATYPES", "from_bytes", "datatype_of", "from_tensor", "to_tensor"]
+__all__ = ["DATATYPES", "datatype_of", "elements", "from_bytes", "from_tensor", "to_tensor"]
 
 DATATYPES = {
     "BOOL": np.dtype("?"),
@@ -30,6 +30,7 @@ DATATYPES = {
 }
 _NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 _MOST_DIMENSIONS = 8
+_LARGEST_SIZE = 2**40
 
 
 def datatype_of(array: NDArray[Any]) -> str:
@@ -48,17 +49,28 @@ def from_tensor(tensor: Any) -> NDArray[Any]:
     return from_bytes(tensor.datatype, tensor.shape, tensor.data).copy()
 
 
-def from_bytes(datatype: str, shape: Sequence[int], data: bytes) -> NDArray[Any]:
+def elements(shape: Sequence[int]) -> int:
+    """How many values an array of that shape has. Raises `RequestError` for what is no shape.
+
+    What it costs does not depend on the shape: there are few sizes, and none is large.
+    """
+    few = len(shape) <= _MOST_DIMENSIONS
+    if not (few and all(0 <= size < _LARGEST_SIZE for size in shape)):
+        raise RequestError(
+            f"shape {list(shape[:_MOST_DIMENSIONS])} is none; give at most {_MOST_DIMENSIONS} sizes from 0 up"
+        )
+    return math.prod(shape)
+
+
+def from_bytes(datatype: str, shape: Sequence[int], data: bytes | memoryview) -> NDArray[Any]:
     """The array that `data` holds, not writable.
 
     **Raises:** `RequestError` for an unknown datatype, or a shape that the bytes do not have.
     """
     dtype = DATATYPES.get(datatype)
     if dtype is None:
-        raise RequestError(f"datatype {datatype!r} is not one of {', '.join(DATATYPES)}")
-    if len(shape) > _MOST_DIMENSIONS or any(size < 0 for size in shape):
-        raise RequestError(f"shape {list(shape)[:_MOST_DIMENSIONS]} is none; give sizes from 0 up")
-    expected = math.prod(shape) * dtype.itemsize
+        raise RequestError(f"datatype {datatype[:40]!r} is not one of {', '.join(DATATYPES)}")
+    expected = elements(shape) * dtype.itemsize
     if len(data) != expected:
         raise RequestError(
             f"shape {list(shape)} of {datatype} takes {expected} bytes, got {len(data)}; correct the shape"

@@ -383,3 +383,34 @@ def test_a_missing_package_is_named(package: str, module: str, extra: str) -> No
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert f'pip install "gati[{extra}]"' in done.stdout
+
+
+def test_a_clock_that_jumps_ahead_empties_nothing(tmp_path: Path) -> None:
+    clock, elapsed = Clock(), Clock()
+    url = f"sqlite:///{tmp_path}/r.db"
+    with RecordStore.open(url, max_age_s=60.0, clock=clock, elapsed=elapsed) as store:
+        store.add([record(1, time_s=clock.now)])
+        right = clock.now
+        clock.now += 1e6  # somebody set it wrong
+        store.add([record(2, time_s=clock.now)])
+        assert store.evict() == 0
+        clock.now = right  # and right again
+        assert [each.base_class for each in store.window("m")][:1] == [1]
+        for _ in range(100):  # slow corrections are followed, and nothing is kept for ever
+            clock.now += 1.0
+            elapsed.now += 0.9
+        store.evict()
+        assert 1 not in [each.base_class for each in store.window("m", since_s=0.0)]
+
+
+def test_a_store_is_opened_by_the_first_call_that_needs_it(tmp_path: Path) -> None:
+    away = tmp_path / "folder"
+    away.write_text("no folder", encoding="utf-8")
+    store = RecordStore.open(f"sqlite:///{away}/r.db", connect=False)
+    with pytest.raises(StorageError, match="cannot write"):
+        store.add([record(1, time_s=0.0)])
+    away.unlink()
+    store.add([record(1, time_s=0.0)])
+    assert (away / "r.db").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(AdaptError):
+        RecordStore.open("mysql://host/name", connect=False)

@@ -162,7 +162,7 @@ class Serving:
             ["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
         ).stdout.splitlines():
             if "services.inference" in line and f" {self.process.pid} " in line:
-                name = re.search(r'"name":"([^"]+)"', line)
+                name = re.search(r"services\.inference - (\S+)", line)
                 assert name is not None
                 found[name[1]] = int(line.split()[0])
         return found

@@ -68,6 +68,46 @@ def test_unknown_environment_and_missing_target(folder: Path, tmp_path: Path) ->
         read_config(tmp_path, environment={})
 
 
+def test_what_is_shown_of_urls_has_no_password(folder: Path) -> None:
+    file = folder / "urls.toml"
+    lines = (
+        'records = "postgresql://me:p%40ss/word@host/records?password=word"',
+        'repository = "s3://key:word@bucket/versions"',
+    )
+    file.write_text('[models.m]\nlibrary = "library"\n' + "\n".join(lines), encoding="utf-8")
+    rows = {name: value for name, value, _ in read_config(file, {}, {}).rows()}
+    assert rows["models.m.records"] == "postgresql://***@host/records?***"
+    assert rows["models.m.repository"] == "s3://***@bucket/versions"
+    assert rows["models.m.library"] == str(folder / "library")
+
+
+def test_the_composition_of_a_library_can_be_named(folder: Path) -> None:
+    found = read_config(folder / "library", {}, {}, composition="other")
+    assert found.config.models["library"].composition == "other"
+    assert ("models.library.composition", "other", "command line --composition") in found.rows()
+    for target in (folder / "serve.toml", folder / "pipeline.toml", folder):
+        with pytest.raises(ConfigError, match="--composition is for a cache library"):
+            read_config(target, {}, {}, composition="other")
+
+
+def test_files_of_a_configuration_lie_beside_it(folder: Path) -> None:
+    file = folder / "keyed.toml"
+    file.write_text('keys_file = "keys.toml"\n[models.m]\nlibrary = "library"\n', encoding="utf-8")
+    assert read_config(file, {}, {}).config.keys_file == folder / "keys.toml"
+    rows = read_config(file, {"keys_file": Path("k"), "drain_s": 5.0}, {}).rows()
+    assert ("keys_file", "k", "command line --keys") in rows
+    assert ("drain_s", "5.0", "command line --drain") in rows
+    with pytest.raises(ConfigError, match="certificate_key needs its certificate"):
+        read_config(file, {"certificate_key": Path("k")}, {})
+
+
+def test_an_address_has_a_port(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('[models.m]\naddress = "host:99999"', encoding="utf-8")
+    with pytest.raises(ConfigError, match="host:99999 has no port; give one up to 65535"):
+        read_config(file, {}, {})
+
+
 def gati(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gati", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=LONG_S)

@@ -6,13 +6,33 @@ import json
 import re
 from pathlib import Path
 
-from services.config import read_config
+from typer.main import get_command
+
+from gati.cli import app
+from gati.errors import ConfigError
+from gati.units import parse_duration
+from services.config import ServeConfig, read_config
 from tests.services.running import Serving, request
 
 
 def test_the_example_configuration_can_be_read(repository: Path) -> None:
     found = read_config(repository / "examples" / "serve" / "serve.toml", environment={}).config
     assert found.models["digits"].library is not None and found.port == 8000
+
+
+def test_what_the_unit_and_the_container_start_is_understood(repository: Path) -> None:
+    deploy = repository / "examples" / "deploy"
+    unit = (deploy / "gati.service").read_text(encoding="utf-8")
+    started = re.findall(r"^ExecStart=\S+/gati serve (.+)$", unit, re.MULTILINE)
+    container = (deploy / "Containerfile").read_text(encoding="utf-8")
+    (arguments,) = re.findall(r"^CMD (\[.+\])$", container, re.MULTILINE)
+    command = get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    for words in (*map(str.split, started), json.loads(arguments)):
+        found = command.make_context("serve", list(words), resilient_parsing=False).params
+        assert parse_duration(found["drain"]) == 10.0
+        (stop_s,) = map(int, re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE))
+        assert stop_s > 10.0 + 2 * ServeConfig().drain_timeout_s
+    assert f"RestartPreventExitStatus={ConfigError.exit_status}" in unit
 
 
 def test_the_dashboard_shows_metrics_that_exist(repository: Path, serving: Serving) -> None:

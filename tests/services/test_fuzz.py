@@ -50,8 +50,8 @@ def raw(seed: int) -> bytes:
     dice = random.Random(seed)
     body = dice.randbytes(dice.randint(0, 200))
     sized = b"Content-Length: %d\r\n" % len(body)
-    infer = b"POST /v2/models/small/infer HTTP/1.1\r\nHost: x\r\n"
-    query = b"POST /v1/pipelines/sides/query HTTP/1.1\r\nHost: x\r\n"
+    infer = b"POST /v2/models/small/infer HTTP/1.1\r\nHost: localhost\r\n"
+    query = b"POST /v1/pipelines/sides/query HTTP/1.1\r\nHost: localhost\r\n"
     form = b"Content-Type: multipart/form-data; boundary=b\r\n"
     return dice.choice(
         [

@@ -75,7 +75,7 @@ def test_a_killed_process_comes_back_and_the_others_do_not_notice(folder: Path) 
         assert 'gati_restarts_total{model="small"} 1.0' in running.client.get("/metrics").text
 
 
-def test_a_model_that_cannot_load_says_why(folder: Path, tmp_path: Path) -> None:
+def test_a_model_that_can_never_load_ends_the_server_and_says_why(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text(
         f'[models.good]\nlibrary = "{folder}/library"\n[models.bad]\nlibrary = "{folder}/library"\n'
@@ -83,12 +83,11 @@ def test_a_model_that_cannot_load_says_why(folder: Path, tmp_path: Path) -> None
         encoding="utf-8",
     )
     running = Serving(file)
-    try:
-        until(lambda: any("process died" in line for line in running.said))
-        died = next(line for line in running.said if "process died" in line)
-        assert "no composition 'missing'" in died and running.process.poll() is None
-    finally:
-        assert running.stop() == 0
+    assert running.process.wait(LONG_S) == 2
+    running.stop()
+    said = [line for line in running.said if line.startswith("error: model 'bad' cannot be served: ")]
+    assert len(said) == 1 and "no composition 'missing'" in said[0]
+    assert sum("process died" in line for line in running.said) == 1
 
 
 def test_sigterm_answers_what_is_under_way_and_leaves_no_process(folder: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -213,3 +215,50 @@ def test_service_times_follow_a_changed_load() -> None:
     for _ in range(100):
         times.add(0.030, beside=1.0)
     assert times.mean_s == pytest.approx(0.030, rel=0.05) and times.bound_s >= times.mean_s
+
+
+def test_places_are_kept_from_admission_until_the_inputs_are_put() -> None:
+    """39 inputs were admitted to a queue of 4 while they were being resized."""
+
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        running = put(queue, 0)
+        first = queue.reserve(3, 2, None)
+        assert queue.waiting == 3
+        with pytest.raises(OverloadError, match="3 of 4 wait"):
+            queue.reserve(2, 2, None)
+        with first:
+            first.give_back()
+            asks = [put(queue, number) for number in (1, 2, 3)]
+            assert queue.waiting == 3
+        assert queue.waiting == 3
+        with queue.reserve(1, 2, None):
+            closing = asyncio.create_task(queue.close())
+            runner.answer()
+            for number, ask in enumerate((running, *asks)):
+                await in_the_end(lambda: len(runner.asked) > number)  # noqa: B023
+                runner.answer()
+                assert await outcome(ask) == ANSWER
+            await asyncio.sleep(0)
+            assert not runner.closed  # somebody is still to put an input
+        await closing
+        assert runner.closed
+
+    run(test)
+
+
+def test_what_expires_behind_a_stuck_engine_is_not_kept() -> None:
+    """564 inputs were held behind one, in a queue of 16."""
+
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        put(queue, 0)
+        references = []
+        for number in range(600):
+            ask = put(queue, number, of_s=0.0)  # late when it came
+            references.append(weakref.ref(ask.x))
+            await outcome(ask)
+            del ask
+        gc.collect()
+        assert sum(each() is not None for each in references) <= 70
+        assert queue.working_s() > 0.0 and queue.running == 1
+
+    run(test)

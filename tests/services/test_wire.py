@@ -22,6 +22,7 @@ from thrift.transport.TTransport import TFramedTransport
 
 from gati.errors import (
     CompositionError,
+    ConfigError,
     DeadlineError,
     GatiError,
     NotFoundError,
@@ -29,7 +30,7 @@ from gati.errors import (
     RequestError,
     UnavailableError,
 )
-from services.wire.client import WireClient
+from services.wire.client import WireClient, connect_to
 from services.wire.codec import Limits, Service, encode
 from services.wire.errors import from_wire, to_wire
 from services.wire.gen import Inference
@@ -42,8 +43,10 @@ from services.wire.gen.ttypes import (
     ServiceError,
     Tensor,
 )
+from services.wire.handshake import client_tls, server_tls
 from services.wire.server import WireServer
 from services.wire.tensors import DATATYPES, from_bytes, from_tensor, to_tensor
+from tests.services.certificates import certify
 from tests.waiting import LONG_S, in_the_end
 
 SERVICE = Service(Inference)
@@ -354,3 +357,125 @@ def test_the_generated_code_is_that_of_the_idl(repository: Path, tmp_path: Path)
     subprocess.run(["thrift", "--gen", "py", "-out", str(tmp_path), str(idl)], check=True)
     for file in (tmp_path / "services" / "wire" / "gen").glob("*.py"):
         assert file.read_bytes() == (committed / file.name).read_bytes(), f"run make thrift: {file.name}"
+
+
+SECRET = b"0123456789abcdef"
+
+
+def test_a_service_with_a_secret_answers_who_has_it_and_nobody_else() -> None:
+    async def test(server: WireServer, handlers: Handlers, port: int) -> None:
+        client = await connect(port, secret=SECRET)
+        assert (await client.call("infer", request("b"), timeout_s=LONG_S)).version == "b"
+        for wrong in (b"0123456789abcdeg", None):
+            with pytest.raises(UnavailableError):
+                other = await connect(port, secret=wrong)
+                await other.call("infer", request("c"), timeout_s=LONG_S)
+        assert handlers.begun == ["b"]
+        replayed, kept = await asyncio.open_connection("127.0.0.1", port), encode(
+            "infer", 1, 1, SERVICE.arguments["infer"](request("d")), Limits()
+        )
+        replayed[1].write(kept * 3)
+        assert len(await replayed[0].read()) == 32  # a nonce, and then the end
+        assert handlers.begun == ["b"]
+        await client.close()
+
+    run(test, secret=SECRET)
+
+
+def test_a_server_without_the_secret_is_not_believed() -> None:
+    async def main() -> None:
+        async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"n" * 32)
+            await reader.readexactly(64)
+            writer.write(b"c" * 32)
+
+        server = await asyncio.start_server(pretend, "127.0.0.1", 0)
+        with pytest.raises(UnavailableError, match="is a server without the secret"):
+            await connect(server.sockets[0].getsockname()[1], secret=SECRET)
+        server.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("sent", [b"\0", struct.pack("!i", 100), struct.pack("!i", 100) + b"x" * 50])
+def test_half_a_frame_keeps_no_connection(sent: bytes) -> None:
+    async def test(server: WireServer, handlers: Handlers, port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        assert await reader.read() == b""
+        writer.close()
+        client = await connect(port)
+        await asyncio.sleep(0.05)  # nothing of a frame is there: it may wait
+        assert (await client.call("health", timeout_s=LONG_S)).ready
+        await client.close()
+
+    run(test, frame_timeout_s=0.01)
+
+
+def test_a_unix_socket_serves_and_goes(tmp_path: Path) -> None:
+    async def main() -> None:
+        path = tmp_path / "s"
+        server = WireServer(SERVICE, {"health": Handlers().health})
+        await server.start_unix(path)
+        client = connect_to(SERVICE, f"unix:{path}")
+        await client.connect()
+        assert (await client.call("health", timeout_s=LONG_S)).ready
+        await server.drain(0.0)
+        assert not path.exists()
+        with pytest.raises(UnavailableError, match="no service answers at unix:"):
+            await connect_to(SERVICE, f"unix:{path}").connect()
+
+    asyncio.run(main())
+
+
+def test_a_client_that_does_not_read_is_not_written_to_for_ever() -> None:
+    async def test(server: WireServer, handlers: Handlers, port: int) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        large = encode("infer", 1, 1, SERVICE.arguments["infer"](request("big", b"\0" * 2**23)), Limits())
+        with pytest.raises(ConnectionError):
+            while True:
+                writer.write(large)
+                await writer.drain()
+
+    run(test)
+
+
+def test_between_machines_a_service_asks_for_a_secret(tmp_path: Path) -> None:
+    from services.listening import listen
+    from services.process import ProcessSettings
+
+    async def main(**settings: Any) -> None:
+        server, _ = await listen(SERVICE, {}, ProcessSettings(**settings))
+        await server.drain(0.0)
+
+    short, long = tmp_path / "short", tmp_path / "long"
+    short.write_text("x", encoding="utf-8")
+    long.write_text(SECRET.decode() + "\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"without a secret .* 0\.0\.0\.0 is for others"):
+        asyncio.run(main(host="0.0.0.0"))
+    with pytest.raises(ConfigError, match="is short"):
+        asyncio.run(main(host="0.0.0.0", secret_file=short))
+    with pytest.raises(ConfigError, match="cannot read the secret"):
+        asyncio.run(main(secret_file=tmp_path / "none"))
+    with pytest.raises(ConfigError, match="cannot use certificate"):
+        asyncio.run(main(certificate=long))
+    asyncio.run(main(host="0.0.0.0", secret_file=long))
+    asyncio.run(main())
+
+
+def test_tls_between_machines(tmp_path: Path) -> None:
+    certificate, key = certify(tmp_path)
+
+    async def test(server: WireServer, handlers: Handlers, port: int) -> None:
+        client = await connect(port, secret=SECRET, tls=client_tls(certificate))
+        assert (await client.call("health", timeout_s=LONG_S)).ready
+        await client.close()
+        for believed in (None, client_tls(other)):
+            stranger = WireClient(SERVICE, "127.0.0.1", port, secret=SECRET, tls=believed)
+            with pytest.raises(UnavailableError):
+                await stranger.connect(timeout_s=0.2)
+
+    (tmp_path / "other").mkdir()
+    other, _ = certify(tmp_path / "other")
+    run(test, secret=SECRET, tls=server_tls(certificate, key))

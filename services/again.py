@@ -1,0 +1,67 @@
+"""Doing something again and again, whatever goes wrong with it, and less often while it does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from gati.errors import GatiError, first_line
+
+__all__ = ["Backoff", "keep_on"]
+
+_log = logging.getLogger("gati.again")
+
+
+@dataclass
+class Backoff:
+    """Pauses that double with every failure in a row, each a little by chance.
+
+    What went well for `healthy_s` before it failed begins with the first pause again.
+    """
+
+    first_s: float
+    longest_s: float
+    healthy_s: float = 30.0
+    failures: int = 0
+
+    def after_s(self, lasted_s: float) -> float:
+        """The pause after something that failed in the end."""
+        self.failures = 1 if lasted_s > self.healthy_s else self.failures + 1
+        pause_s = min(self.longest_s, self.first_s * 2.0 ** min(self.failures - 1, 30))
+        return pause_s * random.uniform(0.75, 1.25)
+
+
+async def keep_on(
+    what: str,
+    once: Callable[[], Awaitable[None]],
+    *,
+    every_s: float,
+    longest_s: float,
+    failed: Callable[[Exception], None] = lambda error: None,
+    level: int = logging.WARNING,
+) -> NoReturn:
+    """Await `once()` every so many seconds until cancelled; no exception of it ends that.
+
+    While it raises, the pauses grow up to `longest_s`; `failed` is told. The log has one line of an error of
+    ours, at `level`, and the traceback of any other.
+    """
+    backoff = Backoff(every_s, longest_s)
+    while True:
+        began_s = time.monotonic()
+        try:
+            await once()
+            backoff.failures = 0
+            pause_s = every_s
+        except Exception as error:
+            ours = isinstance(error, GatiError)
+            extra = {"what": what, "reason": first_line(error)}
+            trace = None if ours else error
+            _log.log(level if ours else logging.ERROR, "failed", extra=extra, exc_info=trace)
+            failed(error)
+            pause_s = backoff.after_s(time.monotonic() - began_s)
+        await asyncio.sleep(pause_s)

@@ -1,0 +1,202 @@
+"""HTTP connections within bounds: how many there are, how long they may stay silent, how large a head is.
+
+uvicorn's protocol has no bound on heads, on half-sent requests and on clients that do not read. Here a
+connection that has sent nothing, half a head, or a body slower than a trickle is closed, and so is one whose
+client does not take what it asked for. When there are too many, the one goes that has kept us waiting longest
+without a whole request, so that silent ones cannot keep others out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+__all__ = ["HttpLimits", "http_protocol"]
+
+_LEAST_BYTES_A_SECOND = 16 * 1024  # of a body, once the first timeout has passed
+_MOST_HEADERS = 100
+_MOST_PIPELINED = 32
+
+
+@dataclass(frozen=True)
+class HttpLimits:
+    """Bounds on connections. A head is the request line and the headers."""
+
+    connections: int = 1000
+    head_bytes: int = 65_536
+    head_timeout_s: float = 10.0  # from connecting, or the end of the request before, to the end of the head
+    body_timeout_s: float = 30.0  # a body slower than a trickle, or a reply that is not taken
+
+
+class _Turned:
+    """An ASGI application that answers everything in one way, and hangs up."""
+
+    def __init__(self, status: int, message: str) -> None:
+        self._status = status
+        self._body = b'{"error":"%s"}' % message.encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(self._body)).encode()),
+            (b"connection", b"close"),
+        ]
+        await send({"type": "http.response.start", "status": self._status, "headers": headers})
+        await send({"type": "http.response.body", "body": self._body})
+
+
+def http_protocol(limits: HttpLimits) -> type[asyncio.Protocol]:
+    """The class of connections that uvicorn is to use, with these limits."""
+
+    class _Bounded(_BoundedProtocol):
+        _limits = limits
+
+    return _Bounded
+
+
+class _BoundedProtocol(HttpToolsProtocol):
+    """One connection. What uvicorn calls is extended, never replaced."""
+
+    _limits = HttpLimits()
+    _TOO_LARGE = _Turned(431, "the head of the request is too large; send less")
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0  # of the head under way
+        self._body_bytes = 0  # of the body under way
+        self._body_began_s = 0.0
+        self._in_head = self._in_body = False
+        self._answered = False  # anything, ever
+        self._waits_since_s = self.loop.time()
+
+    # What uvicorn calls ---------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected."""
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.connections:
+            self._make_room()
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        self._cancel_timers()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes have come."""
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        long_head = not self._in_body and self._head_bytes > self._limits.head_bytes
+        if long_head or len(self.pipeline) > _MOST_PIPELINED:
+            self._hang_up()
+        elif self._idle and self._timer is None:  # half a head, or what comes before one
+            self._expect_head()
+
+    def on_message_begin(self) -> None:
+        """A head has begun."""
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """A head is there."""
+        self._in_head = False
+        self._head_bytes = 0
+        self._cancel_timer()
+        app, size = self.app, len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self._limits.head_bytes or len(self.headers) > _MOST_HEADERS:
+            self.app = self._TOO_LARGE
+        try:
+            super().on_headers_complete()
+        finally:
+            self.app = app
+        self._in_body, self._body_bytes, self._body_began_s = True, 0, self.loop.time()
+        self._timer = self.loop.call_later(self._limits.body_timeout_s, self._check_body)
+
+    def on_body(self, body: bytes) -> None:
+        """A part of a body is there."""
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """A request is there."""
+        self._in_body = False
+        self._head_bytes = 0
+        self._cancel_timer()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """A request is answered."""
+        self._answered = True
+        self._waits_since_s = self.loop.time()
+        super().on_response_complete()
+        if self._in_head and self._idle and self._timer is None:  # it came while this was being answered
+            self._expect_head()
+
+    def pause_writing(self) -> None:
+        """The client does not take what it is sent."""
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self._limits.body_timeout_s, self._hang_up)
+
+    def resume_writing(self) -> None:
+        """The client takes it again."""
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    # ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _idle(self) -> bool:
+        """Whether no request is there: neither one whose body comes nor one that is being answered."""
+        return not self._in_body and (self.cycle is None or self.cycle.response_complete)
+
+    def _expect_head(self) -> None:
+        self._timer = self.loop.call_later(self._limits.head_timeout_s, self._hang_up)
+
+    def _check_body(self) -> None:
+        if self.cycle.response_complete:  # it was refused, and more of it still comes
+            self._hang_up()
+            return
+        late_s = self.loop.time() - self._body_began_s - self._limits.body_timeout_s
+        if not self.flow.read_paused and self._body_bytes <= late_s * _LEAST_BYTES_A_SECOND:
+            self._hang_up()
+        else:
+            self._timer = self.loop.call_later(self._limits.body_timeout_s, self._check_body)
+
+    def _make_room(self) -> None:
+        """Let go who has kept us waiting longest; of those who never asked for anything, if there are any."""
+        waiting = (
+            each
+            for each in self.connections
+            if isinstance(each, _BoundedProtocol) and each is not self and (each._idle or each._in_body)
+        )
+        longest = min(waiting, key=lambda each: (each._answered, each._waits_since_s), default=self)
+        longest._hang_up()
+
+    def _hang_up(self) -> None:
+        """End the connection now, whatever is on its way."""
+        self._cancel_timers()
+        self.connections.discard(self)
+        if not self.transport.is_closing():
+            self.transport.abort()
+
+    def _cancel_timers(self) -> None:
+        self._cancel_timer()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

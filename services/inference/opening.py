@@ -1,0 +1,122 @@
+"""Opening versions of a model: engine, runner and what inputs take. All of it is done in one thread."""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from gati.adapt.references import is_exact, open_reference, reference_cost
+from gati.compose.composition import Composition
+from gati.errors import CompositionError, ConfigError
+from gati.runtime.engine import Engine
+from services.inference.runner import Runner, open_runner
+from services.inference.service_times import ServiceTimes
+from services.inference.settings import InferenceSettings
+
+if TYPE_CHECKING:
+    from gati.runtime.load import OpenedModel  # slow: brings in onnx
+
+__all__ = ["Opened", "Opener", "Reference"]
+
+_WARM_UP_INPUTS = 20
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What the loader's thread has made of a version."""
+
+    engine: Engine
+    runner: Runner
+    composition: Composition | None
+    times: ServiceTimes
+    retrained: bool
+    base: Runner | None = None  # the base model alone, on the same engine: for audits, and when caches stop
+    base_times: ServiceTimes = field(default_factory=ServiceTimes)
+    cost: float = 1.0  # of the reference, in runs of the version's own network
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The float32 network, for versions in reduced precision."""
+
+    engine: Engine
+    runner: Runner
+    times: ServiceTimes
+
+
+class Opener:
+    """Opens the base model once, and versions of it. One thread calls `open`; others may look."""
+
+    def __init__(self, settings: InferenceSettings) -> None:
+        self._settings = settings
+        self.model: OpenedModel | None = None
+        self.reference: Reference | None = None
+
+    def open(self, composition: str | None, folder: Path | None) -> Opened:
+        """A composition of the library, a published version in a folder, or the base model. Warmed up."""
+        torch.set_num_threads(self._settings.threads)
+        if self.model is None:
+            self.model = self._open_model()
+            gc.collect()
+            gc.freeze()  # torch and the base model stay: collecting a version's garbage need not search them
+        model = self.model
+        chosen = _composition(model, composition, folder)
+        caches = None if folder is None else folder / "caches"
+        engine = model.base() if chosen is None else model.engine(chosen, caches)
+        cost = 1.0
+        if not is_exact(engine):
+            example = engine.traced.example()[:1]
+            cost = reference_cost(self._open_reference(model).engine, engine, example)
+        runner = open_runner(engine, workers=self._settings.workers)
+        opened = Opened(engine, runner, chosen, _warm_up(engine, runner), folder is not None, cost=cost)
+        if not engine.exits or not is_exact(engine):
+            return opened
+        base = open_runner(engine, early=False, workers=self._settings.workers)
+        return replace(opened, base=base, base_times=_warm_up(engine, base))
+
+    def _open_reference(self, model: OpenedModel) -> Reference:
+        if self.reference is None:
+            engine = open_reference(model)
+            runner = open_runner(engine, early=False, workers=self._settings.workers)
+            self.reference = Reference(engine, runner, _warm_up(engine, runner))
+        return self.reference
+
+    def _open_model(self) -> OpenedModel:
+        from gati.runtime.load import open_model, open_plain_model
+
+        settings = self._settings
+        if settings.library is not None:
+            return open_model(settings.library, device=settings.device)
+        if settings.model is None:
+            raise ConfigError(f"model '{settings.name}' has neither a library nor a model")
+        return open_plain_model(
+            settings.model, settings.checkpoint, size=settings.size, device=settings.device
+        )
+
+
+def _composition(model: OpenedModel, composition: str | None, folder: Path | None) -> Composition | None:
+    if folder is not None:
+        return Composition.load(folder / "composition.json")
+    if composition is None:
+        return None
+    if model.library is None:
+        raise CompositionError("a plain model has no compositions; explore it to make a cache library")
+    return Composition.load(model.library.composition_path(composition))
+
+
+def _warm_up(engine: Engine, runner: Runner) -> ServiceTimes:
+    """Let a runner answer some inputs that nobody asked for; they tell what the next will take."""
+    times = ServiceTimes()
+    with torch.inference_mode():
+        x = engine.traced.example()[:1]
+    for number in range(_WARM_UP_INPUTS):
+        began_s = time.perf_counter()
+        runner.submit(x).result()
+        if number >= _WARM_UP_INPUTS // 2:
+            times.add(time.perf_counter() - began_s, beside=1.0)
+    return times

@@ -1,0 +1,69 @@
+"""Requests under way in an inference service, by the name that their caller gave them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from gati.errors import CancelledError, RequestError
+from services.inference.queue import Ask
+
+__all__ = ["Requests", "UnderWay"]
+
+
+class Requests:
+    """All of them. Their methods belong to the event loop's thread."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[str, UnderWay] = {}
+
+    def begin(self, name: str) -> UnderWay:
+        """A request, from before its input is looked at. Raises `RequestError` where the name is taken."""
+        if name in self._under_way:
+            raise RequestError(f"a request {name[:64]!r} is under way; give each its own id")
+        found = self._under_way[name] = UnderWay(self, name)
+        return found
+
+    def cancel(self, name: str) -> None:
+        """Drop a request; does nothing where there is none."""
+        found = self._under_way.get(name)
+        if found is not None:
+            found.cancel()
+
+
+class UnderWay:
+    """One request, a context manager: at its end nothing of it waits or runs any more."""
+
+    def __init__(self, requests: Requests, name: str) -> None:
+        self._requests = requests
+        self._name = name
+        self._asks: Sequence[Ask] = ()
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Drop it, now or as soon as its inputs are there."""
+        self._cancelled = True
+        for ask in self._asks:
+            ask.queue.drop(ask)
+
+    def check(self) -> None:
+        """Raises `CancelledError` where it has been dropped."""
+        if self._cancelled:
+            raise CancelledError("the caller has gone")
+
+    async def answered(self, asks: Sequence[Ask]) -> None:
+        """Wait for the answers of its inputs, or for whoever cancels them."""
+        self._asks = asks
+        await asyncio.wait([ask.answer for ask in asks])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._requests._under_way.pop(self._name, None)
+        for ask in self._asks:  # also when the connection was lost
+            ask.queue.drop(ask)

@@ -1,0 +1,38 @@
+"""Where a service takes calls: at a Unix socket that only its own user may use, or at an address."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gati.errors import ConfigError
+from services.hosts import is_loopback
+from services.process import ProcessSettings
+from services.wire.client import UNIX
+from services.wire.codec import Service
+from services.wire.handshake import read_secret, server_tls
+from services.wire.server import Handler, WireServer
+
+__all__ = ["listen"]
+
+
+async def listen(
+    service: Service, handlers: Mapping[str, Handler], settings: ProcessSettings
+) -> tuple[WireServer, str]:
+    """Begin to listen as the settings say; returns the server, and the address for those who connect.
+
+    **Raises:** `ConfigError` where other machines could call without a secret.
+    """
+    if settings.socket is not None:
+        server = WireServer(service, handlers)
+        await server.start_unix(settings.socket)
+        return server, f"{UNIX}{settings.socket}"
+    secret = read_secret(settings.secret_file)
+    if secret is None and not is_loopback(settings.host):
+        raise ConfigError(
+            f"without a secret only this machine may call, and {settings.host} is for others, too; give "
+            "secret_file, here and in [models.NAME] of who calls"
+        )
+    tls = server_tls(settings.certificate, settings.certificate_key)
+    server = WireServer(service, handlers, secret=secret, tls=tls)
+    port = await server.start(settings.host, settings.port)
+    return server, f"{settings.host}:{port}"

@@ -1,0 +1,66 @@
+"""The log of requests: one line for each, without what anybody sent and without their keys."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import Message, Send
+
+from services.scheduler.timing import trace_id_of
+
+__all__ = ["Access"]
+
+_requests = logging.getLogger("gati.access")
+_audits = logging.getLogger("gati.audit")
+
+_WATCHED = ("/v2/health/", "/metrics")  # asked every few seconds by those who watch
+_MANAGEMENT = "/v2/repository/"
+_LONGEST = 200  # characters of a path
+
+
+class Access:
+    """One request, from its head to the end of its reply."""
+
+    def __init__(self, request: Request, send: Send, share: float) -> None:
+        self._request = request
+        self._send = send
+        self._share = share
+        self._began_s = time.monotonic()
+        self.status = 0
+        self.key = ""  # the name of it
+
+    async def send(self, message: Message) -> None:
+        """What is sent to the client, on its way."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._send(message)
+
+    def ended(self) -> None:
+        """Write the line. Management is always written, and to a log of its own."""
+        path: str = self._request.scope["path"]
+        if path.startswith(_MANAGEMENT) and self._request.method != "GET":
+            _audits.info("management", extra=self._line(path))
+            return
+        level = logging.DEBUG if path.startswith(_WATCHED) else logging.INFO
+        if _requests.isEnabledFor(level) and (self._share >= 1.0 or random.random() < self._share):
+            _requests.log(level, "http", extra=self._line(path))
+
+    def _line(self, path: str) -> dict[str, Any]:
+        client = self._request.scope.get("client")
+        return {
+            "method": self._request.method,
+            "path": path[:_LONGEST],
+            "status": self.status or 499,  # the client went before there was one
+            "ms": round(1e3 * (time.monotonic() - self._began_s), 2),
+            "key": self.key,
+            "client": client[0] if client else "",
+            "trace_id": self._trace_id(),
+        }
+
+    def _trace_id(self) -> str:
+        given = self._request.headers.get("traceparent")
+        return "" if given is None else trace_id_of(given)

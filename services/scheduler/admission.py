@@ -1,0 +1,79 @@
+"""Who may ask: where a request comes from, what it says it is, and its key. Its body is not read yet."""
+
+from __future__ import annotations
+
+import base64
+
+from starlette.requests import Request
+
+from gati.errors import ConfigError, NotAllowedError
+from services.config import ServeConfig
+from services.hosts import is_loopback
+from services.scheduler.keys import Key, KeyRing, Right
+from services.scheduler.origin import check_host, check_json_content, check_site
+
+__all__ = ["admit", "check_exposure"]
+
+_OPEN = ("/v2/health/", "/metrics")  # for those who watch, without a key
+_MANAGEMENT = "/v2/repository/"
+
+
+def check_exposure(config: ServeConfig) -> None:
+    """Refuse to listen where others can reach a server without a key. Raises `ConfigError`."""
+    if config.api_key is None and config.keys_file is None and not is_loopback(config.host):
+        raise ConfigError(
+            f"without a key only this machine may ask, and {config.host} is for others, too; set "
+            "GATI_SERVE_API_KEY (and GATI_SERVE_MANAGEMENT_KEY) or --keys, or leave --host at 127.0.0.1"
+        )
+
+
+def admit(request: Request, config: ServeConfig, keys: KeyRing) -> Key | None:
+    """Let a request in, and say by which key; None where none is asked for.
+
+    **Raises:** `NotAllowedError`, `ForbiddenError`, `MediaTypeError`.
+    """
+    path: str = request.scope["path"]
+    if not keys.asks:
+        check_host(request, (config.host, *config.hosts))
+    elif config.hosts:
+        check_host(request, config.hosts)
+    check_site(request)
+    key = _key(request, path, keys)
+    if path.startswith(_MANAGEMENT):
+        check_json_content(request)
+    return key
+
+
+def _key(request: Request, path: str, keys: KeyRing) -> Key | None:
+    """The key of a request that may do what it asks for. Raises `NotAllowedError`, `ForbiddenError`.
+
+    A browser, which cannot send headers of its own, may give the key as a password, to read only: it sends
+    passwords along with whatever other sites make it ask for.
+    """
+    right = _right(request.method, path)
+    if path.startswith(_OPEN) or not (keys.guards_management if right == "manage" else keys.asks):
+        return None
+    given = request.headers.get("x-api-key") or (_password(request) if request.method == "GET" else "")
+    key = keys.find(given)
+    if key is None:
+        raise NotAllowedError("a key is needed; send it as X-API-Key")
+    if right not in key.rights:
+        raise NotAllowedError(f"the key '{key.name}' may not {right}; send another as X-API-Key")
+    return key
+
+
+def _right(method: str, path: str) -> Right:
+    if path.startswith(_MANAGEMENT):
+        return "manage"
+    return "read" if method in ("GET", "HEAD", "OPTIONS") else "infer"
+
+
+def _password(request: Request) -> str:
+    """Of HTTP's Basic authentication, empty where there is none; the name does not matter."""
+    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        return base64.b64decode(credentials, validate=True).decode().partition(":")[2]
+    except ValueError:  # no base64, or no text in it
+        return ""

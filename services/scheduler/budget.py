@@ -1,0 +1,94 @@
+"""What requests may cost: memory for all that are under way, and what reading one is going to take.
+
+A request is charged before it is read, unpacked or parsed, by an upper estimate of the memory that takes. Who
+would exceed what is left is refused; nothing has been made of what they sent by then.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Self
+
+from gati.errors import OverloadError, TooLargeError
+
+__all__ = ["ByteBudget", "Charge", "check_json"]
+
+_RETRY_AFTER_S = 0.5
+# Of a document in memory, at most: a value (a float, its place in a list and in an array), a list, an object,
+# and half of a text, which has two quotation marks.
+_VALUE_BYTES, _LIST_BYTES, _OBJECT_BYTES, _QUOTE_BYTES = 48, 104, 360, 48
+_WIDEST = 4  # bytes a character of text that is not ASCII
+
+
+class ByteBudget:
+    """Bytes that requests under way may hold together. Any thread may charge."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._held_bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def held_bytes(self) -> int:
+        """What is charged now."""
+        return self._held_bytes
+
+    def open(self) -> Charge:
+        """The charge of one request, a context manager: what it took is given back at the end."""
+        return Charge(self)
+
+    def _take(self, count: int) -> None:
+        with self._lock:
+            if self._held_bytes + count > self.limit_bytes:
+                raise OverloadError(
+                    f"requests under way hold {self._held_bytes} of {self.limit_bytes} bytes",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
+            self._held_bytes += count
+
+    def _give_back(self, count: int) -> None:
+        with self._lock:
+            self._held_bytes -= count
+
+
+class Charge:
+    """What one request holds of a budget."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._held_bytes = 0
+
+    def add(self, count: int) -> None:
+        """Take so many bytes more. Raises `OverloadError` where so many are not left."""
+        self._budget._take(count)
+        self._held_bytes += count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._budget._give_back(self._held_bytes)
+        self._held_bytes = 0
+
+
+def check_json(text: bytes | bytearray, largest_bytes: int) -> int:
+    """The memory that a JSON document takes once it is parsed, at most. Raises `TooLargeError`.
+
+    Found by counting characters, which takes a thousandth of what parsing does.
+    """
+    wide = not text.isascii() or b"\\u" in text
+    cost = (
+        len(text) * (_WIDEST if wide else 1)
+        + (text.count(b",") + 1) * _VALUE_BYTES
+        + text.count(b"[") * _LIST_BYTES
+        + text.count(b"{") * _OBJECT_BYTES
+        + text.count(b'"') * _QUOTE_BYTES
+    )
+    if cost > largest_bytes:
+        raise TooLargeError(
+            f"JSON that takes up to {cost} bytes of memory of {largest_bytes} allowed; send tensors in binary"
+        )
+    return cost

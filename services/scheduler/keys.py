@@ -1,0 +1,146 @@
+"""Keys: who has which, what it may do, and how much of it.
+
+The server has one key for all or, in a TOML file, one for each of its clients:
+
+    [keys.camera-7]
+    sha256 = "..."                # of the key: printf %s KEY | sha256sum; or `key`, the key itself
+    rights = ["infer", "read"]    # and "manage"; infer and read unless given
+    requests_per_second = 20      # of these three, none is a bound unless given
+    bytes_per_second = 2_000_000
+    in_flight = 4
+
+The file is read again on SIGHUP; one that is wrong then changes nothing, and the log says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import tomllib
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gati.errors import ConfigError, first_line
+from gati.types import is_name
+from services.config import ServeConfig
+from services.scheduler.quotas import Quota
+
+__all__ = ["Key", "KeyRing", "Right"]
+
+_log = logging.getLogger("gati.keys")
+
+Right = Literal["infer", "read", "manage"]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    key: str | None = Field(default=None, min_length=8, repr=False)
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
+    rights: frozenset[Right] = frozenset(("infer", "read"))
+    requests_per_second: float | None = Field(default=None, gt=0.0)
+    bytes_per_second: float | None = Field(default=None, gt=0.0)
+    in_flight: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        if (self.key is None) == (self.sha256 is None):
+            raise ValueError("give either `key` or `sha256`")
+        return self
+
+    @property
+    def digest(self) -> str:
+        return self.sha256.lower() if self.sha256 is not None else _digest(self.key or "")
+
+
+class Key:
+    """One key: its name, what it may do, and what it has used of its quota."""
+
+    def __init__(self, name: str, rights: frozenset[Right], quota: Quota) -> None:
+        self.name = name
+        self.rights = rights
+        self.quota = quota
+
+
+class KeyRing:
+    """All keys of a server. `find` takes as long for a wrong key as for a right one: it looks up a digest."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        """Raises `ConfigError` for a file that is none."""
+        self._config = config
+        self._keys: dict[str, Key] = {}
+        self._keys = self._read()
+
+    @property
+    def asks(self) -> bool:
+        """Whether a key is needed to infer and read."""
+        return self._config.api_key is not None or self._config.keys_file is not None
+
+    @property
+    def guards_management(self) -> bool:
+        """Whether a key is needed to manage."""
+        return self.asks or self._config.management_key is not None
+
+    def find(self, given: str) -> Key | None:
+        """Whose key it is."""
+        return self._keys.get(_digest(given)) if given else None
+
+    def reload(self) -> None:
+        """Read the file again; quotas go on for the names that stay."""
+        try:
+            self._keys = self._read()
+        except ConfigError as error:
+            _log.error("the keys stay as they were", extra={"reason": str(error)})
+            return
+        _log.info("keys read", extra={"names": sorted(key.name for key in self._keys.values())})
+
+    def _read(self) -> dict[str, Key]:
+        found: dict[str, Key] = {}
+        config = self._config
+        own = [("api", config.api_key, _OWN if config.management_key else _ALL)]
+        own.append(("management", config.management_key, frozenset(("manage",))))
+        for name, text, rights in own:
+            if text is not None:
+                found.setdefault(_digest(text), Key(name, rights, Quota()))
+        before = {key.name: key.quota for key in self._keys.values()}
+        for name, entry in _entries(config.keys_file).items():
+            if entry.digest in found:
+                raise ConfigError(f"{config.keys_file}: '{name}' has the key of another; give each its own")
+            quota = before.get(name, Quota())
+            quota.limit(entry.requests_per_second, entry.bytes_per_second, entry.in_flight)
+            found[entry.digest] = Key(name, entry.rights, quota)
+        return found
+
+
+_OWN: frozenset[Right] = frozenset(("infer", "read"))
+_ALL: frozenset[Right] = frozenset(("infer", "read", "manage"))
+
+
+def _entries(file: Path | None) -> dict[str, _Entry]:
+    if file is None:
+        return {}
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file}: not readable as TOML ({first_line(error)}); correct it") from error
+    tables = document.get("keys")
+    if not isinstance(tables, dict) or not tables or document.keys() != {"keys"}:
+        raise ConfigError(f"{file}: give a table [keys.NAME] for each key, and nothing else")
+    found = {}
+    for name, table in tables.items():
+        if not is_name(name):
+            raise ConfigError(f"{file}: {name!r} cannot be a name; use letters, digits and . _ -")
+        try:
+            found[name] = _Entry.model_validate(table)
+        except ValidationError as error:
+            first = error.errors(include_input=False)[0]
+            where = ".".join(map(str, ("keys", name, *first["loc"])))
+            reason = first["msg"].removeprefix("Value error, ")
+            raise ConfigError(f"{file}: {where}: {reason[:1].lower()}{reason[1:]}") from None
+    return found
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()

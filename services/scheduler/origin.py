@@ -1,0 +1,77 @@
+"""Whether a request may have been sent by a page of another site, through the browser of somebody we trust.
+
+A browser says where a request comes from: `Sec-Fetch-Site`, or at least `Origin`, with everything but
+reading. Without keys we also look at `Host`: a page whose name is made to point here (DNS rebinding) is of
+the same origin to the browser, but it cannot give another name than its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+
+from gati.errors import ForbiddenError, MediaTypeError
+from services.hosts import is_loopback
+
+__all__ = ["check_host", "check_json_content", "check_site"]
+
+_READING = ("GET", "HEAD", "OPTIONS")
+_OWN = ("same-origin", "none")  # none: typed by the user
+_JSON = ("application/json", "text/json")
+
+
+def check_site(request: Request) -> None:
+    """Refuse what another site's page made a browser send. Raises `ForbiddenError`.
+
+    Programs send neither header, and pass; so does reading, of which the page is not shown the answer.
+    """
+    if request.method in _READING:
+        return
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        if site.lower() not in _OWN:
+            raise ForbiddenError(f"sent by a page of another site (Sec-Fetch-Site: {site[:20]})")
+        return
+    origin = request.headers.get("origin")
+    if origin is not None and _netloc(origin) != request.headers.get("host", "").lower():
+        raise ForbiddenError("sent by a page of another site (its Origin is not this Host)")
+
+
+def check_host(request: Request, allowed: Iterable[str]) -> None:
+    """Refuse a name that is neither of this machine itself nor allowed. Raises `ForbiddenError`."""
+    given = request.headers.get("host")
+    if given is not None and not _is_allowed(given, tuple(allowed)):  # no browser leaves it out
+        raise ForbiddenError(
+            f"no server of the name {given[:80]!r} without a key; ask for 127.0.0.1, add it to `hosts`, or "
+            "set a key"
+        )
+
+
+def check_json_content(request: Request) -> None:
+    """Refuse content that a form of any page could send. Raises `MediaTypeError`."""
+    kind = request.headers.get("content-type")
+    if kind is None:
+        if request.headers.get("origin") or request.headers.get("sec-fetch-site"):
+            raise MediaTypeError("management needs Content-Type: application/json")
+        return
+    if kind.partition(";")[0].strip().lower() not in _JSON:
+        raise MediaTypeError(f"management needs Content-Type: application/json, got {kind[:60]!r}")
+
+
+@lru_cache(256)
+def _is_allowed(given: str, allowed: tuple[str, ...]) -> bool:
+    try:
+        name = urlsplit(f"//{given}").hostname or ""
+    except ValueError:
+        return False
+    return is_loopback(name) or name in {each.strip("[]").lower() for each in allowed}
+
+
+def _netloc(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""

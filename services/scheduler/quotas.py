@@ -1,0 +1,84 @@
+"""How much a client may ask: requests and bytes a second, and requests under way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gati.errors import OverloadError
+
+__all__ = ["Quota"]
+
+
+class _Bucket:
+    """Fills with `rate` a second, up to what comes in a second, or one. What is taken may leave a debt."""
+
+    def __init__(self, rate: float, clock: Callable[[], float]) -> None:
+        self._rate = rate
+        self._most = max(1.0, rate)
+        self._left = self._most
+        self._clock = clock
+        self._since_s = clock()
+
+    def wait_s(self) -> float:
+        """Until something is in it."""
+        now_s = self._clock()
+        self._left = min(self._most, self._left + self._rate * (now_s - self._since_s))
+        self._since_s = now_s
+        return 0.0 if self._left > 0.0 else (1e-3 - self._left) / self._rate
+
+    def take(self, count: float) -> None:
+        """Take from it, even what is not there."""
+        self._left -= count
+
+
+class Quota:
+    """What one key has left. Without `limit` it has no end. `clock` counts seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._limits: tuple[float | None, float | None, int | None] = (None, None, None)
+        self._requests: _Bucket | None = None
+        self._bytes: _Bucket | None = None
+        self._most_in_flight: int | None = None
+        self._in_flight = 0
+
+    @property
+    def counts_bytes(self) -> bool:
+        """Whether somebody has to tell of bytes."""
+        return self._bytes is not None
+
+    def limit(
+        self, requests_a_second: float | None, bytes_a_second: float | None, in_flight: int | None
+    ) -> None:
+        """Set the bounds, None for none. The same ones again change nothing."""
+        limits = (requests_a_second, bytes_a_second, in_flight)
+        if limits == self._limits:
+            return
+        self._limits = limits
+        self._requests = None if requests_a_second is None else _Bucket(requests_a_second, self._clock)
+        self._bytes = None if bytes_a_second is None else _Bucket(bytes_a_second, self._clock)
+        self._most_in_flight = in_flight
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request for as long as it takes. Raises `OverloadError` where the quota is used up."""
+        if self._most_in_flight is not None and self._in_flight >= self._most_in_flight:
+            raise OverloadError(f"this key has {self._in_flight} requests under way", retry_after_s=0.1)
+        for bucket, what in ((self._requests, "requests"), (self._bytes, "bytes")):
+            wait_s = 0.0 if bucket is None else bucket.wait_s()
+            if wait_s > 0.0:
+                raise OverloadError(f"this key has sent its {what} of this second", retry_after_s=wait_s)
+        if self._requests is not None:
+            self._requests.take(1.0)
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+
+    def sent(self, count: int) -> None:
+        """Count bytes of a body; those too many delay the requests after it."""
+        if self._bytes is not None:
+            self._bytes.take(count)

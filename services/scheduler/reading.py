@@ -1,0 +1,34 @@
+"""From the bytes of a request to what it asks for: charged first, and not in the event loop if it is long."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from starlette.requests import Request
+
+from services.scheduler.bodies import read_body
+from services.scheduler.budget import Charge, check_json
+from services.scheduler.protocol import HEADER_LENGTH, InferenceRequest, parse_request, split
+from services.scheduler.scheduler import Scheduler
+
+__all__ = ["parse_inference", "read_inference"]
+
+_COPIES = 4  # of a binary tensor, on its way from the body to the socket of a service
+_LONG_BYTES = 64 * 1024  # from here on it is not parsed between two requests
+
+
+async def read_inference(request: Request, scheduler: Scheduler, charge: Charge) -> InferenceRequest:
+    """Read a request of the Open Inference Protocol. Raises `GatiError` for what cannot be taken."""
+    body = await read_body(request, scheduler.config.largest_body_bytes, charge, scheduler.pool)
+    return await parse_inference(request, body, scheduler, charge)
+
+
+async def parse_inference(
+    request: Request, body: bytes, scheduler: Scheduler, charge: Charge
+) -> InferenceRequest:
+    """As `read_inference`, of a body that has been read."""
+    text, rest = split(body, request.headers.get(HEADER_LENGTH))
+    charge.add(check_json(text, scheduler.config.largest_json_bytes) + _COPIES * len(rest))
+    if len(body) < _LONG_BYTES:
+        return parse_request(text, rest)
+    return await scheduler.pool.run(partial(parse_request, text, rest))

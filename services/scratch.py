@@ -1,0 +1,66 @@
+"""Folders for files of the moment, of which none is left behind, though whoever made it is killed.
+
+Each has a lock that its process holds; the system lets go of it when the process ends, in whatever way. Who
+makes the next folder of a kind removes those that nobody holds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+__all__ = ["Scratch"]
+
+_log = logging.getLogger("gati.scratch")
+
+_LOCK = "lock"
+_YOUNG_S = 60.0  # a folder without a lock may be about to get one
+
+
+class Scratch:
+    """A folder of a kind that only this user may enter; `close` removes it."""
+
+    def __init__(self, kind: str) -> None:
+        prefix = f"gati-{kind}-"
+        _sweep(prefix)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        self._lock = (self.path / _LOCK).open("wb")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        """Remove the folder with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+def _sweep(prefix: str) -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        if _is_left(folder):
+            _log.info("removed what a process left behind", extra={"folder": str(folder)})
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_left(folder: Path) -> bool:
+    """Whether a folder is ours, and nobody's any more."""
+    try:
+        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+            return False
+        with (folder / _LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except FileNotFoundError:
+        return _age_s(folder) > _YOUNG_S
+    except OSError:  # held, or not ours to open
+        return False
+
+
+def _age_s(folder: Path) -> float:
+    try:
+        return time.time() - folder.stat().st_mtime
+    except OSError:
+        return 0.0

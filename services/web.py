@@ -1,0 +1,111 @@
+"""The HTTP server of `gati serve`: where it listens, with which limits, and by TLS or not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from gati.errors import ConfigError
+from services.config import ServeConfig
+from services.http import HttpLimits, http_protocol
+from services.wire.handshake import server_tls
+
+__all__ = ["listen", "web_server"]
+
+_KEEP_ALIVE_S = 75
+_OTHER_FILES = 128  # that are open besides connections of clients
+
+
+def web_server(config: ServeConfig, app: ASGIApp) -> uvicorn.Server:
+    """A server for an application, not listening yet.
+
+    **Raises:** `ConfigError` for a certificate that cannot be used, or too few files that may be open.
+    """
+    settings = uvicorn.Config(
+        app,
+        http=http_protocol(_limits(config)),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=1,
+    )
+    settings.load()
+    # uvicorn would make a context of its own: ours says in one line what is wrong with the files.
+    settings.ssl = server_tls(config.certificate, config.certificate_key)
+    return _Server(settings, config.head_timeout_s)
+
+
+def listen(config: ServeConfig) -> socket.socket:
+    """The socket that clients connect to. Raises `ConfigError` when the port is taken."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {config.host}:{config.port} ({error.strerror or error}); choose another --port"
+        ) from error
+
+
+# --------------------------------------------------------------------------------------------------------
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us: a request under way is answered before anything closes.
+
+    A client that begins to speak TLS and says no more is let go as others are.
+    """
+
+    def __init__(self, config: uvicorn.Config, handshake_timeout_s: float) -> None:
+        super().__init__(config)
+        self._handshake_timeout_s = handshake_timeout_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen at the sockets."""
+        config, loop = self.config, asyncio.get_running_loop()
+        await self.lifespan.startup()
+        kind: Any = config.http_protocol_class
+        make = partial(
+            kind, config=config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        tls: dict[str, Any] = {}
+        if config.ssl is not None:
+            tls = {"ssl": config.ssl, "ssl_handshake_timeout": self._handshake_timeout_s}
+        self.servers = [
+            await loop.create_server(make, sock=each, backlog=config.backlog, **tls)
+            for each in sockets or ()
+        ]
+        self.started = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _limits(config: ServeConfig) -> HttpLimits:
+    """The bounds on connections, for which there are files to open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = config.most_connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    fits = config.most_connections if soft == resource.RLIM_INFINITY else soft - _OTHER_FILES
+    if fits < 1:
+        raise ConfigError(f"{soft} files may be open, more than {_OTHER_FILES} are needed; raise ulimit -n")
+    return HttpLimits(
+        min(config.most_connections, fits),
+        config.largest_head_bytes,
+        config.head_timeout_s,
+        config.body_timeout_s,
+    )

@@ -1,0 +1,109 @@
+"""An inference service without an engine, for tests of those who ask it: at a socket, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gati.errors import CompositionError
+from services.wire.codec import Service
+from services.wire.gen import Inference
+from services.wire.gen.ttypes import (
+    Answer,
+    Health,
+    Histogram,
+    InferResponse,
+    ModelInfo,
+    Statistics,
+    VersionInfo,
+)
+from services.wire.server import WireServer
+
+__all__ = ["SERVICE", "Engine", "served"]
+
+SERVICE = Service(Inference)
+_CALLS = ("infer", "health", "describe", "statistics", "cancel", "load", "activate", "unload")
+
+
+class Engine:
+    """A service whose answers a test can hold back."""
+
+    def __init__(self) -> None:
+        self.answers, self.healthy = asyncio.Event(), asyncio.Event()
+        self.answers.set()
+        self.healthy.set()
+        self.state = "serving"
+        self.begun = 0
+        self.versions, self.active = ["first"], "first"
+        self.calls: list[str] = []
+        self.refused = ""
+
+    async def infer(self, request: Any) -> Any:
+        self.begun += 1
+        await self.answers.wait()
+        return InferResponse([Answer(1, b"\0" * 8, "base")], "first", 0.0, 0.0)
+
+    async def health(self) -> Any:
+        await self.healthy.wait()
+        return Health(self.state == "serving", False, self.state)
+
+    async def describe(self) -> Any:
+        active = self.active if self.active in self.versions else "first"
+        versions = [
+            VersionInfo(name, name == active, "torch", exits=["base"], memory_bytes=0)
+            for name in self.versions
+        ]
+        return ModelInfo("m", [1], 2, None, [1, 1, 1], 1, versions)
+
+    async def statistics(self) -> Any:
+        nothing = Histogram([], [0], 0.0)
+        versions = (await self.describe()).versions
+        return Statistics(0, {}, [], nothing, nothing, 0, 0, 0.0, 0, 0, 0, False, versions)
+
+    async def load(self, source: Any) -> Any:
+        self.calls.append(f"load {source.version} {source.composition}")
+        if source.version == self.refused:
+            raise CompositionError("it has gone")
+        self.versions = [*self.versions, source.version]
+        return VersionInfo(source.version, False, "torch", exits=["base"], memory_bytes=0)
+
+    async def activate(self, version: str) -> None:
+        self.active = version
+
+    async def unload(self, version: str) -> None:
+        self.versions = [name for name in self.versions if name != version]
+
+    async def cancel(self, request_id: str) -> None:
+        raise AssertionError("nobody cancels")
+
+    def handlers(self) -> dict[str, Any]:
+        """What it answers, by call."""
+        return {name: getattr(self, name) for name in _CALLS}
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    """The address of one that answers at once, in a thread of its own."""
+    started = threading.Event()
+    told: list[Any] = []
+
+    async def serve() -> None:
+        server, ended = WireServer(SERVICE, Engine().handlers()), asyncio.Event()
+        port = await server.start("127.0.0.1", 0)
+        told.extend((f"127.0.0.1:{port}", asyncio.get_running_loop(), ended))
+        started.set()
+        await ended.wait()
+        await server.drain(0.0)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    started.wait()
+    address, loop, ended = told
+    try:
+        yield address
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join()

@@ -1,0 +1,244 @@
+"""What a request may cost: bounded before it is read, unpacked, parsed or decoded."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import json
+import sys
+import threading
+import zlib
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from starlette.requests import Request
+
+from gati.errors import GatiError, OverloadError, RequestError, TooLargeError
+from services.config import ServeConfig
+from services.pool import BoundedPool
+from services.scheduler.bodies import read_body
+from services.scheduler.budget import ByteBudget, check_json
+from services.scheduler.images import decode_image
+from services.scheduler.protocol import parse_request, positive, priority
+from services.wire.tensors import elements, from_bytes
+from tests.waiting import in_the_end
+
+MIB = 2**20
+
+
+def tensor(**changes: Any) -> bytes:
+    entry = {"name": "input", "shape": [1], "datatype": "UINT8", "data": [1]} | changes
+    return orjson.dumps({"inputs": [entry]})
+
+
+@pytest.mark.parametrize("count", [9, 400, 200_000])
+def test_a_shape_has_few_dimensions_and_costs_nothing(count: int) -> None:
+    """One of 200,000 sizes took an hour to multiply."""
+    for shape in ([3] * count, [2**39] * count, [0] * count):
+        with pytest.raises(RequestError, match="at most 8 sizes"):
+            parse_request(tensor(shape=shape))
+        with pytest.raises(RequestError, match="at most 8 sizes"):
+            from_bytes("UINT8", shape, b"")
+    with pytest.raises(RequestError, match="at most 8 sizes"):
+        elements([2**60])
+    assert elements([2**39] * 8) == 2 ** (39 * 8)
+
+
+def nested(depth: int) -> Any:
+    found: Any = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+DEEP = "deep"  # stands for a value so deep that what writes JSON refuses it
+
+
+def deep(document: bytes, depth: int) -> bytes:
+    return document.replace(b'"deep"', b"[" * depth + b"]" * depth)
+
+
+@pytest.mark.parametrize("name", ["name", "datatype", "shape", "data"])
+@pytest.mark.parametrize("depth", [2, 400, 1000])
+def test_deep_values_are_refused_in_one_line(name: str, depth: int) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse_request(deep(tensor(**{name: DEEP}), depth))
+    assert len(str(refused.value)) < 300
+
+
+def test_numbers_of_many_digits_are_refused() -> None:
+    for digits in (39, 41, 5000):
+        with pytest.raises(RequestError, match="`priority` is 9999"):
+            priority("9" * digits)
+    with pytest.raises(RequestError, match="`latency_slo_ms` is '1111"):
+        positive({"latency_slo_ms": "1" * 5000}, "latency_slo_ms")
+    with pytest.raises(RequestError, match="`latency_slo_ms` is 'a list'"):
+        positive({"latency_slo_ms": nested(1000)}, "latency_slo_ms")
+    with pytest.raises(RequestError, match="`priority` is an object"):
+        priority({})
+
+
+@pytest.mark.parametrize(
+    "outputs", [[{"name": DEEP}], [[DEEP]], [{"name": "exit"}] * 1000, [{"name": {}}]]
+)
+def test_outputs_are_few_and_plain(outputs: Any) -> None:
+    document = orjson.loads(tensor()) | {"outputs": outputs}
+    with pytest.raises(RequestError, match="no output is called|`outputs` has 1000 entries"):
+        parse_request(deep(orjson.dumps(document), 1000))
+
+
+MEMORY = st.recursive(
+    st.none()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def held(value: Any) -> int:
+    """What a parsed document takes of the memory, without what Python shares."""
+    own = sys.getsizeof(value)
+    if isinstance(value, list):
+        return own + sum(map(held, value))
+    if isinstance(value, dict):
+        return own + sum(held(key) + held(each) for key, each in value.items())
+    return own
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(MEMORY, max_size=20), st.booleans())
+def test_the_estimate_of_a_document_is_an_upper_bound(document: list[Any], plain: bool) -> None:
+    text = orjson.dumps(document) if plain else json.dumps(document).encode()
+    assert check_json(text, 2**40) >= held(orjson.loads(text))
+
+
+def test_documents_that_would_fill_the_memory_are_refused_unparsed() -> None:
+    largest = 128 * MIB
+    lists, numbers = b"[" + b"[]," * 1_300_000 + b"[]]", b'{"a":[' + b"1.5," * 3_000_000 + b"1]}"
+    for text in (lists, numbers, b"{" * 400_000):
+        with pytest.raises(TooLargeError, match="send tensors in binary"):
+            check_json(text, largest)
+    assert check_json(b'"' + b"x" * MIB + b'"', largest) < 1.01 * MIB
+    assert check_json('"é"'.encode() + b"x" * MIB, largest) > 4 * MIB
+    sixteen_pictures = orjson.dumps(np.zeros(16 * 224 * 224 * 3, np.uint8).tolist())
+    assert check_json(sixteen_pictures, largest)
+
+
+def body_of(*chunks: bytes, **headers: str) -> Request:
+    messages = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+    messages.append({"type": "http.request", "body": b"", "more_body": False})
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Request({"type": "http", "headers": raw, "method": "POST"}, receive)
+
+
+def read(request: Request, budget: ByteBudget, largest: int = 64 * MIB) -> bytes:
+    async def main() -> bytes:
+        pool = BoundedPool("test", threads=1)
+        try:
+            with budget.open() as charge:
+                found = await read_body(request, largest, charge, pool)
+                assert budget.held_bytes >= len(found)
+                return found
+        finally:
+            pool.close()
+
+    return asyncio.run(main())
+
+
+def test_bodies_under_way_share_a_budget() -> None:
+    budget = ByteBudget(3 * MIB)
+    assert read(body_of(b"x" * MIB), budget) == b"x" * MIB and budget.held_bytes == 0
+    assert read(body_of(b"x", b"yz"), budget) == b"xyz"
+    with budget.open() as other:
+        other.add(2 * MIB)
+        assert read(body_of(b"x" * MIB), budget) == b"x" * MIB
+        with pytest.raises(OverloadError, match="requests under way hold") as refused:
+            read(body_of(b"x" * MIB, b"y"), budget)
+        assert refused.value.retry_after_s is not None and budget.held_bytes == 2 * MIB
+    assert budget.held_bytes == 0
+
+
+def test_packed_bodies_are_charged_as_they_grow() -> None:
+    bomb = gzip.compress(b"\0" * (8 * MIB))
+    assert len(bomb) < 10_000
+    with pytest.raises(OverloadError):
+        read(body_of(bomb, content_encoding="gzip"), ByteBudget(4 * MIB))
+    with pytest.raises(TooLargeError):
+        read(body_of(bomb, content_encoding="gzip"), ByteBudget(64 * MIB), largest=MIB)
+    data = np.random.default_rng(0).bytes(MIB)
+    for packed, encoding in ((gzip.compress(data), "gzip"), (zlib.compress(data), "deflate")):
+        assert read(body_of(packed, content_encoding=encoding), ByteBudget(8 * MIB)) == data
+        with pytest.raises(RequestError, match="ends too early"):
+            read(body_of(packed[:-5], content_encoding=encoding), ByteBudget(8 * MIB))
+    with pytest.raises(RequestError, match="not in the encoding"):
+        read(body_of(b"xxxx", content_encoding="gzip"), ByteBudget(8 * MIB))
+
+
+def png(width: int, height: int) -> bytes:
+    out = io.BytesIO()
+    Image.new("L", (width, height)).save(out, "PNG")
+    return out.getvalue()
+
+
+def test_pictures_are_charged_before_they_are_decoded() -> None:
+    """A file of a few kilobytes may hold a gigabyte of pixels; what is decoded fits into a frame."""
+    data = png(2000, 2000)
+    assert len(data) < 10_000
+    with ByteBudget(10 * MIB).open() as charge, pytest.raises(OverloadError):
+        decode_image(data, 3, 10**7, charge)
+    with ByteBudget(64 * MIB).open() as charge:
+        assert decode_image(data, 3, 10**7, charge).shape == [1, 2000, 2000, 3]
+    assert 4 * ServeConfig().largest_image_pixels < 64 * MIB
+
+
+def test_the_pool_is_bounded_and_what_nobody_waits_for_is_not_begun() -> None:
+    async def main() -> None:
+        pool = BoundedPool("test", threads=1, waiting=1)
+        go, begun = threading.Event(), []
+
+        def work(name: str) -> str:
+            begun.append(name)
+            go.wait()
+            return name
+
+        first = asyncio.create_task(pool.run(work, "first"))
+        await in_the_end(lambda: begun == ["first"])
+        second = asyncio.create_task(pool.run(work, "second"))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadError):
+            await pool.run(work, "third")
+        second.cancel()
+        await asyncio.wait([second])
+        fourth = asyncio.create_task(pool.run(work, "fourth"))  # its place is free again
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.sleep(0)
+        assert not first.done()  # its memory is in use
+        go.set()
+        assert await fourth == "fourth" and begun == ["first", "fourth"]
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        pool.close()
+
+    asyncio.run(main())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(-5, 2**70), max_size=12), st.binary(max_size=16))
+def test_shapes_are_refused_as_ours_or_fit(shape: list[int], data: bytes) -> None:
+    try:
+        assert from_bytes("UINT8", shape, data).size == len(data)
+    except GatiError as error:
+        assert len(str(error)) < 400

@@ -1,0 +1,105 @@
+"""What the front end tells whom, with models that are not there; no process is started."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from services.config import ServeConfig
+from services.scheduler.app import create_app
+from services.scheduler.front import Front
+from services.scheduler.models import Model
+from services.scheduler.scheduler import Scheduler
+
+CAUSE = "its process ended with status 1; it last said: no file '/root/secret plans/model.py' / password"
+
+
+class Dead:
+    """A process that has died with last words."""
+
+    running, served, restarts, hopeless, cause = False, False, 1, None, CAUSE
+
+    def start(self) -> None:
+        self.running = False
+
+    async def address(self) -> str:
+        await asyncio.Event().wait()
+        raise AssertionError("never")
+
+    async def stop(self, timeout_s: float) -> None:
+        self.running = False
+
+
+def run(test: Callable[[httpx.AsyncClient], Awaitable[None]], **config: Any) -> None:
+    async def main() -> None:
+        dead: Any = Dead()
+        model = Model("m", supervised=dead)
+        await model.start()
+        scheduler = Scheduler(ServeConfig(**config), {"m": model}, {})
+        transport = httpx.ASGITransport(Front(create_app(scheduler)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            await test(client)
+        await model.stop(0.0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("keys", [{}, {"api_key": "one"}])
+def test_readiness_tells_nobody_what_a_process_said(keys: dict[str, str]) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        reply = await client.get("/v2/health/ready")
+        assert reply.status_code == 503
+        assert reply.json() == {"ready": False, "waiting_for": {"m": "starting"}}
+        for path in ("/v2/health/live", "/metrics"):
+            assert "password" not in (await client.get(path)).text
+
+    run(test, **keys)
+
+
+def test_with_a_key_the_cause_is_told_without_folders() -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        client.headers["X-API-Key"] = "one"
+        told = [
+            (await client.get("/v2/models/m/ready")).json()["error"],
+            (await client.post("/v2/repository/index")).json()[0]["reason"],
+            (await client.post("/v2/models/m/infer", json=BODY)).json()["error"],
+        ]
+        for each in told:
+            assert "status 1" in each and "model.py" in each and "secret" not in each and "/root" not in each
+
+    run(test, api_key="one")
+
+
+BODY = {"inputs": [{"name": "input", "shape": [1], "datatype": "FP32", "data": [1]}]}
+
+
+def test_who_is_not_let_in_is_counted() -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        for _ in range(3):
+            assert (await client.post("/v2/models/m/infer", json=BODY)).status_code == 401
+        page = (await client.get("/metrics")).text
+        assert 'gati_rejected_total{reason="not_allowed"} 3.0' in page
+
+    run(test, api_key="one")
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"inputs":[{"name":"input","datatype":"FP32","shape":[' + b"1," * 20_000 + b"1]}]}", 400),
+        (b'{"inputs":' + b"[" * 30_000 + b"]" * 30_000 + b"}", 400),
+        (b"[" + b"[]," * 60_000 + b"[]]", 413),
+        (b'{"inputs":[{"name":' + b"[" * 1000 + b"]" * 1000 + b"}]}", 400),
+        (b'{"parameters":{"priority":"' + b"9" * 5000 + b'"},"inputs":[{}]}', 400),
+    ],
+)
+def test_hostile_documents_are_refused_as_ours(body: bytes, status: int) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        reply = await client.post("/v2/models/m/infer", content=body)
+        assert reply.status_code == status and len(reply.json()["error"]) < 300, reply.text[:300]
+
+    run(test, largest_json_bytes=4 * 2**20)

@@ -1,0 +1,255 @@
+"""HTTP connections that are silent, slow, greedy or too many: real sockets, and waiting for events only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+
+from services.http import HttpLimits, http_protocol
+from tests.waiting import LONG_S, in_the_end
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connect = Callable[[], Awaitable[Connection]]
+
+ASK = b"GET /now HTTP/1.1\r\nHost: x\r\n\r\n"
+SHORT = HttpLimits(head_timeout_s=0.05, body_timeout_s=0.05)
+PATIENT = HttpLimits(head_timeout_s=LONG_S, body_timeout_s=LONG_S)
+
+
+class App:
+    """Answers `/now` at once, `/later` when it is let go, `/endless` for as long as anybody reads."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.begun: list[str] = []
+        self.left: list[str] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope["path"]
+        self.begun.append(path)
+        if path == "/body":
+            while (message := await receive()).get("more_body"):
+                continue
+            if message["type"] == "http.disconnect":
+                self.left.append(path)
+                return
+        if path == "/later":
+            await self.go.wait()
+        endless = path == "/endless"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while endless and (await self.more(receive, send)):
+            continue
+        await send({"type": "http.response.body", "body": b"done"})
+
+    async def more(self, receive: Any, send: Any) -> bool:
+        try:
+            async with asyncio.timeout(0.001):
+                gone = (await receive())["type"] == "http.disconnect"
+        except TimeoutError:
+            gone = False
+        if gone:
+            self.left.append("/endless")
+            return False
+        await send({"type": "http.response.body", "body": b"x" * 2**20, "more_body": True})
+        return True
+
+
+class Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def run(limits: HttpLimits, test: Callable[[App, Connect], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with served(limits) as (app, connect):
+            await test(app, connect)
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def served(limits: HttpLimits) -> AsyncIterator[tuple[App, Connect]]:
+    app, listening = App(), socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        app,
+        http=http_protocol(limits),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        timeout_graceful_shutdown=0,
+        timeout_keep_alive=int(LONG_S),
+    )
+    server = Server(config)
+    serving = asyncio.create_task(server.serve([listening]))
+    opened: list[asyncio.StreamWriter] = []
+
+    async def connect() -> Connection:
+        connection = await asyncio.open_connection(*listening.getsockname())
+        opened.append(connection[1])
+        return connection
+
+    await in_the_end(lambda: server.started)
+    try:
+        yield app, connect
+    finally:
+        app.go.set()
+        for each in opened:
+            each.transport.abort()
+        server.should_exit = True
+        await serving
+
+
+async def status(connection: Connection, data: bytes = ASK) -> int:
+    reader, writer = connection
+    writer.write(data)
+    head = await reader.readuntil(b"\r\n\r\n")
+    return int(head.split()[1])
+
+
+async def closed(connection: Connection) -> None:
+    """Wait until the server has closed it."""
+    with contextlib.suppress(ConnectionError):
+        while await connection[0].read(65_536):
+            continue
+
+
+POST = b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"\r\n", id="an empty line"),
+        pytest.param(b"GET /now HT", id="half a request line"),
+        pytest.param(b"GET /now HTTP/1.1\r\nHost: x\r\nX: ", id="half a head"),
+        pytest.param(ASK + b"GET /no", id="half of the next head"),
+        pytest.param(POST, id="a head without its body"),
+        pytest.param(POST + b"x" * 1000, id="half a body"),
+        pytest.param(b"POST /body HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", id="half a chunk"),
+        pytest.param(b"POST /now HTTP/1.1\r\nContent-Length: 100000\r\n\r\n", id="an answered half"),
+    ],
+)
+def test_a_client_that_says_no_more_is_let_go(sent: bytes) -> None:
+    async def test(app: App, connect: Connect) -> None:
+        silent = await connect()
+        silent[1].write(sent)
+        await closed(silent)
+        assert app.left == (["/body"] if "/body" in app.begun else [])
+        assert await status(await connect()) == 200
+
+    run(SHORT, test)
+
+
+@pytest.mark.parametrize("sent", [b"\r\n", b"GET /no"], ids=["an empty line", "half a head"])
+def test_a_client_that_has_been_answered_and_says_no_more_is_let_go(sent: bytes) -> None:
+    async def test(app: App, connect: Connect) -> None:
+        silent = await connect()
+        assert await status(silent) == 200
+        silent[1].write(sent)
+        await closed(silent)
+
+    run(SHORT, test)
+
+
+def test_who_waits_for_an_answer_is_not_cut_off() -> None:
+    async def test(app: App, connect: Connect) -> None:
+        patient = await connect()
+        patient[1].write(ASK.replace(b"now", b"later"))
+        await in_the_end(lambda: app.begun == ["/later"])
+        for _ in range(3):  # later ones have come and been let go meanwhile
+            await closed(await connect())
+        app.go.set()
+        assert await status(patient, b"") == 200
+
+    run(SHORT, test)
+
+
+def test_a_head_that_never_ends_is_not_kept() -> None:
+    """64 MB of it were, and the connection with them."""
+
+    async def test(app: App, connect: Connect) -> None:
+        for start in (b"GET /", b"GET /now HTTP/1.1\r\nX: ", ASK.replace(b"now", b"later") + b"GET /"):
+            _, writer = await connect()
+            writer.write(start)
+            with pytest.raises(ConnectionError):
+                for _ in range(1000):
+                    writer.write(b"x" * 65_536)
+                    await writer.drain()
+
+    run(PATIENT, test)
+
+
+@pytest.mark.parametrize("headers", [b"X: " + b"y" * 70_000 + b"\r\n", b"a: b\r\n" * 101])
+def test_a_head_that_is_too_large_is_refused(headers: bytes) -> None:
+    async def test(app: App, connect: Connect) -> None:
+        connection = await connect()
+        connection[1].write(b"GET /now HTTP/1.1\r\n" + headers + b"\r\n")
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            assert await status(connection, b"") == 431
+        assert app.begun == []
+        assert await status(await connect(), ASK[:-2] + b"a: b\r\n" * 90 + b"\r\n") == 200
+
+    run(PATIENT, test)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /now HT", POST], ids=["silent", "half a head", "half a body"])
+def test_many_silent_clients_keep_nobody_out(sent: bytes) -> None:
+    async def test(app: App, connect: Connect) -> None:
+        working = await connect()
+        working[1].write(ASK.replace(b"now", b"later"))
+        await in_the_end(lambda: "/later" in app.begun)
+        crowd = [await connect() for _ in range(40)]
+        for _, writer in crowd:
+            writer.write(sent)
+        for _ in range(3):
+            assert await status(await connect()) == 200
+        app.go.set()
+        assert await status(working, b"") == 200  # whoever had asked before got an answer
+        await closed(crowd[0])
+
+    run(HttpLimits(connections=8, head_timeout_s=LONG_S, body_timeout_s=LONG_S), test)
+
+
+def test_all_connections_at_work_turn_the_newest_away() -> None:
+    async def test(app: App, connect: Connect) -> None:
+        working = [await connect() for _ in range(3)]
+        for _, writer in working:
+            writer.write(ASK.replace(b"now", b"later"))
+        await in_the_end(lambda: app.begun == ["/later"] * 3)
+        await closed(await connect())
+        app.go.set()
+        for each in working:
+            assert await status(each, b"") == 200
+
+    run(HttpLimits(connections=3, head_timeout_s=LONG_S, body_timeout_s=LONG_S), test)
+
+
+def test_a_client_that_does_not_read_is_let_go() -> None:
+    async def test(app: App, connect: Connect) -> None:
+        _, writer = await connect()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(ASK.replace(b"now", b"endless"))
+        await in_the_end(lambda: app.left == ["/endless"])
+
+    run(HttpLimits(head_timeout_s=LONG_S, body_timeout_s=0.05), test)
+
+
+def test_requests_that_wait_for_the_one_before_are_few() -> None:
+    async def test(app: App, connect: Connect) -> None:
+        greedy = await connect()
+        greedy[1].write(ASK.replace(b"now", b"later") + ASK * 200)
+        await closed(greedy)
+        modest = await connect()
+        app.go.set()
+        assert await status(modest, ASK * 10) == 200
+
+    run(PATIENT, test)

@@ -1,0 +1,205 @@
+"""The inference service in this process: what it admits and loads; a store or repository that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gati.adapt.lineage import Lineage
+from gati.adapt.repository import ModelRepository
+from gati.adapt.store import Record, RecordStore
+from gati.errors import CancelledError, CompositionError, OverloadError, RequestError
+from services.inference import service as module
+from services.inference.followed import Followed
+from services.inference.service import InferenceService
+from services.inference.settings import InferenceSettings
+from services.wire.gen.ttypes import InferRequest, VersionSource
+from services.wire.tensors import to_tensor
+from tests.runtime.served import images
+from tests.waiting import LONG_S, in_the_end
+
+Test = Callable[[InferenceService], Awaitable[None]]
+
+
+def run(folder: Path, test: Test, **settings: Any) -> None:
+    async def main() -> None:
+        told = InferenceSettings(name="m", library=folder / "library", threads=1, workers=1, **settings)
+        service = InferenceService(told)
+        await service.start()
+        try:
+            await test(service)
+        finally:
+            await service.drain()
+
+    asyncio.run(main())
+
+
+def request(name: str, inputs: int = 1, priority: int = 2) -> Any:
+    time_ms = int(1e3 * LONG_S)
+    return InferRequest(name, to_tensor(images(inputs)), time_ms, "0" * 32, priority=priority)
+
+
+def test_requests_keep_their_places_while_they_are_resized(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue of 4 let 39 in, and forgot who had gone meanwhile."""
+    go, begun = threading.Event(), []
+    original = module._rows
+
+    def slow(version: Any, given: Any) -> Any:
+        begun.append(len(given))
+        go.wait()
+        return original(version, given)
+
+    monkeypatch.setattr(module, "_LARGE_INPUT_BYTES", 0)
+    monkeypatch.setattr(module, "_rows", slow)
+
+    async def test(service: InferenceService) -> None:
+        first = asyncio.create_task(service.infer(request("first", 2)))
+        second = asyncio.create_task(service.infer(request("second", 2)))
+        await in_the_end(lambda: begun == [2, 2])
+        with pytest.raises(OverloadError, match="4 of 4 wait"):
+            await service.infer(request("third"))
+        with pytest.raises(RequestError, match="'first' is under way"):
+            await service.infer(request("first"))
+        assert (await service.statistics()).waiting == 4
+        await service.cancel("first")
+        await service.cancel("never heard of")
+        go.set()
+        with pytest.raises(CancelledError):
+            await first
+        assert len((await second).answers) == 2
+        assert (await service.statistics()).waiting == 0
+        assert len((await service.infer(request("first", 4))).answers) == 4
+
+    run(folder, test, queue_capacity=4)
+
+
+def test_versions_are_few_and_folders_are_those_of_the_repository(folder: Path, tmp_path: Path) -> None:
+    async def test(service: InferenceService) -> None:
+        for outside in ("/etc", str(folder), str(tmp_path / "versions" / ".." / "x")):
+            with pytest.raises(RequestError, match="not in the repository of this model") as refused:
+                await service.load(VersionSource("x", folder=outside))
+            assert outside not in str(refused.value)
+        loading = [service.load(VersionSource(name, composition="other")) for name in ("a", "b", "c")]
+        found = await asyncio.gather(*loading, return_exceptions=True)
+        refused_too = [each for each in found if isinstance(each, CompositionError)]
+        assert len(refused_too) == 1 and "most_versions" in str(refused_too[0])
+        await service.load(VersionSource("a", composition="other"))  # in place of the one of that name
+        await service.unload("b")
+        await service.load(VersionSource("c", composition="other"))
+
+    (tmp_path / "versions").mkdir()
+    run(folder, test, most_versions=3, repository=str(tmp_path / "versions"))
+
+
+def test_a_store_that_is_away_keeps_nobody_from_answering(folder: Path, tmp_path: Path) -> None:
+    away = tmp_path / "records"
+    away.write_text("no folder", encoding="utf-8")
+    url = f"sqlite:///{away}/records.db"
+
+    async def test(service: InferenceService) -> None:
+        assert len((await service.infer(request("a"))).answers) == 1
+        away.unlink()  # the store comes back
+        kept = 0
+        while not kept:
+            await service.infer(request("b"))
+            if (away / "records.db").exists():
+                kept = await asyncio.to_thread(RecordStore.open(url).count)
+        assert (away / "records.db").stat().st_mode & 0o777 == 0o600
+
+    run(folder, test, records=url, sampling=1.0)
+
+
+class Loads:
+    """Stands for the versions of a service: counts what is loaded, and refuses it."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+        self.loaded: list[str] = []
+        self.active = SimpleNamespace(name="default")
+
+    async def load(self, name: str, folder: Path) -> None:
+        assert (folder / "composition.json").is_file()
+        self.loaded.append(name)
+        if self.error is not None:
+            raise self.error
+
+    def activate(self, name: str) -> None:
+        self.active = SimpleNamespace(name=name)
+
+    def unload(self, name: str) -> None:
+        raise AssertionError("nothing is to be unloaded")
+
+
+def publish(folder: Path) -> int:
+    repository = ModelRepository(folder)
+    number = repository.publish("m", {"composition.json": b"{}"}, Lineage("0" * 64))
+    repository.activate("m", number)
+    return number
+
+
+def test_a_version_that_cannot_serve_is_fetched_once(tmp_path: Path) -> None:
+    """It was fetched and opened at every poll."""
+
+    async def main() -> None:
+        versions: Any = Loads(CompositionError("of another base model"))
+        followed = Followed(str(tmp_path), "m", versions)
+        for _ in range(3):
+            publish(tmp_path)
+            for _ in range(4):
+                await followed.look()
+        assert versions.loaded == ["1", "2", "3"]
+        versions.error = None
+        publish(tmp_path)
+        await followed.look()
+        assert versions.active.name == "4"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [OSError(116, "Stale file handle"), ValueError("a surprise")])
+def test_a_repository_that_fails_for_a_moment_is_followed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """One ESTALE ended it without a word."""
+    original, failures = ModelRepository.active_token, [error, error]
+
+    def failing(self: ModelRepository, model: str) -> str:
+        if failures:
+            raise failures.pop()
+        return original(self, model)
+
+    monkeypatch.setattr(ModelRepository, "active_token", failing)
+
+    async def main() -> None:
+        versions: Any = Loads(None)
+        followed = Followed(str(tmp_path), "m", versions)
+        await followed.look()
+        following = asyncio.create_task(followed.keep_looking(0.01))
+        publish(tmp_path)
+        await in_the_end(lambda: versions.active.name == "1")
+        following.cancel()
+
+    asyncio.run(main())
+
+
+def test_samples_are_kept_for_as_long_as_the_window_says(folder: Path, tmp_path: Path) -> None:
+    """An hour was all there was, whatever the window."""
+    url, window_s = f"sqlite:///{tmp_path}/records.db", 3 * 3600.0
+    store = RecordStore.open(url, max_age_s=window_s)
+    store.add([Record(images(1)[0], "image", 1, time.time() - 2 * 3600.0, "m", source="old")])
+
+    async def test(service: InferenceService) -> None:
+        while await asyncio.to_thread(store.count, "m") < 2:
+            await service.infer(request("a"))
+        assert store.window("m")[0].source == "old"
+
+    run(folder, test, records=url, sampling=1.0, records_max_age_s=window_s)

@@ -1,0 +1,195 @@
+"""Several keys from a file: names, rights, quotas, reading it again; and the log of who did what."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gati.errors import ConfigError, OverloadError
+from services.config import ServeConfig
+from services.scheduler.app import create_app
+from services.scheduler.front import Front
+from services.scheduler.keys import KeyRing
+from services.scheduler.quotas import Quota
+from services.scheduler.scheduler import Scheduler
+
+FILE = f"""
+[keys.camera]
+key = "camera's key"
+in_flight = 1
+[keys.operator]
+sha256 = "{hashlib.sha256(b"operator's key").hexdigest().upper()}"
+rights = ["read", "manage"]
+[keys.watcher]
+key = "watcher's key"
+rights = ["read"]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    found = tmp_path / "keys.toml"
+    found.write_text(FILE, encoding="utf-8")
+    return found
+
+
+def test_rights_are_those_of_the_key(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = Scheduler(ServeConfig(keys_file=file, api_key="everybody"), {}, {})
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(Front(create_app(scheduler)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+
+            async def status(method: str, path: str, key: str) -> int:
+                headers = {"X-API-Key": key} if key else {}
+                return (await client.request(method, path, headers=headers)).status_code
+
+            read, infer = ("GET", "/v2"), ("POST", "/v2/models/m/infer")
+            manage = ("POST", "/v2/repository/models/m/unload")
+            let_in = {
+                "camera's key": (200, 404, 401),
+                "operator's key": (200, 401, 404),
+                "watcher's key": (200, 401, 401),
+                "everybody": (200, 404, 404),
+                "nobody's": (401, 401, 401),
+                "": (401, 401, 401),
+            }
+            for key, expected in let_in.items():
+                found = [await status(*each, key) for each in (read, infer, manage)]
+                assert tuple(found) == expected, key
+            assert await status("GET", "/v2/health/live", "") == 200
+
+    with caplog.at_level(logging.INFO, "gati"):
+        asyncio.run(main())
+    lines = [record for record in caplog.records if record.name == "gati.audit"]
+    told = [(line.__dict__["key"], line.__dict__["status"]) for line in lines]
+    assert ("operator", 404) in told and ("", 401) in told and ("camera", 401) not in told
+    requests = [record.__dict__ for record in caplog.records if record.name == "gati.access"]
+    assert {"camera", "watcher", "operator", "api"} <= {line["key"] for line in requests}
+    assert all(line["path"] in ("/v2", "/v2/models/m/infer") for line in requests)
+    everything = str([vars(record) for record in caplog.records])
+    assert not any(f"{name}'s key" in everything for name in ("camera", "operator", "watcher", "nobody"))
+
+
+def test_the_log_can_be_sampled(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = Scheduler(ServeConfig(log_sampling=0.0), {}, {})
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(Front(create_app(scheduler)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            await client.get("/v2")
+            await client.post("/v2/repository/index")
+
+    with caplog.at_level(logging.INFO, "gati"):
+        asyncio.run(main())
+    assert [record.name for record in caplog.records if record.name != "httpx"] == ["gati.audit"]
+
+
+def test_keys_are_read_again_and_a_wrong_file_changes_nothing(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ring = KeyRing(ServeConfig(keys_file=file))
+    camera = ring.find("camera's key")
+    assert camera is not None and ring.find("new key 1") is None and ring.find("") is None
+    with camera.quota.request():
+        file.write_text(FILE.replace("camera's key", "new key 1"), encoding="utf-8")
+        ring.reload()
+        renewed = ring.find("new key 1")
+        assert renewed is not None and renewed.name == "camera" and ring.find("camera's key") is None
+        with pytest.raises(OverloadError, match="1 requests under way"), renewed.quota.request():
+            raise AssertionError("its quota goes on")
+    file.write_text("[keys", encoding="utf-8")
+    ring.reload()
+    assert ring.find("new key 1") is renewed
+    assert "the keys stay as they were" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "give a table"),
+        ("[keys]", "give a table"),
+        ("x = 1\n[keys.a]\nkey='12345678'", "give a table"),
+        ("[keys.a]", "keys.a: give either `key` or `sha256`"),
+        ("[keys.a]\nkey = 'short'", "keys.a.key: string should have at least 8"),
+        ("[keys.a]\nkey = 'secret-word'\nsha256='0'", "keys.a.sha256: string should match"),
+        ("[keys.a]\nkey = 'secret-word'\nrights = ['all']", "keys.a.rights"),
+        ("[keys.'a b']\nkey = 'secret-word'", "cannot be a name"),
+        ("[keys.a]\nkey = 'secret-word'\n[keys.b]\nkey = 'secret-word'", "'b' has the key of another"),
+        ("[keys.a]\nkey = 'secret-word'\nrequests_per_second = 0", "greater than 0"),
+    ],
+)
+def test_a_file_that_is_wrong_is_told_without_its_keys(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as refused:
+        KeyRing(ServeConfig(keys_file=file))
+    assert message in str(refused.value) and "secret-word" not in str(refused.value)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def ask(quota: Quota, count: int = 0) -> bool:
+    try:
+        with quota.request():
+            quota.sent(count)
+    except OverloadError as error:
+        assert error.retry_after_s is not None and error.retry_after_s > 0.0
+        return False
+    return True
+
+
+@pytest.mark.parametrize("rate", [0.5, 3.0, 100.0])
+def test_a_quota_lets_its_rate_through(rate: float) -> None:
+    clock, quota = Clock(), None
+    quota = Quota(clock)
+    quota.limit(rate, None, None)
+    let = 0
+    for _ in range(4000):
+        clock.now_s += 0.01
+        let += ask(quota)
+    assert 40 * rate <= let <= 41 * rate + 2
+    clock.now_s += 1e6
+    burst = sum(ask(quota) for _ in range(1000))
+    assert burst <= rate + 1
+
+
+def test_bytes_are_paid_for_afterwards() -> None:
+    clock = Clock()
+    quota = Quota(clock)
+    quota.limit(None, 100.0, None)
+    assert quota.counts_bytes and ask(quota, 1000) and not ask(quota)
+    clock.now_s = 8.9
+    assert not ask(quota)
+    clock.now_s = 9.1
+    assert ask(quota, 1)
+
+
+def test_what_is_under_way_is_counted_and_given_back() -> None:
+    quota = Quota()
+    quota.limit(None, None, 2)
+    with quota.request(), quota.request():
+        assert not ask(quota)
+    assert ask(quota) and not quota.counts_bytes
+    quota.limit(None, None, None)
+    assert all(ask(quota) for _ in range(10))
+
+
+def test_keys_may_be_all_that_is_asked_for(file: Path) -> None:
+    from services.scheduler.admission import check_exposure
+
+    config: Any = ServeConfig(host="0.0.0.0", keys_file=file)
+    check_exposure(config)
+    assert KeyRing(config).asks

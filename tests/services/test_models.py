@@ -1,0 +1,257 @@
+"""A model as the scheduler has it, in front of a service that does as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from gati.errors import ConfigError, UnavailableError
+from services.scheduler.dashboard import Dashboard
+from services.scheduler.models import Asked, Model
+from services.states import STUCK
+from services.wire.client import WireClient
+from services.wire.gen.ttypes import Tensor
+from services.wire.server import WireServer
+from tests.services.engines import SERVICE, Engine
+from tests.waiting import LONG_S, in_the_end
+
+ASKED = Asked(1e3 * LONG_S, None, 2, "0" * 32)
+TENSOR = Tensor("FP32", [1], b"\0" * 4)
+
+
+class Process:
+    """Stands for a supervised process: starts and stops when it is told, and can be slow at it."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self.running, self.served = False, False
+        self.starts = self.kills = 0
+        self.hopeless: str | None = None
+        self.cause, self.restarts = "it was unloaded", 0
+        self.may_stop = asyncio.Event()
+        self.may_stop.set()
+
+    def start(self) -> None:
+        assert not self.running, "there are two of them"
+        self.running = True
+        self.starts += 1
+
+    async def address(self) -> str:
+        if self.hopeless is not None:
+            raise ConfigError(self.hopeless)
+        return self._where
+
+    async def stop(self, timeout_s: float) -> None:
+        await self.may_stop.wait()
+        self.running = False
+
+    def kill(self, why: str) -> None:
+        self.kills += 1
+
+    def retire(self) -> None:
+        raise AssertionError("nobody drains")
+
+
+Test = Callable[[Engine, Model, Process], Awaitable[None]]
+
+
+def run(test: Test, **options: Any) -> None:
+    async def main() -> None:
+        engine = Engine()
+        server = WireServer(SERVICE, engine.handlers())
+        port = await server.start("127.0.0.1", 0)
+        process: Any = Process(f"127.0.0.1:{port}")
+        model = Model("m", supervised=process, **options)
+        try:
+            await test(engine, model, process)
+        finally:
+            for event in (engine.answers, engine.healthy, process.may_stop):
+                event.set()
+            await model.stop(LONG_S)
+            await server.drain(0.0)
+
+    asyncio.run(main())
+
+
+async def ready(model: Model) -> None:
+    await model.start()
+    await model.wait_until_ready(LONG_S)
+
+
+def test_unloading_answers_what_is_under_way_and_refuses_what_is_new() -> None:
+    """It closed the connection first, and who had asked hung to the deadline."""
+
+    async def test(engine: Engine, model: Model, process: Process) -> None:
+        await ready(model)
+        engine.answers.clear()
+        asking = asyncio.create_task(model.infer(TENSOR, ASKED))
+        await in_the_end(lambda: engine.begun == 1)
+        stopping = asyncio.create_task(model.stop(LONG_S))
+        await in_the_end(lambda: not model.ready)
+        with pytest.raises(UnavailableError, match="it was unloaded"):
+            await model.infer(TENSOR, ASKED)
+        assert not stopping.done() and model.state == "unloaded"
+        engine.answers.set()
+        assert (await asking).version == "first"
+        await stopping
+
+    run(test)
+
+
+def test_closing_a_connection_ends_every_call_on_it() -> None:
+    async def test(engine: Engine, model: Model, process: Process) -> None:
+        host, _, port = (await process.address()).rpartition(":")
+        client = WireClient(SERVICE, host, int(port))
+        await client.connect()
+        engine.healthy.clear()
+        asking = asyncio.create_task(client.call("health", timeout_s=LONG_S))
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(UnavailableError):
+            await asking
+
+    run(test)
+
+
+def test_loading_while_unloading_leaves_one_process() -> None:
+    async def test(engine: Engine, model: Model, process: Process) -> None:
+        await ready(model)
+        process.may_stop.clear()
+        stopping = asyncio.create_task(model.stop(LONG_S))
+        await in_the_end(lambda: not model.ready)
+        starting = [asyncio.create_task(ready(model)) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        assert process.starts == 1
+        stopping.cancel()  # whoever asked for it has gone; it goes on
+        process.may_stop.set()
+        await asyncio.gather(*starting)
+        assert process.starts == 2 and process.running
+        assert (await model.infer(TENSOR, ASKED)).version == "first"
+
+    run(test)
+
+
+def test_unloading_while_loading_ends_the_wait() -> None:
+    async def test(engine: Engine, model: Model, process: Process) -> None:
+        engine.state = "loading"
+        await model.start()
+        waiting = asyncio.create_task(model.wait_until_ready(LONG_S))
+        await in_the_end(lambda: model.state == "loading")
+        await model.stop(LONG_S)
+        with pytest.raises(UnavailableError, match="it was unloaded"):
+            await waiting
+
+    run(test)
+
+
+def test_what_a_restart_cannot_mend_ends_the_wait() -> None:
+    async def test(engine: Engine, model: Model, process: Process) -> None:
+        process.hopeless = "no composition 'x'"
+        await model.start()
+        with pytest.raises(ConfigError, match="model 'm' cannot be served: no composition 'x'"):
+            await model.wait_until_ready(LONG_S)
+
+    run(test)
+
+
+def test_a_service_that_does_not_say_how_it_is_is_not_ready_and_is_ended() -> None:
+    async def test(engine: Engine, model: Model, process: Process) -> None:
+        await ready(model)
+        engine.healthy.clear()
+        await in_the_end(lambda: not model.ready)
+        with pytest.raises(UnavailableError, match="does not answer"):
+            await model.infer(TENSOR, ASKED)
+        await in_the_end(lambda: process.kills >= 1)
+        engine.healthy.set()  # the next process
+        await in_the_end(lambda: model.ready)
+
+    run(test, hang_timeout_s=0.2)
+
+
+def test_an_engine_that_is_stuck_is_ended() -> None:
+    async def test(engine: Engine, model: Model, process: Process) -> None:
+        await ready(model)
+        engine.state = STUCK
+        await in_the_end(lambda: process.kills >= 1)
+        assert not model.ready
+        engine.state = "serving"
+        await in_the_end(lambda: model.ready)
+
+    run(test, hang_timeout_s=0.2)
+
+
+@pytest.mark.parametrize("error", [ValueError("label too long"), OverflowError("port"), OSError(5, "input")])
+def test_no_exception_ends_the_connecting(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host name that is none, or port 99999, ended it without a word."""
+    original, failures = asyncio.open_connection, [error, error]
+
+    async def failing(*arguments: Any, **named: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await original(*arguments, **named)
+
+    monkeypatch.setattr(asyncio, "open_connection", failing)
+
+    async def test(engine: Engine, model: Model, process: Process) -> None:
+        await ready(model)
+        assert not failures
+
+    run(test)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", f"{'a' * 70}.example:80", "x", "unix:/nowhere"])
+def test_addresses_that_are_none_are_told(address: str) -> None:
+    async def main() -> None:
+        model = Model("m", address=address)
+        await model.start()
+        await in_the_end(lambda: model.cause == f"nothing answers at {address}")
+        with pytest.raises(UnavailableError, match="model 'm' does not answer: nothing answers"):
+            await model.infer(TENSOR, ASKED)
+        await model.stop(LONG_S)
+
+    asyncio.run(main())
+
+
+def test_versions_that_were_loaded_come_back_with_the_process() -> None:
+    """They were there until the process died, and nobody was told."""
+
+    async def test(engine: Engine, model: Model, process: Process) -> None:
+        await ready(model)
+        for version, composition in (("a", "fast"), ("b", None), ("c", "gone")):
+            await model.load(version, composition)
+        await model.load("a", "fast")
+        await model.unload("b")
+        assert engine.calls == ["load a fast", "load b None", "load c gone", "load a fast"]
+        engine.calls.clear()
+        engine.versions = ["first"]  # another process
+        engine.refused = "c"
+        engine.state = STUCK
+        await in_the_end(lambda: process.kills >= 1)
+        engine.state = "serving"
+        await in_the_end(lambda: model.ready)
+        assert model.active.version == "a" and engine.calls[-2:] == ["load c gone", "load a fast"]
+        engine.calls.clear()
+        await model.stop(LONG_S)
+        engine.versions = ["first"]
+        await ready(model)
+        assert engine.calls == ["load a fast"]
+
+    run(test, hang_timeout_s=0.2)
+
+
+def test_a_version_that_the_repository_brings_is_noticed() -> None:
+    """Metadata and metrics had the version that answered when the service was connected to."""
+
+    async def test(engine: Engine, model: Model, process: Process) -> None:
+        await ready(model)
+        looking = asyncio.create_task(Dashboard(model).keep_looking())
+        engine.versions, engine.active = ["first", "7"], "7"
+        await in_the_end(lambda: model.active.version == "7")
+        engine.versions = ["first"]
+        await in_the_end(lambda: [each.version for each in model.info.versions] == ["first"])
+        looking.cancel()
+
+    run(test)
