@@ -55,12 +55,15 @@ class FollowCheaper(TablePolicy):
             self._switches += 1
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
-        """Blocks that the followed cache does not hold; there always are enough."""
+        """Blocks that the followed cache does not hold; LRU's where all of those are locked by other requests."""
         held = self._held[self._followed]
         slots = np.flatnonzero(self._leaf[: len(self._runs)])
         heap = sorted(zip(self._recency[slots].tolist(), slots.tolist(), strict=True))
         removed: list[int] = []
         while count > 0:
+            if not heap:
+                self._take(count, self._by_recency(), removed)
+                break
             _, slot = heapq.heappop(heap)
             spare = self._spare(slot, held)
             if spare == 0:
