@@ -77,15 +77,15 @@ def fit_hazards(
     edges = ages(labels.gaps_s, bins)
     if edges is None:
         return None
-    sample, number, returned = by_bin(labels, edges)
+    rows = by_bin(labels, edges)
     # Most rows say that a sample did not return yet: a part of them, weighted, tells as much.
     random = np.random.default_rng(seed)
-    kept = returned | (random.random(len(returned)) < 1.0 / _THINNED)
-    sample, number, returned = sample[kept], number[kept], returned[kept]
+    kept = rows.returned | (random.random(len(rows.returned)) < 1.0 / _THINNED)
+    sample, number, returned, weights = (each[kept] for each in rows)
     if returned.all() or not returned.any():
         return None
-    rows = np.column_stack((labels.features[sample], number.astype(np.float32)))
-    weights = labels.weights[sample] * np.where(returned, 1.0, _THINNED)
+    table = np.column_stack((labels.features[sample], number.astype(np.float32)))
+    weights = weights * np.where(returned, 1.0, _THINNED)
     quiet = {"verbose": -1, "num_threads": 1, "max_bin": 63}
     settings = {
         **quiet,
@@ -98,7 +98,7 @@ def fit_hazards(
         "deterministic": True,
         "force_row_wise": True,
     }
-    data = lightgbm.Dataset(rows, returned, weight=weights, params=quiet)
+    data = lightgbm.Dataset(table, returned, weight=weights, params=quiet)
     return HazardModel(edges, lightgbm.train(settings, data, rounds))
 
 

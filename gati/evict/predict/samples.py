@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gati.evict.predict.history import FEATURES, Observer
 
-__all__ = ["Labels", "Samples", "by_bin"]
+__all__ = ["Labels", "Rows", "Samples", "by_bin"]
 
 Floats = NDArray[np.float64]
 _BLOCKS = FEATURES.index("blocks")
@@ -79,16 +79,30 @@ class Samples(Observer):
         return 0 <= sample and sample >= self.taken_in_all - self._window
 
 
-def by_bin(labels: Labels, edges: Floats) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """One row for each sample and bin of ages that it lived through: (sample, bin, whether it returned in it).
+class Rows(NamedTuple):
+    """Samples by bins of ages: which sample, which bin, whether it returned in it, and how much that counts."""
 
-    A bin in which watching ended without a return says nothing and has no row.
+    sample: NDArray[np.int64]
+    number: NDArray[np.int64]
+    returned: NDArray[np.bool_]
+    weights: Floats
+
+
+def by_bin(labels: Labels, edges: Floats) -> Rows:
+    """One row for each sample and bin of ages that it lived through, at least in part.
+
+    A bin in which watching ended without a return counts by the part of it that was watched (the actuary's
+    exposure): left out, only the returns would be seen of bins that few samples have been watched through.
     """
     bins = len(edges) - 1
     returned = ~np.isnan(labels.gaps_s)
     until = np.where(returned, labels.gaps_s, labels.watched_s)
     at = np.clip(np.searchsorted(edges, until, side="right") - 1, 0, bins)
-    rows = np.where(returned & (at < bins), at + 1, at)
+    rows = np.minimum(at + 1, bins)
     sample = np.repeat(np.arange(len(until)), rows)
     number = np.arange(len(sample)) - np.repeat(np.cumsum(rows) - rows, rows)
-    return sample, number, returned[sample] & (number == at[sample])
+    ended = number == at[sample]
+    share = (until[sample] - edges[number]) / (edges[number + 1] - edges[number])
+    weights = labels.weights[sample] * np.where(ended & ~returned[sample], share, 1.0)
+    counts = weights > 0.0
+    return Rows(sample[counts], number[counts], (returned[sample] & ended)[counts], weights[counts])
