@@ -1,11 +1,11 @@
 """Learned eviction: what a full cache forgets.
 
-    from gati import evict
+from gati import evict
 
-    trace = evict.read_trace("trace.jsonl.gz")
-    result = evict.replay(trace, sizes=[2000], policies=["lru", "gati", "opt"])
+trace = evict.read_trace("trace.jsonl.gz")
+result = evict.replay(trace, sizes=[2000], policies=["lru", "gati", "opt"])
 
-    cache = evict.PrefixCache(blocks=2000, policy="gati")  # in an engine of your own
+cache = evict.PrefixCache(blocks=2000, policy="gati")  # in an engine of your own
 """
 
 from gati.evict.policy.guard import bound

@@ -37,7 +37,9 @@ class BlockCache:
     Of a request that is longer than the capacity the first blocks are cached, the others are misses.
     """
 
-    def __init__(self, tree: RunTree, capacity: int, policy: Policy, predictor: Predictor | None = None) -> None:
+    def __init__(
+        self, tree: RunTree, capacity: int, policy: Policy, predictor: Predictor | None = None
+    ) -> None:
         self.tree = tree
         self.capacity = capacity
         self.policy = policy
@@ -97,7 +99,9 @@ class BlockCache:
         if self.predictor is not None:
             self.predictor.copy(lower.slot, upper.slot)
 
-    def _serve(self, ids: list[int], path: list[Run], hits: int, time_s: float) -> tuple[list[Run], list[int]]:
+    def _serve(
+        self, ids: list[int], path: list[Run], hits: int, time_s: float
+    ) -> tuple[list[Run], list[int]]:
         tree, policy, predictor = self.tree, self.policy, self.predictor
         number = self._requests
         self._requests += 1

@@ -19,7 +19,9 @@ def hostile_instance(seed: int, *, requests: int = 150) -> tuple[Trace, int, Cal
     capacity = chance.choice((2, 4, 8, 16, 24))
     if seed % 3 == 0:
         spread = chance.choice((0.5, 1.0, 1.6)) * capacity
-        trace = flat_trace([int(chance.expovariate(1.0 / spread)) + number // 100 for number in range(requests)])
+        trace = flat_trace(
+            [int(chance.expovariate(1.0 / spread)) + number // 100 for number in range(requests)]
+        )
     else:
         width, deepest = chance.randint(2, 4), chance.randint(2, 8)
         rows = [[chance.randrange(width) for _ in range(chance.randint(1, deepest))] for _ in range(requests)]

@@ -73,7 +73,9 @@ def test_perfect_predictions_give_what_brute_force_finds(trace: Trace, capacity:
 def test_laru_is_laru_block_by_block(trace: Trace, capacity: int, seed: int) -> None:
     chance = random.Random(seed)
     said = {
-        (number, block): chance.random() for number, row in enumerate(trace.requests) for block in row[:capacity]
+        (number, block): chance.random()
+        for number, row in enumerate(trace.requests)
+        for block in row[:capacity]
     }
     # a prediction is that of a block; LARU must not depend on how blocks lie in runs
     cache = made("laru", capacity, lambda: Scripted(lambda number, block: said[number, block]), trace)
@@ -111,7 +113,9 @@ def test_ranked_policies_are_those_block_by_block(
         trace, capacity = tree_trace(rows), chance.randint(1, 12)
         naive, cache = NaiveTree(capacity), build(name, capacity, None)
         for number, row in enumerate(trace.requests):
-            hits, _ = naive.access(row, number, lambda leaves, block: min(leaves, key=lambda each: key(naive, each)))
+            hits, _ = naive.access(
+                row, number, lambda leaves, block: min(leaves, key=lambda each: key(naive, each))
+            )
             assert cache.access(row, float(number)).hits == hits
             assert cached(cache) == set(naive.parent)
 
@@ -218,7 +222,9 @@ def test_unknown_policies_and_markers_on_trees_are_refused() -> None:
         policy_named("lmarker", flat=False)
 
 
-def marker_misses(name: str, items: list[int], capacity: int, said: Callable[[int, int], float], seed: int) -> int:
+def marker_misses(
+    name: str, items: list[int], capacity: int, said: Callable[[int, int], float], seed: int
+) -> int:
     trace = flat_trace(items)
     cache = build(name, capacity, lambda capacity, chance: Scripted(said), flat=True, seed=seed)
     return len(items) - sum(served(cache, trace))
@@ -242,7 +248,8 @@ def test_markers_keep_their_bound_whatever_is_predicted(name: str, factor: Calla
         for number, block in enumerate(trace.blocks.tolist())
     }
     misses = [
-        marker_misses(name, items, capacity, lambda number, block: wrong[number, block], seed) for seed in range(60)
+        marker_misses(name, items, capacity, lambda number, block: wrong[number, block], seed)
+        for seed in range(60)
     ]
     # the blocks of the first phase are misses of everybody
     assert np.mean(misses) <= factor(capacity) * optimal + capacity
@@ -269,7 +276,11 @@ def test_a_chain_that_is_too_long_makes_the_predictive_marker_choose_at_random()
     third = set()
     for seed in range(30):
         cache = build(
-            "predictive-marker", 4, lambda capacity, _: Scripted(lambda n, block: said[block]), flat=True, seed=seed
+            "predictive-marker",
+            4,
+            lambda capacity, _: Scripted(lambda n, block: said[block]),
+            flat=True,
+            seed=seed,
         )
         evicted = [cache.access(ids, 0.0).evicted for ids in trace.requests]
         assert evicted[:6] == [[], [], [], [], [3], [2]]
@@ -283,7 +294,9 @@ def test_what_returns_in_its_phase_is_guarded_until_that_ends() -> None:
     said = {0: 1.0, 1: 2.0, 2: 99.0, 3: 3.0, 4: 4.0}
     for seed in range(10):
         trace = flat_trace([0, 1, 2, 3, 2, 4])
-        cache = build("guard", 3, lambda capacity, _: Scripted(lambda n, block: said[block]), flat=True, seed=seed)
+        cache = build(
+            "guard", 3, lambda capacity, _: Scripted(lambda n, block: said[block]), flat=True, seed=seed
+        )
         evicted = [cache.access(ids, 0.0).evicted for ids in trace.requests]
         assert evicted[3] == [2] and evicted[4][0] in (0, 1)
         assert evicted[5] == [3]

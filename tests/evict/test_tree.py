@@ -77,7 +77,9 @@ def test_it_holds_the_blocks_a_naive_tree_holds(trace, seed: int, divided: bool)
 def test_a_block_below_two_parents_is_no_tree() -> None:
     tree = RunTree()
     tree.extend([], [1, 2, 3], 0, (1, 3))
-    with pytest.raises(TraceError, match="block 2 follows block 9, but followed block 1 before: give every block"):
+    with pytest.raises(
+        TraceError, match="block 2 follows block 9, but followed block 1 before: give every block"
+    ):
         tree.extend([], [9], 1)
         tree.match([9, 2])
 
@@ -120,7 +122,9 @@ def test_more_than_is_unlocked_cannot_leave_and_nothing_changes() -> None:
     first = cache.match([b"a", b"ab", b"abc"])
     assert cache.insert(first) == []
     second = cache.match([b"x", b"xy"])
-    with pytest.raises(EvictError, match="1 blocks must leave, but only 0 of 4 are not locked by requests under way"):
+    with pytest.raises(
+        EvictError, match="1 blocks must leave, but only 0 of 4 are not locked by requests under way"
+    ):
         cache.insert(second)
     assert (len(cache), cache.match([b"a", b"ab", b"abc"]).hits) == (3, 3)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from gati.errors import EvictError
 from gati.evict.index.tree import Run, RunTree
-from gati.evict.policy.base import Floats, Policy, TablePolicy
+from gati.evict.policy.base import Policy, TablePolicy
 from gati.evict.predict.base import grown
 
 __all__ = ["Fifo", "Lfu", "Lru", "Slru", "TailLru"]
@@ -128,7 +128,13 @@ class TailLru(_Ranked):
     name = "tlru"
 
     def __init__(
-        self, tree: RunTree, capacity: int, *, seed: int = 0, prompt_blocks: int = 4, threshold_blocks: int = 8
+        self,
+        tree: RunTree,
+        capacity: int,
+        *,
+        seed: int = 0,
+        prompt_blocks: int = 4,
+        threshold_blocks: int = 8,
     ) -> None:
         super().__init__(tree, capacity, seed=seed)
         self._spare = prompt_blocks - threshold_blocks

@@ -148,7 +148,9 @@ class GuardedBelady(_Phased):
             return self._any(self._unmarked())
         count = len(self._runs)
         slots = np.flatnonzero(self._leaf[:count])
-        free = [slot for slot in slots if (run := self._runs[slot]) is not None and run.ids[0] not in self._safe]
+        free = [
+            slot for slot in slots if (run := self._runs[slot]) is not None and run.ids[0] not in self._safe
+        ]
         return self._furthest(np.array(free)) if free else self._any(self._unmarked())
 
     def _left(self, victim: int, block: int) -> None:

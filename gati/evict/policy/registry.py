@@ -29,5 +29,7 @@ def policy_named(name: str, *, flat: bool) -> type[Policy]:
     if found is None:
         raise EvictError(f"unknown policy {name!r}; there are {', '.join([*POLICIES, LIMIT])}")
     if found.flat_only and not flat:
-        raise EvictError(f"policy {name} is defined for blocks without parents only: --flat, or another policy")
+        raise EvictError(
+            f"policy {name} is defined for blocks without parents only: --flat, or another policy"
+        )
     return found

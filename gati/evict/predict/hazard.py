@@ -67,7 +67,7 @@ class HazardModel:
 
 
 def fit_hazards(
-    labels: Labels, *, bins: int = 10, rounds: int = 40, leaves: int = 15, rate: float = 0.1, seed: int = 0
+    labels: Labels, *, bins: int = 10, rounds: int = 40, leaves: int = 8, rate: float = 0.1, seed: int = 0
 ) -> HazardModel | None:
     """Fit a model to what is known of samples; None where too few of them have returned to tell anything.
 
@@ -92,8 +92,8 @@ def fit_hazards(
         "objective": "binary",
         "num_leaves": leaves,
         "learning_rate": rate,
-        "min_data_in_leaf": 20,
-        "lambda_l2": 1.0,
+        "min_data_in_leaf": 50,
+        "lambda_l2": 10.0,
         "seed": seed,
         "deterministic": True,
         "force_row_wise": True,
@@ -112,7 +112,11 @@ def ages(gaps_s: Floats, bins: int) -> Floats | None:
     if len(within) == 0:
         return None
     smallest = max(first, 0.5 * float(within.min()))
-    inner = np.quantile(known[known > smallest], np.linspace(0.0, 1.0, bins)[1:-1]) if (known > smallest).any() else []
+    inner = (
+        np.quantile(known[known > smallest], np.linspace(0.0, 1.0, bins)[1:-1])
+        if (known > smallest).any()
+        else []
+    )
     last = 1.5 * float(known.max())
     return np.unique(np.concatenate(([0.0, smallest], inner, [last])))
 

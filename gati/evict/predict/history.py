@@ -84,7 +84,9 @@ class History:
         self._observer = observer
         self._flat = flat
         self._tree = RunTree(flat=flat)
-        self._order: OrderedDict[Run, Memory] = OrderedDict()  # the least recent first, children before parents
+        self._order: OrderedDict[Run, Memory] = (
+            OrderedDict()
+        )  # the least recent first, children before parents
 
     def access(self, ids: list[int], request: int, now_s: float) -> tuple[list[int], list[list[float]]]:
         """Take in a request; return where each run of its path ends, and their features, from the root on."""
@@ -171,7 +173,12 @@ def _features(
         rows.append(
             [
                 *(float(count), new, float(run.start), float(length), below, float(run.accesses == 1)),
-                *(float(run.accesses), float(run.turns), log2(1.0 + now_s - memory.first_s), float(run.children)),
+                *(
+                    float(run.accesses),
+                    float(run.turns),
+                    log2(1.0 + now_s - memory.first_s),
+                    float(run.children),
+                ),
                 *memory.gaps,
                 *memory.counters,
                 *(float(parent_children), parent.born, _share(parent), upper.born, _share(upper)),

@@ -31,13 +31,13 @@ class ReuseSettings:
     """How `reuse` learns. The defaults were tuned on Mooncake's synthetic trace and the first quarter of the other."""
 
     window: int = 40_000  # samples kept
-    first_fit: int = 600  # samples before there is a model
+    first_fit: int = 1_000  # samples before there is a model
     growth: float = 1.25  # as many times the samples between refits
     longest_step: int = 20_000  # samples between refits at most
     history_blocks: int = 20  # what the history remembers, in capacities
     bins: int = 10
     rounds: int = 40
-    leaves: int = 15
+    leaves: int = 8
     rate: float = 0.1
 
 

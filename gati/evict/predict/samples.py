@@ -68,7 +68,9 @@ class Samples(Observer):
         count = min(self.taken_in_all, self._window)
         features = self._features[:count].copy()
         watched = np.minimum(self._lost_s[:count], now_s) - self._taken_s[:count]
-        return Labels(features, self._gap_s[:count].copy(), watched, np.sqrt(features[:, _BLOCKS]).astype(float))
+        return Labels(
+            features, self._gap_s[:count].copy(), watched, np.sqrt(features[:, _BLOCKS]).astype(float)
+        )
 
     def _fill(self, at: int, taken_s: float) -> int:
         self._taken_s[at], self._gap_s[at], self._lost_s[at] = taken_s, np.nan, np.inf
@@ -76,7 +78,7 @@ class Samples(Observer):
         return self.taken_in_all - 1
 
     def _has(self, sample: int) -> bool:
-        return 0 <= sample and sample >= self.taken_in_all - self._window
+        return sample >= 0 and sample >= self.taken_in_all - self._window
 
 
 class Rows(NamedTuple):

@@ -54,5 +54,7 @@ def load_model(folder: Path) -> HazardModel:
     except EvictError:
         raise
     except Exception as error:  # LightGBM has no error of its own that could be named here
-        raise EvictError(f"{folder} holds no usable predictor ({error}): run gati evict train again") from error
+        raise EvictError(
+            f"{folder} holds no usable predictor ({error}): run gati evict train again"
+        ) from error
     return HazardModel(edges, booster)

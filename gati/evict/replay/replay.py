@@ -72,7 +72,15 @@ def replay(
                 else:
                     exact = name == "opt-leaf"
                     outcomes.append(
-                        _one(trace, size, name, oracle if exact else maker, None if exact else predictor, seed, tell)
+                        _one(
+                            trace,
+                            size,
+                            name,
+                            oracle if exact else maker,
+                            None if exact else predictor,
+                            seed,
+                            tell,
+                        )
                     )
                 done += len(trace.blocks)
     if progress is not None:

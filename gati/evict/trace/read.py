@@ -19,7 +19,9 @@ __all__ = ["read_trace"]
 
 _BLOCKS = ("hash_ids", "blocks", "block_ids", "ids", "items", "item", "key")
 _TIMES = {"timestamp": 1e-3, "time_ms": 1e-3, "time_s": 1.0, "time": 1.0, "arrived_at": 1.0}
-_SUFFIXES = "JSON lines (.jsonl), CSV (.csv), Parquet (.parquet), or lines of identifiers (.txt), or these .gz"
+_SUFFIXES = (
+    "JSON lines (.jsonl), CSV (.csv), Parquet (.parquet), or lines of identifiers (.txt), or these .gz"
+)
 
 Row = tuple[int, list[int | str], float | None]  # line, blocks, time in seconds
 
@@ -81,7 +83,9 @@ def _rows(path: Path, content: bytes) -> Iterator[Row]:
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise TraceError(f"{path} is no text ({error.reason} at byte {error.start}); give {_SUFFIXES}") from None
+        raise TraceError(
+            f"{path} is no text ({error.reason} at byte {error.start}); give {_SUFFIXES}"
+        ) from None
     if suffix in (".jsonl", ".json", ".ndjson"):
         yield from _json_lines(path, text)
     elif suffix == ".csv":
@@ -119,7 +123,9 @@ def _json_lines(path: Path, text: str) -> Iterator[Row]:
             found.append((number, blocks, value * _TIMES[key]))
     # Mooncake counts whole milliseconds, Qwen-Bailian seconds with fractions
     seconds = bool(whole) and not all(whole) and "timestamp" in record
-    yield from ((line, ids, time * 1e3 if seconds and time is not None else time) for line, ids, time in found)
+    yield from (
+        (line, ids, time * 1e3 if seconds and time is not None else time) for line, ids, time in found
+    )
 
 
 def _table(path: Path, rows: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[Row]:
@@ -132,7 +138,9 @@ def _table(path: Path, rows: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[R
 def _blocks(record: dict[str, Any], where: str) -> list[int | str]:
     key = next((key for key in _BLOCKS if record.get(key) is not None), None)
     if key is None:
-        raise TraceError(f"{where} has no blocks: none of {', '.join(_BLOCKS)} among {', '.join(map(str, record))}")
+        raise TraceError(
+            f"{where} has no blocks: none of {', '.join(_BLOCKS)} among {', '.join(map(str, record))}"
+        )
     value = record[key]
     if isinstance(value, str):
         parts: Sequence[Any] = value.strip("[]").replace(",", " ").split()
