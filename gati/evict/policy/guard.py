@@ -73,6 +73,7 @@ class Gati(Laru):
         super().__init__(tree, capacity, predictor, seed=seed)
         self._shadow = Shadow(capacity, flat=tree.flat)
         self._excess = 0  # X
+        self._excess_before = 0  # X when the phase began
         self._seen = 0  # n
         self._following = True
         self._alarms = 0
@@ -96,8 +97,13 @@ class Gati(Laru):
         self._served += 1
         self._judge()
         self._followed += self._following
+        phases = self._phases
         super().begin(ids, hits, time_s)
-        if len(held) < len(ids):
+        if self._phases != phases:
+            self._excess_before = self._excess
+        if self._excess <= self._excess_before:
+            self._evicted.difference_update(ids)
+        elif len(held) < len(ids):
             self._evicted.difference_update(set(ids).difference(held))
 
     def _judge(self) -> None:
