@@ -58,14 +58,15 @@ class Reuse:
         self._history = History(self._settings.history_blocks * capacity, self._samples, flat=flat)
         self._model = model
         self._seed = seed
-        self._due = self._settings.first_fit
+        # a model that was given is not replaced by one that knows a fraction of what it does
+        self._due = self._settings.first_fit if model is None else self._settings.window // 2
         self._refits = 0
         self._fitting_s = 0.0
         self._now_s = 0.0
         self._request_features = np.zeros((0, len(FEATURES)), dtype=np.float32)
         self._request_tables = np.zeros((0, 0))
         self._features = np.zeros((64, len(FEATURES)), dtype=np.float32)  # by slot, as all below
-        self._tables = np.zeros((64, 1))  # seconds a hit at the beginning of each bin of ages
+        self._tables = np.zeros((64, 1 if model is None else model.bins))  # seconds a hit at the beginning of each bin of ages
         self._seen_s = np.zeros(64)
 
     @property
