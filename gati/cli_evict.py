@@ -32,7 +32,7 @@ TraceFile = Annotated[
     Path,
     typer.Argument(
         metavar="TRACE",
-        help="JSON lines with hash_ids (Mooncake, Qwen-Bailian), CSV, Parquet, or .txt with identifiers; or .gz.",
+        help="JSON lines with hash_ids (Mooncake, Qwen-Bailian), CSV, Parquet, .txt of identifiers; or .gz.",
     ),
 ]
 Flat = Annotated[

@@ -80,7 +80,8 @@ def library(explored: Library) -> None:
     trained = [trial for trial in explored.trials if trial.status == "trained"]
     trained.sort(key=lambda trial: _hits(trial.hit_rate_at_99))
     best = {trial.block_index: trial for trial in trained}  # the last of each block, so the best
-    table = new_table("block", "best variant", "hits at 97 %", "hits at 99 %", "lookup", "memory", left=(0, 1))
+    columns = ("block", "best variant", "hits at 97 %", "hits at 99 %", "lookup", "memory")
+    table = new_table(*columns, left=(0, 1))
     for _, trial in sorted(best.items()):
         table.add_row(
             trial.block,
@@ -143,7 +144,8 @@ def composition(chosen: Composition, directory: Path, explained: Sequence[Explan
 
 def _headroom(found: Headroom) -> None:
     """Print what the gain would be if one exit, or all of them, were perfect in one respect."""
-    table = new_table("gain if", "its lookup were free", "it knew when it is right", "always right", left=(0,))
+    columns = ("gain if", "its lookup were free", "it knew when it is right", "always right")
+    table = new_table(*columns, left=(0,))
     for each in found.exits:
         gains = (each.free.gain, each.knowing.gain, each.right.gain)
         table.add_row(each.block, *(f"{gain:.2f}x" for gain in gains))

@@ -74,8 +74,8 @@ class BlockCache:
         count = self.tree.used + len(ids) - hits - self.capacity
         if count > 0 and (spare := self.tree.used - self._needed(path)) < count:
             raise EvictError(
-                f"{count} blocks must leave, but only {spare} of {self.capacity} are not locked by requests under "
-                "way: release some, or make the cache larger"
+                f"{count} blocks must leave, but only {spare} of {self.capacity} are not locked by requests "
+                "under way: release some, or make the cache larger"
             )
         self._drop(handle)
         path, evicted = self._serve(ids, path, hits, time_s)

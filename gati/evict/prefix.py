@@ -67,7 +67,8 @@ class PrefixCache:
         """Count a matched request as served: its missing blocks are cached now, and those returned are not.
 
         Of a request longer than the cache the first blocks are cached. `hints` is for policies that ask more
-        about a request than its blocks; none of today's does. Raises EvictError, with nothing changed, where too much is locked.
+        about a request than its blocks; none of today's does. Raises EvictError, with nothing changed, where
+        too much is locked.
         """
         return cast("list[Hashable]", self._cache.insert(match._handle, self._clock()))
 

@@ -32,8 +32,8 @@ def train(
     predictor.refit()
     if predictor.model is None:
         raise EvictError(
-            f"{trace.name} has too few blocks that are requested again to learn from: give a longer trace, or "
-            "use the policy lru"
+            f"{trace.name} has too few blocks that are requested again to learn from: give a longer "
+            "trace, or use the policy lru"
         )
     trained_on = {**trace.summary(), "seed": seed}
     save_model(predictor.model, Path(out), trained_on)

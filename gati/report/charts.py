@@ -147,9 +147,8 @@ def lines(series: Sequence[Line], title: str, x_label: str, *, share: bool = Tru
         parts.append(f'<text x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{text}</text>')
     for number, line in enumerate(series, start=1):
         path = "L".join(f"{x(at):.1f},{y(value):.1f}" for at, value in line.points)
-        parts.append(
-            f'<path class="line {escape(line.kind)}" fill="none" d="M{path}"><title>{escape(line.name)}</title></path>'
-        )
+        name = f"<title>{escape(line.name)}</title>"
+        parts.append(f'<path class="line {escape(line.kind)}" fill="none" d="M{path}">{name}</path>')
         last_x, last_y = line.points[-1]
         parts.append(f'<text x="{x(last_x) + 5:.1f}" y="{y(last_y) + 4:.1f}">{number}</text>')
     parts += _x_axis(_ticks(min(xs), max(xs)), x, x_label)

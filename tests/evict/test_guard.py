@@ -14,7 +14,7 @@ from tests.evict.naive import NaiveTree, Scripted, flat_trace, naive_next_use, t
 
 
 def hostile_instance(seed: int, *, requests: int = 150) -> tuple[Trace, int, Callable[[int, int], float]]:
-    """A random tree or flat trace whose popular blocks move, a capacity, and predictions that are mostly wrong."""
+    """A random trace whose popular blocks move, a capacity, and predictions that are mostly wrong."""
     chance = random.Random(seed)
     capacity = chance.choice((2, 4, 8, 16, 24))
     if seed % 3 == 0:
@@ -42,7 +42,7 @@ def hostile_instance(seed: int, *, requests: int = 150) -> tuple[Trace, int, Cal
 
 
 def most_excess(trace: Trace, capacity: int, said: Callable[[int, int], float]) -> float:
-    """The largest X - bound over all prefixes, against a naive LRU; the promise is that it is never above 0."""
+    """The largest X - bound over all prefixes, against a naive LRU: never above 0, as promised."""
     cache = build("gati", capacity, lambda capacity, seed: Scripted(said), flat=trace.kind == "flat")
     naive = NaiveTree(capacity)
     longest = int(trace.lengths.max())

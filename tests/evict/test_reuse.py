@@ -128,7 +128,9 @@ def labels(gaps: list[float], watched: list[float]) -> Labels:
 def test_a_sample_counts_in_the_bins_it_lived_through() -> None:
     edges = np.array([0.0, 10.0, 20.0, 40.0])
     rows = by_bin(labels([15.0, np.nan, np.nan, 99.0], [50.0, 25.0, 50.0, 99.0]), edges)
-    found = list(zip(rows.sample.tolist(), rows.number.tolist(), rows.returned.tolist(), rows.weights, strict=True))
+    found = list(
+        zip(rows.sample.tolist(), rows.number.tolist(), rows.returned.tolist(), rows.weights, strict=True)
+    )
     assert found == [
         *((0, 0, False, 1.0), (0, 1, True, 1.0)),
         *((1, 0, False, 1.0), (1, 1, False, 1.0), (1, 2, False, 0.25)),  # watched for 5 of 20 s
@@ -233,7 +235,9 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        pytest.param("lightgbm", "unknown predictor 'lightgbm'; there are reuse, oracle, noise:SHARE", id="unknown"),
+        pytest.param(
+            "lightgbm", "unknown predictor 'lightgbm'; there are reuse, oracle, noise:SHARE", id="unknown"
+        ),
         pytest.param("noise:2", "'2' must be a number from 0 to 1, as in noise:0.3", id="too much noise"),
         pytest.param("noise:x", "'x' must be a number from 0 to 1", id="no number"),
         pytest.param("lognormal:nan", "'nan' must be a number from 0", id="nan"),

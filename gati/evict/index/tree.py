@@ -1,9 +1,10 @@
 """The prefix tree of what a cache holds, in runs: blocks that lie one below the other and are accessed alike.
 
 A request of a thousand blocks touches a few runs, not a thousand nodes. Requests that part from each other
-within a run split it; a run loses blocks only at its lower end, and its parent becomes a leaf when the last one
-has gone. Every block is named by an integer that is its own wherever it occurs (a hash of the whole prefix, as
-engines have it), so one dictionary finds the run that begins with a block, and no run keeps a table of children.
+within a run split it; a run loses blocks only at its lower end, and its parent becomes a leaf when the last
+one has gone. Every block is named by an integer that is its own wherever it occurs (a hash of the whole
+prefix, as engines have it), so one dictionary finds the run that begins with a block, and no run keeps a
+table of children.
 
 A flat cache is the same tree with runs of one block, none of which has a parent.
 """
@@ -21,8 +22,8 @@ __all__ = ["Match", "Run", "RunTree"]
 class Run:
     """Blocks one below the other, all accessed by the same requests since they were loaded.
 
-    `slot` numbers the runs that exist at one time, for arrays beside the tree; `start` counts the blocks above;
-    `end` those above and in it; `last` and `created` are numbers of requests, `accesses` counts them.
+    `slot` numbers the runs that exist at one time, for arrays beside the tree; `start` counts the blocks
+    above; `end` those above and in it; `last` and `created` are numbers of requests, `accesses` counts them.
     """
 
     __slots__ = (
@@ -38,10 +39,11 @@ class Run:
         self.locks = 0
         self.accesses = 0
         self.created = self.last = request
-        self.turns = 1 if parent is None else parent.turns + 1
+        self.turns: int = 1 if parent is None else parent.turns + 1
 
     @property
     def end(self) -> int:
+        """How many blocks there are down to its last one."""
         return self.start + len(self.ids)
 
     def __repr__(self) -> str:
@@ -148,7 +150,7 @@ class RunTree:
         return added
 
     def divide(self, path: list[Run], ends: Sequence[int]) -> list[tuple[int, Run]]:
-        """Split runs of `path`, in place, where a number of `ends` lies within one: (index, upper part) each."""
+        """Split runs of `path`, in place, where an end lies within one; (index, upper part) of each."""
         made = []
         at = 0
         for end in ends:

@@ -33,10 +33,10 @@ class Policy(ABC):
         self.tree = tree
         self.capacity = capacity
 
-    def begin(self, ids: list[int], hits: int, time_s: float) -> None:
+    def begin(self, ids: list[int], hits: int, time_s: float) -> None:  # noqa: B027
         """A request, cut to the capacity, finds `hits` of its blocks cached. Nothing has been loaded."""
 
-    def split(self, upper: Run, lower: Run) -> None:
+    def split(self, upper: Run, lower: Run) -> None:  # noqa: B027
         """A run was split in two."""
 
     @abstractmethod
@@ -50,7 +50,7 @@ class Policy(ABC):
     def touch(self, path: list[Run], known: int) -> None:
         """The request is served by these runs, from the root on, of which the first `known` were cached."""
 
-    def settle(self, run: Run) -> None:
+    def settle(self, run: Run) -> None:  # noqa: B027
         """A run was locked or unlocked, or stopped being a leaf."""
 
     def figures(self) -> Mapping[str, Any]:
@@ -158,7 +158,7 @@ class TablePolicy(Policy):
 
 
 class PredictingPolicy(TablePolicy):
-    """A table policy with predictions. Where these fail or are no numbers, LRU decides, and that is counted."""
+    """A table policy with predictions. Where these fail or are no numbers, LRU decides; that is counted."""
 
     predicts = True
 

@@ -55,7 +55,7 @@ class FollowCheaper(TablePolicy):
             self._switches += 1
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
-        """Blocks that the followed cache does not hold; LRU's where all of those are locked by other requests."""
+        """Blocks that the followed cache does not hold; LRU's where all of those are locked."""
         held = self._held[self._followed]
         slots = np.flatnonzero(self._leaf[: len(self._runs)])
         heap = sorted(zip(self._recency[slots].tolist(), slots.tolist(), strict=True))

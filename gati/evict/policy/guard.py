@@ -1,9 +1,9 @@
 """The guard: never much worse than LRU, on any input. And `gati`, which is LARU with it.
 
-A shadow LRU keeps keys only and sees every request. X is by how many blocks we have missed more than it, n the
-blocks requested, A = eps n what is allowed. Predictions are followed until X >= A + B, then plain LRU decides until
-X <= A. So X <= eps n + B + k + the longest request, always: after a switch each block that only the shadow
-holds costs at most one miss.
+A shadow LRU keeps keys only and sees every request. X is by how many blocks we have missed more than it, n
+the blocks requested, A = eps n what is allowed. Predictions are followed until X >= A + B, then plain LRU
+decides until X <= A. So X <= eps n + B + k + the longest request, always: after a switch each block that
+only the shadow holds costs at most one miss.
 """
 
 from __future__ import annotations

@@ -156,12 +156,13 @@ class TailLru(_Ranked):
         """What can be spared, the least recent first; then plain LRU."""
         removed: list[int] = []
         while len(removed) < count:
-            slots = [slot for slot in np.flatnonzero(self._leaf[: len(self._runs)]) if self._spared(slot) > 0]
+            leaves: list[int] = np.flatnonzero(self._leaf[: len(self._runs)]).tolist()
+            slots = [slot for slot in leaves if self._spared(slot) > 0]
             if not slots:
                 self._take(count - len(removed), self._by_recency(), removed)
                 break
             slot = min(slots, key=lambda each: float(self._recency[each]))
-            self._cut(int(slot), min(self._spared(slot), count - len(removed)), removed)
+            self._cut(slot, min(self._spared(slot), count - len(removed)), removed)
         return removed
 
     def _spared(self, slot: int) -> int:

@@ -1,7 +1,7 @@
 """Marker policies with predictions, for flat traces: each bounds what wrong predictions can cost.
 
-Predictive marker: Lykouris and Vassilvitskii 2018; LMarker: Rohatgi 2020; guard: 2025. All of them go by single
-blocks; of a batch the missing blocks are taken in order.
+Predictive marker: Lykouris and Vassilvitskii 2018; LMarker: Rohatgi 2020; guard: 2025. All of them go by
+single blocks; of a batch the missing blocks are taken in order.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class LMarker(_Phased):
 
 
 class GuardedBelady(_Phased):
-    """Furthest predicted of all; a block that returns in the phase that evicted it is safe until that ends."""
+    """Furthest predicted of all; what returns in the phase that evicted it is safe until that ends."""
 
     name = "guard"
 

@@ -1,4 +1,4 @@
-"""Policies that follow predictions: furthest predicted next use, HALP's among the oldest, LARU, and both caches.
+"""Policies that follow predictions: furthest predicted next use, the same among the oldest, LARU.
 
 LARU is that of "Learned Least Recently Used" (arXiv 2509.20979) with the corrections that make its proof hold
 on a tree: phases are cut between requests, and the candidates are a share of the leaves, not of the capacity.

@@ -1,11 +1,11 @@
 """How soon blocks return: hazards over ages, learned by gradient-boosted trees, and what they are worth.
 
 Age, the time since a block's last access, is cut into bins. The model gives h_b(x), the chance that a block
-with features x returns within bin b if it has not before. Samples still waiting to be requested again count in
-the bins they have lived through, so nothing need be waited for and nothing later is looked at.
+with features x returns within bin b if it has not before. Samples still waiting to be requested again count
+in the bins they have lived through, so nothing need be waited for and nothing later is looked at.
 
-A cache of k blocks spends k blocks times seconds a second; what a block is worth is hits per block and second.
-Kept from age a until it returns, or until an age T at the latest, it gives
+A cache of k blocks spends k blocks times seconds a second; what a block is worth is hits per block and
+second. Kept from age a until it returns, or until an age T at the latest, it gives
 
     worth(a) = max over T > a of  P(returns in (a, T]) / E[time until it returns or T]
 
@@ -42,7 +42,8 @@ def seconds_a_hit(hazards: Floats, edges: Floats) -> Floats:
     hits = alive[:, :bins, None] - alive[:, None, 1:]  # [n, from, to]
     time = spent[:, None, 1:] - spent[:, :bins, None]
     ratio = np.where(time > 0.0, hits / np.where(time > 0.0, time, 1.0), 0.0)
-    return 1.0 / np.maximum(ratio.max(axis=2), 1e-12)
+    inverse: Floats = 1.0 / np.maximum(ratio.max(axis=2), 1e-12)
+    return inverse
 
 
 class HazardModel:
@@ -54,6 +55,7 @@ class HazardModel:
 
     @property
     def bins(self) -> int:
+        """How many bins of ages there are."""
         return len(self.edges) - 1
 
     def hazards(self, features: NDArray[np.float32]) -> Floats:
@@ -103,25 +105,21 @@ def fit_hazards(
 
 
 def ages(gaps_s: Floats, bins: int) -> Floats | None:
-    """Bounds of the bins: as many known returns in each. None where fewer returned than there are bins, twice."""
+    """Bounds of the bins, each with as many known returns; None where these are fewer than two a bin."""
     known = gaps_s[~np.isnan(gaps_s)]
     if len(known) < 2 * bins:
         return None
-    first = float(np.quantile(known, 1.0 / bins))
-    within = known[known > 0.0]
-    if len(within) == 0:
+    positive = known[known > 0.0]
+    if len(positive) == 0:
         return None
-    smallest = max(first, 0.5 * float(within.min()))
-    inner = (
-        np.quantile(known[known > smallest], np.linspace(0.0, 1.0, bins)[1:-1])
-        if (known > smallest).any()
-        else []
-    )
-    last = 1.5 * float(known.max())
-    return np.unique(np.concatenate(([0.0, smallest], inner, [last])))
+    first = max(float(np.quantile(known, 1.0 / bins)), 0.5 * float(positive.min()))
+    later = known[known > first]
+    inner = np.quantile(later, np.linspace(0.0, 1.0, bins)[1:-1]) if len(later) else np.zeros(0)
+    return np.unique(np.concatenate(([0.0, first], inner, [1.5 * float(known.max())])))
 
 
 def lightgbm_module() -> Any:
+    """LightGBM, imported when it is needed. Raises EvictError where it is not installed."""
     try:
         import lightgbm
     except ImportError:

@@ -1,7 +1,7 @@
 """What was requested lately, cached or not: a prefix tree that remembers more than the cache, with features.
 
-The history keeps runs of blocks as the cached tree does, only many more of them, so that what is known of a run
-survives its eviction, and a run that returns after the cache has forgotten it is recognised.
+The history keeps runs of blocks as the cached tree does, only many more of them, so that what is known of a
+run survives its eviction, and a run that returns after the cache has forgotten it is recognised.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Observer:
 
 
 class History:
-    """Requests as they come. `capacity_blocks` bounds what is remembered, the least recent forgotten first."""
+    """Requests as they come. Of `capacity_blocks` blocks at most, the least recent are forgotten first."""
 
     def __init__(self, capacity_blocks: int, observer: Observer, *, flat: bool = False) -> None:
         self._capacity = capacity_blocks

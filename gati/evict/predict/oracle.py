@@ -1,4 +1,4 @@
-"""Predictors that know the future, right or wrong: what perfect predictions would give, and what errors cost."""
+"""Predictors that know the future: what perfect predictions would give, and what errors cost."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`reuse`: predicts from what has been requested when blocks are requested again, and learns as it goes.
 
-Every run of blocks is a sample when it is requested. At a refit, everything that has happened to the samples so
-far says in which bins of ages they returned, or have not yet; nothing later is looked at. Until there is a
-first model, scores are ages, so that the policy does what LRU does.
+Every run of blocks is a sample when it is requested. At a refit, everything that has happened to the samples
+so far says in which bins of ages they returned, or have not yet; nothing later is looked at. Until there is
+a first model, scores are ages, so that the policy does what LRU does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TIE = 1e-6  # of equal predictions the older run goes
 
 @dataclass(frozen=True)
 class ReuseSettings:
-    """How `reuse` learns. The defaults were tuned on Mooncake's synthetic trace and the first quarter of the other."""
+    """How `reuse` learns. Tuned on the first quarter of Mooncake's conversation trace."""
 
     window: int = 40_000  # samples kept
     first_fit: int = 1_000  # samples before there is a model
@@ -66,7 +66,9 @@ class Reuse:
         self._request_features = np.zeros((0, len(FEATURES)), dtype=np.float32)
         self._request_tables = np.zeros((0, 0))
         self._features = np.zeros((64, len(FEATURES)), dtype=np.float32)  # by slot, as all below
-        self._tables = np.zeros((64, 1 if model is None else model.bins))  # seconds a hit at the beginning of each bin of ages
+        self._tables = np.zeros(
+            (64, 1 if model is None else model.bins)
+        )  # seconds a hit at the beginning of each bin of ages
         self._seen_s = np.zeros(64)
 
     @property

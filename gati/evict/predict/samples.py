@@ -82,7 +82,7 @@ class Samples(Observer):
 
 
 class Rows(NamedTuple):
-    """Samples by bins of ages: which sample, which bin, whether it returned in it, and how much that counts."""
+    """Samples by bins of ages: which, in which bin, whether it returned in it, how much that counts."""
 
     sample: NDArray[np.int64]
     number: NDArray[np.int64]

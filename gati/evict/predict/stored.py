@@ -38,8 +38,8 @@ def load_model(folder: Path) -> HazardModel:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["format"] > _FORMAT:
             raise EvictError(
-                f"{path} has format {document['format']}, this Gati reads up to {_FORMAT}: install a newer Gati, "
-                "or train again with gati evict train"
+                f"{path} has format {document['format']}, this Gati reads up to {_FORMAT}: install a newer "
+                "Gati, or train again with gati evict train"
             )
         if document["features"] != list(FEATURES):
             other = sorted(set(document["features"]) ^ set(FEATURES)) or ["their order"]

@@ -16,7 +16,7 @@ _LIMITS = ("opt", "opt-leaf")
 
 
 def page(result: Replay, *, predictor: str, noise: Sequence[tuple[float, Replay]] = ()) -> str:
-    """Hit rates against sizes, noise curves where `noise` has (share, replay) pairs, and the guard's excess."""
+    """Hit rates against sizes, noise curves of `noise`, (share, replay) pairs, and the guard's excess."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from gati.errors import EvictError
 from gati.evict.cache import BlockCache
 from gati.evict.index.tree import RunTree
+from gati.evict.policy.base import Policy
 from gati.evict.policy.guard import EXCESS_SHARE, Gati
 from gati.evict.policy.registry import LIMIT, policy_named
 from gati.evict.predict.base import Predictor
@@ -37,9 +39,9 @@ def replay(
 ) -> Replay:
     """Replay `trace` in caches of `sizes` blocks under each of `policies`, and return what they hit.
 
-    `predictor` is `reuse`, `oracle`, `noise:SHARE`, `lognormal:SIGMA` or the folder of a trained model; policies
-    that ask nobody are replayed once whatever the seeds. `opt-leaf` always knows the future, and `opt` is the
-    limit that no policy exceeds.
+    `predictor` is `reuse`, `oracle`, `noise:SHARE`, `lognormal:SIGMA` or the folder of a trained model;
+    policies that ask nobody are replayed once whatever the seeds. `opt-leaf` always knows the future, and
+    `opt` is the limit that no policy exceeds.
 
     Raises EvictError for sizes of zero or above what the trace requests at all, and for unknown names.
     """
@@ -98,7 +100,8 @@ def build(name: str, capacity: int, maker: Maker | None, *, flat: bool = False, 
         raise EvictError(f"policy {name} needs a predictor, as reuse")
     predictor = maker(capacity, seed)
     extra: dict[str, Predictor] = {"twin": maker(capacity, seed)} if kind.twins else {}
-    policy = kind(tree, capacity, predictor, seed=seed, **extra)  # type: ignore[call-arg]
+    made: Any = kind  # those that predict take a predictor
+    policy: Policy = made(tree, capacity, predictor, seed=seed, **extra)
     return BlockCache(tree, capacity, policy, predictor)
 
 

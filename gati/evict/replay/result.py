@@ -11,7 +11,7 @@ __all__ = ["Outcome", "Replay"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """One policy at one capacity. `gap_closed` is (hit rate - LRU's) / (opt-leaf's - LRU's), None without these.
+    """One policy at one capacity. `gap_closed` is (hit rate - LRU's) / (opt-leaf's - LRU's).
 
     `decision_us` has the mean, p50 and p99 time for the evictions of a request that evicted. `excess` samples
     the guard's X and A, and whether predictions were followed, at up to 200 requests evenly spaced.

@@ -30,9 +30,9 @@ def read_trace(path: str | Path, *, flat: bool = False, limit: int | None = None
     """Read a trace; its name tells the format.
 
     JSON lines have `hash_ids` (or `blocks`) and `timestamp`: milliseconds where they are whole numbers, as
-    Mooncake writes them, seconds where they are not, as Qwen-Bailian does. CSV and Parquet have columns of the
-    same names, a row a request with the blocks separated by blanks. In lines of identifiers each line is a
-    request. `flat` takes blocks one by one, not as paths of a tree; `limit` keeps the first requests.
+    Mooncake writes them, seconds where they are not, as Qwen-Bailian does. CSV and Parquet have columns of
+    the same names, a row a request with the blocks separated by blanks. In lines of identifiers each line is
+    a request. `flat` takes blocks one by one, not as paths of a tree; `limit` keeps the first requests.
 
     Raises TraceError, with the line, for what cannot be read.
     """
@@ -92,18 +92,16 @@ def _rows(path: Path, content: bytes) -> Iterator[Row]:
         table = csv.DictReader(io.StringIO(text))
         yield from _table(path, enumerate(table, start=2))
     elif suffix == ".txt":
-        yield from (
-            (number, [*line.split()], None)
-            for number, line in enumerate(text.splitlines(), start=1)
-            if line.strip()
-        )
+        for number, line in enumerate(text.splitlines(), start=1):
+            if line.strip():
+                yield number, [*line.split()], None
     else:
         raise TraceError(f"{path}: unknown format {suffix or 'without a suffix'}; give {_SUFFIXES}")
 
 
 def _json_lines(path: Path, text: str) -> Iterator[Row]:
-    whole: list[bool] = []
-    found: list[Row] = []
+    found: list[tuple[int, list[int | str], tuple[str, float] | None]] = []
+    fractions = False
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
@@ -114,18 +112,12 @@ def _json_lines(path: Path, text: str) -> Iterator[Row]:
             raise TraceError(f"{where} is not JSON ({error}): {line[:60]!r}") from None
         if not isinstance(record, dict):
             raise TraceError(f"{where} is no JSON object: {line[:60]!r}")
-        blocks, stamp = _blocks(record, where), _stamp(record, where)
-        if stamp is None:
-            found.append((number, blocks, None))
-        else:
-            key, value = stamp
-            whole.append(key == "timestamp" and not isinstance(record[key], float))
-            found.append((number, blocks, value * _TIMES[key]))
+        fractions |= isinstance(record.get("timestamp"), float)
+        found.append((number, _blocks(record, where), _stamp(record, where)))
     # Mooncake counts whole milliseconds, Qwen-Bailian seconds with fractions
-    seconds = bool(whole) and not all(whole) and "timestamp" in record
-    yield from (
-        (line, ids, time * 1e3 if seconds and time is not None else time) for line, ids, time in found
-    )
+    units = {**_TIMES, "timestamp": 1.0} if fractions else _TIMES
+    for number, ids, stamp in found:
+        yield number, ids, None if stamp is None else stamp[1] * units[stamp[0]]
 
 
 def _table(path: Path, rows: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[Row]:

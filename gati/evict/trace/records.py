@@ -23,8 +23,8 @@ class Trace:
     """Requests in order. Blocks are numbered 0..distinct-1 in the order in which they first occur.
 
     `blocks` [n] holds the blocks of all requests one after the other, those of request i from `starts[i]` to
-    `starts[i + 1]`; `time_s` [requests] is when each came. In a `tree` a request is a path from the root, in a
-    `flat` trace a batch of different blocks.
+    `starts[i + 1]`; `time_s` [requests] is when each came. In a `tree` a request is a path from the root, in
+    a `flat` trace a batch of different blocks.
     """
 
     kind: Kind
@@ -128,7 +128,8 @@ def _check_times(times: NDArray[np.float64], lines: Sequence[int]) -> None:
     if len(back):
         at = int(back[0])
         raise TraceError(
-            f"line {lines[at + 1]}: time goes back from {times[at]:g} to {times[at + 1]:g} s; sort the requests"
+            f"line {lines[at + 1]}: time goes back from {times[at]:g} to {times[at + 1]:g} s; sort the "
+            "requests"
         )
 
 
@@ -152,6 +153,6 @@ def _check_tree(trace: Trace, names: list[int | str], lines: Sequence[int]) -> N
         return f"{'nothing' if above < 0 else names[above]} in line {line}"
 
     raise TraceError(
-        f"the blocks are no prefix tree: {names[block]} follows {follows(earlier)}, {follows(at)}; identifiers "
-        "must depend on all blocks before, or take the blocks one by one: --flat"
+        f"the blocks are no prefix tree: {names[block]} follows {follows(earlier)}, {follows(at)}; "
+        "identifiers must depend on all blocks before, or take the blocks one by one: --flat"
     )
