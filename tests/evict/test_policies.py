@@ -84,6 +84,54 @@ def test_laru_is_laru_block_by_block(trace: Trace, capacity: int, seed: int) -> 
     assert cache.policy.figures()["caught"] == caught
 
 
+class PhasesByItem(Laru):
+    """A mutation: a phase ends within a request, before the (k + 1)-th block."""
+
+    def begin(self, ids: list[int], hits: int, time_s: float) -> None:
+        for block in ids:
+            super().begin([block], hits, time_s)
+
+
+class NeverNarrower(Laru):
+    """A mutation: predictions caught wrong go on choosing among all leaves."""
+
+    def evict(self, count: int, missing: list[int]) -> list[int]:
+        self._share = 1.0
+        return super().evict(count, missing)
+
+
+def random_tree(seed: int, requests: int) -> tuple[Trace, int, Callable[[int, int], float]]:
+    chance = random.Random(seed)
+    rows = [[chance.randrange(3) for _ in range(chance.randint(1, 5))] for _ in range(requests)]
+    said: dict[tuple[int, int], float] = {}
+    return (
+        tree_trace(rows),
+        chance.randint(5, 12),
+        lambda at, block: said.setdefault((at, block), chance.random()),
+    )
+
+
+def test_phases_that_end_within_a_request_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "laru", PhasesByItem)
+    caught = 0
+    for seed in range(40):
+        trace, capacity, _ = random_tree(seed, 40)
+        cache = made("laru", capacity, lambda trace=trace: Oracle(trace), trace)  # type: ignore[misc]
+        served(cache, trace)
+        caught += cache.policy.figures()["caught"]
+    assert caught > 0
+
+
+def test_a_choice_that_never_narrows_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "laru", NeverNarrower)
+    differ = 0
+    for seed in range(40):
+        trace, capacity, said = random_tree(seed, 40)
+        cache = made("laru", capacity, lambda said=said: Scripted(said), trace)  # type: ignore[misc]
+        differ += served(cache, trace) != naive_laru(trace, capacity, said)[0]
+    assert differ > 0
+
+
 @given(long_trees, capacities)
 @settings(max_examples=60, deadline=None)
 def test_lru_is_lru_block_by_block(trace: Trace, capacity: int) -> None:
