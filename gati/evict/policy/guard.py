@@ -19,6 +19,8 @@ from gati.evict.predict.base import Predictor
 __all__ = ["EXCESS_SHARE", "Gati", "Shadow", "bound"]
 
 EXCESS_SHARE = 0.002  # eps
+_MOST_SLACK = 512.0  # blocks
+_MEMORY = 0.5  # over how many requested blocks what was won fades, in capacities
 
 
 def bound(requested: int, capacity: int, longest: int, *, excess_share: float = EXCESS_SHARE) -> float:
@@ -27,7 +29,7 @@ def bound(requested: int, capacity: int, longest: int, *, excess_share: float = 
 
 
 def _slack(capacity: int) -> float:
-    return capacity / 16.0  # B
+    return min(capacity / 16.0, _MOST_SLACK)  # B
 
 
 class Shadow:
@@ -73,7 +75,7 @@ class Gati(Laru):
         super().__init__(tree, capacity, predictor, seed=seed)
         self._shadow = Shadow(capacity, flat=tree.flat)
         self._excess = 0  # X
-        self._excess_before = 0  # X when the phase began
+        self._lately = 0.0  # X of the last requests, older ones fading
         self._seen = 0  # n
         self._following = True
         self._alarms = 0
@@ -97,12 +99,12 @@ class Gati(Laru):
         self._served += 1
         self._judge()
         self._followed += self._following
-        phases = self._phases
         super().begin(ids, hits, time_s)
-        if self._phases != phases:
-            self._excess_before = self._excess
-        if self._excess <= self._excess_before:
+        fading = max(1.0 - len(ids) / (_MEMORY * self.capacity), 0.0)
+        self._lately = fading * self._lately + len(held) - hits
+        if self._lately <= 0.0:
             self._evicted.difference_update(ids)
+            self._share = min(2.0 * self._share, 1.0)
         elif len(held) < len(ids):
             self._evicted.difference_update(set(ids).difference(held))
 

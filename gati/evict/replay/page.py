@@ -116,7 +116,7 @@ def _against_noise(noise: Sequence[tuple[float, Replay]], names: Sequence[str]) 
 
 
 def _excess(outcome: Outcome) -> str:
-    allowed = outcome.capacity_blocks / 16.0
+    allowed = outcome.capacity_blocks / 64.0
     return lines(
         [
             Line(
