@@ -16,19 +16,20 @@ from gati.evict.index.tree import Run, RunTree
 from gati.evict.policy.predicting import Laru
 from gati.evict.predict.base import Predictor
 
-__all__ = ["EXCESS_SHARE", "Gati", "Shadow", "bound"]
+__all__ = ["EXCESS_SHARE", "Gati", "Shadow", "bound", "slack"]
 
-EXCESS_SHARE = 0.002  # eps
+EXCESS_SHARE = 0.001  # eps
 _MOST_SLACK = 512.0  # blocks
 _MEMORY = 0.5  # over how many requested blocks what was won fades, in capacities
 
 
 def bound(requested: int, capacity: int, longest: int, *, excess_share: float = EXCESS_SHARE) -> float:
     """The most blocks that `gati` may ever have missed beyond LRU after `requested` blocks."""
-    return excess_share * requested + _slack(capacity) + capacity + longest
+    return excess_share * requested + slack(capacity) + capacity + longest
 
 
-def _slack(capacity: int) -> float:
+def slack(capacity: int) -> float:
+    """By how many blocks X may exceed A before LRU takes over."""
     return min(capacity / 16.0, _MOST_SLACK)  # B
 
 
@@ -110,7 +111,7 @@ class Gati(Laru):
 
     def _judge(self) -> None:
         allowed = EXCESS_SHARE * self._seen
-        if self._following and self._excess >= allowed + _slack(self.capacity):
+        if self._following and self._excess >= allowed + slack(self.capacity):
             self._following = False
             self._alarms += 1
         elif not self._following and self._excess <= allowed:

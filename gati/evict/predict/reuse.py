@@ -31,7 +31,7 @@ class ReuseSettings:
     """How `reuse` learns. Tuned on the first quarter of Mooncake's conversation trace."""
 
     window: int = 40_000  # samples kept
-    first_fit: int = 1_000  # samples before there is a model
+    first_fit: int = 2_500  # samples before there is a model
     growth: float = 1.25  # as many times the samples between refits
     longest_step: int = 20_000  # samples between refits at most
     history_blocks: int = 20  # what the history remembers, in capacities

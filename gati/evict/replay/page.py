@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from gati.evict.policy.guard import slack
 from gati.evict.replay.result import Outcome, Replay
 from gati.report.charts import Line, lines
 from gati.version import __version__
@@ -116,7 +117,7 @@ def _against_noise(noise: Sequence[tuple[float, Replay]], names: Sequence[str]) 
 
 
 def _excess(outcome: Outcome) -> str:
-    allowed = outcome.capacity_blocks / 64.0
+    allowed = slack(outcome.capacity_blocks)
     return lines(
         [
             Line(
