@@ -13,7 +13,7 @@ from gati.cli_options import JsonFile, split_list
 from gati.errors import EvictError
 
 if TYPE_CHECKING:
-    from gati.evict.replay.result import Replay
+    from gati.evict.replay.result import TraceReplay
     from gati.evict.trace.records import Trace
 
 __all__ = ["evict"]
@@ -156,7 +156,7 @@ def _read(path: Path, flat: bool, limit: int | None) -> Trace:
     return read_trace(path, flat=flat, limit=limit)
 
 
-def _replayed(trace: Trace, sizes: str | None, policies: str, predictor: str, seeds: int) -> Replay:
+def _replayed(trace: Trace, sizes: str | None, policies: str, predictor: str, seeds: int) -> TraceReplay:
     from gati.evict.replay.replay import replay as run
 
     if seeds < 1:

@@ -12,18 +12,18 @@ from gati.evict.policy.guard import bound
 from gati.evict.policy.registry import LIMIT, POLICIES
 from gati.evict.prefix import PrefixCache, PrefixMatch
 from gati.evict.replay.replay import replay
-from gati.evict.replay.result import Outcome, Replay
+from gati.evict.replay.result import PolicyOutcome, TraceReplay
 from gati.evict.trace.read import read_trace
 from gati.evict.trace.records import Trace, make_trace
 
 __all__ = [
     "LIMIT",
     "POLICIES",
-    "Outcome",
+    "PolicyOutcome",
     "PrefixCache",
     "PrefixMatch",
-    "Replay",
     "Trace",
+    "TraceReplay",
     "bound",
     "make_trace",
     "read_trace",

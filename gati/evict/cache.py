@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gati.errors import EvictError
-from gati.evict.index.tree import Run, RunTree
-from gati.evict.policy.base import Policy
+from gati.evict.index.tree import BlockRun, RunTree
+from gati.evict.policy.base import EvictionPolicy
 from gati.evict.predict.base import Predictor
 
-__all__ = ["BlockCache", "Handle", "Served"]
+__all__ = ["BlockCache", "Handle", "ServedBlocks"]
 
 
-class Served(NamedTuple):
+class ServedBlocks(NamedTuple):
     """What became of a request: blocks that were cached, and those that left for the others."""
 
     hits: int
@@ -27,7 +27,7 @@ class Handle:
 
     ids: list[int]
     hits: int
-    locked: list[Run]
+    locked: list[BlockRun]
     open: bool = True
 
 
@@ -38,21 +38,21 @@ class BlockCache:
     """
 
     def __init__(
-        self, tree: RunTree, capacity: int, policy: Policy, predictor: Predictor | None = None
+        self, tree: RunTree, capacity: int, policy: EvictionPolicy, predictor: Predictor | None = None
     ) -> None:
         self.tree = tree
         self.capacity = capacity
         self.policy = policy
         self.predictor = predictor
         self._requests = 0
-        self._locked: Counter[Run] = Counter()  # by handles that are open
+        self._locked: Counter[BlockRun] = Counter()  # by handles that are open
 
-    def access(self, ids: list[int], time_s: float) -> Served:
+    def access(self, ids: list[int], time_s: float) -> ServedBlocks:
         """Serve a request from begin to end, nothing else being under way."""
         if len(ids) > self.capacity:
             ids = ids[: self.capacity]
         path, hits = self._find(ids)
-        return Served(hits, self._serve(ids, path, hits, time_s)[1])
+        return ServedBlocks(hits, self._serve(ids, path, hits, time_s)[1])
 
     def match(self, ids: list[int]) -> Handle:
         """Find what is cached of a request and lock it."""
@@ -88,20 +88,20 @@ class BlockCache:
             handle.open = False
             self._drop(handle)
 
-    def _find(self, ids: list[int]) -> tuple[list[Run], int]:
+    def _find(self, ids: list[int]) -> tuple[list[BlockRun], int]:
         path, hits, upper, lower = self.tree.match(ids)
         if upper is not None and lower is not None:
             self._split(upper, lower)
         return path, hits
 
-    def _split(self, upper: Run, lower: Run) -> None:
+    def _split(self, upper: BlockRun, lower: BlockRun) -> None:
         self.policy.split(upper, lower)
         if self.predictor is not None:
             self.predictor.copy(lower.slot, upper.slot)
 
     def _serve(
-        self, ids: list[int], path: list[Run], hits: int, time_s: float
-    ) -> tuple[list[Run], list[int]]:
+        self, ids: list[int], path: list[BlockRun], hits: int, time_s: float
+    ) -> tuple[list[BlockRun], list[int]]:
         tree, policy, predictor = self.tree, self.policy, self.predictor
         number = self._requests
         self._requests += 1
@@ -132,7 +132,7 @@ class BlockCache:
             _assign(predictor, path, ends, ids, flat=tree.flat)
         return path, evicted
 
-    def _hold(self, handle: Handle, path: list[Run]) -> None:
+    def _hold(self, handle: Handle, path: list[BlockRun]) -> None:
         handle.locked = list(path) if self.tree.flat else path[-1:]
         for run in handle.locked:
             run.locks += 1
@@ -148,18 +148,20 @@ class BlockCache:
             self.policy.settle(run)
         handle.locked = []
 
-    def _needed(self, path: list[Run]) -> int:
+    def _needed(self, path: list[BlockRun]) -> int:
         """Blocks that may not leave: those locked, of this path, and above either."""
-        kept: set[Run] = set(path)
+        kept: set[BlockRun] = set(path)
         for locked in self._locked:
-            run: Run | None = locked
+            run: BlockRun | None = locked
             while run is not None and run not in kept:
                 kept.add(run)
                 run = run.parent
         return sum(len(run.ids) for run in kept)
 
 
-def _assign(predictor: Predictor, path: list[Run], ends: list[int], ids: list[int], *, flat: bool) -> None:
+def _assign(
+    predictor: Predictor, path: list[BlockRun], ends: list[int], ids: list[int], *, flat: bool
+) -> None:
     """Tell the predictor in which stretch of the request each run lies."""
     if flat:
         place = {block: number for number, block in enumerate(ids)}

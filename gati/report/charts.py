@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-__all__ = ["Line", "Point", "bars", "distribution", "lines", "scatter"]
+__all__ = ["ChartLine", "Point", "bars", "distribution", "lines", "scatter"]
 
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 16, 16, 46
@@ -124,7 +124,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.4g} %"
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """A line through points of rising x: `name` for its title, `kind` for its colour, as of a `Point`."""
 
     name: str
@@ -132,7 +132,7 @@ class Line(NamedTuple):
     points: Sequence[tuple[float, float]]
 
 
-def lines(series: Sequence[Line], title: str, x_label: str, *, share: bool = True) -> str:
+def lines(series: Sequence[ChartLine], title: str, x_label: str, *, share: bool = True) -> str:
     """Lines over the same axes; y in percent where it is a `share`. Each line ends with its number."""
     xs = [x for line in series for x, _ in line.points]
     ys = [y for line in series for _, y in line.points]

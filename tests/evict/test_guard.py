@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gati.evict.policy.guard import Gati, Shadow, bound
+from gati.evict.policy.guard import Gati, ShadowLru, bound
 from gati.evict.replay.replay import build
 from gati.evict.trace.records import Trace
 from tests.evict.naive import NaiveTree, Scripted, flat_trace, naive_next_use, tree_trace
@@ -110,7 +110,7 @@ def follow_only(policy: Gati, count: int) -> list[int]:
 @pytest.mark.parametrize("seed", range(20))
 def test_the_shadow_is_lru(seed: int) -> None:
     trace, capacity, _ = hostile_instance(seed)
-    shadow, naive = Shadow(capacity, flat=trace.kind == "flat"), NaiveTree(capacity)
+    shadow, naive = ShadowLru(capacity, flat=trace.kind == "flat"), NaiveTree(capacity)
     for number, row in enumerate(trace.requests):
         hits, _ = naive.access(row, number, lambda leaves, block: naive.lru(leaves))
         assert len(shadow.access(row[:capacity])) == hits

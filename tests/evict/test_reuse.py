@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from gati.errors import EvictError
 from gati.evict.predict.base import grown
 from gati.evict.predict.hazard import ages, seconds_a_hit
-from gati.evict.predict.history import FEATURES, History, Observer
+from gati.evict.predict.history import FEATURES, Observer, RequestHistory
 from gati.evict.predict.named import predictor_named
 from gati.evict.predict.reuse import Reuse, ReuseSettings
-from gati.evict.predict.samples import Labels, Samples, by_bin
+from gati.evict.predict.samples import Labels, ReuseSamples, by_bin
 from gati.evict.predict.stored import load_model, save_model
 from gati.evict.replay.replay import build, replay
 from gati.evict.trace.records import Trace, make_trace
@@ -109,7 +109,7 @@ class Watching(Observer):
 @settings(max_examples=40, deadline=None)
 def test_a_history_sees_every_return_once_and_covers_each_path(trace: Trace, capacity: int) -> None:
     watching = Watching()
-    history = History(capacity, watching)
+    history = RequestHistory(capacity, watching)
     for number, ids in enumerate(trace.requests):
         ends, rows = history.access(ids, number, float(number))
         assert ends[-1] == len(ids) and sorted(set(ends)) == ends
@@ -179,7 +179,7 @@ def test_ages_rise_from_zero_to_beyond_every_gap(gaps: list[float], bins: int) -
 
 
 def test_samples_forget_the_oldest_and_say_nothing_of_it() -> None:
-    samples = Samples(3)
+    samples = ReuseSamples(3)
     first, *_ = (samples.taken([float(number)] * len(FEATURES), float(number)) for number in range(5))
     samples.returned(first, 9.0)
     assert samples.copied(first) == -1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gati.errors import EvictError, TraceError
 from gati.evict.cache import BlockCache
-from gati.evict.index.tree import Run, RunTree
+from gati.evict.index.tree import BlockRun, RunTree
 from gati.evict.policy.registry import POLICIES
 from gati.evict.prefix import PrefixCache
 from gati.evict.replay.replay import build
@@ -166,6 +166,6 @@ def test_the_deepest_run_keeps_those_above() -> None:
     cache.access([1, 2, 3], 0.0)
     handle = cache.match([1, 2])
     cache.access([7, 8, 9], 1.0)
-    assert isinstance(tree.heads[1], Run)
+    assert isinstance(tree.heads[1], BlockRun)
     assert tree.peek([1, 2, 3]) == 2
     cache.release(handle)

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from gati.errors import TraceError
 
-__all__ = ["Match", "Run", "RunTree"]
+__all__ = ["Match", "BlockRun", "RunTree"]
 
 
-class Run:
+class BlockRun:
     """Blocks one below the other, all accessed by the same requests since they were loaded.
 
     `slot` numbers the runs that exist at one time, for arrays beside the tree; `start` counts the blocks
@@ -30,7 +30,7 @@ class Run:
         *("accesses", "children", "created", "ids", "last", "locks", "parent", "slot", "start", "turns"),
     )
 
-    def __init__(self, slot: int, ids: list[int], parent: Run | None, start: int, request: int) -> None:
+    def __init__(self, slot: int, ids: list[int], parent: BlockRun | None, start: int, request: int) -> None:
         self.slot = slot
         self.ids = ids
         self.parent = parent
@@ -47,16 +47,16 @@ class Run:
         return self.start + len(self.ids)
 
     def __repr__(self) -> str:
-        return f"Run({self.ids!r}, start={self.start}, last={self.last}, children={self.children})"
+        return f"BlockRun({self.ids!r}, start={self.start}, last={self.last}, children={self.children})"
 
 
 class Match(NamedTuple):
     """Runs of a path that are cached, from the root down, and how many blocks they hold together."""
 
-    path: list[Run]
+    path: list[BlockRun]
     blocks: int
-    upper: Run | None  # the new upper part of a run that had to be split
-    lower: Run | None  # what is left of it
+    upper: BlockRun | None  # the new upper part of a run that had to be split
+    lower: BlockRun | None  # what is left of it
 
 
 class RunTree:
@@ -69,7 +69,7 @@ class RunTree:
 
     def __init__(self, *, flat: bool = False) -> None:
         self.flat = flat
-        self.heads: dict[int, Run] = {}
+        self.heads: dict[int, BlockRun] = {}
         self._free: list[int] = []
         self.slots = 0
         self.used = 0
@@ -84,7 +84,7 @@ class RunTree:
         if self.flat:
             path = [heads[block] for block in ids if block in heads]
             return Match(path, len(path), None, None)
-        parent: Run | None = None
+        parent: BlockRun | None = None
         while at < count:
             run = heads.get(ids[at])
             if run is None:
@@ -119,20 +119,20 @@ class RunTree:
             at += length
         return at
 
-    def add(self, ids: list[int], parent: Run | None, request: int) -> Run:
+    def add(self, ids: list[int], parent: BlockRun | None, request: int) -> BlockRun:
         """Hang a new run of `ids`, none of which is cached, below `parent`."""
         start = 0
         if parent is not None:
             parent.children += 1
             start = parent.start + len(parent.ids)
-        run = Run(self._slot(), ids, parent, start, request)
+        run = BlockRun(self._slot(), ids, parent, start, request)
         self.heads[ids[0]] = run
         self.used += len(ids)
         return run
 
     def extend(
-        self, path: list[Run], missing: list[int], request: int, ends: Sequence[int] | None = None
-    ) -> list[Run]:
+        self, path: list[BlockRun], missing: list[int], request: int, ends: Sequence[int] | None = None
+    ) -> list[BlockRun]:
         """Load `missing` below the path of a match; return the new runs, from the root on.
 
         `ends` says after how many blocks of the request a run must end; there may be more ends than needed.
@@ -149,7 +149,7 @@ class RunTree:
                 at = end
         return added
 
-    def divide(self, path: list[Run], ends: Sequence[int]) -> list[tuple[int, Run]]:
+    def divide(self, path: list[BlockRun], ends: Sequence[int]) -> list[tuple[int, BlockRun]]:
         """Split runs of `path`, in place, where an end lies within one; (index, upper part) of each."""
         made = []
         at = 0
@@ -165,7 +165,7 @@ class RunTree:
                 made.append((at, upper))
         return made
 
-    def trim(self, run: Run, count: int) -> tuple[list[int], Run | None]:
+    def trim(self, run: BlockRun, count: int) -> tuple[list[int], BlockRun | None]:
         """Remove the last `count` blocks of a leaf, which may be all of them.
 
         Returns the removed blocks in path order, and the parent where it has become a leaf.
@@ -186,7 +186,7 @@ class RunTree:
                 parent = None
         return held, parent
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[BlockRun]:
         """Every run, in no particular order."""
         return iter(self.heads.values())
 
@@ -196,9 +196,9 @@ class RunTree:
         self.slots += 1
         return self.slots - 1
 
-    def _split(self, run: Run, at: int) -> Run:
+    def _split(self, run: BlockRun, at: int) -> BlockRun:
         """Make the first `at` blocks of `run` a run of their own, above what is left of it."""
-        upper = Run(self._slot(), run.ids[:at], run.parent, run.start, run.created)
+        upper = BlockRun(self._slot(), run.ids[:at], run.parent, run.start, run.created)
         upper.last, upper.accesses, upper.turns = run.last, run.accesses, run.turns
         upper.children = 1  # a lock stays below and keeps this one, too
         run.ids = run.ids[at:]
@@ -224,7 +224,7 @@ def _common(held: list[int], ids: Sequence[int], at: int) -> int:
     return low
 
 
-def _no_tree(ids: Sequence[int], at: int, run: Run) -> TraceError:
+def _no_tree(ids: Sequence[int], at: int, run: BlockRun) -> TraceError:
     before = f"follows block {ids[at - 1]}" if at else "begins a request"
     above = "began one" if run.parent is None else f"followed block {run.parent.ids[-1]}"
     return TraceError(

@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gati.errors import EvictError
-from gati.evict.index.tree import Run, RunTree
+from gati.evict.index.tree import BlockRun, RunTree
 from gati.evict.predict.base import Predictor, grown
 
-__all__ = ["Policy", "PredictingPolicy", "TablePolicy"]
+__all__ = ["EvictionPolicy", "PredictingPolicy", "TablePolicy"]
 
 Floats = NDArray[np.float64]
 _LEAST = -1e300
 _ONE_BY_ONE = 8  # up to so many blocks it is faster to look for the best leaf again and again
 
 
-class Policy(ABC):
+class EvictionPolicy(ABC):
     """Decides which blocks leave one cache. The cache calls `begin`, `evict`, `touch` for every request."""
 
     name: ClassVar[str]
@@ -36,7 +36,7 @@ class Policy(ABC):
     def begin(self, ids: list[int], hits: int, time_s: float) -> None:  # noqa: B027
         """A request, cut to the capacity, finds `hits` of its blocks cached. Nothing has been loaded."""
 
-    def split(self, upper: Run, lower: Run) -> None:  # noqa: B027
+    def split(self, upper: BlockRun, lower: BlockRun) -> None:  # noqa: B027
         """A run was split in two."""
 
     @abstractmethod
@@ -47,10 +47,10 @@ class Policy(ABC):
         """
 
     @abstractmethod
-    def touch(self, path: list[Run], known: int) -> None:
+    def touch(self, path: list[BlockRun], known: int) -> None:
         """The request is served by these runs, from the root on, of which the first `known` were cached."""
 
-    def settle(self, run: Run) -> None:  # noqa: B027
+    def settle(self, run: BlockRun) -> None:  # noqa: B027
         """A run was locked or unlocked, or stopped being a leaf."""
 
     def figures(self) -> Mapping[str, Any]:
@@ -58,7 +58,7 @@ class Policy(ABC):
         return {}
 
 
-class TablePolicy(Policy):
+class TablePolicy(EvictionPolicy):
     """A policy that ranks leaves. Arrays by slot: whether it may go, and when it was last used.
 
     Recency numbers grow with every access, children before parents, so no two runs share one and the smallest
@@ -67,19 +67,19 @@ class TablePolicy(Policy):
 
     def __init__(self, tree: RunTree, capacity: int, *, seed: int = 0) -> None:
         super().__init__(tree, capacity, seed=seed)
-        self._runs: list[Run | None] = []
+        self._runs: list[BlockRun | None] = []
         self._leaf = np.zeros(64, dtype=bool)
         self._recency = np.zeros(64, dtype=np.float64)
         self._clock = 0
 
-    def split(self, upper: Run, lower: Run) -> None:
+    def split(self, upper: BlockRun, lower: BlockRun) -> None:
         """The upper part has been used when the whole was."""
         self._enter(upper)
         self._recency[upper.slot] = self._recency[lower.slot]
         self.settle(upper)
         self.settle(lower)
 
-    def touch(self, path: list[Run], known: int) -> None:
+    def touch(self, path: list[BlockRun], known: int) -> None:
         """Number the path anew, the deepest run first."""
         for run in path[known:]:
             self._enter(run)
@@ -91,11 +91,11 @@ class TablePolicy(Policy):
         for run in path[max(known - 1, 0) :]:
             self.settle(run)
 
-    def settle(self, run: Run) -> None:
+    def settle(self, run: BlockRun) -> None:
         """Note whether a run may go."""
         self._leaf[run.slot] = run.children == 0 and run.locks == 0
 
-    def _enter(self, run: Run) -> None:
+    def _enter(self, run: BlockRun) -> None:
         slot = run.slot
         if slot == len(self._runs):
             self._runs.append(run)
@@ -134,7 +134,7 @@ class TablePolicy(Policy):
             if parent is not None:
                 heapq.heappush(heap, (-float(scores[parent.slot]), parent.slot))
 
-    def _cut(self, slot: int, count: int, removed: list[int]) -> tuple[int, Run | None]:
+    def _cut(self, slot: int, count: int, removed: list[int]) -> tuple[int, BlockRun | None]:
         """Remove up to `count` blocks of one leaf: how many, and its parent where that may go now."""
         run = self._runs[slot]
         if run is None or not self._leaf[slot]:

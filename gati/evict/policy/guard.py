@@ -12,11 +12,11 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-from gati.evict.index.tree import Run, RunTree
+from gati.evict.index.tree import BlockRun, RunTree
 from gati.evict.policy.predicting import Laru
 from gati.evict.predict.base import Predictor
 
-__all__ = ["EXCESS_SHARE", "Gati", "Shadow", "bound", "slack"]
+__all__ = ["EXCESS_SHARE", "Gati", "ShadowLru", "bound", "slack"]
 
 EXCESS_SHARE = 0.001  # eps
 _MOST_SLACK = 512.0  # blocks
@@ -33,13 +33,13 @@ def slack(capacity: int) -> float:
     return min(capacity / 16.0, _MOST_SLACK)  # B
 
 
-class Shadow:
+class ShadowLru:
     """What LRU would hold: keys only."""
 
     def __init__(self, capacity: int, *, flat: bool = False) -> None:
         self._capacity = capacity
         self._tree = RunTree(flat=flat)
-        self._order: OrderedDict[Run, None] = OrderedDict()
+        self._order: OrderedDict[BlockRun, None] = OrderedDict()
 
     def access(self, ids: list[int], request: int = 0) -> list[int]:
         """Serve a request: those of its blocks that LRU has cached, in a tree the leading ones."""
@@ -74,7 +74,7 @@ class Gati(Laru):
 
     def __init__(self, tree: RunTree, capacity: int, predictor: Predictor, *, seed: int = 0) -> None:
         super().__init__(tree, capacity, predictor, seed=seed)
-        self._shadow = Shadow(capacity, flat=tree.flat)
+        self._shadow = ShadowLru(capacity, flat=tree.flat)
         self._excess = 0  # X
         self._lately = 0.0  # X of the last requests, older ones fading
         self._seen = 0  # n

@@ -7,8 +7,8 @@ from collections import OrderedDict
 import numpy as np
 
 from gati.errors import EvictError
-from gati.evict.index.tree import Run, RunTree
-from gati.evict.policy.base import Policy, TablePolicy
+from gati.evict.index.tree import BlockRun, RunTree
+from gati.evict.policy.base import EvictionPolicy, TablePolicy
 from gati.evict.predict.base import grown
 
 __all__ = ["Fifo", "Lfu", "Lru", "Slru", "TailLru"]
@@ -16,20 +16,20 @@ __all__ = ["Fifo", "Lfu", "Lru", "Slru", "TailLru"]
 _LATER = 2.0**40  # more accesses than any recency number
 
 
-class Lru(Policy):
+class Lru(EvictionPolicy):
     """The least recently used leaf. One list of all runs: children stand before their parents."""
 
     name = "lru"
 
     def __init__(self, tree: RunTree, capacity: int, *, seed: int = 0) -> None:
         super().__init__(tree, capacity, seed=seed)
-        self._order: OrderedDict[Run, None] = OrderedDict()
+        self._order: OrderedDict[BlockRun, None] = OrderedDict()
 
-    def split(self, upper: Run, lower: Run) -> None:
+    def split(self, upper: BlockRun, lower: BlockRun) -> None:
         """The upper part belongs right behind the lower one; it is at hand where it is being used."""
         self._order[upper] = None
 
-    def touch(self, path: list[Run], known: int) -> None:
+    def touch(self, path: list[BlockRun], known: int) -> None:
         """Move the path to the end, the deepest run first."""
         order = self._order
         for run in reversed(path):
@@ -40,7 +40,7 @@ class Lru(Policy):
         """Take runs from the front; what is locked, or has locked blocks below, stays."""
         order, tree = self._order, self.tree
         removed: list[int] = []
-        kept: list[Run] = []
+        kept: list[BlockRun] = []
         while len(removed) < count:
             if not order:
                 raise EvictError("no block may leave: all are locked by requests under way")
@@ -66,12 +66,12 @@ class _Ranked(TablePolicy):
         super().__init__(tree, capacity, seed=seed)
         self._rank = np.zeros(64, dtype=np.float64)
 
-    def split(self, upper: Run, lower: Run) -> None:
+    def split(self, upper: BlockRun, lower: BlockRun) -> None:
         """Both parts keep the rank; of equal ranks the lower part alone is a leaf."""
         super().split(upper, lower)
         self._rank[upper.slot] = self._rank[lower.slot]
 
-    def touch(self, path: list[Run], known: int) -> None:
+    def touch(self, path: list[BlockRun], known: int) -> None:
         """Rank what was used."""
         super().touch(path, known)
         for run in path:
@@ -83,11 +83,11 @@ class _Ranked(TablePolicy):
         self._take(count, -self._rank[: len(self._runs)], removed)
         return removed
 
-    def _enter(self, run: Run) -> None:
+    def _enter(self, run: BlockRun) -> None:
         super()._enter(run)
         self._rank = grown(self._rank, run.slot + 1)
 
-    def _rank_of(self, run: Run, recency: float) -> float:
+    def _rank_of(self, run: BlockRun, recency: float) -> float:
         raise NotImplementedError
 
 
@@ -96,7 +96,7 @@ class Fifo(_Ranked):
 
     name = "fifo"
 
-    def _rank_of(self, run: Run, recency: float) -> float:
+    def _rank_of(self, run: BlockRun, recency: float) -> float:
         return recency if run.accesses == 1 else float(self._rank[run.slot])
 
 
@@ -105,7 +105,7 @@ class Lfu(_Ranked):
 
     name = "lfu"
 
-    def _rank_of(self, run: Run, recency: float) -> float:
+    def _rank_of(self, run: BlockRun, recency: float) -> float:
         return run.accesses * _LATER + recency
 
 
@@ -114,7 +114,7 @@ class Slru(_Ranked):
 
     name = "slru"
 
-    def _rank_of(self, run: Run, recency: float) -> float:
+    def _rank_of(self, run: BlockRun, recency: float) -> float:
         return (run.accesses > 1) * _LATER + recency
 
 
@@ -140,14 +140,14 @@ class TailLru(_Ranked):
         self._spare = prompt_blocks - threshold_blocks
         self._keep = np.zeros(64, dtype=np.int64)
 
-    def touch(self, path: list[Run], known: int) -> None:
+    def touch(self, path: list[BlockRun], known: int) -> None:
         """Note how much of this conversation must stay."""
         super().touch(path, known)
         keep = max(path[-1].end + self._spare, 0)
         for run in path:
             self._keep[run.slot] = keep
 
-    def split(self, upper: Run, lower: Run) -> None:
+    def split(self, upper: BlockRun, lower: BlockRun) -> None:
         """Both belong to the conversations that went through the whole."""
         super().split(upper, lower)
         self._keep[upper.slot] = self._keep[lower.slot]
@@ -169,9 +169,9 @@ class TailLru(_Ranked):
         run = self._runs[slot]
         return 0 if run is None else run.end - max(int(self._keep[slot]), run.start)
 
-    def _enter(self, run: Run) -> None:
+    def _enter(self, run: BlockRun) -> None:
         super()._enter(run)
         self._keep = grown(self._keep, run.slot + 1)
 
-    def _rank_of(self, run: Run, recency: float) -> float:
+    def _rank_of(self, run: BlockRun, recency: float) -> float:
         return recency

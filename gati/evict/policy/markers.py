@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gati.errors import EvictError
-from gati.evict.index.tree import Run, RunTree
+from gati.evict.index.tree import BlockRun, RunTree
 from gati.evict.policy.base import Floats, PredictingPolicy
 from gati.evict.predict.base import Predictor, grown
 
@@ -39,7 +39,7 @@ class _Phased(PredictingPolicy):
             if run is not None:
                 self._visited(run)
 
-    def touch(self, path: list[Run], known: int) -> None:
+    def touch(self, path: list[BlockRun], known: int) -> None:
         """What was loaded is marked."""
         super().touch(path, known)
         for run in path:
@@ -74,10 +74,10 @@ class _Phased(PredictingPolicy):
     def _left(self, victim: int, block: int) -> None:
         """`victim` made room for `block`."""
 
-    def _visited(self, run: Run) -> None:
+    def _visited(self, run: BlockRun) -> None:
         self._old[run.slot] = False
 
-    def _enter(self, run: Run) -> None:
+    def _enter(self, run: BlockRun) -> None:
         super()._enter(run)
         self._old = grown(self._old, run.slot + 1)
 

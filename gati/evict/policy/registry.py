@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gati.errors import EvictError
-from gati.evict.policy.base import Policy
+from gati.evict.policy.base import EvictionPolicy
 from gati.evict.policy.both import FollowCheaper
 from gati.evict.policy.guard import Gati
 from gati.evict.policy.keyed import Fifo, Lfu, Lru, Slru, TailLru
@@ -14,7 +14,7 @@ __all__ = ["LIMIT", "POLICIES", "policy_named"]
 
 LIMIT = "opt"  # no policy but a limit: Belady's hits on the blocks one by one
 
-POLICIES: dict[str, type[Policy]] = {
+POLICIES: dict[str, type[EvictionPolicy]] = {
     policy.name: policy
     for policy in (
         *(Lru, Fifo, Lfu, Slru, TailLru, FurthestPredicted, Halp, OptimalLeaf, Laru, Gati),
@@ -23,7 +23,7 @@ POLICIES: dict[str, type[Policy]] = {
 }
 
 
-def policy_named(name: str, *, flat: bool) -> type[Policy]:
+def policy_named(name: str, *, flat: bool) -> type[EvictionPolicy]:
     """The class of a policy. Raises EvictError for unknown names, and for marker policies on a tree."""
     found = POLICIES.get(name)
     if found is None:

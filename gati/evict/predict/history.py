@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from math import log2
 
-from gati.evict.index.tree import Run, RunTree
+from gati.evict.index.tree import BlockRun, RunTree
 
-__all__ = ["FEATURES", "History", "Memory", "Observer"]
+__all__ = ["FEATURES", "RequestHistory", "RunMemory", "Observer"]
 
 _GAPS = 4  # last intervals
 _HALF_LIVES_S = (10.0, 60.0, 360.0)  # of decaying counters
@@ -27,7 +27,7 @@ FEATURES = (
 )
 
 
-class Memory:
+class RunMemory:
     """What is remembered of one run of blocks."""
 
     __slots__ = ("born", "counters", "first_s", "gaps", "last_s", "returned", "sample")
@@ -40,9 +40,9 @@ class Memory:
         self.returned = 0.0  # of these, those requested again
         self.sample = -1  # the sample that waits for the next access
 
-    def copy(self) -> Memory:
+    def copy(self) -> RunMemory:
         """Return a memory of its own for the upper part of a run that is split."""
-        other = Memory(self.first_s)
+        other = RunMemory(self.first_s)
         other.last_s, other.gaps, other.counters = self.last_s, self.gaps, self.counters
         other.sample = self.sample
         return other
@@ -76,7 +76,7 @@ class Observer:
         return -1
 
 
-class History:
+class RequestHistory:
     """Requests as they come. Of `capacity_blocks` blocks at most, the least recent are forgotten first."""
 
     def __init__(self, capacity_blocks: int, observer: Observer, *, flat: bool = False) -> None:
@@ -84,7 +84,7 @@ class History:
         self._observer = observer
         self._flat = flat
         self._tree = RunTree(flat=flat)
-        self._order: OrderedDict[Run, Memory] = (
+        self._order: OrderedDict[BlockRun, RunMemory] = (
             OrderedDict()
         )  # the least recent first, children before parents
 
@@ -92,7 +92,7 @@ class History:
         """Take in a request; return where each run of its path ends, and their features, from the root on."""
         path, matched = self._match(ids)
         known_gap = log2(1.0 + now_s - self._order[path[-1]].last_s) if path else _NEVER
-        above: Memory | None = None
+        above: RunMemory | None = None
         for run in path:
             memory = self._order[run]
             if above is not None and run.accesses == 1:
@@ -115,7 +115,7 @@ class History:
         self._forget(now_s)
         return ends, rows
 
-    def _match(self, ids: list[int]) -> tuple[list[Run], int]:
+    def _match(self, ids: list[int]) -> tuple[list[BlockRun], int]:
         path, matched, upper, lower = self._tree.match(ids)
         if upper is not None and lower is not None:
             memory = self._order[upper] = self._order[lower].copy()
@@ -123,13 +123,15 @@ class History:
                 memory.sample = self._observer.copied(memory.sample)
         return path, matched
 
-    def _again(self, run: Run, memory: Memory, now_s: float) -> None:
+    def _again(self, run: BlockRun, memory: RunMemory, now_s: float) -> None:
         memory.used(now_s)
         run.accesses += 1
         if memory.sample >= 0:
             self._observer.returned(memory.sample, now_s)
 
-    def _load(self, ids: list[int], path: list[Run], matched: int, request: int, now_s: float) -> list[Run]:
+    def _load(
+        self, ids: list[int], path: list[BlockRun], matched: int, request: int, now_s: float
+    ) -> list[BlockRun]:
         """Remember what is new of a request: of a path, its last block apart from the others.
 
         That block is seldom full, so that what continues the request holds another one in its place.
@@ -141,7 +143,7 @@ class History:
             run.accesses = 1
             if run.parent is not None:
                 self._order[run.parent].born += 1.0
-            self._order[run] = Memory(now_s)
+            self._order[run] = RunMemory(now_s)
         return path + added
 
     def _forget(self, now_s: float) -> None:
@@ -154,8 +156,8 @@ class History:
 
 
 def _features(
-    path: list[Run],
-    memories: list[Memory],
+    path: list[BlockRun],
+    memories: list[RunMemory],
     matched: int,
     count: int,
     known_gap: float,
@@ -164,7 +166,7 @@ def _features(
     flat: bool,
 ) -> list[list[float]]:
     rows = []
-    parent = upper = Memory(now_s)
+    parent = upper = RunMemory(now_s)
     parent_children = 0
     new = float(count - matched)
     for run, memory in zip(path, memories, strict=True):
@@ -190,6 +192,6 @@ def _features(
     return rows
 
 
-def _share(memory: Memory) -> float:
+def _share(memory: RunMemory) -> float:
     """Which share of the runs added below have returned, drawn towards a third where there were few."""
     return (memory.returned + 1.0) / (memory.born + 3.0)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from gati.evict.predict.base import grown
 from gati.evict.predict.hazard import HazardModel, fit_hazards, seconds_a_hit
-from gati.evict.predict.history import FEATURES, History
-from gati.evict.predict.samples import Samples
+from gati.evict.predict.history import FEATURES, RequestHistory
+from gati.evict.predict.samples import ReuseSamples
 
 __all__ = ["Reuse", "ReuseSettings"]
 
@@ -57,8 +57,8 @@ class Reuse:
         seed: int = 0,
     ) -> None:
         self._settings = settings or ReuseSettings()
-        self._samples = Samples(self._settings.window)
-        self._history = History(self._settings.history_blocks * capacity, self._samples, flat=flat)
+        self._samples = ReuseSamples(self._settings.window)
+        self._history = RequestHistory(self._settings.history_blocks * capacity, self._samples, flat=flat)
         self._model = model
         self._seed = seed
         # a model that was given is not replaced by one that knows a fraction of what it does

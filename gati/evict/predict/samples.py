@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gati.evict.predict.history import FEATURES, Observer
 
-__all__ = ["Labels", "Rows", "Samples", "by_bin"]
+__all__ = ["Labels", "Rows", "ReuseSamples", "by_bin"]
 
 Floats = NDArray[np.float64]
 _BLOCKS = FEATURES.index("blocks")
@@ -28,7 +28,7 @@ class Labels(NamedTuple):
     weights: Floats
 
 
-class Samples(Observer):
+class ReuseSamples(Observer):
     """The latest `window` samples. The one `number` names is gone when as many newer ones have come."""
 
     def __init__(self, window: int) -> None:

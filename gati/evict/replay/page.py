@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gati.evict.policy.guard import slack
-from gati.evict.replay.result import Outcome, Replay
-from gati.report.charts import Line, lines
+from gati.evict.replay.result import PolicyOutcome, TraceReplay
+from gati.report.charts import ChartLine, lines
 from gati.version import __version__
 
 __all__ = ["page", "summary"]
@@ -16,7 +16,7 @@ __all__ = ["page", "summary"]
 _LIMITS = ("opt", "opt-leaf")
 
 
-def page(result: Replay, *, predictor: str, noise: Sequence[tuple[float, Replay]] = ()) -> str:
+def page(result: TraceReplay, *, predictor: str, noise: Sequence[tuple[float, TraceReplay]] = ()) -> str:
     """Hit rates against sizes, noise curves of `noise`, (share, replay) pairs, and the guard's excess."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -51,14 +51,14 @@ def page(result: Replay, *, predictor: str, noise: Sequence[tuple[float, Replay]
     )
 
 
-def _grouped(result: Replay) -> dict[tuple[str, int], list[Outcome]]:
-    groups: dict[tuple[str, int], list[Outcome]] = defaultdict(list)
+def _grouped(result: TraceReplay) -> dict[tuple[str, int], list[PolicyOutcome]]:
+    groups: dict[tuple[str, int], list[PolicyOutcome]] = defaultdict(list)
     for outcome in result.outcomes:
         groups[outcome.policy, outcome.capacity_blocks].append(outcome)
     return dict(groups)
 
 
-def _mean(outcomes: Sequence[Outcome]) -> float:
+def _mean(outcomes: Sequence[PolicyOutcome]) -> float:
     return sum(each.hit_rate for each in outcomes) / len(outcomes)
 
 
@@ -66,7 +66,7 @@ def _kind(name: str) -> str:
     return "base" if name in _LIMITS else "gati" if name == "gati" else "peer"
 
 
-def _cell(outcomes: Sequence[Outcome]) -> dict[str, str]:
+def _cell(outcomes: Sequence[PolicyOutcome]) -> dict[str, str]:
     low, high = (pick(each.hit_rate for each in outcomes) for pick in (min, max))
     beyond = sum(each.hit_rate_beyond_shared for each in outcomes) / len(outcomes)
     text = f"{100 * _mean(outcomes):.2f} %"
@@ -76,7 +76,9 @@ def _cell(outcomes: Sequence[Outcome]) -> dict[str, str]:
     }
 
 
-def _headline(groups: dict[tuple[str, int], list[Outcome]], sizes: Sequence[int]) -> dict[str, str] | None:
+def _headline(
+    groups: dict[tuple[str, int], list[PolicyOutcome]], sizes: Sequence[int]
+) -> dict[str, str] | None:
     """The size at which gati gains most over LRU."""
     gains = [
         (_mean(groups["gati", size]) - _mean(groups["lru", size]), size)
@@ -95,35 +97,37 @@ def _headline(groups: dict[tuple[str, int], list[Outcome]], sizes: Sequence[int]
 
 
 def _against_sizes(
-    groups: dict[tuple[str, int], list[Outcome]], names: Sequence[str], sizes: Sequence[int]
+    groups: dict[tuple[str, int], list[PolicyOutcome]], names: Sequence[str], sizes: Sequence[int]
 ) -> str:
     series = [
-        Line(name, _kind(name), [(size, _mean(groups[name, size])) for size in sizes]) for name in names
+        ChartLine(name, _kind(name), [(size, _mean(groups[name, size])) for size in sizes]) for name in names
     ]
     return lines(series, "Hit rate against size", "blocks")
 
 
-def _against_noise(noise: Sequence[tuple[float, Replay]], names: Sequence[str]) -> str:
+def _against_noise(noise: Sequence[tuple[float, TraceReplay]], names: Sequence[str]) -> str:
     series = []
     for name in names:
         points = [
             (share, _mean([each for each in replay.outcomes if each.policy == name]))
             for share, replay in noise
         ]
-        series.append(Line(name, _kind(name), points))
+        series.append(ChartLine(name, _kind(name), points))
     return lines(
         series, "Hit rate against the share of wrong predictions", "share of predictions turned round"
     )
 
 
-def _excess(outcome: Outcome) -> str:
+def _excess(outcome: PolicyOutcome) -> str:
     allowed = slack(outcome.capacity_blocks)
     return lines(
         [
-            Line(
+            ChartLine(
                 "missed beyond LRU", "gati", [(seen, float(excess)) for seen, excess, _, _ in outcome.excess]
             ),
-            Line("LRU takes over", "base", [(seen, most + allowed) for seen, _, most, _ in outcome.excess]),
+            ChartLine(
+                "LRU takes over", "base", [(seen, most + allowed) for seen, _, most, _ in outcome.excess]
+            ),
         ],
         "Blocks missed beyond LRU",
         "blocks requested",
@@ -131,7 +135,7 @@ def _excess(outcome: Outcome) -> str:
     )
 
 
-def summary(result: Replay) -> list[dict[str, Any]]:
+def summary(result: TraceReplay) -> list[dict[str, Any]]:
     """A row for each policy and size, for a terminal: means over the seeds."""
     rows = []
     for (name, size), outcomes in _grouped(result).items():

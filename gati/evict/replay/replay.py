@@ -12,12 +12,12 @@ import numpy as np
 from gati.errors import EvictError
 from gati.evict.cache import BlockCache
 from gati.evict.index.tree import RunTree
-from gati.evict.policy.base import Policy
+from gati.evict.policy.base import EvictionPolicy
 from gati.evict.policy.guard import EXCESS_SHARE, Gati
 from gati.evict.policy.registry import LIMIT, policy_named
 from gati.evict.predict.base import Predictor
 from gati.evict.predict.named import Maker, predictor_named
-from gati.evict.replay.result import Outcome, Replay
+from gati.evict.replay.result import PolicyOutcome, TraceReplay
 from gati.evict.trace.future import belady_hits
 from gati.evict.trace.records import Trace
 
@@ -36,7 +36,7 @@ def replay(
     predictor: str = "reuse",
     seeds: Sequence[int] = (0,),
     progress: Progress | None = None,
-) -> Replay:
+) -> TraceReplay:
     """Replay `trace` in caches of `sizes` blocks under each of `policies`, and return what they hit.
 
     `predictor` is `reuse`, `oracle`, `noise:SHARE`, `lognormal:SIGMA` or the folder of a trained model;
@@ -87,7 +87,7 @@ def replay(
                 done += len(trace.blocks)
     if progress is not None:
         progress(total, total)
-    return Replay(trace.summary(), _with_gaps(outcomes))
+    return TraceReplay(trace.summary(), _with_gaps(outcomes))
 
 
 def build(name: str, capacity: int, maker: Maker | None, *, flat: bool = False, seed: int = 0) -> BlockCache:
@@ -101,7 +101,7 @@ def build(name: str, capacity: int, maker: Maker | None, *, flat: bool = False, 
     predictor = maker(capacity, seed)
     extra: dict[str, Predictor] = {"twin": maker(capacity, seed)} if kind.twins else {}
     made: Any = kind  # those that predict take a predictor
-    policy: Policy = made(tree, capacity, predictor, seed=seed, **extra)
+    policy: EvictionPolicy = made(tree, capacity, predictor, seed=seed, **extra)
     return BlockCache(tree, capacity, policy, predictor)
 
 
@@ -113,7 +113,7 @@ def _one(
     predictor: str | None,
     seed: int,
     tell: Callable[[int], None],
-) -> Outcome:
+) -> PolicyOutcome:
     cache = build(name, size, maker, flat=trace.kind == "flat", seed=seed)
     predicts = cache.predictor is not None
     hits = np.zeros(len(trace), dtype=np.int64)
@@ -142,7 +142,7 @@ def _one(
     return _outcome(
         trace,
         hits,
-        Outcome(
+        PolicyOutcome(
             policy=name,
             capacity_blocks=size,
             predictor=predictor if predicts else None,
@@ -179,15 +179,15 @@ def _timed(cache: BlockCache, clock: list[int]) -> Callable[[], None]:
     return end
 
 
-def _limit(trace: Trace, size: int) -> Outcome:
+def _limit(trace: Trace, size: int) -> PolicyOutcome:
     began = time.perf_counter()
     hits = belady_hits(trace, size)
     speed = len(trace.blocks) / max(time.perf_counter() - began, 1e-9)
-    empty = Outcome(LIMIT, size, None, 0, 0.0, 0.0, 0, 0, 0, 0, speed, _spread([]))
+    empty = PolicyOutcome(LIMIT, size, None, 0, 0.0, 0.0, 0, 0, 0, 0, speed, _spread([]))
     return _outcome(trace, hits, empty)
 
 
-def _outcome(trace: Trace, hits: np.ndarray, outcome: Outcome) -> Outcome:
+def _outcome(trace: Trace, hits: np.ndarray, outcome: PolicyOutcome) -> PolicyOutcome:
     """Fill in the hit rates."""
     requested, shared = len(trace.blocks), int(trace.shared.sum())
     beyond = int(np.maximum(hits - trace.shared, 0).sum())
@@ -200,7 +200,7 @@ def _outcome(trace: Trace, hits: np.ndarray, outcome: Outcome) -> Outcome:
     )
 
 
-def _with_gaps(outcomes: list[Outcome]) -> list[Outcome]:
+def _with_gaps(outcomes: list[PolicyOutcome]) -> list[PolicyOutcome]:
     known = {(each.policy, each.capacity_blocks): each.hit_rate for each in outcomes}
     filled = []
     for each in outcomes:

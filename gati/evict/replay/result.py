@@ -6,11 +6,11 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Outcome", "Replay"]
+__all__ = ["PolicyOutcome", "TraceReplay"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PolicyOutcome:
     """One policy at one capacity. `gap_closed` is (hit rate - LRU's) / (opt-leaf's - LRU's).
 
     `decision_us` has the mean, p50 and p99 time for the evictions of a request that evicted. `excess` samples
@@ -35,13 +35,13 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Replay:
+class TraceReplay:
     """All outcomes of one call of `evict.replay`."""
 
     trace: dict[str, Any]
-    outcomes: list[Outcome]
+    outcomes: list[PolicyOutcome]
 
-    def of(self, policy: str, capacity_blocks: int) -> Outcome:
+    def of(self, policy: str, capacity_blocks: int) -> PolicyOutcome:
         """The first outcome of a policy at a capacity. Raises KeyError."""
         for outcome in self.outcomes:
             if (outcome.policy, outcome.capacity_blocks) == (policy, capacity_blocks):
