@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 import gati
-from gati import cli_compare, cli_explore, cli_plan, cli_render, cli_serve, cli_stream
+from gati import cli_compare, cli_evict, cli_explore, cli_plan, cli_render, cli_serve, cli_stream
 from gati.cli_options import (
     CertifyData,
     Checkpoint,
@@ -230,6 +230,7 @@ _verb("gati certify runs/mine --data more.npz", "gati certify runs/mine --data m
 _verb("gati bench runs/mine --data test.npz --limit 500 --repetitions 5")(cli_compare.bench)
 _verb("gati report runs/mine", "gati report runs/mine --out mine.html")(cli_compare.report)
 app.add_typer(cli_plan.pipeline)
+app.add_typer(cli_evict.evict)
 _verb("gati serve runs/mine", "gati serve examples/pipeline/pipeline.toml --port 0")(cli_serve.serve)
 _verb("gati query cifar10 cat.png --slo 80ms")(cli_serve.query)
 _verb("gati stream runs/mine --source camera:0 --adapt --page")(cli_stream.stream)

@@ -31,12 +31,15 @@ __all__ = [
     "blocks",
     "classes",
     "composition",
+    "console",
     "counter",
     "error",
     "evaluation",
     "exported",
     "frontier",
     "library",
+    "new_table",
+    "percent",
     "predictions",
     "promise",
     "recertification",
@@ -54,17 +57,17 @@ def error(message: str) -> None:
 def blocks(found: ModelBlocks) -> None:
     """Print the blocks in forward order: output shape, share of the latency, share until there."""
     profile = found.profile
-    table = _table("#", "block", "kind", "output", "share", "until here", left=(1, 2, 3))
+    table = new_table("#", "block", "kind", "output", "share", "until here", left=(1, 2, 3))
     for block in profile.blocks:
         table.add_row(
             str(block.index),
             block.name,
             block.kind,
             _shape(block.output_shape),
-            _percent(block.latency_ms / profile.base_ms),
-            _percent(block.reach_ms / profile.base_ms),
+            percent(block.latency_ms / profile.base_ms),
+            percent(block.reach_ms / profile.base_ms),
         )
-    _console().print(table)
+    console().print(table)
     print(
         f"{len(profile.blocks)} blocks; {profile.base_ms:.2f} ms for one input of "
         f"{_shape(found.input_shape)} on {profile.device} ({profile.backend}, {profile.threads} threads)"
@@ -77,18 +80,19 @@ def library(explored: Library) -> None:
     trained = [trial for trial in explored.trials if trial.status == "trained"]
     trained.sort(key=lambda trial: _hits(trial.hit_rate_at_99))
     best = {trial.block_index: trial for trial in trained}  # the last of each block, so the best
-    table = _table("block", "best variant", "hits at 97 %", "hits at 99 %", "lookup", "memory", left=(0, 1))
+    columns = ("block", "best variant", "hits at 97 %", "hits at 99 %", "lookup", "memory")
+    table = new_table(*columns, left=(0, 1))
     for _, trial in sorted(best.items()):
         table.add_row(
             trial.block,
             trial.variant,
-            _percent(_hits(trial.hit_rate_at_97)),
-            _percent(_hits(trial.hit_rate_at_99)),
+            percent(_hits(trial.hit_rate_at_97)),
+            percent(_hits(trial.hit_rate_at_99)),
             _milliseconds(trial.lookup_ms),
             format_bytes(trial.memory_bytes),
         )
     if best:
-        _console().print(table)
+        console().print(table)
     counts = Counter(trial.status for trial in explored.trials)
     counted = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     print(f"{counted or 'no'} variants; every one with its reason is in {explored.directory / 'trials.csv'}")
@@ -99,7 +103,7 @@ def composition(chosen: Composition, directory: Path, explained: Sequence[Explan
     """Print the exits, what is expected of them, and why these."""
     expected = chosen.expected
     if chosen.exits:
-        table = _table(
+        table = new_table(
             *("block", "variant", "selector", "placement"),
             *("hit rate", "agreement", "exit after", "lookup", "memory"),
             left=(0, 1, 2, 3),
@@ -110,17 +114,17 @@ def composition(chosen: Composition, directory: Path, explained: Sequence[Explan
                 exit_.variant,
                 exit_.selector,
                 exit_.placement,
-                _percent(exit_.expected_hit_rate),
-                _percent(exit_.expected_agreement, digits=2),
+                percent(exit_.expected_hit_rate),
+                percent(exit_.expected_agreement, digits=2),
                 _milliseconds(exit_.exit_ms),
                 _milliseconds(exit_.lookup_ms),
                 format_bytes(exit_.memory_bytes),
             )
-        _console().print(table)
+        console().print(table)
     print(
         f"expected: mean {expected.mean_latency_ms:.3f} ms against {expected.base_latency_ms:.3f} ms, "
-        f"gain {expected.gain:.2f}x; {_percent(expected.hit_rate)} leave early, agreement "
-        f"{_percent(expected.agreement, digits=2)} (target {_percent(chosen.accuracy_target)}), "
+        f"gain {expected.gain:.2f}x; {percent(expected.hit_rate)} leave early, agreement "
+        f"{percent(expected.agreement, digits=2)} (target {percent(chosen.accuracy_target)}), "
         f"caches {format_bytes(expected.memory_bytes)}"
     )
     print(f"why: {_why(chosen)}")
@@ -140,12 +144,13 @@ def composition(chosen: Composition, directory: Path, explained: Sequence[Explan
 
 def _headroom(found: Headroom) -> None:
     """Print what the gain would be if one exit, or all of them, were perfect in one respect."""
-    table = _table("gain if", "its lookup were free", "it knew when it is right", "always right", left=(0,))
+    columns = ("gain if", "its lookup were free", "it knew when it is right", "always right")
+    table = new_table(*columns, left=(0,))
     for each in found.exits:
         gains = (each.free.gain, each.knowing.gain, each.right.gain)
         table.add_row(each.block, *(f"{gain:.2f}x" for gain in gains))
     table.add_row("all of them", f"{found.free.gain:.2f}x", f"{found.oracle.gain:.2f}x", "")
-    _console().print(table)
+    console().print(table)
     basis = "replayed on the select inputs" if found.inputs else "estimated from the trials table"
     print(
         f"now {found.chosen.gain:.2f}x; free and knowing everywhere {found.free_oracle.gain:.2f}x; {basis}, "
@@ -158,19 +163,19 @@ def frontier(points: Sequence[ParetoPoint], directory: Path) -> None:
     if not points:
         print(f"no cache in {directory} pays at any agreement: the trials table says what each costs")
         return
-    table = _table("mean latency", "gain", "agreement", "certified", "memory", "exits", left=())
+    table = new_table("mean latency", "gain", "agreement", "certified", "memory", "exits", left=())
     for point in points:
         table.add_row(
             _milliseconds(point.mean_latency_ms),
             f"{point.gain:.2f}x",
-            _percent(point.agreement, digits=2),
-            _percent(point.certified_agreement, digits=2),
+            percent(point.agreement, digits=2),
+            percent(point.certified_agreement, digits=2),
             format_bytes(point.memory_bytes),
             str(len(point.blocks)),
         )
-    _console().print(table)
+    console().print(table)
     print(
-        f"certified: all these agreements hold together with {_percent(points[0].confidence)} confidence"
+        f"certified: all these agreements hold together with {percent(points[0].confidence)} confidence"
         f"{', in every class' if points[0].per_class else ''}; stored in {directory}/pareto.json"
     )
     if points[0].use > 1:
@@ -194,33 +199,33 @@ def evaluation(measured: Evaluation) -> None:
     """Print the comparison with the base model, then what each exit did."""
     if measured.note:
         print(f"note: {measured.note}")
-    table = _table("", "base", "gati", "ratio", left=(0,))
+    table = new_table("", "base", "gati", "ratio", left=(0,))
     base, ours = measured.base_latency_ms, measured.latency_ms
     for name in ("mean", "p50", "p90", "p99"):
         before, after = getattr(base, name), getattr(ours, name)
         ratio = f"{before / after:.2f}x"
         table.add_row(f"latency {name}", _milliseconds(before), _milliseconds(after), ratio)
-    table.add_row("agreement", "", _percent(measured.agreement, digits=2), "")
+    table.add_row("agreement", "", percent(measured.agreement, digits=2), "")
     if measured.accuracy is not None and measured.base_accuracy is not None:
         change = 100 * (measured.accuracy - measured.base_accuracy)
         table.add_row(
             "accuracy",
-            _percent(measured.base_accuracy, digits=2),
-            _percent(measured.accuracy, digits=2),
+            percent(measured.base_accuracy, digits=2),
+            percent(measured.accuracy, digits=2),
             f"{change:+.2f} points",
         )
-    _console().print(table)
+    console().print(table)
     if measured.exits:
-        exits = _table("exit after", "variant", "placement", "hits", "agreement", left=(0, 1, 2))
+        exits = new_table("exit after", "variant", "placement", "hits", "agreement", left=(0, 1, 2))
         for exit_ in measured.exits:
-            agreement = "-" if exit_.agreement is None else _percent(exit_.agreement, digits=2)
+            agreement = "-" if exit_.agreement is None else percent(exit_.agreement, digits=2)
             exits.add_row(exit_.block, exit_.variant, exit_.placement, str(exit_.hits), agreement)
-        _console().print(exits)
+        console().print(exits)
     print(
         f"{measured.n} inputs one at a time on {measured.device} ({measured.backend}, {measured.threads} "
         f"threads): gain {measured.gain:.2f}x{_marked(measured.disturbed)}, "
         f"tail ratio {measured.tail_ratio:.2f}, "
-        f"{_percent(measured.hit_rate)} left early, caches {format_bytes(measured.memory_bytes)}"
+        f"{percent(measured.hit_rate)} left early, caches {format_bytes(measured.memory_bytes)}"
     )
     if measured.eager_latency_ms is not None:
         eager_ms = measured.eager_latency_ms.mean
@@ -246,26 +251,26 @@ def promise(chosen: Composition) -> None:
 
 def classes(measured: Evaluation) -> None:
     """Print agreement and hit rate of every class, the least agreement first."""
-    table = _table("class", "inputs", "agreement", "95 % interval", "hit rate", "95 % interval", left=(0,))
+    table = new_table("class", "inputs", "agreement", "95 % interval", "hit rate", "95 % interval", left=(0,))
     for each in sorted(measured.classes, key=lambda each: each.agreement.value):
         row = (*_share(each.agreement), *_share(each.hit_rate))
         table.add_row(each.name, str(each.n), *row)
-    _console().print(table)
+    console().print(table)
     print("classes as the base model answers; each interval is exact (Clopper-Pearson) and holds on its own")
 
 
 def _share(share: Share) -> tuple[str, str]:
-    return _percent(share.value), f"{100 * share.low:.1f} - {100 * share.high:.1f} %"
+    return percent(share.value), f"{100 * share.low:.1f} - {100 * share.high:.1f} %"
 
 
 def bench(result: Bench) -> None:
     """Print every way to answer, then what was left out and why."""
     if result.note:
         print(f"note: {result.note}")
-    table = _table(
+    table = new_table(
         "milliseconds", "mean", "p50", "p90", "p99", "over same engine", "over fastest", left=(0,)
     )
-    answers = _table(
+    answers = new_table(
         "answers", "agreement", "accuracy", "left early", "memory", "1 client", f"{result.clients} clients",
         left=(0,),
     )  # fmt: skip
@@ -280,14 +285,14 @@ def bench(result: Bench) -> None:
         )
         answers.add_row(
             row.name,
-            _percent(row.agreement, digits=2),
-            "-" if row.accuracy is None else _percent(row.accuracy, digits=2),
-            _percent(row.hit_rate),
+            percent(row.agreement, digits=2),
+            "-" if row.accuracy is None else percent(row.accuracy, digits=2),
+            percent(row.hit_rate),
             format_bytes(row.memory_bytes),
             *("-" if rate is None else f"{rate.median:.0f}/s" for rate in rates),
         )
-    _console().print(table)
-    _console().print(answers)
+    console().print(table)
+    console().print(answers)
     print(
         f"{result.n} inputs, {result.repetitions} repetitions; gains are medians "
         f"(least-most) over repetitions, fastest static engine: {result.fastest_static}"
@@ -308,7 +313,7 @@ def recertification(found: Recertification, name: str, *, written: bool) -> None
     print(f"certificate: {found.sentence()}")
     if found.accuracy_drop is not None:
         print(f"accuracy: {found.accuracy_drop.sentence()}")
-    print(f"{_percent(found.hit_rate)} of requests left early")
+    print(f"{percent(found.hit_rate)} of requests left early")
     print(f"before: {found.comparison}")
     if written and found.certificate.deployed is None:
         print(
@@ -330,12 +335,12 @@ def counter(what: str) -> Callable[[int, int], None]:
 
 def predictions(images: Sequence[Path], answers: Sequence[Prediction]) -> None:
     """Print file, class, probability and exit of every image."""
-    table = _table("image", "class", "probability", "left after", left=(0, 1, 3))
+    table = new_table("image", "class", "probability", "left after", left=(0, 1, 3))
     for image, answer in zip(images, answers, strict=True):
         name = answer.class_name or str(answer.class_index)
         probability = float(answer.probabilities[answer.class_index])
-        table.add_row(str(image), name, _percent(probability), answer.exit)
-    _console().print(table)
+        table.add_row(str(image), name, percent(probability), answer.exit)
+    console().print(table)
 
 
 def exported(written: Exported) -> None:
@@ -350,13 +355,15 @@ def exported(written: Exported) -> None:
         print(f"note: {written.note}")
 
 
-def _console() -> Console:
+def console() -> Console:
+    """Where tables are printed."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
-def _table(*columns: str, left: Iterable[int]) -> Table:
+def new_table(*columns: str, left: Iterable[int]) -> Table:
+    """An empty table; the columns numbered in `left` are of words, the others of numbers."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -370,7 +377,8 @@ def _shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
 
 
-def _percent(share: float, digits: int = 1) -> str:
+def percent(share: float, digits: int = 1) -> str:
+    """A share in percent."""
     return f"{100 * share:.{digits}f} %"
 
 

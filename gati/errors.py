@@ -10,12 +10,14 @@ A message is one line: what was wrong, the value met, what was allowed, what to 
     │   ├── BlockError        no such block, or none found
     │   └── CutError          the network cannot be cut at a block
     ├── DataError             inputs of the wrong kind, shape, dtype or number
+    │   └── TraceError        a trace of requests that cannot be read, or is not what it is said to be
     ├── VariantError          unknown or unusable predictor or selector
     ├── LibraryError          a cache library that is missing, foreign, newer or busy
     ├── CompositionError      no composition under the given limits, or none by that name
     ├── SolverError           a solver is missing, unlicensed or gave up
     ├── PipelineError         a pipeline that is none, lacks measurements, or is used out of order
     ├── BackendError          unknown or unavailable backend, placement or device
+    ├── EvictError            an unknown or unfit eviction policy, predictor or size of a cache
     ├── AdaptError            a guard or an adaptation that was asked for what makes no sense
     ├── RepositoryError       versions of a model that are damaged or cannot be switched to
     │   └── UnknownVersionError   no such version
@@ -48,6 +50,7 @@ __all__ = [
     "CutError",
     "DataError",
     "DeadlineError",
+    "EvictError",
     "ForbiddenError",
     "GatiError",
     "LibraryError",
@@ -63,6 +66,7 @@ __all__ = [
     "SolverError",
     "StorageError",
     "TooLargeError",
+    "TraceError",
     "UnavailableError",
     "UnknownVersionError",
     "VariantError",
@@ -100,6 +104,14 @@ class DataError(GatiError):
     """Inputs of the wrong kind, shape, dtype or number."""
 
     http_status = 422
+
+
+class TraceError(DataError):
+    """A trace of requests that cannot be read, or that is not the tree it is taken for."""
+
+
+class EvictError(GatiError):
+    """An eviction policy, predictor or size of a cache that is unknown or does not fit."""
 
 
 class VariantError(GatiError):

@@ -38,7 +38,7 @@ LAYERS = (
     ("gati.compose",),
     ("gati.runtime",),
     ("gati.export", "gati.bench"),
-    ("gati.plan", "gati.adapt", "gati.video", "gati.report"),
+    ("gati.plan", "gati.adapt", "gati.video", "gati.report", "gati.evict"),
     ("gati",),  # the package itself, the demo
     ("services",),
     ("gati.cli", "gati.cli_serve", "gati.cli_stream", "gati.__main__"),  # the command line starts services
@@ -96,6 +96,7 @@ def test_no_module_is_two_rooms(path: Path) -> None:
         pytest.param("gati.explore.library", id="reading a cache library"),
         pytest.param("gati.compose.compose", id="composing"),
         pytest.param("gati.plan", id="planning"),
+        pytest.param("gati.evict", id="eviction"),
         pytest.param("gati.adapt.writer, gati.adapt.repository", id="records and versions"),
         pytest.param("services", id="the services package"),
     ],

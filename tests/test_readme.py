@@ -45,6 +45,8 @@ def test_make_knows_the_target(line: str) -> None:
 def test_gati_knows_the_verb_and_every_option(line: str) -> None:
     verb, *arguments = shlex.split(line)[1:]
     command = get_command(app).commands[verb]  # type: ignore[attr-defined]
+    while hasattr(command, "commands"):  # a group of verbs
+        command = command.commands[arguments.pop(0)]
     if arguments == ["--help"]:
         return
     options = {name: one for one in command.params for name in one.opts if name.startswith("--")}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-__all__ = ["Point", "bars", "distribution", "scatter"]
+__all__ = ["ChartLine", "Point", "bars", "distribution", "lines", "scatter"]
 
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 16, 16, 46
@@ -122,3 +122,34 @@ def _ticks(low: float, high: float, wanted: int = 5) -> list[float]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.4g} %"
+
+
+class ChartLine(NamedTuple):
+    """A line through points of rising x: `name` for its title, `kind` for its colour, as of a `Point`."""
+
+    name: str
+    kind: str
+    points: Sequence[tuple[float, float]]
+
+
+def lines(series: Sequence[ChartLine], title: str, x_label: str, *, share: bool = True) -> str:
+    """Lines over the same axes; y in percent where it is a `share`. Each line ends with its number."""
+    xs = [x for line in series for x, _ in line.points]
+    ys = [y for line in series for _, y in line.points]
+    low, high = min(0.0, *ys), max(ys) * 1.08 or 1.0
+    x = _scale(min(xs), max(xs), _LEFT, _WIDTH - _RIGHT - 24)
+    y = _scale(low, high, _HEIGHT - _BOTTOM, _TOP)
+    parts = []
+    for value in _ticks(low, high):
+        at = y(value)
+        text = _percent(value) if share else f"{value:g}"
+        parts.append(f'<path class="grid" d="M{_LEFT},{at:.1f}H{_WIDTH - _RIGHT}"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{text}</text>')
+    for number, line in enumerate(series, start=1):
+        path = "L".join(f"{x(at):.1f},{y(value):.1f}" for at, value in line.points)
+        name = f"<title>{escape(line.name)}</title>"
+        parts.append(f'<path class="line {escape(line.kind)}" fill="none" d="M{path}">{name}</path>')
+        last_x, last_y = line.points[-1]
+        parts.append(f'<text x="{x(last_x) + 5:.1f}" y="{y(last_y) + 4:.1f}">{number}</text>')
+    parts += _x_axis(_ticks(min(xs), max(xs)), x, x_label)
+    return _svg(title, parts)

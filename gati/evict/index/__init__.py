@@ -1,0 +1,1 @@
+"""What a cache holds: a prefix tree of runs."""

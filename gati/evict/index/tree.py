@@ -1,0 +1,233 @@
+"""The prefix tree of what a cache holds, in runs: blocks that lie one below the other and are accessed alike.
+
+A request of a thousand blocks touches a few runs, not a thousand nodes. Requests that part from each other
+within a run split it; a run loses blocks only at its lower end, and its parent becomes a leaf when the last
+one has gone. Every block is named by an integer that is its own wherever it occurs (a hash of the whole
+prefix, as engines have it), so one dictionary finds the run that begins with a block, and no run keeps a
+table of children.
+
+A flat cache is the same tree with runs of one block, none of which has a parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from gati.errors import TraceError
+
+__all__ = ["Match", "BlockRun", "RunTree"]
+
+
+class BlockRun:
+    """Blocks one below the other, all accessed by the same requests since they were loaded.
+
+    `slot` numbers the runs that exist at one time, for arrays beside the tree; `start` counts the blocks
+    above; `end` those above and in it; `last` and `created` are numbers of requests, `accesses` counts them.
+    """
+
+    __slots__ = (
+        *("accesses", "children", "created", "ids", "last", "locks", "parent", "slot", "start", "turns"),
+    )
+
+    def __init__(self, slot: int, ids: list[int], parent: BlockRun | None, start: int, request: int) -> None:
+        self.slot = slot
+        self.ids = ids
+        self.parent = parent
+        self.start = start
+        self.children = 0
+        self.locks = 0
+        self.accesses = 0
+        self.created = self.last = request
+        self.turns: int = 1 if parent is None else parent.turns + 1
+
+    @property
+    def end(self) -> int:
+        """How many blocks there are down to its last one."""
+        return self.start + len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"BlockRun({self.ids!r}, start={self.start}, last={self.last}, children={self.children})"
+
+
+class Match(NamedTuple):
+    """Runs of a path that are cached, from the root down, and how many blocks they hold together."""
+
+    path: list[BlockRun]
+    blocks: int
+    upper: BlockRun | None  # the new upper part of a run that had to be split
+    lower: BlockRun | None  # what is left of it
+
+
+class RunTree:
+    """The cached tree. `used` counts blocks; `slots` is one more than the largest slot ever given.
+
+    In a `flat` tree no block has a parent, and a match is whatever blocks of a request are cached.
+    """
+
+    __slots__ = ("_free", "flat", "heads", "slots", "used")
+
+    def __init__(self, *, flat: bool = False) -> None:
+        self.flat = flat
+        self.heads: dict[int, BlockRun] = {}
+        self._free: list[int] = []
+        self.slots = 0
+        self.used = 0
+
+    def match(self, ids: Sequence[int]) -> Match:
+        """Find the longest cached prefix; a run that is matched in part is split there.
+
+        `ids` must be a list or a list slice. Raises TraceError where a block lies below another parent than
+        it did before.
+        """
+        heads, path, at, count = self.heads, [], 0, len(ids)
+        if self.flat:
+            path = [heads[block] for block in ids if block in heads]
+            return Match(path, len(path), None, None)
+        parent: BlockRun | None = None
+        while at < count:
+            run = heads.get(ids[at])
+            if run is None:
+                break
+            if run.parent is not parent:
+                raise _no_tree(ids, at, run)
+            held = run.ids
+            length = len(held)
+            if held == ids[at : at + length]:
+                path.append(run)
+                parent = run
+                at += length
+                continue
+            common = _common(held, ids, at)
+            upper = self._split(run, common)
+            path.append(upper)
+            return Match(path, at + common, upper, run)
+        return Match(path, at, None, None)
+
+    def peek(self, ids: Sequence[int]) -> int:
+        """How many blocks of `ids` a match would find; changes nothing."""
+        heads, at, count = self.heads, 0, len(ids)
+        if self.flat:
+            return sum(block in heads for block in ids)
+        while at < count:
+            run = heads.get(ids[at])
+            if run is None:
+                return at
+            length = len(run.ids)
+            if run.ids != ids[at : at + length]:
+                return at + _common(run.ids, ids, at)
+            at += length
+        return at
+
+    def add(self, ids: list[int], parent: BlockRun | None, request: int) -> BlockRun:
+        """Hang a new run of `ids`, none of which is cached, below `parent`."""
+        start = 0
+        if parent is not None:
+            parent.children += 1
+            start = parent.start + len(parent.ids)
+        run = BlockRun(self._slot(), ids, parent, start, request)
+        self.heads[ids[0]] = run
+        self.used += len(ids)
+        return run
+
+    def extend(
+        self, path: list[BlockRun], missing: list[int], request: int, ends: Sequence[int] | None = None
+    ) -> list[BlockRun]:
+        """Load `missing` below the path of a match; return the new runs, from the root on.
+
+        `ends` says after how many blocks of the request a run must end; there may be more ends than needed.
+        """
+        if self.flat:
+            return [self.add([block], None, request) for block in missing]
+        parent = path[-1] if path else None
+        at = 0 if parent is None else parent.start + len(parent.ids)
+        first, added = at, []
+        for end in ends if ends is not None else (at + len(missing),):
+            if end > at:
+                parent = self.add(missing[at - first : end - first], parent, request)
+                added.append(parent)
+                at = end
+        return added
+
+    def divide(self, path: list[BlockRun], ends: Sequence[int]) -> list[tuple[int, BlockRun]]:
+        """Split runs of `path`, in place, where an end lies within one; (index, upper part) of each."""
+        made = []
+        at = 0
+        for end in ends:
+            while at < len(path) and path[at].start + len(path[at].ids) <= end:
+                at += 1
+            if at == len(path):
+                break
+            run = path[at]
+            if run.start < end:
+                upper = self._split(run, end - run.start)
+                path.insert(at, upper)
+                made.append((at, upper))
+        return made
+
+    def trim(self, run: BlockRun, count: int) -> tuple[list[int], BlockRun | None]:
+        """Remove the last `count` blocks of a leaf, which may be all of them.
+
+        Returns the removed blocks in path order, and the parent where it has become a leaf.
+        """
+        held = run.ids
+        self.used -= count
+        if count < len(held):
+            removed = held[-count:]
+            del held[-count:]
+            return removed, None
+        del self.heads[held[0]]
+        self._free.append(run.slot)
+        run.ids = []
+        parent = run.parent
+        if parent is not None:
+            parent.children -= 1
+            if parent.children:
+                parent = None
+        return held, parent
+
+    def __iter__(self) -> Iterator[BlockRun]:
+        """Every run, in no particular order."""
+        return iter(self.heads.values())
+
+    def _slot(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self.slots += 1
+        return self.slots - 1
+
+    def _split(self, run: BlockRun, at: int) -> BlockRun:
+        """Make the first `at` blocks of `run` a run of their own, above what is left of it."""
+        upper = BlockRun(self._slot(), run.ids[:at], run.parent, run.start, run.created)
+        upper.last, upper.accesses, upper.turns = run.last, run.accesses, run.turns
+        upper.children = 1  # a lock stays below and keeps this one, too
+        run.ids = run.ids[at:]
+        run.parent = upper
+        run.start += at
+        self.heads[upper.ids[0]] = upper
+        self.heads[run.ids[0]] = run
+        return upper
+
+
+def _common(held: list[int], ids: Sequence[int], at: int) -> int:
+    """How many leading blocks of `held` are those of `ids` from `at` on; at least the first is.
+
+    In a tree they are equal up to one place and different from there on, so bisection finds it.
+    """
+    low, high = 1, min(len(held), len(ids) - at)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if held[middle - 1] == ids[at + middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _no_tree(ids: Sequence[int], at: int, run: BlockRun) -> TraceError:
+    before = f"follows block {ids[at - 1]}" if at else "begins a request"
+    above = "began one" if run.parent is None else f"followed block {run.parent.ids[-1]}"
+    return TraceError(
+        f"block {ids[at]} {before}, but {above} before: give every block an identifier that depends on all "
+        "blocks before it, or take the blocks for a flat trace (--flat)"
+    )

@@ -1,0 +1,183 @@
+"""What a policy is, and what most of them share: tables over the leaves of the cached tree."""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.errors import EvictError
+from gati.evict.index.tree import BlockRun, RunTree
+from gati.evict.predict.base import Predictor, grown
+
+__all__ = ["EvictionPolicy", "PredictingPolicy", "TablePolicy"]
+
+Floats = NDArray[np.float64]
+_LEAST = -1e300
+_ONE_BY_ONE = 8  # up to so many blocks it is faster to look for the best leaf again and again
+
+
+class EvictionPolicy(ABC):
+    """Decides which blocks leave one cache. The cache calls `begin`, `evict`, `touch` for every request."""
+
+    name: ClassVar[str]
+    predicts: ClassVar[bool] = False  # whether it asks a predictor
+    twins: ClassVar[bool] = False  # whether it needs a second predictor of the same kind
+    flat_only: ClassVar[bool] = False  # whether it is defined for blocks without parents only
+
+    def __init__(self, tree: RunTree, capacity: int, *, seed: int = 0) -> None:
+        self.tree = tree
+        self.capacity = capacity
+
+    def begin(self, ids: list[int], hits: int, time_s: float) -> None:  # noqa: B027
+        """A request, cut to the capacity, finds `hits` of its blocks cached. Nothing has been loaded."""
+
+    def split(self, upper: BlockRun, lower: BlockRun) -> None:  # noqa: B027
+        """A run was split in two."""
+
+    @abstractmethod
+    def evict(self, count: int, missing: list[int]) -> list[int]:
+        """Remove exactly `count` blocks, to make room for the last `count` of `missing`; return them.
+
+        Raises EvictError, with nothing changed, where fewer than `count` are neither locked nor above such.
+        """
+
+    @abstractmethod
+    def touch(self, path: list[BlockRun], known: int) -> None:
+        """The request is served by these runs, from the root on, of which the first `known` were cached."""
+
+    def settle(self, run: BlockRun) -> None:  # noqa: B027
+        """A run was locked or unlocked, or stopped being a leaf."""
+
+    def figures(self) -> Mapping[str, Any]:
+        """Counts of its own, as JSON values."""
+        return {}
+
+
+class TablePolicy(EvictionPolicy):
+    """A policy that ranks leaves. Arrays by slot: whether it may go, and when it was last used.
+
+    Recency numbers grow with every access, children before parents, so no two runs share one and the smallest
+    among the leaves is the one that LRU takes.
+    """
+
+    def __init__(self, tree: RunTree, capacity: int, *, seed: int = 0) -> None:
+        super().__init__(tree, capacity, seed=seed)
+        self._runs: list[BlockRun | None] = []
+        self._leaf = np.zeros(64, dtype=bool)
+        self._recency = np.zeros(64, dtype=np.float64)
+        self._clock = 0
+
+    def split(self, upper: BlockRun, lower: BlockRun) -> None:
+        """The upper part has been used when the whole was."""
+        self._enter(upper)
+        self._recency[upper.slot] = self._recency[lower.slot]
+        self.settle(upper)
+        self.settle(lower)
+
+    def touch(self, path: list[BlockRun], known: int) -> None:
+        """Number the path anew, the deepest run first."""
+        for run in path[known:]:
+            self._enter(run)
+        recency, clock = self._recency, self._clock
+        for run in reversed(path):
+            clock += 1
+            recency[run.slot] = clock
+        self._clock = clock
+        for run in path[max(known - 1, 0) :]:
+            self.settle(run)
+
+    def settle(self, run: BlockRun) -> None:
+        """Note whether a run may go."""
+        self._leaf[run.slot] = run.children == 0 and run.locks == 0
+
+    def _enter(self, run: BlockRun) -> None:
+        slot = run.slot
+        if slot == len(self._runs):
+            self._runs.append(run)
+            self._leaf = grown(self._leaf, slot + 1)
+            self._recency = grown(self._recency, slot + 1)
+        else:
+            self._runs[slot] = run
+
+    def _take(self, count: int, scores: Floats, removed: list[int]) -> None:
+        """Remove `count` blocks from the leaves of the highest scores, [slots], into `removed`."""
+        if count > _ONE_BY_ONE:
+            self._take_many(count, scores, removed)
+            return
+        among = np.where(self._leaf[: len(scores)], scores, -np.inf)
+        while count > 0:
+            slot = int(among.argmax())
+            taken, parent = self._cut(slot, count, removed)
+            count -= taken
+            if not self._leaf[slot]:
+                among[slot] = -np.inf
+            if parent is not None:
+                among[parent.slot] = scores[parent.slot]
+
+    def _take_many(self, count: int, scores: Floats, removed: list[int]) -> None:
+        slots = np.flatnonzero(self._leaf[: len(scores)])
+        values = scores[slots]
+        if len(slots) > count:
+            best = np.argpartition(-values, count - 1)[:count]
+            slots, values = slots[best], values[best]
+        order = np.argsort(-values, kind="stable")
+        heap = list(zip((-values[order]).tolist(), slots[order].tolist(), strict=True))  # sorted, so a heap
+        while count > 0:
+            _, slot = heapq.heappop(heap)
+            taken, parent = self._cut(slot, count, removed)
+            count -= taken
+            if parent is not None:
+                heapq.heappush(heap, (-float(scores[parent.slot]), parent.slot))
+
+    def _cut(self, slot: int, count: int, removed: list[int]) -> tuple[int, BlockRun | None]:
+        """Remove up to `count` blocks of one leaf: how many, and its parent where that may go now."""
+        run = self._runs[slot]
+        if run is None or not self._leaf[slot]:
+            raise EvictError("no block may leave: all are locked by requests under way")
+        taken = min(count, len(run.ids))
+        whole = taken == len(run.ids)
+        ids, parent = self.tree.trim(run, taken)
+        removed += ids
+        if not whole:
+            return taken, None
+        self._leaf[slot] = False
+        self._runs[slot] = None
+        if parent is None:
+            return taken, None
+        self.settle(parent)
+        return taken, parent if self._leaf[parent.slot] else None
+
+    def _by_recency(self) -> Floats:
+        """Scores by which LRU's leaf goes first, [slots]."""
+        return -self._recency[: len(self._runs)]
+
+
+class PredictingPolicy(TablePolicy):
+    """A table policy with predictions. Where these fail or are no numbers, LRU decides; that is counted."""
+
+    predicts = True
+
+    def __init__(self, tree: RunTree, capacity: int, predictor: Predictor, *, seed: int = 0) -> None:
+        super().__init__(tree, capacity, seed=seed)
+        self._predictor = predictor
+        self._failures = 0
+
+    def _predicted(self) -> Floats:
+        try:
+            scores = self._predictor.scores(len(self._runs))
+        except Exception:  # whoever wrote it: what it costs is a worse decision
+            self._failures += 1
+            return self._by_recency()
+        if np.isnan(scores[self._leaf[: len(scores)]]).any():
+            self._failures += 1
+            return self._by_recency()
+        return np.maximum(scores, _LEAST)  # minus infinity stands for what may not go
+
+    def figures(self) -> Mapping[str, Any]:
+        """How often predictions could not be used."""
+        return {"failures": self._failures}

@@ -1,0 +1,177 @@
+"""Policies that rank by what has happened only: LRU, FIFO, LFU, SLRU, tail-optimised LRU."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+
+from gati.errors import EvictError
+from gati.evict.index.tree import BlockRun, RunTree
+from gati.evict.policy.base import EvictionPolicy, TablePolicy
+from gati.evict.predict.base import grown
+
+__all__ = ["Fifo", "Lfu", "Lru", "Slru", "TailLru"]
+
+_LATER = 2.0**40  # more accesses than any recency number
+
+
+class Lru(EvictionPolicy):
+    """The least recently used leaf. One list of all runs: children stand before their parents."""
+
+    name = "lru"
+
+    def __init__(self, tree: RunTree, capacity: int, *, seed: int = 0) -> None:
+        super().__init__(tree, capacity, seed=seed)
+        self._order: OrderedDict[BlockRun, None] = OrderedDict()
+
+    def split(self, upper: BlockRun, lower: BlockRun) -> None:
+        """The upper part belongs right behind the lower one; it is at hand where it is being used."""
+        self._order[upper] = None
+
+    def touch(self, path: list[BlockRun], known: int) -> None:
+        """Move the path to the end, the deepest run first."""
+        order = self._order
+        for run in reversed(path):
+            order[run] = None
+            order.move_to_end(run)
+
+    def evict(self, count: int, missing: list[int]) -> list[int]:
+        """Take runs from the front; what is locked, or has locked blocks below, stays."""
+        order, tree = self._order, self.tree
+        removed: list[int] = []
+        kept: list[BlockRun] = []
+        while len(removed) < count:
+            if not order:
+                raise EvictError("no block may leave: all are locked by requests under way")
+            run = next(iter(order))
+            if run.locks or run.children:
+                order.popitem(last=False)
+                kept.append(run)
+                continue
+            taken = min(count - len(removed), len(run.ids))
+            if taken == len(run.ids):
+                order.popitem(last=False)
+            removed += tree.trim(run, taken)[0]
+        for run in reversed(kept):
+            order[run] = None
+            order.move_to_end(run, last=False)
+        return removed
+
+
+class _Ranked(TablePolicy):
+    """The leaf of the lowest rank goes; ranks are set when a run is used."""
+
+    def __init__(self, tree: RunTree, capacity: int, *, seed: int = 0) -> None:
+        super().__init__(tree, capacity, seed=seed)
+        self._rank = np.zeros(64, dtype=np.float64)
+
+    def split(self, upper: BlockRun, lower: BlockRun) -> None:
+        """Both parts keep the rank; of equal ranks the lower part alone is a leaf."""
+        super().split(upper, lower)
+        self._rank[upper.slot] = self._rank[lower.slot]
+
+    def touch(self, path: list[BlockRun], known: int) -> None:
+        """Rank what was used."""
+        super().touch(path, known)
+        for run in path:
+            self._rank[run.slot] = self._rank_of(run, float(self._recency[run.slot]))
+
+    def evict(self, count: int, missing: list[int]) -> list[int]:
+        """The lowest ranks."""
+        removed: list[int] = []
+        self._take(count, -self._rank[: len(self._runs)], removed)
+        return removed
+
+    def _enter(self, run: BlockRun) -> None:
+        super()._enter(run)
+        self._rank = grown(self._rank, run.slot + 1)
+
+    def _rank_of(self, run: BlockRun, recency: float) -> float:
+        raise NotImplementedError
+
+
+class Fifo(_Ranked):
+    """The leaf that was loaded first."""
+
+    name = "fifo"
+
+    def _rank_of(self, run: BlockRun, recency: float) -> float:
+        return recency if run.accesses == 1 else float(self._rank[run.slot])
+
+
+class Lfu(_Ranked):
+    """The leaf used the fewest times since it was loaded; of these the least recent."""
+
+    name = "lfu"
+
+    def _rank_of(self, run: BlockRun, recency: float) -> float:
+        return run.accesses * _LATER + recency
+
+
+class Slru(_Ranked):
+    """Leaves used once go before those used again, of either the least recent first."""
+
+    name = "slru"
+
+    def _rank_of(self, run: BlockRun, recency: float) -> float:
+        return (run.accesses > 1) * _LATER + recency
+
+
+class TailLru(_Ranked):
+    """LRU for tail latency: first goes what a conversation can lose and still answer within a threshold.
+
+    Of a conversation of L blocks, whose next prompt brings Q more, L + Q - T must be cached for at most T to
+    be computed. What is cached beyond goes first, then the least recent.
+    """
+
+    name = "tlru"
+
+    def __init__(
+        self,
+        tree: RunTree,
+        capacity: int,
+        *,
+        seed: int = 0,
+        prompt_blocks: int = 4,
+        threshold_blocks: int = 8,
+    ) -> None:
+        super().__init__(tree, capacity, seed=seed)
+        self._spare = prompt_blocks - threshold_blocks
+        self._keep = np.zeros(64, dtype=np.int64)
+
+    def touch(self, path: list[BlockRun], known: int) -> None:
+        """Note how much of this conversation must stay."""
+        super().touch(path, known)
+        keep = max(path[-1].end + self._spare, 0)
+        for run in path:
+            self._keep[run.slot] = keep
+
+    def split(self, upper: BlockRun, lower: BlockRun) -> None:
+        """Both belong to the conversations that went through the whole."""
+        super().split(upper, lower)
+        self._keep[upper.slot] = self._keep[lower.slot]
+
+    def evict(self, count: int, missing: list[int]) -> list[int]:
+        """What can be spared, the least recent first; then plain LRU."""
+        removed: list[int] = []
+        while len(removed) < count:
+            leaves: list[int] = np.flatnonzero(self._leaf[: len(self._runs)]).tolist()
+            slots = [slot for slot in leaves if self._spared(slot) > 0]
+            if not slots:
+                self._take(count - len(removed), self._by_recency(), removed)
+                break
+            slot = min(slots, key=lambda each: float(self._recency[each]))
+            self._cut(slot, min(self._spared(slot), count - len(removed)), removed)
+        return removed
+
+    def _spared(self, slot: int) -> int:
+        run = self._runs[slot]
+        return 0 if run is None else run.end - max(int(self._keep[slot]), run.start)
+
+    def _enter(self, run: BlockRun) -> None:
+        super()._enter(run)
+        self._keep = grown(self._keep, run.slot + 1)
+
+    def _rank_of(self, run: BlockRun, recency: float) -> float:
+        return recency

@@ -1,0 +1,157 @@
+"""Marker policies with predictions, for flat traces: each bounds what wrong predictions can cost.
+
+Predictive marker: Lykouris and Vassilvitskii 2018; LMarker: Rohatgi 2020; guard: 2025. All of them go by
+single blocks; of a batch the missing blocks are taken in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.errors import EvictError
+from gati.evict.index.tree import BlockRun, RunTree
+from gati.evict.policy.base import Floats, PredictingPolicy
+from gati.evict.predict.base import Predictor, grown
+
+__all__ = ["GuardedBelady", "LMarker", "PredictiveMarker"]
+
+
+class _Phased(PredictingPolicy):
+    """What the three share: a set of candidates that ends a phase when it is empty."""
+
+    flat_only = True
+
+    def __init__(self, tree: RunTree, capacity: int, predictor: Predictor, *, seed: int = 0) -> None:
+        super().__init__(tree, capacity, predictor, seed=seed)
+        self._random = np.random.default_rng(seed)
+        self._old = np.zeros(64, dtype=bool)  # by slot: cached when the phase began and not used in it
+        self._stale: set[int] = set()  # blocks cached when the phase began
+        self._phases = 0
+
+    def begin(self, ids: list[int], hits: int, time_s: float) -> None:
+        """What is requested and cached is marked."""
+        for block in ids:
+            run = self.tree.heads.get(block)
+            if run is not None:
+                self._visited(run)
+
+    def touch(self, path: list[BlockRun], known: int) -> None:
+        """What was loaded is marked."""
+        super().touch(path, known)
+        for run in path:
+            self._visited(run)
+
+    def evict(self, count: int, missing: list[int]) -> list[int]:
+        """One block for each of the last `count` of `missing`, in order."""
+        removed: list[int] = []
+        for block in missing[-count:]:
+            if not (self._old & self._leaf)[: len(self._runs)].any():
+                self._new_phase()
+            slot = self._victim(block)
+            self._old[slot] = False
+            if not self._cut(slot, 1, removed)[0]:
+                raise EvictError("no block may leave")
+            self._left(removed[-1], block)
+        return removed
+
+    def figures(self) -> Mapping[str, Any]:
+        """How many phases there were."""
+        return {**super().figures(), "phases": self._phases}
+
+    def _new_phase(self) -> None:
+        self._phases += 1
+        count = len(self._runs)
+        self._old[:count] = self._leaf[:count]
+        self._stale = set(self.tree.heads)
+
+    def _victim(self, block: int) -> int:
+        raise NotImplementedError
+
+    def _left(self, victim: int, block: int) -> None:
+        """`victim` made room for `block`."""
+
+    def _visited(self, run: BlockRun) -> None:
+        self._old[run.slot] = False
+
+    def _enter(self, run: BlockRun) -> None:
+        super()._enter(run)
+        self._old = grown(self._old, run.slot + 1)
+
+    def _unmarked(self) -> NDArray[np.int64]:
+        count = len(self._runs)
+        return np.flatnonzero(self._old[:count] & self._leaf[:count])
+
+    def _furthest(self, slots: NDArray[np.int64]) -> int:
+        scores: Floats = self._predicted()
+        return int(slots[scores[slots].argmax()])
+
+    def _any(self, slots: NDArray[np.int64]) -> int:
+        return int(self._random.choice(slots))
+
+
+class PredictiveMarker(_Phased):
+    """Furthest predicted of the unmarked, until a chain of evictions that predictions caused is too long."""
+
+    name = "predictive-marker"
+
+    def __init__(self, tree: RunTree, capacity: int, predictor: Predictor, *, seed: int = 0) -> None:
+        super().__init__(tree, capacity, predictor, seed=seed)
+        self._longest = float((1.0 / np.arange(1, capacity + 1)).sum())  # H_k
+        self._chains: dict[int, int] = {}  # the last victim of each chain: how long the chain is
+
+    def _new_phase(self) -> None:
+        super()._new_phase()
+        self._chains.clear()
+
+    def _victim(self, block: int) -> int:
+        slots = self._unmarked()
+        if block in self._stale and self._chains.get(block, 0) + 1 > self._longest:
+            return self._any(slots)
+        return self._furthest(slots)
+
+    def _left(self, victim: int, block: int) -> None:
+        self._chains[victim] = self._chains.pop(block, 0) + 1 if block in self._stale else 1
+
+
+class LMarker(_Phased):
+    """Furthest predicted of the unmarked for blocks that are new to the phase, else any of the unmarked."""
+
+    name = "lmarker"
+
+    def _victim(self, block: int) -> int:
+        slots = self._unmarked()
+        return self._any(slots) if block in self._stale else self._furthest(slots)
+
+
+class GuardedBelady(_Phased):
+    """Furthest predicted of all; what returns in the phase that evicted it is safe until that ends."""
+
+    name = "guard"
+
+    def __init__(self, tree: RunTree, capacity: int, predictor: Predictor, *, seed: int = 0) -> None:
+        super().__init__(tree, capacity, predictor, seed=seed)
+        self._gone: set[int] = set()  # evicted in this phase
+        self._safe: set[int] = set()
+
+    def _new_phase(self) -> None:
+        super()._new_phase()
+        self._gone.clear()
+        self._safe.clear()
+
+    def _victim(self, block: int) -> int:
+        if block in self._gone:
+            self._safe.add(block)
+            return self._any(self._unmarked())
+        count = len(self._runs)
+        slots = np.flatnonzero(self._leaf[:count])
+        free = [
+            slot for slot in slots if (run := self._runs[slot]) is not None and run.ids[0] not in self._safe
+        ]
+        return self._furthest(np.array(free)) if free else self._any(self._unmarked())
+
+    def _left(self, victim: int, block: int) -> None:
+        self._gone.add(victim)

@@ -1,0 +1,35 @@
+"""Every policy by name."""
+
+from __future__ import annotations
+
+from gati.errors import EvictError
+from gati.evict.policy.base import EvictionPolicy
+from gati.evict.policy.both import FollowCheaper
+from gati.evict.policy.guard import Gati
+from gati.evict.policy.keyed import Fifo, Lfu, Lru, Slru, TailLru
+from gati.evict.policy.markers import GuardedBelady, LMarker, PredictiveMarker
+from gati.evict.policy.predicting import FurthestPredicted, Halp, Laru, OptimalLeaf
+
+__all__ = ["LIMIT", "POLICIES", "policy_named"]
+
+LIMIT = "opt"  # no policy but a limit: Belady's hits on the blocks one by one
+
+POLICIES: dict[str, type[EvictionPolicy]] = {
+    policy.name: policy
+    for policy in (
+        *(Lru, Fifo, Lfu, Slru, TailLru, FurthestPredicted, Halp, OptimalLeaf, Laru, Gati),
+        *(FollowCheaper, PredictiveMarker, LMarker, GuardedBelady),
+    )
+}
+
+
+def policy_named(name: str, *, flat: bool) -> type[EvictionPolicy]:
+    """The class of a policy. Raises EvictError for unknown names, and for marker policies on a tree."""
+    found = POLICIES.get(name)
+    if found is None:
+        raise EvictError(f"unknown policy {name!r}; there are {', '.join([*POLICIES, LIMIT])}")
+    if found.flat_only and not flat:
+        raise EvictError(
+            f"policy {name} is defined for blocks without parents only: --flat, or another policy"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Predicting when blocks are used next."""

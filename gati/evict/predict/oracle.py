@@ -1,0 +1,93 @@
+"""Predictors that know the future: what perfect predictions would give, and what errors cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.evict.predict.base import grown
+from gati.evict.trace.future import next_uses
+from gati.evict.trace.records import Trace
+
+__all__ = ["NEVER", "Lognormal", "Noisy", "Oracle"]
+
+Floats = NDArray[np.float64]
+NEVER = 1e15  # no number of a request; finite, so that errors can be added to it
+
+
+class Oracle:
+    """The number of the next request that really holds a block; NEVER where there is none."""
+
+    def __init__(self, trace: Trace, *, seed: int = 0) -> None:
+        self._after = np.minimum(next_uses(trace), NEVER)
+        self._starts = trace.starts
+        self._flat = trace.kind == "flat"
+        self._random = np.random.default_rng(seed)
+        self._now = np.zeros(0)  # next use of each stretch of this request
+        self._kept = np.zeros(64)
+
+    def observe(self, ids: list[int], request: int, time_s: float) -> list[int]:
+        """Stretches of a path are blocks of equal next use; of a batch each block is its own."""
+        begin = int(self._starts[request])
+        after = self._after[begin : begin + len(ids)]
+        if self._flat:
+            ends = np.arange(1, len(ids) + 1)
+        else:
+            ends = np.append(np.flatnonzero(after[1:] != after[:-1]) + 1, len(ids))
+        self._now = self._said(after[ends - 1])
+        return [int(end) for end in ends]
+
+    def assign(self, slot: int, stretch: int) -> None:
+        """Keep what was said of the stretch."""
+        if slot >= len(self._kept):
+            self._kept = grown(self._kept, slot + 1)
+        self._kept[slot] = self._now[stretch]
+
+    def copy(self, source: int, target: int) -> None:
+        """Both parts are used next when the whole was said to be."""
+        self._kept = grown(self._kept, target + 1)
+        self._kept[target] = self._kept[source]
+
+    def scores(self, count: int) -> Floats:
+        """Numbers of requests."""
+        self._kept = grown(self._kept, count)
+        return self._kept[:count]
+
+    def figures(self) -> Mapping[str, Any]:
+        """Nothing is counted."""
+        return {}
+
+    def _said(self, truth: Floats) -> Floats:
+        return truth
+
+
+class Noisy(Oracle):
+    """With probability `share` a prediction is minus the true next use: what is furthest looks nearest."""
+
+    def __init__(self, trace: Trace, share: float, *, seed: int = 0) -> None:
+        super().__init__(trace, seed=seed)
+        self._share = share
+
+    def _said(self, truth: Floats) -> Floats:
+        return np.where(self._random.random(len(truth)) < self._share, -truth, truth)
+
+
+class Lognormal(Oracle):
+    """The time until the next use, times the exponential of a normal deviate of scale `sigma`."""
+
+    def __init__(self, trace: Trace, sigma: float, *, seed: int = 0) -> None:
+        super().__init__(trace, seed=seed)
+        self._sigma = sigma
+        self._request = 0
+
+    def observe(self, ids: list[int], request: int, time_s: float) -> list[int]:
+        """As the oracle, with errors."""
+        self._request = request
+        return super().observe(ids, request, time_s)
+
+    def _said(self, truth: Floats) -> Floats:
+        factor = np.exp(self._sigma * self._random.standard_normal(len(truth)))
+        return self._request + (truth - self._request) * factor

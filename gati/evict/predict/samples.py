@@ -1,0 +1,110 @@
+"""Samples of what blocks looked like when they were requested, and when they were requested again."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.evict.predict.history import FEATURES, Observer
+
+__all__ = ["Labels", "Rows", "ReuseSamples", "by_bin"]
+
+Floats = NDArray[np.float64]
+_BLOCKS = FEATURES.index("blocks")
+
+
+class Labels(NamedTuple):
+    """What is known of all samples at one moment, [n] each.
+
+    `gaps_s` is the time until the next request, NaN where none has come; `watched_s` for how long it was
+    waited for; `weights` grows with the number of blocks.
+    """
+
+    features: NDArray[np.float32]  # [n, F]
+    gaps_s: Floats
+    watched_s: Floats
+    weights: Floats
+
+
+class ReuseSamples(Observer):
+    """The latest `window` samples. The one `number` names is gone when as many newer ones have come."""
+
+    def __init__(self, window: int) -> None:
+        self.taken_in_all = 0
+        self._window = window
+        self._features = np.zeros((window, len(FEATURES)), dtype=np.float32)
+        self._taken_s = np.zeros(window)
+        self._gap_s = np.full(window, np.nan)
+        self._lost_s = np.full(window, np.inf)  # when it was forgotten
+
+    def taken(self, features: list[float], now_s: float) -> int:
+        """Keep a sample in place of the oldest."""
+        at = self.taken_in_all % self._window
+        self._features[at] = features
+        return self._fill(at, now_s)
+
+    def copied(self, sample: int) -> int:
+        """Keep another sample like this one."""
+        if not self._has(sample):
+            return -1
+        source, at = sample % self._window, self.taken_in_all % self._window
+        self._features[at] = self._features[source]
+        return self._fill(at, float(self._taken_s[source]))
+
+    def returned(self, sample: int, now_s: float) -> None:
+        """Its blocks are requested again now."""
+        if self._has(sample):
+            self._gap_s[sample % self._window] = now_s - self._taken_s[sample % self._window]
+
+    def forgotten(self, sample: int, now_s: float) -> None:
+        """Nobody watches it from now on."""
+        if self._has(sample):
+            self._lost_s[sample % self._window] = now_s
+
+    def labels(self, now_s: float) -> Labels:
+        """Everything known at `now_s`; copies."""
+        count = min(self.taken_in_all, self._window)
+        features = self._features[:count].copy()
+        watched = np.minimum(self._lost_s[:count], now_s) - self._taken_s[:count]
+        return Labels(
+            features, self._gap_s[:count].copy(), watched, np.sqrt(features[:, _BLOCKS]).astype(float)
+        )
+
+    def _fill(self, at: int, taken_s: float) -> int:
+        self._taken_s[at], self._gap_s[at], self._lost_s[at] = taken_s, np.nan, np.inf
+        self.taken_in_all += 1
+        return self.taken_in_all - 1
+
+    def _has(self, sample: int) -> bool:
+        return sample >= 0 and sample >= self.taken_in_all - self._window
+
+
+class Rows(NamedTuple):
+    """Samples by bins of ages: which, in which bin, whether it returned in it, how much that counts."""
+
+    sample: NDArray[np.int64]
+    number: NDArray[np.int64]
+    returned: NDArray[np.bool_]
+    weights: Floats
+
+
+def by_bin(labels: Labels, edges: Floats) -> Rows:
+    """One row for each sample and bin of ages that it lived through, at least in part.
+
+    A bin in which watching ended without a return counts by the part of it that was watched (the actuary's
+    exposure): left out, only the returns would be seen of bins that few samples have been watched through.
+    """
+    bins = len(edges) - 1
+    returned = ~np.isnan(labels.gaps_s)
+    until = np.where(returned, labels.gaps_s, labels.watched_s)
+    at = np.clip(np.searchsorted(edges, until, side="right") - 1, 0, bins)
+    rows = np.minimum(at + 1, bins)
+    sample = np.repeat(np.arange(len(until)), rows)
+    number = np.arange(len(sample)) - np.repeat(np.cumsum(rows) - rows, rows)
+    ended = number == at[sample]
+    share = (until[sample] - edges[number]) / (edges[number + 1] - edges[number])
+    weights = labels.weights[sample] * np.where(ended & ~returned[sample], share, 1.0)
+    counts = weights > 0.0
+    return Rows(sample[counts], number[counts], (returned[sample] & ended)[counts], weights[counts])

@@ -1,0 +1,82 @@
+"""`evict.PrefixCache`: which prefixes to keep, for an engine of your own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from gati.errors import EvictError
+from gati.evict.cache import Handle
+from gati.evict.predict.named import predictor_named
+from gati.evict.replay.replay import build
+
+__all__ = ["PrefixCache", "PrefixMatch"]
+
+
+@dataclass(frozen=True)
+class PrefixMatch:
+    """A request under way: its first `hits` blocks are cached and stay so until it is released."""
+
+    hits: int
+    requested: int
+    _handle: Handle = field(repr=False)
+
+
+class PrefixCache:
+    """Keeps the books of a prefix cache of `blocks` blocks; the blocks themselves stay with the engine.
+
+    An identifier stands for a block and all that comes before it, as the chained hashes of vLLM do. `match` a
+    request, compute what is missing, `insert` it, free what that returns, `release` the request:
+
+        match = cache.match(ids)
+        for gone in cache.insert(match):
+            free(gone)
+        cache.release(match)
+
+    Several requests may be under way; calls must not overlap in time. Raises EvictError for sizes below one
+    and for unknown policies and predictors.
+    """
+
+    def __init__(
+        self,
+        blocks: int,
+        policy: str = "gati",
+        *,
+        predictor: str = "reuse",
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if blocks < 1:
+            raise EvictError(f"a cache of {blocks} blocks holds nothing; give at least one")
+        self._cache = build(policy, blocks, predictor_named(predictor), seed=seed)
+        self._clock = clock
+
+    def __len__(self) -> int:
+        """How many blocks are cached."""
+        return self._cache.tree.used
+
+    def match(self, ids: Sequence[Hashable]) -> PrefixMatch:
+        """Find how many leading blocks of a request are cached, and lock these until it is released."""
+        # The tree only compares identifiers and looks them up, so that whatever has a hash may be one.
+        handle = self._cache.match(cast("list[int]", list(ids)))
+        return PrefixMatch(handle.hits, len(ids), handle)
+
+    def insert(self, match: PrefixMatch, hints: Mapping[str, Any] | None = None) -> list[Hashable]:
+        """Count a matched request as served: its missing blocks are cached now, and those returned are not.
+
+        Of a request longer than the cache the first blocks are cached. `hints` is for policies that ask more
+        about a request than its blocks; none of today's does. Raises EvictError, with nothing changed, where
+        too much is locked.
+        """
+        return cast("list[Hashable]", self._cache.insert(match._handle, self._clock()))
+
+    def release(self, match: PrefixMatch) -> None:
+        """The blocks of this request may leave when others need the room. Once is enough."""
+        self._cache.release(match._handle)
+
+    def figures(self) -> dict[str, Any]:
+        """Counts of the policy and of the predictor."""
+        counts = dict(self._cache.policy.figures())
+        return counts | dict(self._cache.predictor.figures() if self._cache.predictor is not None else {})

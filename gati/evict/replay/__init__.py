@@ -1,0 +1,1 @@
+"""Replaying traces: what each policy would have hit."""

@@ -1,0 +1,217 @@
+"""`evict.replay`: a trace through one cache for every size, policy and seed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gati.errors import EvictError
+from gati.evict.cache import BlockCache
+from gati.evict.index.tree import RunTree
+from gati.evict.policy.base import EvictionPolicy
+from gati.evict.policy.guard import EXCESS_SHARE, Gati
+from gati.evict.policy.registry import LIMIT, policy_named
+from gati.evict.predict.base import Predictor
+from gati.evict.predict.named import Maker, predictor_named
+from gati.evict.replay.result import PolicyOutcome, TraceReplay
+from gati.evict.trace.future import belady_hits
+from gati.evict.trace.records import Trace
+
+__all__ = ["Progress", "build", "replay"]
+
+Progress = Callable[[int, int], None]  # blocks replayed so far, of how many
+_SAMPLES = 200
+_TOLD_EVERY = 512  # requests
+
+
+def replay(
+    trace: Trace,
+    sizes: Sequence[int],
+    policies: Sequence[str] = ("lru", "gati", "opt-leaf", "opt"),
+    *,
+    predictor: str = "reuse",
+    seeds: Sequence[int] = (0,),
+    progress: Progress | None = None,
+) -> TraceReplay:
+    """Replay `trace` in caches of `sizes` blocks under each of `policies`, and return what they hit.
+
+    `predictor` is `reuse`, `oracle`, `noise:SHARE`, `lognormal:SIGMA` or the folder of a trained model;
+    policies that ask nobody are replayed once whatever the seeds. `opt-leaf` always knows the future, and
+    `opt` is the limit that no policy exceeds.
+
+    Raises EvictError for sizes of zero or above what the trace requests at all, and for unknown names.
+    """
+    flat = trace.kind == "flat"
+    for size in sizes:
+        if not 1 <= size <= trace.distinct:
+            raise EvictError(
+                f"a cache of {size} blocks: sizes go from 1 to {trace.distinct}, with which everything that "
+                f"{trace.name} requests fits"
+            )
+    plans = []
+    for name in policies:
+        asked = name != LIMIT and policy_named(name, flat=flat).predicts
+        plans.append((name, seeds if asked and name != "opt-leaf" else seeds[:1]))
+    maker = predictor_named(predictor, trace, flat=flat)
+    oracle = predictor_named("oracle", trace, flat=flat)
+    total = len(trace.blocks) * len(sizes) * sum(len(each) for _, each in plans)
+    done = 0
+    outcomes = []
+    for size in sizes:
+        for name, chosen in plans:
+            for seed in chosen:
+
+                def tell(blocks: int, before: int = done) -> None:
+                    if progress is not None:
+                        progress(before + blocks, total)
+
+                if name == LIMIT:
+                    outcomes.append(_limit(trace, size))
+                else:
+                    exact = name == "opt-leaf"
+                    outcomes.append(
+                        _one(
+                            trace,
+                            size,
+                            name,
+                            oracle if exact else maker,
+                            None if exact else predictor,
+                            seed,
+                            tell,
+                        )
+                    )
+                done += len(trace.blocks)
+    if progress is not None:
+        progress(total, total)
+    return TraceReplay(trace.summary(), _with_gaps(outcomes))
+
+
+def build(name: str, capacity: int, maker: Maker | None, *, flat: bool = False, seed: int = 0) -> BlockCache:
+    """A cache under the policy of that name. Raises EvictError."""
+    kind = policy_named(name, flat=flat)
+    tree = RunTree(flat=flat)
+    if not kind.predicts:
+        return BlockCache(tree, capacity, kind(tree, capacity, seed=seed))
+    if maker is None:
+        raise EvictError(f"policy {name} needs a predictor, as reuse")
+    predictor = maker(capacity, seed)
+    extra: dict[str, Predictor] = {"twin": maker(capacity, seed)} if kind.twins else {}
+    made: Any = kind  # those that predict take a predictor
+    policy: EvictionPolicy = made(tree, capacity, predictor, seed=seed, **extra)
+    return BlockCache(tree, capacity, policy, predictor)
+
+
+def _one(
+    trace: Trace,
+    size: int,
+    name: str,
+    maker: Maker,
+    predictor: str | None,
+    seed: int,
+    tell: Callable[[int], None],
+) -> PolicyOutcome:
+    cache = build(name, size, maker, flat=trace.kind == "flat", seed=seed)
+    predicts = cache.predictor is not None
+    hits = np.zeros(len(trace), dtype=np.int64)
+    clock: list[int] = []
+    evictions = 0
+    excess: list[tuple[int, int, float, bool]] = []
+    every = max(len(trace) // _SAMPLES, 1)
+    policy, starts, times = cache.policy, trace.starts, trace.time_s.tolist()
+    requested = 0
+    timer = _timed(cache, clock)
+    began = time.perf_counter()
+    for number, ids in enumerate(trace.requests):
+        served = cache.access(ids, times[number])
+        hits[number] = served.hits
+        evictions += len(served.evicted)
+        requested += len(ids)
+        if isinstance(policy, Gati) and number % every == 0:
+            excess.append((requested, policy.excess, EXCESS_SHARE * requested, policy.following))
+        if number % _TOLD_EVERY == 0:
+            tell(int(starts[number]))
+    seconds = time.perf_counter() - began
+    timer()
+    figures = dict(policy.figures())
+    if cache.predictor is not None:
+        figures.update(cache.predictor.figures())
+    return _outcome(
+        trace,
+        hits,
+        PolicyOutcome(
+            policy=name,
+            capacity_blocks=size,
+            predictor=predictor if predicts else None,
+            seed=seed,
+            hit_rate=0.0,
+            hit_rate_beyond_shared=0.0,
+            hits=0,
+            requested=0,
+            truncated=int((trace.lengths > size).sum()),
+            evictions=evictions,
+            blocks_per_s=len(trace.blocks) / max(seconds, 1e-9),
+            decision_us=_spread(clock),
+            figures=figures,
+            excess=excess,
+        ),
+    )
+
+
+def _timed(cache: BlockCache, clock: list[int]) -> Callable[[], None]:
+    """Let the policy's evictions be timed, in ns; returns what ends that."""
+    evict, now = cache.policy.evict, time.perf_counter_ns
+
+    def timed(count: int, missing: list[int]) -> list[int]:
+        began = now()
+        removed = evict(count, missing)
+        clock.append(now() - began)
+        return removed
+
+    cache.policy.evict = timed  # type: ignore[method-assign]
+
+    def end() -> None:
+        del cache.policy.evict
+
+    return end
+
+
+def _limit(trace: Trace, size: int) -> PolicyOutcome:
+    began = time.perf_counter()
+    hits = belady_hits(trace, size)
+    speed = len(trace.blocks) / max(time.perf_counter() - began, 1e-9)
+    empty = PolicyOutcome(LIMIT, size, None, 0, 0.0, 0.0, 0, 0, 0, 0, speed, _spread([]))
+    return _outcome(trace, hits, empty)
+
+
+def _outcome(trace: Trace, hits: np.ndarray, outcome: PolicyOutcome) -> PolicyOutcome:
+    """Fill in the hit rates."""
+    requested, shared = len(trace.blocks), int(trace.shared.sum())
+    beyond = int(np.maximum(hits - trace.shared, 0).sum())
+    return replace(
+        outcome,
+        hits=int(hits.sum()),
+        requested=requested,
+        hit_rate=float(hits.sum() / requested),
+        hit_rate_beyond_shared=beyond / max(requested - shared, 1),
+    )
+
+
+def _with_gaps(outcomes: list[PolicyOutcome]) -> list[PolicyOutcome]:
+    known = {(each.policy, each.capacity_blocks): each.hit_rate for each in outcomes}
+    filled = []
+    for each in outcomes:
+        low, high = (known.get((name, each.capacity_blocks)) for name in ("lru", "opt-leaf"))
+        if low is not None and high is not None and high > low:
+            each = replace(each, gap_closed=(each.hit_rate - low) / (high - low))
+        filled.append(each)
+    return filled
+
+
+def _spread(nanoseconds: list[int]) -> dict[str, float]:
+    values = np.asarray(nanoseconds or [0], dtype=np.float64) / 1e3
+    p50, p99 = np.percentile(values, [50, 99])
+    return {"mean": float(values.mean()), "p50": float(p50), "p99": float(p99)}

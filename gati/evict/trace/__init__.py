@@ -1,0 +1,1 @@
+"""Traces of requests: reading them, checking them, and what lies ahead in them."""

@@ -1,0 +1,173 @@
+"""Reading traces: Mooncake's and Qwen-Bailian's JSON lines, CSV and Parquet, all of them packed or not."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gati.errors import TraceError
+from gati.evict.trace.records import Kind, Trace, make_trace
+
+__all__ = ["read_trace"]
+
+_BLOCKS = ("hash_ids", "blocks", "block_ids", "ids", "items", "item", "key")
+_TIMES = {"timestamp": 1e-3, "time_ms": 1e-3, "time_s": 1.0, "time": 1.0, "arrived_at": 1.0}
+_SUFFIXES = (
+    "JSON lines (.jsonl), CSV (.csv), Parquet (.parquet), or lines of identifiers (.txt), or these .gz"
+)
+
+Row = tuple[int, list[int | str], float | None]  # line, blocks, time in seconds
+
+
+def read_trace(path: str | Path, *, flat: bool = False, limit: int | None = None) -> Trace:
+    """Read a trace; its name tells the format.
+
+    JSON lines have `hash_ids` (or `blocks`) and `timestamp`: milliseconds where they are whole numbers, as
+    Mooncake writes them, seconds where they are not, as Qwen-Bailian does. CSV and Parquet have columns of
+    the same names, a row a request with the blocks separated by blanks. In lines of identifiers each line is
+    a request. `flat` takes blocks one by one, not as paths of a tree; `limit` keeps the first requests.
+
+    Raises TraceError, with the line, for what cannot be read.
+    """
+    path = Path(path)
+    content = _content(path)
+    kind: Kind = "flat" if flat else "tree"
+    rows = list(_rows(path, content))
+    if not rows:
+        raise TraceError(f"{path} has no requests")
+    if limit is not None:
+        if limit < 1:
+            raise TraceError(f"--limit is {limit}; keep at least one request")
+        rows = rows[:limit]
+    timed = [row[2] for row in rows]
+    known = [time for time in timed if time is not None]
+    if known and len(known) < len(rows):
+        line = next(line for line, _, time in rows if time is None)
+        raise TraceError(f"{path} line {line} has no time, others have; give every request one, or none")
+    try:
+        return make_trace(
+            [blocks for _, blocks, _ in rows],
+            known or None,
+            kind=kind,
+            name=path.name,
+            sha256=hashlib.sha256(content).hexdigest(),
+            lines=[line for line, _, _ in rows],
+        )
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from error
+
+
+def _content(path: Path) -> bytes:
+    try:
+        raw = path.read_bytes()
+        return gzip.decompress(raw) if path.suffix == ".gz" else raw
+    except FileNotFoundError:
+        raise TraceError(f"{path} does not exist; give a file with a trace: {_SUFFIXES}") from None
+    except (OSError, EOFError) as error:
+        raise TraceError(f"{path} cannot be read: {error}") from error
+
+
+def _rows(path: Path, content: bytes) -> Iterator[Row]:
+    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
+    suffix = suffixes[-1].lower() if suffixes else ""
+    if suffix == ".parquet":
+        yield from _table(path, enumerate(_parquet(path, content), start=1))
+        return
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise TraceError(
+            f"{path} is no text ({error.reason} at byte {error.start}); give {_SUFFIXES}"
+        ) from None
+    if suffix in (".jsonl", ".json", ".ndjson"):
+        yield from _json_lines(path, text)
+    elif suffix == ".csv":
+        table = csv.DictReader(io.StringIO(text))
+        yield from _table(path, enumerate(table, start=2))
+    elif suffix == ".txt":
+        for number, line in enumerate(text.splitlines(), start=1):
+            if line.strip():
+                yield number, [*line.split()], None
+    else:
+        raise TraceError(f"{path}: unknown format {suffix or 'without a suffix'}; give {_SUFFIXES}")
+
+
+def _json_lines(path: Path, text: str) -> Iterator[Row]:
+    found: list[tuple[int, list[int | str], tuple[str, float] | None]] = []
+    fractions = False
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{path} line {number}"
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise TraceError(f"{where} is not JSON ({error}): {line[:60]!r}") from None
+        if not isinstance(record, dict):
+            raise TraceError(f"{where} is no JSON object: {line[:60]!r}")
+        fractions |= isinstance(record.get("timestamp"), float)
+        found.append((number, _blocks(record, where), _stamp(record, where)))
+    # Mooncake counts whole milliseconds, Qwen-Bailian seconds with fractions
+    units = {**_TIMES, "timestamp": 1.0} if fractions else _TIMES
+    for number, ids, stamp in found:
+        yield number, ids, None if stamp is None else stamp[1] * units[stamp[0]]
+
+
+def _table(path: Path, rows: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[Row]:
+    for number, record in rows:
+        where = f"{path} line {number}"
+        stamp = _stamp(record, where)
+        yield number, _blocks(record, where), None if stamp is None else stamp[1] * _TIMES[stamp[0]]
+
+
+def _blocks(record: dict[str, Any], where: str) -> list[int | str]:
+    key = next((key for key in _BLOCKS if record.get(key) is not None), None)
+    if key is None:
+        raise TraceError(
+            f"{where} has no blocks: none of {', '.join(_BLOCKS)} among {', '.join(map(str, record))}"
+        )
+    value = record[key]
+    if isinstance(value, str):
+        parts: Sequence[Any] = value.strip("[]").replace(",", " ").split()
+    elif isinstance(value, int):
+        parts = [value]
+    else:
+        parts = list(value)
+    for part in parts:
+        if isinstance(part, bool) or not isinstance(part, (int, str)):
+            raise TraceError(f"{where}: {key} holds {part!r}; blocks are whole numbers or text")
+    return list(parts)
+
+
+def _stamp(record: dict[str, Any], where: str) -> tuple[str, float] | None:
+    key = next((key for key in _TIMES if record.get(key) not in (None, "")), None)
+    if key is None:
+        return None
+    try:
+        value = float(record[key])
+    except (TypeError, ValueError):
+        raise TraceError(f"{where}: {key} is {record[key]!r}, no number") from None
+    if not math.isfinite(value):
+        raise TraceError(f"{where}: {key} is {record[key]!r}; times must be finite")
+    return key, value
+
+
+def _parquet(path: Path, content: bytes) -> list[dict[str, Any]]:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise TraceError(
+            f"{path}: reading Parquet needs pyarrow: pip install pyarrow, or convert the trace to JSON lines"
+        ) from None
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(io.BytesIO(content)).to_pylist()
+    except Exception as error:  # pyarrow's own errors share no base with anything else
+        raise TraceError(f"{path} is no Parquet file: {str(error).splitlines()[0]}") from error
+    return rows

@@ -1,0 +1,158 @@
+"""A trace: which blocks each request asked for, in order, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.errors import TraceError
+
+__all__ = ["Kind", "Trace", "make_trace"]
+
+Kind = Literal["tree", "flat"]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Requests in order. Blocks are numbered 0..distinct-1 in the order in which they first occur.
+
+    `blocks` [n] holds the blocks of all requests one after the other, those of request i from `starts[i]` to
+    `starts[i + 1]`; `time_s` [requests] is when each came. In a `tree` a request is a path from the root, in
+    a `flat` trace a batch of different blocks.
+    """
+
+    kind: Kind
+    blocks: Ints = field(repr=False)
+    starts: Ints = field(repr=False)
+    time_s: NDArray[np.float64] = field(repr=False)
+    name: str = "trace"
+    sha256: str = ""
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @cached_property
+    def distinct(self) -> int:
+        """How many different blocks are requested: with as many, a cache never evicts."""
+        return int(self.blocks.max()) + 1 if len(self.blocks) else 0
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """Blocks of each request, [requests]."""
+        return np.diff(self.starts)
+
+    @cached_property
+    def requests(self) -> list[list[int]]:
+        """The blocks of each request as lists, which are faster to walk than arrays."""
+        every, bounds = self.blocks.tolist(), self.starts.tolist()
+        return [every[begin:end] for begin, end in zip(bounds[:-1], bounds[1:], strict=True)]
+
+    @cached_property
+    def shared(self) -> Ints:
+        """How many blocks of each request over half of all requests contain, [requests]."""
+        counts = np.bincount(self.blocks, minlength=self.distinct)
+        common = np.concatenate(([0], np.cumsum(2 * counts[self.blocks] > len(self))))
+        return np.asarray(common[self.starts[1:]] - common[self.starts[:-1]], dtype=np.int64)
+
+    def summary(self) -> dict[str, Any]:
+        """What identifies the trace and its size, as JSON values."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "sha256": self.sha256,
+            "requests": len(self),
+            "blocks": len(self.blocks),
+            "distinct": self.distinct,
+            "seconds": float(self.time_s[-1] - self.time_s[0]) if len(self) else 0.0,
+        }
+
+    def head(self, requests: int) -> Trace:
+        """The first `requests` of it, as a trace of its own."""
+        end = int(self.starts[min(requests, len(self))])
+        return Trace(
+            self.kind,
+            self.blocks[:end],
+            self.starts[: requests + 1],
+            self.time_s[:requests],
+            self.name,
+            self.sha256,
+        )
+
+
+def make_trace(
+    requests: Sequence[Sequence[int | str]],
+    time_s: Sequence[float] | None = None,
+    *,
+    kind: Kind = "tree",
+    name: str = "trace",
+    sha256: str = "",
+    lines: Sequence[int] | None = None,
+) -> Trace:
+    """Make a trace of requests with identifiers of any kind; without times they come one a second.
+
+    In a flat trace a block that a request names twice counts once. `lines` says where in a file each request
+    stands, for messages. Raises TraceError where the requests are not what `kind` says, or time goes back.
+    """
+    where = range(1, len(requests) + 1) if lines is None else lines
+    if not requests:
+        raise TraceError(f"{name} has no requests")
+    numbers: dict[int | str, int] = {}
+    rows = [
+        [numbers.setdefault(block, len(numbers)) for block in (dict.fromkeys(row) if kind == "flat" else row)]
+        for row in requests
+    ]
+    starts = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in rows], out=starts[1:])
+    blocks = np.array([block for row in rows for block in row], dtype=np.int64)
+    times = np.arange(len(rows), dtype=np.float64) if time_s is None else np.asarray(time_s, np.float64)
+    _check_times(times, where)
+    if len(blocks) == 0:
+        raise TraceError(f"{name} requests no blocks at all")
+    trace = Trace(kind, blocks, starts, times, name, sha256)
+    if kind == "tree":
+        _check_tree(trace, list(numbers), where)
+    return trace
+
+
+def _check_times(times: NDArray[np.float64], lines: Sequence[int]) -> None:
+    if not np.isfinite(times).all():
+        at = int(np.flatnonzero(~np.isfinite(times))[0])
+        raise TraceError(f"line {lines[at]}: the time is {times[at]}; times must be numbers")
+    back = np.flatnonzero(np.diff(times) < 0.0)
+    if len(back):
+        at = int(back[0])
+        raise TraceError(
+            f"line {lines[at + 1]}: time goes back from {times[at]:g} to {times[at + 1]:g} s; sort the "
+            "requests"
+        )
+
+
+def _check_tree(trace: Trace, names: list[int | str], lines: Sequence[int]) -> None:
+    """Every block must follow the same block wherever it occurs."""
+    blocks = trace.blocks
+    before = np.concatenate(([-1], blocks[:-1]))
+    firsts = trace.starts[:-1][trace.lengths > 0]
+    before[firsts] = -1
+    _, first_at = np.unique(blocks, return_index=True)
+    parent = before[first_at]
+    wrong = np.flatnonzero(parent[blocks] != before)
+    if len(wrong) == 0:
+        return
+    at = int(wrong[0])
+    block, earlier = int(blocks[at]), int(first_at[blocks[at]])
+
+    def follows(place: int) -> str:
+        line = lines[int(np.searchsorted(trace.starts, place, side="right")) - 1]
+        above = int(before[place])
+        return f"{'nothing' if above < 0 else names[above]} in line {line}"
+
+    raise TraceError(
+        f"the blocks are no prefix tree: {names[block]} follows {follows(earlier)}, {follows(at)}; "
+        "identifiers must depend on all blocks before, or take the blocks one by one: --flat"
+    )

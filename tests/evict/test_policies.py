@@ -1,0 +1,378 @@
+"""Policies against brute force, against eviction block by block, and against hostile predictions."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gati.errors import EvictError
+from gati.evict.cache import BlockCache
+from gati.evict.index.tree import RunTree
+from gati.evict.policy.predicting import Laru
+from gati.evict.policy.registry import POLICIES, policy_named
+from gati.evict.predict.base import Predictor
+from gati.evict.predict.oracle import Oracle
+from gati.evict.replay.replay import build, replay
+from gati.evict.trace.records import Trace
+from tests.evict.naive import (
+    NaiveTree,
+    Scripted,
+    best_leaf_hits,
+    flat_trace,
+    naive_laru,
+    naive_next_use,
+    tree_trace,
+)
+from tests.evict.strategies import flat_traces, long_trees, small_trees
+
+capacities = st.integers(1, 6)
+TREE_POLICIES = [name for name, policy in POLICIES.items() if not policy.flat_only]
+
+
+def served(cache: BlockCache, trace: Trace) -> list[int]:
+    return [cache.access(ids, float(number)).hits for number, ids in enumerate(trace.requests)]
+
+
+def made(name: str, capacity: int, predictor: Callable[[], Predictor], trace: Trace) -> BlockCache:
+    return build(name, capacity, lambda capacity, seed: predictor(), flat=trace.kind == "flat")
+
+
+def cached(cache: BlockCache) -> set[int]:
+    return {block for run in cache.tree for block in run.ids}
+
+
+def hostile(seed: int) -> Callable[[int, int], float]:
+    """Predictions that depend on nothing but chance, huge, negative, equal or infinite."""
+    chance = random.Random(seed)
+    return lambda request, block: chance.choice((chance.random(), -1e9, 1e300, 0.0, math.inf, -math.inf))
+
+
+def inverted(trace: Trace) -> Scripted:
+    return Scripted(lambda number, block: -min(naive_next_use(trace, number, block), 1e9))
+
+
+@given(small_trees, st.integers(1, 5))
+@settings(max_examples=150, deadline=None)
+def test_perfect_predictions_give_what_brute_force_finds(trace: Trace, capacity: int) -> None:
+    best = best_leaf_hits(trace, capacity)
+    for name in ("opt-leaf", "laru", "gati"):
+        cache = made(name, capacity, lambda: Oracle(trace), trace)
+        assert sum(served(cache, trace)) == best, name
+        if name == "laru":
+            assert cache.policy.figures()["caught"] == 0
+
+
+@given(long_trees, st.integers(2, 12), st.integers(0, 5))
+@settings(max_examples=80, deadline=None)
+def test_laru_is_laru_block_by_block(trace: Trace, capacity: int, seed: int) -> None:
+    chance = random.Random(seed)
+    said = {
+        (number, block): chance.random()
+        for number, row in enumerate(trace.requests)
+        for block in row[:capacity]
+    }
+    # a prediction is that of a block; LARU must not depend on how blocks lie in runs
+    cache = made("laru", capacity, lambda: Scripted(lambda number, block: said[number, block]), trace)
+    hits, caught = naive_laru(trace, capacity, lambda number, block: said[number, block])
+    assert served(cache, trace) == hits
+    assert cache.policy.figures()["caught"] == caught
+
+
+class PhasesByItem(Laru):
+    """A mutation: a phase ends within a request, before the (k + 1)-th block."""
+
+    def begin(self, ids: list[int], hits: int, time_s: float) -> None:
+        for block in ids:
+            super().begin([block], hits, time_s)
+
+
+class NeverNarrower(Laru):
+    """A mutation: predictions caught wrong go on choosing among all leaves."""
+
+    def evict(self, count: int, missing: list[int]) -> list[int]:
+        self._share = 1.0
+        return super().evict(count, missing)
+
+
+def random_tree(seed: int, requests: int) -> tuple[Trace, int, Callable[[int, int], float]]:
+    chance = random.Random(seed)
+    rows = [[chance.randrange(3) for _ in range(chance.randint(1, 5))] for _ in range(requests)]
+    said: dict[tuple[int, int], float] = {}
+    return (
+        tree_trace(rows),
+        chance.randint(5, 12),
+        lambda at, block: said.setdefault((at, block), chance.random()),
+    )
+
+
+def test_phases_that_end_within_a_request_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "laru", PhasesByItem)
+    caught = 0
+    for seed in range(40):
+        trace, capacity, _ = random_tree(seed, 40)
+        cache = made("laru", capacity, lambda trace=trace: Oracle(trace), trace)  # type: ignore[misc]
+        served(cache, trace)
+        caught += cache.policy.figures()["caught"]
+    assert caught > 0
+
+
+def test_a_choice_that_never_narrows_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "laru", NeverNarrower)
+    differ = 0
+    for seed in range(40):
+        trace, capacity, said = random_tree(seed, 40)
+        cache = made("laru", capacity, lambda said=said: Scripted(said), trace)  # type: ignore[misc]
+        differ += served(cache, trace) != naive_laru(trace, capacity, said)[0]
+    assert differ > 0
+
+
+@given(long_trees, capacities)
+@settings(max_examples=60, deadline=None)
+def test_lru_is_lru_block_by_block(trace: Trace, capacity: int) -> None:
+    naive = NaiveTree(capacity)
+    cache = build("lru", capacity, None)
+    for number, row in enumerate(trace.requests):
+        hits, evicted = naive.access(row, number, lambda leaves, block: naive.lru(leaves))
+        got = cache.access(row, float(number))
+        assert (got.hits, sorted(got.evicted)) == (hits, sorted(evicted))
+        assert cached(cache) == set(naive.parent)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        pytest.param("fifo", lambda tree, block: tree.loaded[block], id="fifo"),
+        pytest.param("lfu", lambda tree, block: (tree.counts[block], tree.used[block]), id="lfu"),
+        pytest.param("slru", lambda tree, block: (tree.counts[block] > 1, tree.used[block]), id="slru"),
+    ],
+)
+def test_ranked_policies_are_those_block_by_block(
+    name: str, key: Callable[[NaiveTree, int], tuple[float, ...]]
+) -> None:
+    chance = random.Random(4)
+    for _ in range(60):
+        rows = [[chance.randrange(3) for _ in range(chance.randint(1, 6))] for _ in range(40)]
+        trace, capacity = tree_trace(rows), chance.randint(1, 12)
+        naive, cache = NaiveTree(capacity), build(name, capacity, None)
+        for number, row in enumerate(trace.requests):
+            hits, _ = naive.access(
+                row, number, lambda leaves, block, naive=naive: min(leaves, key=lambda each: key(naive, each))
+            )
+            assert cache.access(row, float(number)).hits == hits
+            assert cached(cache) == set(naive.parent)
+
+
+@pytest.mark.parametrize("name", TREE_POLICIES)
+@given(trace=long_trees, capacity=capacities, seed=st.integers(0, 9))
+@settings(max_examples=25, deadline=None)
+def test_what_every_policy_keeps_to(name: str, trace: Trace, capacity: int, seed: int) -> None:
+    cache = made(name, capacity, lambda: Scripted(hostile(seed), stretch=1 + seed % 3), trace)
+    for number, row in enumerate(trace.requests):
+        before = cached(cache)
+        got = cache.access(row, float(number))
+        after = cached(cache)
+        path = row[:capacity]
+        assert got.hits == next((place for place, block in enumerate(path) if block not in before), len(path))
+        assert set(path) <= after, "a request is cached when it has been served"
+        assert after == (before - set(got.evicted)) | set(path)
+        assert len(after) <= capacity and cache.tree.used == len(after)
+        assert not set(got.evicted) - before, "what leaves was cached"
+        for run in cache.tree:
+            assert run.parent is None or run.parent.ids, "parents outlive their children"
+
+
+@given(long_trees, st.integers(2, 12), st.integers(0, 50))
+@settings(max_examples=80, deadline=None)
+def test_laru_evicts_at_most_twice_k_a_phase_and_safely_only_what_is_stale(
+    trace: Trace, capacity: int, seed: int
+) -> None:
+    tree = RunTree()
+    predictor = Scripted(hostile(seed))
+    policy = Laru(tree, capacity, predictor)
+    cache = BlockCache(tree, capacity, policy, predictor)
+    phase, predicted, safe, requested = 1, 0, 0, set[int]()
+    for number, row in enumerate(trace.requests):
+        caught = policy.figures()["caught"]
+        got = cache.access(row, float(number))
+        figures = policy.figures()
+        if figures["phases"] != phase:
+            phase, predicted, safe, requested = figures["phases"], 0, 0, set()
+        requested |= set(row[:capacity])
+        now_safe = figures["caught"] - caught
+        if now_safe == len(got.evicted):
+            assert not requested & set(got.evicted), "LRU's leaf was not requested in this phase"
+        safe += now_safe
+        predicted += len(got.evicted) - now_safe
+        assert predicted <= capacity and safe <= capacity
+        assert len(requested) <= capacity
+
+
+def scrambled(number: int, block: int) -> float:
+    """A prediction of its own for every block."""
+    return block * 37 % 11 + block / 100.0
+
+
+@given(flat_traces, capacities)
+@settings(max_examples=60, deadline=None)
+def test_a_flat_trace_is_a_tree_of_paths_of_one(trace: Trace, capacity: int) -> None:
+    tree = tree_trace([[int(block)] for block in trace.blocks])
+    for name in TREE_POLICIES:
+        flat = made(name, capacity, lambda: Scripted(scrambled), trace)
+        deep = made(name, capacity, lambda: Scripted(scrambled), tree)
+        assert served(flat, trace) == served(deep, tree), name
+
+
+def naive_belady(items: list[int], capacity: int) -> int:
+    """By definition: of the cached blocks and the new one, those used first are kept."""
+    held: set[int] = set()
+    hits = 0
+    for number, item in enumerate(items):
+        hits += item in held
+        held.add(item)
+        if len(held) > capacity:
+            rest = items[number + 1 :]
+            held.remove(max(held, key=lambda each: rest.index(each) if each in rest else math.inf))
+    return hits
+
+
+@given(flat_traces, capacities)
+@settings(max_examples=80, deadline=None)
+def test_opt_is_belady_and_no_policy_hits_more(trace: Trace, capacity: int) -> None:
+    capacity = min(capacity, trace.distinct)
+    best = naive_belady(trace.blocks.tolist(), capacity)
+    result = replay(trace, [capacity], ["opt", *POLICIES], predictor="noise:0.5")
+    assert result.outcomes[0].hits == best
+    assert all(outcome.hits <= best for outcome in result.outcomes)
+
+
+@pytest.mark.parametrize("broken", [math.nan, None], ids=["no number", "an error"])
+def test_where_predictions_fail_lru_decides_and_it_is_counted(broken: float | None) -> None:
+    class Broken(Scripted):
+        def scores(self, count: int) -> np.ndarray:
+            if broken is None:
+                raise RuntimeError("no prediction today")
+            return np.full(count, broken)
+
+    chance = random.Random(0)
+    trace = tree_trace([[chance.randrange(3) for _ in range(4)] for _ in range(80)])
+    lru = build("lru", 9, None)
+    cache = made("fpb", 9, lambda: Broken(lambda number, block: 0.0), trace)
+    assert served(cache, trace) == served(lru, trace)
+    assert cache.policy.figures()["failures"] > 10
+
+
+def test_unknown_policies_and_markers_on_trees_are_refused() -> None:
+    with pytest.raises(EvictError, match=r"unknown policy 'lur'; there are lru, fifo.*, opt$"):
+        policy_named("lur", flat=False)
+    with pytest.raises(EvictError, match="policy lmarker is defined for blocks without parents only: --flat"):
+        policy_named("lmarker", flat=False)
+
+
+def marker_misses(
+    name: str, items: list[int], capacity: int, said: Callable[[int, int], float], seed: int
+) -> int:
+    trace = flat_trace(items)
+    cache = build(name, capacity, lambda capacity, chance: Scripted(said), flat=True, seed=seed)
+    return len(items) - sum(served(cache, trace))
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [
+        pytest.param("predictive-marker", lambda k: 4 * harmonic(k), id="predictive-marker"),
+        pytest.param("guard", lambda k: 2 * harmonic(k - 1) + 2, id="guard"),
+    ],
+)
+def test_markers_keep_their_bound_whatever_is_predicted(name: str, factor: Callable[[int], float]) -> None:
+    """On a loop over k + 1 blocks, which LRU always misses, predicted the wrong way round."""
+    capacity, loops = 6, 40
+    items = [item for _ in range(loops) for item in range(capacity + 1)]
+    trace = flat_trace(items)
+    optimal = len(items) - replay(trace, [capacity], ["opt-leaf"]).outcomes[0].hits
+    wrong = {
+        (number, block): -min(naive_next_use(trace, number, block), 1e9)
+        for number, block in enumerate(trace.blocks.tolist())
+    }
+    misses = [
+        marker_misses(name, items, capacity, lambda number, block: wrong[number, block], seed)
+        for seed in range(60)
+    ]
+    # the blocks of the first phase are misses of everybody
+    assert np.mean(misses) <= factor(capacity) * optimal + capacity
+
+
+def harmonic(count: int) -> float:
+    return sum(1.0 / number for number in range(1, count + 1))
+
+
+def test_lmarker_evicts_at_random_what_is_still_unmarked_for_blocks_of_the_phase_before() -> None:
+    # k = 2; phase 1 holds a, b. c is new to phase 2: furthest predicted of a, b leaves, which is a.
+    # Then a: held when phase 2 began, so any unmarked block makes room, and b is the only one.
+    trace = flat_trace([0, 1, 2, 0, 2])
+    said = {0: 9.0, 1: 5.0, 2: 1.0}
+    cache = build("lmarker", 2, lambda capacity, seed: Scripted(lambda number, block: said[block]), flat=True)
+    evicted = [cache.access(ids, 0.0).evicted for ids in trace.requests]
+    assert evicted == [[], [], [0], [1], []]
+
+
+def test_a_chain_that_is_too_long_makes_the_predictive_marker_choose_at_random() -> None:
+    # k = 4, H_4 = 2.08: after new block 4 evicts 3 (furthest), 3 evicts 2, then 2 may not follow predictions
+    trace = flat_trace([0, 1, 2, 3, 4, 3, 2])
+    said = {block: float(block) for block in range(5)}
+    third = set()
+    for seed in range(30):
+        cache = build(
+            "predictive-marker",
+            4,
+            lambda capacity, _: Scripted(lambda n, block: said[block]),
+            flat=True,
+            seed=seed,
+        )
+        evicted = [cache.access(ids, 0.0).evicted for ids in trace.requests]
+        assert evicted[:6] == [[], [], [], [], [3], [2]]
+        third.add(evicted[6][0])
+    assert third == {0, 1}
+
+
+def test_what_returns_in_its_phase_is_guarded_until_that_ends() -> None:
+    # k = 3: 3 evicts 2 (furthest). 2 returns: guarded, a random old one leaves. 4 evicts the furthest
+    # unguarded, which would be 2 were it not guarded.
+    said = {0: 1.0, 1: 2.0, 2: 99.0, 3: 3.0, 4: 4.0}
+    for seed in range(10):
+        trace = flat_trace([0, 1, 2, 3, 2, 4])
+        cache = build(
+            "guard", 3, lambda capacity, _: Scripted(lambda n, block: said[block]), flat=True, seed=seed
+        )
+        evicted = [cache.access(ids, 0.0).evicted for ids in trace.requests]
+        assert evicted[3] == [2] and evicted[4][0] in (0, 1)
+        assert evicted[5] == [3]
+
+
+def test_tail_lru_spares_what_keeps_a_conversation_below_its_threshold() -> None:
+    # The older conversation keeps 3 + 4 - 6 = 1 block, and loses two before anything else goes.
+    tree = RunTree()
+    policy = POLICIES["tlru"](tree, 6, prompt_blocks=4, threshold_blocks=6)  # type: ignore[call-arg]
+    cache = BlockCache(tree, 6, policy)
+    cache.access([1, 2, 3], 0.0)
+    cache.access([11, 12, 13], 1.0)
+    assert cache.access([21, 22], 2.0).evicted == [2, 3]
+    assert cache.access([31, 32], 3.0).evicted == [12, 13]
+    assert cache.access([41], 4.0).evicted == [22]
+    assert cached(cache) == {1, 11, 21, 31, 32, 41}
+
+
+def test_following_the_cheaper_keeps_within_twice_lru_and_a_cache() -> None:
+    chance = random.Random(1)
+    trace = flat_trace([min(int(chance.expovariate(0.2)), 30) for _ in range(3000)])
+    capacity = 8
+    lru = len(trace) - sum(served(build("lru", capacity, None, flat=True), trace))
+    worst = len(trace) - sum(served(made("fpb", capacity, lambda: inverted(trace), trace), trace))
+    both = len(trace) - sum(served(made("blindoracle+lru", capacity, lambda: inverted(trace), trace), trace))
+    assert worst > 1.5 * lru
+    assert both <= 2 * lru + capacity

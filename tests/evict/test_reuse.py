@@ -1,0 +1,260 @@
+"""The learned predictor: what it knows, when it knows it, and that it never looks ahead."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gati.errors import EvictError
+from gati.evict.predict.base import grown
+from gati.evict.predict.hazard import ages, seconds_a_hit
+from gati.evict.predict.history import FEATURES, Observer, RequestHistory
+from gati.evict.predict.named import predictor_named
+from gati.evict.predict.reuse import Reuse, ReuseSettings
+from gati.evict.predict.samples import Labels, ReuseSamples, by_bin
+from gati.evict.predict.stored import load_model, save_model
+from gati.evict.replay.replay import build, replay
+from gati.evict.trace.records import Trace, make_trace
+from gati.evict.train import train
+from tests.evict.naive import tree_trace
+from tests.evict.strategies import long_trees
+
+QUICK = ReuseSettings(first_fit=150, growth=1.5, rounds=20)
+
+
+def conversations(requests: int, seed: int) -> Trace:
+    """Conversations that go on where they have an even number, and single questions, which never return."""
+    chance = random.Random(seed)
+    rows: list[list[str]] = []
+    times: list[float] = []
+    active: list[tuple[float, list[str]]] = []
+    now = 0.0
+    for number in range(requests):
+        now += chance.expovariate(1.0)
+        due = [each for each in active if each[0] <= now]
+        if due:
+            active.remove(due[0])
+            path = due[0][1]
+        else:
+            path = [f"system/{number % 2}"]
+        talks = path[0] == "system/0"
+        path = path + [f"{path[-1]}/{number}.{block}" for block in range(chance.randint(2, 5))]
+        rows.append(path)
+        times.append(now)
+        if talks and len(path) < 25:
+            active.append((now + 10.0 + chance.expovariate(0.1), path))
+    return make_trace(rows, times)
+
+
+def test_it_learns_which_blocks_return_and_beats_lru() -> None:
+    trace = conversations(1500, 0)
+    rates = {}
+    for name in ("lru", "fpb", "gati"):
+        cache = build(name, 150, lambda capacity, seed: Reuse(capacity, settings=QUICK))
+        hits = [cache.access(ids, float(trace.time_s[at])).hits for at, ids in enumerate(trace.requests)]
+        rates[name] = sum(hits[500:]) / int(trace.lengths[500:].sum())
+    assert rates["fpb"] > 1.1 * rates["lru"]
+    assert rates["gati"] > 1.1 * rates["lru"]
+
+
+@pytest.mark.parametrize("cut", [200, 400])
+def test_what_comes_later_changes_nothing_before(cut: int) -> None:
+    """Two traces that part at a request are served alike until then: models, refits and all."""
+    one, other = conversations(500, 0), conversations(500, 9)
+    rows = [[f"a{block}" for block in row] for row in one.requests]
+    tail = [[f"b{block}" for block in row] for row in other.requests[cut:]]
+    times = one.time_s.tolist()
+    twin = make_trace(rows[:cut] + tail, times)
+    served = []
+    for trace in (one, twin):
+        cache = build("gati", 60, lambda capacity, seed: Reuse(capacity, settings=QUICK))
+        served.append([cache.access(ids, times[at]) for at, ids in enumerate(trace.requests[:cut])])
+        figures = cache.predictor.figures() if cache.predictor is not None else {}
+        assert figures["refits"] >= 1
+    assert served[0] == served[1]
+
+
+class Watching(Observer):
+    """Checks that labels are only of samples that were taken before, and each at most once."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[float]] = []
+        self.returns: dict[int, float] = {}
+        self.lost: set[int] = set()
+
+    def taken(self, features: list[float], now_s: float) -> int:
+        self.rows.append(features)
+        return len(self.rows) - 1
+
+    def copied(self, sample: int) -> int:
+        self.rows.append(self.rows[sample])
+        return len(self.rows) - 1
+
+    def returned(self, sample: int, now_s: float) -> None:
+        assert sample < len(self.rows) and sample not in self.returns and sample not in self.lost
+        self.returns[sample] = now_s
+
+    def forgotten(self, sample: int, now_s: float) -> None:
+        assert sample not in self.returns and sample not in self.lost
+        self.lost.add(sample)
+
+
+@given(long_trees, st.integers(3, 40))
+@settings(max_examples=40, deadline=None)
+def test_a_history_sees_every_return_once_and_covers_each_path(trace: Trace, capacity: int) -> None:
+    watching = Watching()
+    history = RequestHistory(capacity, watching)
+    for number, ids in enumerate(trace.requests):
+        ends, rows = history.access(ids, number, float(number))
+        assert ends[-1] == len(ids) and sorted(set(ends)) == ends
+        assert all(len(row) == len(FEATURES) and np.isfinite(row).all() for row in rows)
+        starts = [0, *ends[:-1]]
+        assert [row[FEATURES.index("blocks")] for row in rows] == [
+            end - begin for begin, end in zip(starts, ends, strict=True)
+        ]
+
+
+def labels(gaps: list[float], watched: list[float]) -> Labels:
+    count = len(gaps)
+    return Labels(np.zeros((count, 2), np.float32), np.array(gaps), np.array(watched), np.ones(count))
+
+
+def test_a_sample_counts_in_the_bins_it_lived_through() -> None:
+    edges = np.array([0.0, 10.0, 20.0, 40.0])
+    rows = by_bin(labels([15.0, np.nan, np.nan, 99.0], [50.0, 25.0, 50.0, 99.0]), edges)
+    found = list(
+        zip(rows.sample.tolist(), rows.number.tolist(), rows.returned.tolist(), rows.weights, strict=True)
+    )
+    assert found == [
+        *((0, 0, False, 1.0), (0, 1, True, 1.0)),
+        *((1, 0, False, 1.0), (1, 1, False, 1.0), (1, 2, False, 0.25)),  # watched for 5 of 20 s
+        *((2, 0, False, 1.0), (2, 1, False, 1.0), (2, 2, False, 1.0)),
+        *((3, 0, False, 1.0), (3, 1, False, 1.0), (3, 2, False, 1.0)),
+    ]
+
+
+def test_watching_for_a_short_time_does_not_make_returns_look_certain() -> None:
+    """Of blocks that return at a constant rate, half are watched for a part of the last bin only."""
+    chance = np.random.default_rng(0)
+    count, rate = 40_000, 0.01
+    gaps, watched = chance.exponential(1 / rate, count), chance.uniform(0.0, 200.0, count)
+    edges = np.array([0.0, 50.0, 100.0, 200.0])
+    rows = by_bin(labels(np.where(gaps <= watched, gaps, np.nan).tolist(), watched.tolist()), edges)
+    for number in range(2):
+        of = rows.number == number
+        share = rows.weights[of & rows.returned].sum() / rows.weights[of].sum()
+        assert share == pytest.approx(1 - np.exp(-rate * 50.0), rel=0.12)
+
+
+def test_seconds_a_hit_are_the_best_of_all_times_to_wait() -> None:
+    edges = np.array([0.0, 1.0, 3.0, 7.0, 10.0])
+    hazards = np.random.default_rng(0).uniform(0.0, 0.9, (20, 4))
+    found = seconds_a_hit(hazards, edges)
+    for row, hazard in zip(found, hazards, strict=True):
+        for first in range(4):
+            best, alive, hits, spent = 0.0, 1.0, 0.0, 0.0
+            for last in range(first, 4):
+                back = alive * hazard[last]
+                hits, spent = hits + back, spent + (edges[last + 1] - edges[last]) * (alive - back / 2)
+                alive -= back
+                best = max(best, hits / spent)
+            assert row[first] == pytest.approx(1 / best)
+
+
+@given(st.lists(st.floats(0.0, 1e5), max_size=80), st.integers(2, 12))
+@settings(max_examples=100, deadline=None)
+def test_ages_rise_from_zero_to_beyond_every_gap(gaps: list[float], bins: int) -> None:
+    edges = ages(np.array(gaps), bins)
+    if edges is None:
+        assert len(gaps) < 2 * bins or max(gaps) == 0.0
+        return
+    assert edges[0] == 0.0 and (np.diff(edges) > 0.0).all()
+    assert edges[-1] > max(gaps) and len(edges) <= bins + 1
+
+
+def test_samples_forget_the_oldest_and_say_nothing_of_it() -> None:
+    samples = ReuseSamples(3)
+    first, *_ = (samples.taken([float(number)] * len(FEATURES), float(number)) for number in range(5))
+    samples.returned(first, 9.0)
+    assert samples.copied(first) == -1
+    samples.returned(4, 9.0)
+    found = samples.labels(10.0)
+    assert sorted(found.gaps_s[~np.isnan(found.gaps_s)].tolist()) == [5.0]
+    assert sorted(found.watched_s.tolist()) == [6.0, 7.0, 8.0]
+
+
+def test_without_returns_there_is_no_model_and_it_is_lru() -> None:
+    trace = tree_trace([[number] for number in range(900)])
+    cache = build("fpb", 50, lambda capacity, seed: Reuse(capacity, settings=QUICK))
+    lru = build("lru", 50, None)
+    for number, ids in enumerate(trace.requests):
+        assert cache.access(ids, float(number)) == lru.access(ids, float(number))
+    assert cache.predictor is not None and cache.predictor.figures()["refits"] == 0
+
+
+def test_a_trained_predictor_starts_where_another_ended(tmp_path: Path) -> None:
+    told = train(conversations(800, 1), tmp_path / "model", seed=3)
+    assert told["requests"] == 800
+    unseen = conversations(600, 2)
+    result = replay(unseen, [150], ["lru", "fpb"], predictor=str(tmp_path / "model"))
+    cold = replay(unseen, [150], ["fpb"])
+    assert result.outcomes[1].hit_rate > result.outcomes[0].hit_rate
+    assert result.outcomes[1].hit_rate > cold.outcomes[0].hit_rate
+
+
+def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    train(conversations(300, 1), folder)
+    model = load_model(folder)
+    path = folder / "predictor.json"
+    good = json.loads(path.read_text())
+    for change, message in (
+        ({"format": 99}, r"has format 99, this Gati reads up to 1: install a newer Gati"),
+        ({"features": ["age"]}, r"was trained on other features \(\w+\): run gati evict train again"),
+        ({"edges_s": [3.0, 1.0]}, r"holds no usable predictor"),
+        ({"edges_s": "no"}, r"holds no usable predictor"),
+    ):
+        path.write_text(json.dumps(good | change))
+        with pytest.raises(EvictError, match=message):
+            load_model(folder)
+    save_model(model, folder, {})
+    (folder / "hazards.txt").write_text("tree")
+    with pytest.raises(EvictError, match="holds no usable predictor"):
+        load_model(folder)
+    (folder / "hazards.txt").unlink()
+    with pytest.raises(EvictError, match=r"has no hazards\.txt: run gati evict train again"):
+        predictor_named(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param(
+            "lightgbm", "unknown predictor 'lightgbm'; there are reuse, oracle, noise:SHARE", id="unknown"
+        ),
+        pytest.param("noise:2", "'2' must be a number from 0 to 1, as in noise:0.3", id="too much noise"),
+        pytest.param("noise:x", "'x' must be a number from 0 to 1", id="no number"),
+        pytest.param("lognormal:nan", "'nan' must be a number from 0", id="nan"),
+        pytest.param("oracle:1", "unknown predictor 'oracle:1'", id="an oracle takes none"),
+    ],
+)
+def test_predictors_that_make_no_sense_are_refused(name: str, message: str) -> None:
+    with pytest.raises(EvictError, match=message):
+        predictor_named(name, tree_trace([[1]]))
+
+
+def test_an_oracle_without_a_trace_is_refused() -> None:
+    with pytest.raises(EvictError, match="knows a trace in advance, and there is none; take reuse"):
+        predictor_named("oracle")
+
+
+def test_arrays_grow_and_keep_what_they_hold() -> None:
+    array = grown(np.arange(4), 5)
+    assert len(array) == 8 and array[:4].tolist() == [0, 1, 2, 3]
+    assert grown(array, 8) is array

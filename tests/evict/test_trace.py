@@ -1,0 +1,186 @@
+"""Reading traces, and one line for each way in which a file can be wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from gati.errors import EvictError, TraceError
+from gati.evict.replay.replay import replay
+from gati.evict.trace.future import next_uses
+from gati.evict.trace.read import read_trace
+from gati.evict.trace.records import Trace, make_trace
+from gati.evict.trace.statistics import statistics
+from tests.evict.naive import naive_next_use, tree_trace
+from tests.evict.strategies import long_trees
+
+MOONCAKE = [
+    {"timestamp": 0, "input_length": 1200, "output_length": 5, "hash_ids": [0, 1, 2]},
+    {"timestamp": 1500, "input_length": 900, "output_length": 5, "hash_ids": [0, 3]},
+    {"timestamp": 1500, "input_length": 1300, "output_length": 5, "hash_ids": [0, 1, 4]},
+]
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+def lines(records: list[dict[str, object]]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
+def test_mooncakes_json_lines(tmp_path: Path, name: str) -> None:
+    trace = read_trace(written(tmp_path, name, lines(MOONCAKE)))
+    assert trace.requests == [[0, 1, 2], [0, 3], [0, 1, 4]]
+    assert trace.time_s.tolist() == [0.0, 1.5, 1.5]
+    assert trace.shared.tolist() == [2, 1, 2]
+    found = statistics(trace)
+    assert (found["requests"], found["blocks"], found["distinct"]) == (3, 8, 5)
+    assert found["most_hits"] == pytest.approx(3 / 8)
+
+
+def test_bailians_json_lines_have_seconds(tmp_path: Path) -> None:
+    records = [
+        {"chat_id": 1, "timestamp": 61.114, "turn": 1, "hash_ids": [11, 12]},
+        {"chat_id": 2, "timestamp": 62, "turn": 1, "hash_ids": [11]},
+    ]
+    assert read_trace(written(tmp_path, "t.jsonl", lines(records))).time_s.tolist() == [61.114, 62.0]
+
+
+def test_csv_and_lines_of_identifiers(tmp_path: Path) -> None:
+    table = read_trace(written(tmp_path, "t.csv", 'time_s,blocks\n0.5,a b\n2,"a,c"\n'))
+    assert table.requests == [[0, 1], [0, 2]] and table.time_s.tolist() == [0.5, 2.0]
+    plain = read_trace(written(tmp_path, "t.txt.gz", "x y x\n\nz x\n"), flat=True)
+    assert plain.requests == [[0, 1], [2, 0]] and plain.kind == "flat"
+    assert plain.time_s.tolist() == [0.0, 1.0]
+
+
+def test_parquet_where_pyarrow_is_installed(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow reads Parquet")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow reads Parquet")
+    path = tmp_path / "t.parquet"
+    parquet.write_table(arrow.table({"timestamp": [0, 1500], "hash_ids": [[5, 6], [5]]}), path)
+    trace = read_trace(path)
+    assert trace.requests == [[0, 1], [0]] and trace.time_s.tolist() == [0.0, 1.5]
+
+
+WRONG = [
+    ("t.jsonl", '{"hash_ids": [1]}\n{nonsense\n', r"line 2 is not JSON \(.*\): '{nonsense'"),
+    ("t.jsonl", "[1, 2]\n", r"line 1 is no JSON object: '\[1, 2\]'"),
+    (
+        "t.jsonl",
+        '{"hash_ids": [1]}\n{"ids_of": [1]}\n',
+        r"line 2 has no blocks: none of hash_ids, .* among ids_of",
+    ),
+    ("t.jsonl", '{"hash_ids": [1.5]}\n', r"line 1: hash_ids holds 1\.5; blocks are whole numbers or text"),
+    ("t.jsonl", "\n\n", "has no requests"),
+    ("t.jsonl", '{"hash_ids": []}\n', "requests no blocks at all"),
+    (
+        "t.jsonl",
+        '{"timestamp": 5, "hash_ids": [1]}\n{"timestamp": 4, "hash_ids": [1]}\n',
+        r"line 2: time goes back from 0\.005 to 0\.004 s; sort the requests",
+    ),
+    ("t.jsonl", '{"timestamp": NaN, "hash_ids": [1]}\n', "line 1: timestamp is nan; times must be finite"),
+    ("t.jsonl", '{"timestamp": "noon", "hash_ids": [1]}\n', "line 1: timestamp is 'noon', no number"),
+    ("t.jsonl", '{"timestamp": 1, "hash_ids": [1]}\n{"hash_ids": [1]}\n', "line 2 has no time, others have"),
+    (
+        "t.jsonl",
+        '\n{"hash_ids": [12, 57]}\n{"hash_ids": [3]}\n{"hash_ids": [40, 57]}\n',
+        r"the blocks are no prefix tree: 57 follows 12 in line 2, 40 in line 4; .*--flat",
+    ),
+    (
+        "t.jsonl",
+        '{"hash_ids": [1, 2, 1]}\n',
+        "the blocks are no prefix tree: 1 follows nothing in line 1, 2 in line 1",
+    ),
+    (
+        "t.csv",
+        "TIMESTAMP,ContextTokens\n1,2\n",
+        "line 2 has no blocks: none of .* among TIMESTAMP, ContextTokens",
+    ),
+    ("t.parquet", "no parquet", "is no Parquet file|needs pyarrow: pip install pyarrow"),
+    ("t.xls", "1", r"unknown format \.xls; give JSON lines \(\.jsonl\), CSV"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "message"), WRONG, ids=[message[:40] for *_, message in WRONG])
+def test_what_is_wrong_with_a_file_is_said_in_one_line(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    with pytest.raises(TraceError, match=message) as caught:
+        read_trace(written(tmp_path, name, text))
+    assert "\n" not in str(caught.value) and name in str(caught.value)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"nowhere\.jsonl does not exist; give a file with a trace"):
+        read_trace(tmp_path / "nowhere.jsonl")
+    (tmp_path / "t.jsonl.gz").write_bytes(b"not packed")
+    with pytest.raises(TraceError, match=r"t\.jsonl\.gz cannot be read: Not a gzipped file"):
+        read_trace(tmp_path / "t.jsonl.gz")
+    (tmp_path / "t.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(TraceError, match=r"t\.txt is no text"):
+        read_trace(tmp_path / "t.txt")
+    with pytest.raises(TraceError, match="--limit is 0; keep at least one request"):
+        read_trace(written(tmp_path, "t.txt", "a\n"), limit=0)
+
+
+@given(long_trees)
+@settings(max_examples=50, deadline=None)
+def test_the_next_use_is_the_next_request_with_the_block(trace: Trace) -> None:
+    after = next_uses(trace)
+    at = 0
+    for number, row in enumerate(trace.requests):
+        for block in row:
+            assert after[at] == naive_next_use(trace, number, block)
+            at += 1
+
+
+def test_a_request_longer_than_the_cache_is_counted_and_cut() -> None:
+    trace = tree_trace([[1, 2, 3, 4], [1, 2, 3, 4], [1]])
+    outcome = replay(trace, [2], ["lru"]).outcomes[0]
+    assert (outcome.hits, outcome.truncated) == (3, 2)
+
+
+@pytest.mark.parametrize("size", [0, -1, 5])
+def test_sizes_that_make_no_sense_say_which_would_do(size: int) -> None:
+    with pytest.raises(
+        EvictError, match=f"a cache of {size} blocks: sizes go from 1 to 4, with which everything"
+    ):
+        replay(tree_trace([[1, 2, 3, 4]]), [size], ["lru"])
+
+
+def test_hits_beyond_what_everybody_shares() -> None:
+    trace = tree_trace([[0, 1], [0, 2], [0, 1], [0, 3]])
+    outcome = replay(trace, [4], ["lru"]).outcomes[0]
+    assert outcome.hit_rate == pytest.approx(4 / 8)
+    assert outcome.hit_rate_beyond_shared == pytest.approx(1 / 4)
+
+
+def test_a_replay_as_json_is_strict_and_complete() -> None:
+    trace = tree_trace([[0, 1], [0, 2], [0, 3], [0, 1]])
+    result = replay(trace, [3], ["lru", "gati", "opt-leaf", "opt"], predictor="oracle", seeds=(0, 1))
+    document = json.loads(result.to_json(), parse_constant=lambda text: pytest.fail(text))
+    assert document["trace"]["distinct"] == 4
+    assert [row["policy"] for row in document["outcomes"]] == ["lru", "gati", "gati", "opt-leaf", "opt"]
+    gati = document["outcomes"][1]
+    assert gati["gap_closed"] == pytest.approx(1.0)
+    assert {"excess", "allowance", "alarms", "share_learned"} == set(gati["guard"])
+    assert {"mean", "p50", "p99"} == set(gati["decision_us"])
+    assert math.isfinite(gati["blocks_per_s"]) and gati["phases"] >= 1 and gati["caught"] == 0
+
+
+def test_a_head_is_a_trace_of_its_own() -> None:
+    trace = make_trace([["a"], ["a", "b"], ["c"]], [0.0, 1.0, 2.0])
+    head = trace.head(2)
+    assert head.requests == [[0], [0, 1]] and head.distinct == 2
+    assert np.array_equal(trace.head(9).blocks, trace.blocks)

@@ -1,0 +1,171 @@
+"""The tree of runs is the tree of blocks, whatever is asked, loaded, locked and removed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gati.errors import EvictError, TraceError
+from gati.evict.cache import BlockCache
+from gati.evict.index.tree import BlockRun, RunTree
+from gati.evict.policy.registry import POLICIES
+from gati.evict.prefix import PrefixCache
+from gati.evict.replay.replay import build
+from tests.evict.naive import Scripted, tree_trace
+from tests.evict.strategies import long_trees
+
+
+def blocks_of(tree: RunTree) -> dict[int, int | None]:
+    """Every block with its parent."""
+    found: dict[int, int | None] = {}
+    for run in tree:
+        above = run.parent.ids[-1] if run.parent is not None else None
+        for block in run.ids:
+            found[block] = above
+            above = block
+    return found
+
+
+def check(tree: RunTree) -> None:
+    """What holds of every tree at every time."""
+    runs = list(tree)
+    assert tree.used == sum(len(run.ids) for run in runs)
+    assert len({run.slot for run in runs}) == len(runs)
+    assert all(run.slot < tree.slots for run in runs)
+    for run in runs:
+        assert tree.heads[run.ids[0]] is run
+        assert run.children == sum(other.parent is run for other in runs)
+        assert run.start == (0 if run.parent is None else run.parent.end)
+
+
+@given(long_trees, st.integers(0, 99), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_it_holds_the_blocks_a_naive_tree_holds(trace, seed: int, divided: bool) -> None:  # type: ignore[no-untyped-def]
+    chance = random.Random(seed)
+    tree = RunTree()
+    naive: dict[int, int | None] = {}
+    for number, row in enumerate(trace.requests):
+        hits = next((place for place, block in enumerate(row) if block not in naive), len(row))
+        assert tree.peek(row) == hits
+        path, matched, upper, lower = tree.match(row)
+        assert matched == hits
+        assert [block for run in path for block in run.ids] == row[:hits]
+        assert (upper is None) == (lower is None)
+        ends = sorted({*(chance.randint(1, len(row)) for _ in range(2)), len(row)})
+        if divided:
+            tree.divide(path, ends)
+        if row[hits:]:
+            path = path + tree.extend(path, row[hits:], number, ends if divided else None)
+            naive.update(zip(row[hits:], [row[hits - 1] if hits else None, *row[hits:-1]], strict=True))
+        assert [block for run in path for block in run.ids] == row
+        if divided:
+            assert all(end in {run.end for run in path} for end in ends)
+        leaves = [run for run in tree if run.children == 0]
+        for leaf in chance.sample(leaves, len(leaves) // 2):
+            count = chance.randint(1, len(leaf.ids))
+            removed, parent = tree.trim(leaf, count)
+            assert parent is None or parent.children == 0
+            for block in removed:
+                del naive[block]
+        assert blocks_of(tree) == naive
+        check(tree)
+
+
+def test_a_block_below_two_parents_is_no_tree() -> None:
+    tree = RunTree()
+    tree.extend([], [1, 2, 3], 0, (1, 3))
+    with pytest.raises(
+        TraceError, match="block 2 follows block 9, but followed block 1 before: give every block"
+    ):
+        tree.extend([], [9], 1)
+        tree.match([9, 2])
+
+
+TREE_POLICIES = [name for name, policy in POLICIES.items() if not policy.flat_only]
+
+
+@pytest.mark.parametrize("name", TREE_POLICIES)
+def test_what_requests_under_way_need_stays(name: str) -> None:
+    """Requests begin and end in any order; the blocks of those under way are never evicted."""
+    chance = random.Random(name)
+    rows = [[chance.randrange(3) for _ in range(chance.randint(1, 6))] for _ in range(300)]
+    trace, capacity = tree_trace(rows), 20
+    cache = build(name, capacity, lambda capacity, seed: Scripted(lambda number, block: float(block * 7 % 5)))
+    open_ = []
+    refused = 0
+    for number, row in enumerate(trace.requests):
+        handle = cache.match(row)
+        needed = {block for other, _ in open_ for block in other.ids}
+        before = blocks_of(cache.tree)
+        try:
+            evicted = cache.insert(handle, float(number))
+        except EvictError:
+            refused += 1
+            assert blocks_of(cache.tree) == before, "nothing changes"
+            cache.release(handle)
+        else:
+            assert not needed & set(evicted)
+            open_.append((handle, number))
+        check(cache.tree)
+        while len(open_) > 5 or (open_ and chance.random() < 0.4):
+            cache.release(open_.pop(chance.randrange(len(open_)))[0])
+    for handle, _ in open_:
+        cache.release(handle)
+    assert all(run.locks == 0 for run in cache.tree)
+
+
+def test_more_than_is_unlocked_cannot_leave_and_nothing_changes() -> None:
+    cache = PrefixCache(4, "lru")
+    first = cache.match([b"a", b"ab", b"abc"])
+    assert cache.insert(first) == []
+    second = cache.match([b"x", b"xy"])
+    with pytest.raises(
+        EvictError, match="1 blocks must leave, but only 0 of 4 are not locked by requests under way"
+    ):
+        cache.insert(second)
+    assert (len(cache), cache.match([b"a", b"ab", b"abc"]).hits) == (3, 3)
+
+
+def test_an_engine_hears_what_to_free() -> None:
+    cache = PrefixCache(4, "lru", clock=lambda: 0.0)
+    for ids, evicted in (
+        (["a", "ab", "abc"], []),
+        (["x", "xy"], ["abc"]),
+        (["a", "ab", "abd"], ["xy"]),
+        (["a", "az"], ["x"]),
+        (["q", "qr", "qrs", "qrst", "qrstu"], ["abd", "ab", "az", "a"]),
+    ):
+        match = cache.match(ids)
+        assert sorted(cache.insert(match)) == sorted(evicted)
+        cache.release(match)
+        cache.release(match)
+    assert cache.match(["q", "qr", "qrs", "qrst", "qrstu"]).hits == 4
+
+
+def test_a_released_request_cannot_be_inserted() -> None:
+    cache = PrefixCache(4, "lru")
+    match = cache.match([1, 2])
+    cache.release(match)
+    with pytest.raises(EvictError, match="released already: match it again"):
+        cache.insert(match)
+
+
+@pytest.mark.parametrize("blocks", [0, -3])
+def test_a_cache_of_nothing_is_refused(blocks: int) -> None:
+    with pytest.raises(EvictError, match=f"a cache of {blocks} blocks holds nothing"):
+        PrefixCache(blocks, "lru")
+
+
+def test_the_deepest_run_keeps_those_above() -> None:
+    tree = RunTree()
+    policy = POLICIES["lru"](tree, 5)
+    cache = BlockCache(tree, 5, policy)
+    cache.access([1, 2, 3], 0.0)
+    handle = cache.match([1, 2])
+    cache.access([7, 8, 9], 1.0)
+    assert isinstance(tree.heads[1], BlockRun)
+    assert tree.peek([1, 2, 3]) == 2
+    cache.release(handle)
