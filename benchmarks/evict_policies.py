@@ -25,7 +25,7 @@ from scipy import stats
 
 from gati.evict import Trace, make_trace, read_trace, replay
 from gati.evict.predict.named import predictor_named
-from gati.evict.replay.replay import build
+from gati.evict.replays.replay import build
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 TRACES = {

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.evict_policies import load
 from gati.evict import replay
 from gati.evict.predict.named import predictor_named
-from gati.evict.replay.replay import build
+from gati.evict.replays.replay import build
 
 LEAVES = 41_000
 

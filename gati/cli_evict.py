@@ -13,7 +13,7 @@ from gati.cli_options import JsonFile, split_list
 from gati.errors import EvictError
 
 if TYPE_CHECKING:
-    from gati.evict.replay.result import TraceReplay
+    from gati.evict.replays.result import TraceReplay
     from gati.evict.trace.records import Trace
 
 __all__ = ["evict"]
@@ -90,7 +90,7 @@ def replay(
     json_file: JsonFile = None,
 ) -> None:
     """Replay a trace in caches of several sizes, and show what each policy hits."""
-    from gati.evict.replay.page import summary
+    from gati.evict.replays.page import summary
     from gati.files import atomic_write_text
 
     result = _replayed(_read(trace, flat, limit), sizes, policies, predictor, seeds)
@@ -132,7 +132,7 @@ def compare(
     json_file: JsonFile = None,
 ) -> None:
     """Write one HTML page: hit rate against size for all policies, noise curves, the guard's excess."""
-    from gati.evict.replay.page import page, summary
+    from gati.evict.replays.page import page, summary
     from gati.files import atomic_write_text
 
     found = _read(trace, flat, limit)
@@ -157,7 +157,7 @@ def _read(path: Path, flat: bool, limit: int | None) -> Trace:
 
 
 def _replayed(trace: Trace, sizes: str | None, policies: str, predictor: str, seeds: int) -> TraceReplay:
-    from gati.evict.replay.replay import replay as run
+    from gati.evict.replays.replay import replay as run
 
     if seeds < 1:
         raise EvictError(f"--seeds is {seeds}; replay at least once")

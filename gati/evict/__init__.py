@@ -11,8 +11,8 @@ cache = evict.PrefixCache(blocks=2000, policy="gati")  # in an engine of your ow
 from gati.evict.policy.guard import bound
 from gati.evict.policy.registry import LIMIT, POLICIES
 from gati.evict.prefix import PrefixCache, PrefixMatch
-from gati.evict.replay.replay import replay
-from gati.evict.replay.result import PolicyOutcome, TraceReplay
+from gati.evict.replays.replay import replay
+from gati.evict.replays.result import PolicyOutcome, TraceReplay
 from gati.evict.trace.read import read_trace
 from gati.evict.trace.records import Trace, make_trace
 

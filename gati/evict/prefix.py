@@ -10,7 +10,7 @@ from typing import Any, cast
 from gati.errors import EvictError
 from gati.evict.cache import Handle
 from gati.evict.predict.named import predictor_named
-from gati.evict.replay.replay import build
+from gati.evict.replays.replay import build
 
 __all__ = ["PrefixCache", "PrefixMatch"]
 

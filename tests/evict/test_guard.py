@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from gati.evict.policy.guard import Gati, ShadowLru, bound
-from gati.evict.replay.replay import build
+from gati.evict.replays.replay import build
 from gati.evict.trace.records import Trace
 from tests.evict.naive import NaiveTree, Scripted, flat_trace, naive_next_use, tree_trace
 

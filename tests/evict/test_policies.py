@@ -18,7 +18,7 @@ from gati.evict.policy.predicting import Laru
 from gati.evict.policy.registry import POLICIES, policy_named
 from gati.evict.predict.base import Predictor
 from gati.evict.predict.oracle import Oracle
-from gati.evict.replay.replay import build, replay
+from gati.evict.replays.replay import build, replay
 from gati.evict.trace.records import Trace
 from tests.evict.naive import (
     NaiveTree,

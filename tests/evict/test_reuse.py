@@ -19,7 +19,7 @@ from gati.evict.predict.named import predictor_named
 from gati.evict.predict.reuse import Reuse, ReuseSettings
 from gati.evict.predict.samples import Labels, ReuseSamples, by_bin
 from gati.evict.predict.stored import load_model, save_model
-from gati.evict.replay.replay import build, replay
+from gati.evict.replays.replay import build, replay
 from gati.evict.trace.records import Trace, make_trace
 from gati.evict.train import train
 from tests.evict.naive import tree_trace

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from gati.errors import EvictError, TraceError
-from gati.evict.replay.replay import replay
+from gati.evict.replays.replay import replay
 from gati.evict.trace.future import next_uses
 from gati.evict.trace.read import read_trace
 from gati.evict.trace.records import Trace, make_trace

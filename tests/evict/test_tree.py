@@ -13,7 +13,7 @@ from gati.evict.cache import BlockCache
 from gati.evict.index.tree import BlockRun, RunTree
 from gati.evict.policy.registry import POLICIES
 from gati.evict.prefix import PrefixCache
-from gati.evict.replay.replay import build
+from gati.evict.replays.replay import build
 from tests.evict.naive import Scripted, tree_trace
 from tests.evict.strategies import long_trees
 

@@ -17,7 +17,7 @@ from gati.evict.policy.guard import EXCESS_SHARE, Gati
 from gati.evict.policy.registry import LIMIT, policy_named
 from gati.evict.predict.base import Predictor
 from gati.evict.predict.named import Maker, predictor_named
-from gati.evict.replay.result import PolicyOutcome, TraceReplay
+from gati.evict.replays.result import PolicyOutcome, TraceReplay
 from gati.evict.trace.future import belady_hits
 from gati.evict.trace.records import Trace
 

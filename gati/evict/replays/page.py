@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gati.evict.policy.guard import slack
-from gati.evict.replay.result import PolicyOutcome, TraceReplay
+from gati.evict.replays.result import PolicyOutcome, TraceReplay
 from gati.report.charts import ChartLine, lines
 from gati.version import __version__
 
