@@ -164,7 +164,7 @@ def _parquet(path: Path, content: bytes) -> list[dict[str, Any]]:
         from pyarrow import parquet
     except ImportError:
         raise TraceError(
-            f"{path}: reading Parquet needs pyarrow: pip install pyarrow, or convert the trace to JSON lines"
+            f"{path}: reading Parquet needs pyarrow: pip install 'gati[evict]', or give JSON lines"
         ) from None
     try:
         rows: list[dict[str, Any]] = parquet.read_table(io.BytesIO(content)).to_pylist()
