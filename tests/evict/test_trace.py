@@ -107,7 +107,7 @@ WRONG = [
         "TIMESTAMP,ContextTokens\n1,2\n",
         "line 2 has no blocks: none of .* among TIMESTAMP, ContextTokens",
     ),
-    ("t.parquet", "no parquet", "is no Parquet file|needs pyarrow: pip install 'gati\[evict\]'"),
+    ("t.parquet", "no parquet", r"is no Parquet file|needs pyarrow: pip install 'gati\[evict\]'"),
     ("t.xls", "1", r"unknown format \.xls; give JSON lines \(\.jsonl\), CSV"),
 ]
 
