@@ -22,6 +22,9 @@ evict = typer.Typer(
     name="evict",
     help="Learned eviction: what prefix and embedding caches would hit, on a trace of your own.",
     no_args_is_help=True,
+    epilog="Examples:\n\n  gati evict inspect trace.jsonl.gz\n\n"
+    "  gati evict replay trace.jsonl.gz --size 2000,5000 --policy lru,gati,opt\n\n"
+    "  gati evict compare trace.jsonl.gz --out report.html",
 )
 
 _NOISE = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)

@@ -20,7 +20,7 @@ from tests.compose.libraries import make_library
 
 VERBS = [
     "blocks", "explore", "compose", "evaluate", "certify", "bench", "report", "serve", "query", "stream",
-    "replay", "predict", "export", "demo", "pipeline",
+    "replay", "predict", "export", "demo", "pipeline", "evict",
 ]  # fmt: skip
 
 
