@@ -29,7 +29,7 @@ from gati.caches import (
 )
 from gati.caches.selectors import BASELINE
 from gati.caches.students import student_widths
-from gati.errors import ModelError, VariantError
+from gati.errors import VariantError, one_line
 from gati.explore.schedule import (
     MOST_BYTES,
     choose_places,
@@ -142,8 +142,10 @@ def _untrained_reduced(traced: TracedModel, module: nn.Module, variant: str) -> 
     example = torch.cat((traced.example(), traced.example()))
     try:
         return ReducedNetwork.of(module, variant, example, "logits").companion(example)
-    except ModelError as error:
-        raise VariantError(f"variant {variant}: {error}") from error
+    except VariantError:
+        raise
+    except Exception as error:  # whatever copying and tracing the user's network raises
+        raise VariantError(f"variant {variant} cannot be made ({one_line(error)}); leave it out") from error
 
 
 def specify(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from gati.caches import default_reduced, load_cache
 from gati.errors import VariantError
-from gati.explore.candidates import UntrainedCosts, specify, wanted
+from gati.explore.candidates import UntrainedCosts, measured_costs, specify, wanted
 from gati.explore.explore import explore
 from gati.explore.further import explore_more
 from gati.explore.library import SELECT, Library
@@ -160,6 +161,21 @@ def test_by_default_it_takes_a_students_place_where_it_costs_little(share: float
     assert first.variant.startswith(expected)
     others = [row.trial.reason for row in rows if row.trial.block == "input" and row.trial is not first]
     assert others and all("name it with --variants" in reason for reason in others)
+
+
+class Uncopyable(Pooled):
+    """Holds what can be neither copied nor pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def test_a_network_that_cannot_be_copied_is_one_line() -> None:
+    network = Uncopyable().eval().requires_grad_(False)
+    model = trace(network, torch.randn(2, 1, 96, 96), ["input"])
+    with pytest.raises(VariantError, match=r"reduced\(48\) cannot be made \(.*lock"):
+        measured_costs(model, network)("reduced(48)", (1, 96, 96))
 
 
 def test_interrupted_it_goes_on_and_ends_with_the_same_weights(
