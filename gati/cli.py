@@ -26,6 +26,7 @@ from gati.cli_options import (
     LibraryDir,
     Model,
     Slowdown,
+    examples_below,
     size_of,
     threads_as_explored,
 )
@@ -70,8 +71,7 @@ def _gati(
 
 def _verb(*examples: str) -> Callable[[_Command], _Command]:
     """Register a command, with examples below its help."""
-    # typer joins the lines of a paragraph, so each example is a paragraph of its own.
-    return app.command(epilog="\n\n".join(("Examples:", *(f"  {example}" for example in examples))))
+    return app.command(epilog=examples_below(*examples))
 
 
 @_verb("gati blocks torchvision:resnet18", "gati blocks gati.zoo:resnet56 --blocks 'layer3.*'")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gati import cli_render
-from gati.cli_options import JsonFile, split_list
+from gati.cli_options import JsonFile, examples_below, split_list
 from gati.errors import EvictError
 
 if TYPE_CHECKING:
@@ -22,9 +22,11 @@ evict = typer.Typer(
     name="evict",
     help="Learned eviction: what prefix and embedding caches would hit, on a trace of your own.",
     no_args_is_help=True,
-    epilog="Examples:\n\n  gati evict inspect trace.jsonl.gz\n\n"
-    "  gati evict replay trace.jsonl.gz --size 2000,5000 --policy lru,gati,opt\n\n"
-    "  gati evict compare trace.jsonl.gz --out report.html",
+    epilog=examples_below(
+        "gati evict inspect trace.jsonl.gz",
+        "gati evict replay trace.jsonl.gz --size 2000,5000 --policy lru,gati,opt",
+        "gati evict compare trace.jsonl.gz --out report.html",
+    ),
 )
 
 _NOISE = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
@@ -55,20 +57,17 @@ PredictorName = Annotated[
 Seeds = Annotated[int, typer.Option("--seeds", metavar="N", help="Replays of policies that use chance.")]
 
 
-def _examples(*lines: str) -> str:
-    return "\n\n".join(("Examples:", *(f"  {line}" for line in lines)))
-
-
-@evict.command(epilog=_examples("gati evict inspect trace.jsonl.gz", "gati evict inspect clicks.txt --flat"))
+@evict.command(
+    epilog=examples_below("gati evict inspect trace.jsonl.gz", "gati evict inspect clicks.txt --flat")
+)
 def inspect(trace: TraceFile, flat: Flat = False, limit: Limit = None, json_file: JsonFile = None) -> None:
     """Say what is in a trace: requests, blocks, how many of them return, and how soon."""
     import json
 
-    from gati.evict.trace.read import read_trace
     from gati.evict.trace.statistics import statistics
     from gati.files import atomic_write_text
 
-    found = statistics(read_trace(trace, flat=flat, limit=limit))
+    found = statistics(_read(trace, flat, limit))
     if json_file is not None:
         atomic_write_text(json_file, json.dumps(found, indent=2, allow_nan=False) + "\n")
     _fields(found)
@@ -76,7 +75,7 @@ def inspect(trace: TraceFile, flat: Flat = False, limit: Limit = None, json_file
 
 
 @evict.command(
-    epilog=_examples(
+    epilog=examples_below(
         "gati evict replay trace.jsonl.gz --size 2000,5000 --policy lru,gati,opt",
         "gati evict replay trace.jsonl --policy lru,laru,fpb --predictor noise:0.3 --seeds 5 --json out.json",
         "gati evict replay clicks.txt --flat --policy lru,lmarker,opt",
@@ -102,7 +101,7 @@ def replay(
     _eviction(summary(result))
 
 
-@evict.command(epilog=_examples("gati evict train yesterday.jsonl.gz --out predictor"))
+@evict.command(epilog=examples_below("gati evict train yesterday.jsonl.gz --out predictor"))
 def train(
     trace: TraceFile,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the predictor goes.")],
@@ -121,7 +120,7 @@ def train(
     typer.echo(f"next: gati evict replay ANOTHER --predictor {out}")
 
 
-@evict.command(epilog=_examples("gati evict compare trace.jsonl.gz --out report.html --seeds 5"))
+@evict.command(epilog=examples_below("gati evict compare trace.jsonl.gz --out report.html --seeds 5"))
 def compare(
     trace: TraceFile,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page.")],

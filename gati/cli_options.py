@@ -30,6 +30,7 @@ __all__ = [
     "Slowdown",
     "Std",
     "budget_of",
+    "examples_below",
     "numbers",
     "pairs",
     "size_of",
@@ -111,6 +112,12 @@ CompanionCheckpoints = Annotated[
     ),
 ]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers there too.")]
+
+
+def examples_below(*commands: str) -> str:
+    """What stands below a help text: commands to copy."""
+    # typer joins the lines of a paragraph, so each example is a paragraph of its own.
+    return "\n\n".join(("Examples:", *(f"  {command}" for command in commands)))
 
 
 def split_list(text: str) -> tuple[str, ...]:

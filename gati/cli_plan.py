@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gati import cli_render
-from gati.cli_options import Device
+from gati.cli_options import Device, examples_below
 
 if TYPE_CHECKING:
     from gati.plan.pipeline import Pipeline
@@ -19,7 +19,7 @@ pipeline = typer.Typer(
     name="pipeline",
     help="Check and measure pipelines of models.",
     no_args_is_help=True,
-    epilog="Examples:\n\n  gati pipeline check FILE\n\n  gati pipeline measure FILE --data known.npz",
+    epilog=examples_below("gati pipeline check FILE", "gati pipeline measure FILE --data known.npz"),
 )
 
 PipelineFile = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline, in TOML.")]

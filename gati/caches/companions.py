@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from gati.model.fold import without_normalisation
+from gati.model.outputs import as_logits
 from gati.model.portable import pack_network, unpack_network
 from gati.types import OutputsKind
 
@@ -132,9 +133,7 @@ class Companion(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Class logits [B, K]."""
-        scores: Tensor = self.network(self.reader(x))
-        if self.reading.outputs_kind == "probabilities":
-            scores = scores.clamp_min(1e-12).log()
+        scores = as_logits(self.network(self.reader(x)), self.reading.outputs_kind)
         return scores if self.reading.classes is None else scores.index_select(1, self.order)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ from gati.caches.companions import Companion, Reader, Reading
 from gati.caches.predictors import parse_variant, register_predictor
 from gati.errors import VariantError, one_line
 from gati.model.fold import settled, trainable_without_normalisation
+from gati.model.outputs import as_logits
 from gati.model.portable import pack_network, unpack_network
 from gati.types import OutputsKind
 
@@ -88,7 +89,7 @@ class _Logarithm(nn.Module):
     """Probabilities -> logits of the same."""
 
     def forward(self, probabilities: Tensor) -> Tensor:
-        return probabilities.clamp_min(1e-12).log()
+        return as_logits(probabilities, "probabilities")
 
 
 def _reading(variant: str, input_shape: tuple[int, ...], outputs_kind: OutputsKind) -> Reading:

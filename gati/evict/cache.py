@@ -105,7 +105,7 @@ class BlockCache:
         tree, policy, predictor = self.tree, self.policy, self.predictor
         number = self._requests
         self._requests += 1
-        missing = [block for block in ids if block not in tree.heads] if tree.flat else ids[hits:]
+        missing = tree.missing(ids, hits)
         held = path if tree.flat else path[-1:]  # the deepest run keeps those above it
         for run in held:
             run.locks += 1

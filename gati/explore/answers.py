@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gati.errors import BackendError, one_line
 from gati.explore.precision import bfloat16_pays, training_precision
 from gati.model.hooks import first_tensor
+from gati.model.outputs import as_logits
 from gati.types import OutputsKind
 
 __all__ = ["ENGINES", "BaseAnswers", "Engine", "fastest_engine", "open_engine"]
@@ -59,7 +60,7 @@ class BaseAnswers(nn.Module):
 
     def _logits(self, images: Tensor) -> Tensor:
         outputs: Tensor = self.module(images).float()
-        logits = outputs.clamp_min(1e-12).log() if self.outputs_kind == "probabilities" else outputs
+        logits = as_logits(outputs, self.outputs_kind)
         return logits - logits.amax(1, keepdim=True)
 
 

@@ -22,12 +22,12 @@ from gati.explore.remembered import BatchMemory, rounded
 from gati.explore.views import ViewedBatch, Viewer
 from gati.model.entry import INPUT
 
-__all__ = ["InputLessons", "Lesson"]
+__all__ = ["BatchLesson", "InputLessons"]
 
 _WORTH_KEEPING = 0.5  # of an input's numbers: views that are read in more are made again
 
 
-class Lesson(NamedTuple):
+class BatchLesson(NamedTuple):
     """What is read in a step, and what all learners are to imitate."""
 
     read: Mapping[str, Tensor]  # by trial
@@ -65,7 +65,7 @@ class InputLessons:
         self._views: dict[Front, BatchMemory] = {}
         self._mixed: dict[ViewedBatch, bool] = {}
 
-    def __call__(self, batch: ViewedBatch) -> Lesson:
+    def __call__(self, batch: ViewedBatch) -> BatchLesson:
         """Return the lesson on a batch, on the device."""
         self.fresh_s = 0.0
         known = None if self._answers is None else self._answers.get(batch)
@@ -82,7 +82,7 @@ class InputLessons:
         rows, weights = known.to(self.device), None
         if self.emphasis is not None:
             rows, weights = rows[:, :-1], rows[:, -1]
-        return Lesson(self.fronts.read(views), rows, weights, self._mixed[batch])
+        return BatchLesson(self.fronts.read(views), rows, weights, self._mixed[batch])
 
     def _show(self, batch: ViewedBatch) -> tuple[Tensor, dict[Front, Tensor]]:
         shown = self.viewer.show(batch)

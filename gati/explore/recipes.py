@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gati.explore.muon import Muon
 
-__all__ = ["EXITS", "REDUCED", "STUDENTS", "Emphasis", "Recipe", "make_optimiser"]
+__all__ = ["EXITS", "REDUCED_NETWORK", "STUDENTS", "Emphasis", "Recipe", "make_optimiser"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ STUDENTS = Recipe(
     soft_weight=1.0,
     average_decay=0.998,
 )
-REDUCED = Recipe(  # it knows nearly everything already: small steps, few views
+REDUCED_NETWORK = Recipe(  # it knows nearly everything already: small steps, few views
     optimiser="sgd",
     learning_rate=0.02,
     weight_decay=1e-4,

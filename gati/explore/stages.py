@@ -30,7 +30,7 @@ from gati.explore.measure import Measured, accuracy_curve, held_out_probabilitie
 from gati.explore.pace import affordable_steps
 from gati.explore.prepare import Prepared
 from gati.explore.progress import Progress
-from gati.explore.recipes import EXITS, REDUCED, STUDENTS, Emphasis, Recipe
+from gati.explore.recipes import EXITS, REDUCED_NETWORK, STUDENTS, Emphasis, Recipe
 from gati.explore.schedule import (
     DEFAULT_EPOCHS,
     DEFAULT_STUDENT_EPOCHS,
@@ -103,7 +103,7 @@ class Stages:
     def run(self) -> None:
         """Train what is not trained yet."""
         bold = self.prepared.bold_augmentation
-        self._train_first(_Lesson(_REDUCED, REDUCED, bold))
+        self._train_first(_Lesson(_REDUCED, REDUCED_NETWORK, bold))
         scarce = len(self.prepared.inputs.train) < _SCARCE
         feature_block = self.prepared.profile.blocks[-1].name if scarce else None
         self._train_first(_Lesson(_STUDENTS, STUDENTS, bold, feature_block=feature_block))

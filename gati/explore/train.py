@@ -24,7 +24,7 @@ from gati.explore.answers import BaseAnswers
 from gati.explore.augment import Augmentation
 from gati.explore.average import RunningAverage
 from gati.explore.fronts import Fronts
-from gati.explore.lessons import InputLessons, Lesson
+from gati.explore.lessons import BatchLesson, InputLessons
 from gati.explore.pace import Pace, Stopwatch
 from gati.explore.precision import bfloat16_pays, gains_by_bfloat16, training_precision
 from gati.explore.recipes import EXITS, Emphasis, Recipe, make_optimiser
@@ -182,16 +182,16 @@ class SharedTraining:
         self._stopwatch.note(self._clock() - began_s, self._lessons.fresh_s if self._lessons else 0.0)
         return total / max(1, len(self.learners))
 
-    def _hidden_lesson(self, batch: ViewedBatch, hidden: Mapping[str, Tensor]) -> Lesson:
+    def _hidden_lesson(self, batch: ViewedBatch, hidden: Mapping[str, Tensor]) -> BatchLesson:
         """What the base model hands on and answers to the view; `hidden` is filled by that."""
         shown = self._viewer.show(batch)
         images = shown.images.to(self.device)
         with training_precision(self.device), torch.no_grad():
             rows = self._base(images).float()
             weights = None if self.emphasis is None else self.emphasis(images)
-        return Lesson(self._fronts.read(self._fronts.look(hidden)), rows, weights, shown.mixed)
+        return BatchLesson(self._fronts.read(self._fronts.look(hidden)), rows, weights, shown.mixed)
 
-    def _loss(self, learner: Learner, lesson: Lesson) -> tuple[Tensor, float]:
+    def _loss(self, learner: Learner, lesson: BatchLesson) -> tuple[Tensor, float]:
         """The loss of a learner, and how far it is from the base model's answers."""
         projection = self._projections.get(learner.trial_id)
         predictor, read = self._fronts.rests[learner.trial_id], lesson.read[learner.trial_id]

@@ -12,7 +12,7 @@ from torch import Tensor
 from gati.errors import DataError, ModelError
 from gati.types import OutputsKind
 
-__all__ = ["check_base_outputs", "check_more_than_one_class", "outputs_kind"]
+__all__ = ["as_logits", "check_base_outputs", "check_more_than_one_class", "outputs_kind"]
 
 _SUM_TOLERANCE = 1e-3
 
@@ -52,6 +52,11 @@ def outputs_kind(outputs: Tensor) -> OutputsKind:
         return "logits"
     sums = outputs.double().sum(dim=1)
     return "probabilities" if bool(((sums - 1).abs() <= _SUM_TOLERANCE).all()) else "logits"
+
+
+def as_logits(outputs: Tensor, kind: OutputsKind) -> Tensor:
+    """Turn rows [B, K] of that kind into logits: of probabilities their logarithms."""
+    return outputs.clamp_min(1e-12).log() if kind == "probabilities" else outputs
 
 
 def check_more_than_one_class(base_class: NDArray[Any] | Tensor, what: str = "data") -> None:

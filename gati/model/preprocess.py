@@ -27,7 +27,7 @@ __all__ = ["INTERPOLATIONS", "Preprocessing", "check_image_array", "join"]
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
 
 _LONG = 8  # an image so many times as long as wide is cut before it is resized
-_MARGIN = 3  # squares of the shorter side that are kept beside those that the crop sees
+_MARGIN = 3  # squares of the shorter side that are kept on top of those that the crop sees
 _MOST_PIXELS = 2**22  # that resizing may make of an image with fewer
 
 

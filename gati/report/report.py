@@ -14,6 +14,7 @@ from gati.errors import GatiError, LibraryError
 from gati.explore.library import Library
 from gati.files import atomic_write_text
 from gati.report.charts import Point, bars, distribution, scatter
+from gati.report.pages import page_environment
 from gati.units import format_bytes
 from gati.version import __version__
 
@@ -96,12 +97,9 @@ def _frontier(library: Library) -> tuple[list[dict[str, Any]], str]:
 
 
 def _page(facts: dict[str, Any]) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(
-        loader=PackageLoader("gati.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
+    environment = page_environment()
     environment.filters["percent"] = lambda share: "-" if share is None else f"{100 * share:.2f} %"
     environment.filters["ms"] = lambda value: "-" if value is None else f"{value:.3f} ms"
     environment.filters["size"] = format_bytes

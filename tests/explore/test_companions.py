@@ -37,7 +37,7 @@ from gati.runtime.engine import Engine
 from gati.runtime.exits import BASE, EngineExit
 from gati.runtime.load import open_model
 from gati.types import TrialId
-from tests.explore.networks import digits, trained_state, write_digits
+from tests.explore.networks import fitted_on_digits, trained_state, write_digits
 
 NETWORKS = Path(__file__).parent / "networks.py"
 GREY = Preprocessing((0.0,), (1.0,), channels=1)
@@ -87,18 +87,8 @@ class Coloured(nn.Module):
 
 def small_state() -> dict[str, Tensor]:
     """Weights of `Small` after a moment of training on digits that are in neither split."""
-    images, labels = digits()
-    x, y = OWN(images[900:]), torch.from_numpy(labels[900:])
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        network = Small()
-        optimiser = torch.optim.Adam(network.parameters(), lr=5e-3)
-        for step in range(90):
-            rows = slice(64 * (step % 14), 64 * (step % 14 + 1))
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(network(x[rows].clone()), y[rows]).backward()
-            optimiser.step()
-    return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+    state = fitted_on_digits(Small, OWN, seed=1, steps=90).state_dict()
+    return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
 @pytest.fixture(scope="module", autouse=True)

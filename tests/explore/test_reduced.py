@@ -27,7 +27,7 @@ from gati.runtime.exits import EngineExit
 from gati.runtime.load import open_model
 from gati.types import BlockProfile, Profile, TrialId
 from tests.explore.killing import Killed, KilledAfter
-from tests.explore.networks import Block, digits, write_digits
+from tests.explore.networks import Block, fitted_on_digits, write_digits
 
 REDUCED = TrialId("input--reduced-4")
 
@@ -71,17 +71,7 @@ def _short() -> Iterator[None]:
 def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("digits")
     held, more = write_digits(folder)
-    images, labels = digits()
-    x, y = Pooled.preprocessing(images[900:]), torch.from_numpy(labels[900:])
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        network = Pooled()
-        optimiser = torch.optim.Adam(network.parameters(), lr=5e-3)
-        for step in range(120):
-            rows = slice(64 * (step % 14), 64 * (step % 14 + 1))
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(network(x[rows]), y[rows]).backward()
-            optimiser.step()
+    network = fitted_on_digits(Pooled, Pooled.preprocessing, seed=0, steps=120)
     save_file(network.state_dict(), folder / "net.safetensors")
     return {
         "model": f"{__file__}:Pooled",

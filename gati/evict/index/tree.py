@@ -22,7 +22,7 @@ __all__ = ["Match", "BlockRun", "RunTree"]
 class BlockRun:
     """Blocks one below the other, all accessed by the same requests since they were loaded.
 
-    `slot` numbers the runs that exist at one time, for arrays beside the tree; `start` counts the blocks
+    `slot` numbers the runs that exist at one time, for arrays next to the tree; `start` counts the blocks
     above; `end` those above and in it; `last` and `created` are numbers of requests, `accesses` counts them.
     """
 
@@ -118,6 +118,10 @@ class RunTree:
                 return at + _common(run.ids, ids, at)
             at += length
         return at
+
+    def missing(self, ids: list[int], matched: int) -> list[int]:
+        """Blocks of a request that are not cached, where a match found `matched`."""
+        return [block for block in ids if block not in self.heads] if self.flat else ids[matched:]
 
     def add(self, ids: list[int], parent: BlockRun | None, request: int) -> BlockRun:
         """Hang a new run of `ids`, none of which is cached, below `parent`."""

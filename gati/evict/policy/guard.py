@@ -48,7 +48,7 @@ class ShadowLru:
         if upper is not None:
             order[upper] = None
         held = [run.ids[0] for run in path] if tree.flat else ids[:hits]
-        missing = [block for block in ids if block not in tree.heads] if tree.flat else ids[hits:]
+        missing = tree.missing(ids, hits)
         if missing:
             path = path + tree.extend(path, missing, request)
         for run in reversed(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import OrderedDict
 
 import numpy as np
@@ -87,8 +88,9 @@ class _Ranked(TablePolicy):
         super()._enter(run)
         self._rank = grown(self._rank, run.slot + 1)
 
+    @abstractmethod
     def _rank_of(self, run: BlockRun, recency: float) -> float:
-        raise NotImplementedError
+        """The rank of a run that was used now."""
 
 
 class Fifo(_Ranked):
@@ -118,7 +120,7 @@ class Slru(_Ranked):
         return (run.accesses > 1) * _LATER + recency
 
 
-class TailLru(_Ranked):
+class TailLru(TablePolicy):
     """LRU for tail latency: first goes what a conversation can lose and still answer within a threshold.
 
     Of a conversation of L blocks, whose next prompt brings Q more, L + Q - T must be cached for at most T to
@@ -172,6 +174,3 @@ class TailLru(_Ranked):
     def _enter(self, run: BlockRun) -> None:
         super()._enter(run)
         self._keep = grown(self._keep, run.slot + 1)
-
-    def _rank_of(self, run: BlockRun, recency: float) -> float:
-        return recency

@@ -6,6 +6,7 @@ single blocks; of a batch the missing blocks are taken in order.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,8 +69,9 @@ class _Phased(PredictingPolicy):
         self._old[:count] = self._leaf[:count]
         self._stale = set(self.tree.heads)
 
+    @abstractmethod
     def _victim(self, block: int) -> int:
-        raise NotImplementedError
+        """The slot of the run that makes room for `block`."""
 
     def _left(self, victim: int, block: int) -> None:
         """`victim` made room for `block`."""

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from gati.errors import EvictError
 from gati.evict.index.tree import RunTree
 from gati.evict.policy.base import Floats, PredictingPolicy
 from gati.evict.predict.base import Predictor
@@ -39,18 +41,14 @@ class OptimalLeaf(FurthestPredicted):
 class Windowed(PredictingPolicy):
     """The furthest predicted among those leaves that LRU would take first."""
 
-    def _take_among(self, count: int, candidates: int, scores: Floats, removed: list[int]) -> None:
-        """Remove `count` blocks, each from the `candidates` oldest leaves of that moment."""
-        if candidates == 1:
-            self._take(count, self._by_recency(), removed)
-            return
-        while count > 0:
-            slots = np.flatnonzero(self._leaf[: len(scores)])
-            if len(slots) > candidates:
-                recency = self._recency[slots]
-                slots = slots[np.argpartition(recency, candidates - 1)[:candidates]]
-            best = slots[scores[slots].argmax()] if len(slots) else 0
-            count -= self._cut(int(best), count, removed)[0]
+    def _oldest(self, candidates: int) -> NDArray[np.int64]:
+        """Slots of the leaves that LRU would take first, at most so many. Raises EvictError for none."""
+        slots = np.flatnonzero(self._leaf[: len(self._runs)])
+        if len(slots) == 0:
+            raise EvictError("no block may leave: all are locked by requests under way")
+        if len(slots) <= candidates:
+            return slots
+        return slots[np.argpartition(self._recency[slots], candidates - 1)[:candidates]]
 
 
 class Halp(Windowed):
@@ -60,8 +58,11 @@ class Halp(Windowed):
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
         """Four candidates for every block."""
+        scores = self._predicted()
         removed: list[int] = []
-        self._take_among(count, 4, self._predicted(), removed)
+        while len(removed) < count:
+            slots = self._oldest(4)
+            self._cut(int(slots[scores[slots].argmax()]), count - len(removed), removed)
         return removed
 
 
@@ -135,14 +136,9 @@ class Laru(Windowed):
         leaves = self._leaf[: len(self._runs)]
         scores: Floats | None = None
         while count > 0:
-            before = len(removed)
-            candidates = max(int(self._share * np.count_nonzero(leaves)), 1)
-            if candidates == 1:
-                slot = np.where(leaves, self._by_recency(), -np.inf).argmax()
-                count -= self._cut(int(slot), count, removed)[0]
-                continue
-            scores = self._predicted() if scores is None else scores
-            slots = np.flatnonzero(leaves)
-            oldest = slots[np.argpartition(self._recency[slots], candidates - 1)[:candidates]]
-            count -= self._cut(int(oldest[scores[oldest].argmax()]), count, removed)[0]
-            assert len(removed) > before
+            slots = self._oldest(max(int(self._share * np.count_nonzero(leaves)), 1))
+            slot = slots[0]
+            if len(slots) > 1:  # else there is nothing to ask
+                scores = self._predicted() if scores is None else scores
+                slot = slots[scores[slots].argmax()]
+            count -= self._cut(int(slot), count, removed)[0]

@@ -137,8 +137,7 @@ class RequestHistory:
         That block is seldom full, so that what continues the request holds another one in its place.
         """
         tree, count = self._tree, len(ids)
-        missing = [block for block in ids if block not in tree.heads] if self._flat else ids[matched:]
-        added = tree.extend(path, missing, request, (count - 1, count))
+        added = tree.extend(path, tree.missing(ids, matched), request, (count - 1, count))
         for run in added:
             run.accesses = 1
             if run.parent is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from gati.evict.policy.guard import slack
 from gati.evict.replays.result import PolicyOutcome, TraceReplay
 from gati.report.charts import ChartLine, lines
+from gati.report.pages import page_environment
 from gati.version import __version__
 
 __all__ = ["page", "summary"]
@@ -18,7 +19,6 @@ _LIMITS = ("opt", "opt-leaf")
 
 def page(result: TraceReplay, *, predictor: str, noise: Sequence[tuple[float, TraceReplay]] = ()) -> str:
     """Hit rates against sizes, noise curves of `noise`, (share, replay) pairs, and the guard's excess."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
     groups = _grouped(result)
@@ -31,10 +31,7 @@ def page(result: TraceReplay, *, predictor: str, noise: Sequence[tuple[float, Tr
     guarded = next((each for each in reversed(result.outcomes) if each.excess), None)
     if guarded is not None:
         charts["guard"] = _excess(guarded)
-    environment = Environment(
-        loader=PackageLoader("gati.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    return environment.get_template("evict.html").render(
+    return page_environment().get_template("evict.html").render(
         trace=result.trace,
         headline=_headline(groups, sizes),
         names=names,
