@@ -14,9 +14,9 @@ import time
 
 import numpy as np
 
-from gati.compose.exact import solve_exact
-from gati.compose.instance import Instance, make_instance
-from gati.compose.search import search_frontier
+from gati.composition.exact import solve_exact
+from gati.composition.instance import Instance, make_instance
+from gati.composition.search import search_frontier
 
 TARGETS = (0.97, 0.985, 0.99, 0.995)
 

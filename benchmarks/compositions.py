@@ -23,15 +23,15 @@ import numpy as np
 import gati
 from benchmarks.fresh import FreshOutcomes
 from gati.caches import PUBLISHED_VARIANTS
-from gati.compose.candidates import reach_by_block
-from gati.compose.compose import compose_library
-from gati.compose.composition import Composition
-from gati.compose.costs import on_backend
-from gati.compose.outcomes import SplitOutcomes
-from gati.compose.plans import SLOWDOWN, Settings
-from gati.compose.problem import Candidate, Problem
-from gati.compose.replay import Replay
-from gati.explore.library import Library
+from gati.composition.candidates import reach_by_block
+from gati.composition.compose import compose_library
+from gati.composition.composition import Composition
+from gati.composition.costs import on_backend
+from gati.composition.outcomes import SplitOutcomes
+from gati.composition.plans import SLOWDOWN, Settings
+from gati.composition.problem import Candidate, Problem
+from gati.composition.replay import Replay
+from gati.exploration.library import Library
 
 TARGETS = (0.97, 0.985, 0.99, 0.995)
 ASKED = (0.93, 0.95, 0.96, 0.97, 0.975, 0.98, 0.985, 0.99, 0.9925, 0.995, 0.9975, 0.999)

@@ -38,11 +38,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gati.adapt.adaptation import Adaptation
-from gati.adapt.settings import AdaptSettings, Change
+from gati.adaptation.adaptation import Adaptation
+from gati.adaptation.settings import AdaptSettings, Change
+from gati.composition.load import Served, open_served
+from gati.engine.exits import Prediction
 from gati.model.data import Data, load_data
-from gati.runtime.exits import Prediction
-from gati.runtime.load import Served, open_served
 
 PHASES = 3
 PHASE_S = 5400  # also requests: one a second

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from gati.bench.measure import Contender, measure_latency
-from gati.compose.costs import as_composed
-from gati.explore.library import CERTIFY, Library
+from gati.composition.costs import as_composed
+from gati.composition.load import Served, open_served
+from gati.evaluation.timing import Contender, measure_latency
+from gati.exploration.library import CERTIFY, Library
 from gati.model.data import load_data
-from gati.runtime.load import Served, open_served
 
 
 def main() -> int:

@@ -24,9 +24,9 @@ import numpy.typing as npt
 import torch
 
 import gati
-from gati.compose.composition import Composition
+from gati.composition.composition import Composition
 from gati.errors import GatiError
-from gati.explore.library import Library
+from gati.exploration.library import Library
 from gati.model.data import load_data
 
 Answer = tuple[int, int]  # class, exit

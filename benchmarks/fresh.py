@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from gati.caches import load_cache
-from gati.compose.outcomes import SplitOutcomes
-from gati.explore.library import SELECT, Library, TrialOutcomes
+from gati.composition.outcomes import SplitOutcomes
+from gati.exploration.library import SELECT, Library, TrialOutcomes
 from gati.model.data import load_data
 from gati.model.hooks import collect_hidden
 from gati.model.load import load_model

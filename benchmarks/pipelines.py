@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gati.plan import Labelled, Pipeline, Planner, load_pipeline, register_policy
-from gati.plan.engines import open_engine
-from gati.plan.measure import Outcomes, measure_outcomes, summarize
-from gati.plan.measurements import beside
-from gati.plan.policies import Choice, StaticPlan
+from gati.pipelines import Labelled, Pipeline, Planner, load_pipeline, register_policy
+from gati.pipelines.engines import open_engine
+from gati.pipelines.measure import Outcomes, measure_outcomes, summarize
+from gati.pipelines.measurements import beside
+from gati.pipelines.policies import Choice, StaticPlan
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "pipeline" / "pipeline.toml"
 KINDS = ("plain", "caches", "both")

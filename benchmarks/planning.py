@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gati.plan import Pipeline, Planner, parse_pipeline
+from gati.pipelines import Pipeline, Planner, parse_pipeline
 
 QUERIES = 2000
 CHAIN = [(f"s{i}", f"s{i + 1}") for i in range(9)]

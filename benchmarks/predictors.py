@@ -9,7 +9,7 @@ from pathlib import Path
 
 import gati
 from gati.caches import PUBLISHED_VARIANTS
-from gati.explore.progress import open_progress
+from gati.exploration.progress import open_progress
 
 OURS = (
     *("grid(256)", "pyramid(32)", "pyramid(64)"),

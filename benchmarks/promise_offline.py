@@ -36,19 +36,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gati.compose import compose as composing
-from gati.compose.certified import Proposal, propose
-from gati.compose.composition import Composition
-from gati.compose.costs import BackendCosts, CostedLibrary
-from gati.compose.ledger import Ledger
-from gati.compose.outcomes import EngineOutcomes, SplitOutcomes, outcomes_of
-from gati.compose.pareto import count_frontier, frontier_of
-from gati.compose.plans import Settings
-from gati.compose.problem import Candidate
-from gati.compose.sharing import FIRST, Entrant, Hope, deploy_one, enter
-from gati.compose.verdicts import counts_of, replay_of
-from gati.explore.library import CERTIFY, SELECT, BaseOutcomes, Library, Manifest, TrialOutcomes
-from gati.runtime.certify import verdict
+from gati.composition import compose as composing
+from gati.composition.certified import Proposal, propose
+from gati.composition.composition import Composition
+from gati.composition.costs import BackendCosts, CostedLibrary
+from gati.composition.ledger import Ledger
+from gati.composition.outcomes import EngineOutcomes, SplitOutcomes, outcomes_of
+from gati.composition.pareto import count_frontier, frontier_of
+from gati.composition.plans import Settings
+from gati.composition.problem import Candidate
+from gati.composition.sharing import FIRST, Entrant, Hope, deploy_one, enter
+from gati.composition.verdicts import counts_of, replay_of
+from gati.evaluation.certify import verdict
+from gati.exploration.library import CERTIFY, SELECT, BaseOutcomes, Library, Manifest, TrialOutcomes
 from gati.types import BlockProfile, Profile, Trial, TrialId
 
 ACCURACY, DELTA = 0.95, 0.05

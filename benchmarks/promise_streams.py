@@ -30,19 +30,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from gati.adapt.deployments import Deployed
-from gati.adapt.draws import Draws
-from gati.adapt.follow import FollowUp
-from gati.adapt.memory import FEATURES, FURTHER, Seen
-from gati.adapt.recall import RECALL, Looked, Recall
-from gati.adapt.renewal import Outcome, Promise
-from gati.adapt.risk import Risk
-from gati.adapt.samples import Samples
-from gati.adapt.shadow import Ticket
-from gati.adapt.standing import Standing
-from gati.adapt.succession import Succession
-from gati.compose.composition import Composition, Exit, Expected
-from gati.runtime.exits import BASE, Prediction
+from gati.adaptation.deployments import Deployed
+from gati.adaptation.follow import FollowUp
+from gati.adaptation.memory import FEATURES, FURTHER, Seen
+from gati.adaptation.recall import RECALL, Looked, Recall
+from gati.adaptation.renewal import Outcome, Promise
+from gati.adaptation.risk import Risk
+from gati.adaptation.samples import Samples
+from gati.adaptation.shadow import Ticket
+from gati.adaptation.succession import Succession
+from gati.composition.composition import Composition, Exit, Expected
+from gati.engine.exits import BASE, Prediction
+from gati.guard.draws import Draws
+from gati.guard.standing import Standing
 from gati.types import TrialId
 
 AGREEMENT, CONFIDENCE, FALSE_ALARM = 0.97, 0.95, 10_000.0

@@ -14,7 +14,7 @@ import numpy as np
 
 import gati
 from gati.errors import GatiError
-from gati.explore.progress import open_progress
+from gati.exploration.progress import open_progress
 from gati.units import parse_duration
 
 CHECKPOINTS = {

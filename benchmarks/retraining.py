@@ -28,12 +28,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gati.adapt.adaptation import Adaptation
-from gati.adapt.record import Record
-from gati.adapt.samples import Sample, recorded
-from gati.adapt.settings import AdaptSettings, Change
+from gati.adaptation.adaptation import Adaptation
+from gati.adaptation.samples import Sample, recorded
+from gati.adaptation.settings import AdaptSettings, Change
+from gati.composition.load import Served, open_served
 from gati.model.data import load_data
-from gati.runtime.load import Served, open_served
+from gati.samples.record import Record
 
 WINDOW = 700
 QUIET = 400  # requests before each retraining

@@ -25,14 +25,14 @@ from sklearn.linear_model import LogisticRegression
 from benchmarks.fresh import probabilities_of
 from gati.caches import build_selector, fit_selector_networks, selector_names
 from gati.caches.selectors import NETWORK, TEMPERATURE_SCALED, fit_temperature
-from gati.compose.certified import Contest, contest_of
-from gati.compose.instance import make_instance
-from gati.compose.outcomes import SplitOutcomes
-from gati.compose.plans import Settings
-from gati.compose.risk import smoothed_loss
-from gati.compose.search import search_frontier
-from gati.explore.library import CERTIFY, SELECT, Library
-from gati.explore.measure import hit_rate_at
+from gati.composition.certified import Contest, contest_of
+from gati.composition.instance import make_instance
+from gati.composition.outcomes import SplitOutcomes
+from gati.composition.plans import Settings
+from gati.composition.risk import smoothed_loss
+from gati.composition.search import search_frontier
+from gati.exploration.library import CERTIFY, SELECT, Library
+from gati.exploration.measure import hit_rate_at
 from gati.types import Trial
 
 AGREEMENTS = (0.97, 0.99)

@@ -294,7 +294,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    from gati.explore.library import Library
+    from gati.exploration.library import Library
     from gati.model.data import load_data
     from gati.model.preprocess import Preprocessing
 

@@ -24,16 +24,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gati.compose.candidates import lookup_cost, reach_by_block
-from gati.compose.certificate import certify
-from gati.compose.certified import path_within
-from gati.compose.costs import as_composed
-from gati.compose.exact import ExactChoice
-from gati.compose.instance import Instance, make_instance
-from gati.compose.plans import Settings
-from gati.compose.risk import smoothed_loss
-from gati.compose.search import search_frontier
-from gati.explore.library import Library
+from gati.composition.candidates import lookup_cost, reach_by_block
+from gati.composition.certificate import certify
+from gati.composition.certified import path_within
+from gati.composition.costs import as_composed
+from gati.composition.exact import ExactChoice
+from gati.composition.instance import Instance, make_instance
+from gati.composition.plans import Settings
+from gati.composition.risk import smoothed_loss
+from gati.composition.search import search_frontier
+from gati.exploration.library import Library
 
 SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 TARGETS = (0.97, 0.98, 0.99)

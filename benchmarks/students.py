@@ -20,10 +20,10 @@ import torch
 from safetensors.torch import save_file
 
 from gati.caches import build_predictor, fold_normalisation, student_operations
-from gati.explore.augment import choose_augmentation
-from gati.explore.measure import accuracy_curve, base_answers
-from gati.explore.recipes import EXITS, STUDENTS, Recipe
-from gati.explore.train import Learner, SharedTraining
+from gati.exploration.augment import choose_augmentation
+from gati.exploration.measure import accuracy_curve, base_answers
+from gati.exploration.recipes import EXITS, STUDENTS, Recipe
+from gati.exploration.train import Learner, SharedTraining
 from gati.model.data import Data, load_data
 from gati.model.load import LoadedModel, load_model
 from gati.types import TrialId

@@ -131,10 +131,10 @@ def serve(network: str, backend: str, requests: int) -> int:
 
     from gati import zoo
     from gati.caches import build_predictor
+    from gati.engine.engine import Engine
+    from gati.engine.exits import EngineExit
     from gati.model.blocks import find_blocks
     from gati.model.segments import trace
-    from gati.runtime.engine import Engine
-    from gati.runtime.exits import EngineExit
 
     torch.manual_seed(0)
     module = getattr(zoo, network)().eval().requires_grad_(False)

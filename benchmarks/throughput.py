@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gati.bench.measure import Contender, measure_throughput
+from gati.composition.load import open_served
+from gati.evaluation.timing import Contender, measure_throughput
 from gati.model.data import load_data
-from gati.runtime.load import open_served
 
 
 def main() -> int:

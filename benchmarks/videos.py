@@ -20,10 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gati.adapt.replay import Period, record, replay
-from gati.adapt.settings import AdaptSettings
+from gati.adaptation.replay import Period, record, replay
+from gati.adaptation.settings import AdaptSettings
+from gati.composition.load import open_served
 from gati.files import atomic_write_text
-from gati.runtime.load import open_served
 from gati.video import Region
 
 VIDEOS = {

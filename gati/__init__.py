@@ -7,8 +7,8 @@ Every verb of the command line is a function here, with the same name:
     engine = gati.load("runs/resnet18")
     predictions = engine(images)  # images: float32 [N, C, H, W], preprocessed
 
-Names load on first use, so that `import gati` costs nothing. Some verbs have the name of the room where their
-work is done: `gati.compose` is a module that can be called (`gati.verb`).
+Names load on first use, so that `import gati` costs nothing. Rooms have nouns for names (`gati.composition`),
+verbs are functions (`gati.compose`), so that neither hides the other.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from gati.errors import GatiError
 from gati.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from gati.bench.bench import bench as bench
-    from gati.bench.result import Bench as Bench
-    from gati.compose.compose import compose as compose
-    from gati.compose.composition import Composition as Composition
-    from gati.compose.explain import Explanation as Explanation
-    from gati.compose.explain import explain as explain
-    from gati.compose.headroom import Headroom as Headroom
-    from gati.compose.pareto import ParetoPoint as ParetoPoint
-    from gati.compose.pareto import compose_within_latency as compose_within_latency
-    from gati.compose.pareto import pareto as pareto
-    from gati.demo import demo as demo
-    from gati.explore.explore import explore as explore
-    from gati.explore.further import explore_more as explore_more
-    from gati.explore.library import Library as Library
-    from gati.export.export import Exported as Exported
-    from gati.export.export import export as export
-    from gati.report.report import report as report
-    from gati.runtime.certify import Recertification as Recertification
-    from gati.runtime.certify import certify as certify
-    from gati.runtime.concurrent import ConcurrentEngine as ConcurrentEngine
-    from gati.runtime.engine import Engine as Engine
-    from gati.runtime.engine import Prediction as Prediction
-    from gati.runtime.evaluate import Evaluation as Evaluation
-    from gati.runtime.evaluate import evaluate as evaluate
-    from gati.runtime.inspect import ModelBlocks as ModelBlocks
-    from gati.runtime.inspect import blocks as blocks
-    from gati.runtime.load import load as load
-    from gati.runtime.predict import predict as predict
+    from gati.cli.demo import demo as demo
+    from gati.composition.compose import compose as compose
+    from gati.composition.composition import Composition as Composition
+    from gati.composition.explain import Explanation as Explanation
+    from gati.composition.explain import explain as explain
+    from gati.composition.headroom import Headroom as Headroom
+    from gati.composition.load import load as load
+    from gati.composition.pareto import ParetoPoint as ParetoPoint
+    from gati.composition.pareto import compose_within_latency as compose_within_latency
+    from gati.composition.pareto import pareto as pareto
+    from gati.engine.concurrent import ConcurrentEngine as ConcurrentEngine
+    from gati.engine.engine import Engine as Engine
+    from gati.engine.engine import Prediction as Prediction
+    from gati.evaluation.bench import bench as bench
+    from gati.evaluation.bench_result import Bench as Bench
+    from gati.evaluation.certify import Recertification as Recertification
+    from gati.evaluation.certify import certify as certify
+    from gati.evaluation.evaluate import Evaluation as Evaluation
+    from gati.evaluation.evaluate import evaluate as evaluate
+    from gati.evaluation.predict import predict as predict
+    from gati.evaluation.report import report as report
+    from gati.exploration.explore import explore as explore
+    from gati.exploration.further import explore_more as explore_more
+    from gati.exploration.inspect import ModelBlocks as ModelBlocks
+    from gati.exploration.inspect import blocks as blocks
+    from gati.exploration.library import Library as Library
+    from gati.formats.export import Exported as Exported
+    from gati.formats.export import export as export
 
 __all__ = [
     "Bench",
@@ -83,44 +83,41 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Bench": "gati.bench.result",
-    "Composition": "gati.compose.composition",
-    "ConcurrentEngine": "gati.runtime.concurrent",
-    "Engine": "gati.runtime.engine",
-    "Evaluation": "gati.runtime.evaluate",
-    "Explanation": "gati.compose.explain",
-    "Exported": "gati.export.export",
-    "Headroom": "gati.compose.headroom",
-    "Library": "gati.explore.library",
-    "ModelBlocks": "gati.runtime.inspect",
-    "ParetoPoint": "gati.compose.pareto",
-    "Prediction": "gati.runtime.engine",
-    "Recertification": "gati.runtime.certify",
-    "bench": "gati.bench",
-    "blocks": "gati.runtime.inspect",
-    "certify": "gati.runtime.certify",
-    "compose": "gati.compose",
-    "compose_within_latency": "gati.compose.pareto",
-    "demo": "gati.demo",
-    "evaluate": "gati.runtime.evaluate",
-    "explain": "gati.compose.explain",
-    "explore": "gati.explore",
-    "explore_more": "gati.explore.further",
-    "export": "gati.export",
-    "load": "gati.runtime.load",
-    "pareto": "gati.compose.pareto",
-    "predict": "gati.runtime.predict",
-    "report": "gati.report",
+    "Bench": "gati.evaluation.bench_result",
+    "Composition": "gati.composition.composition",
+    "ConcurrentEngine": "gati.engine.concurrent",
+    "Engine": "gati.engine.engine",
+    "Evaluation": "gati.evaluation.evaluate",
+    "Explanation": "gati.composition.explain",
+    "Exported": "gati.formats.export",
+    "Headroom": "gati.composition.headroom",
+    "Library": "gati.exploration.library",
+    "ModelBlocks": "gati.exploration.inspect",
+    "ParetoPoint": "gati.composition.pareto",
+    "Prediction": "gati.engine.engine",
+    "Recertification": "gati.evaluation.certify",
+    "bench": "gati.evaluation.bench",
+    "blocks": "gati.exploration.inspect",
+    "certify": "gati.evaluation.certify",
+    "compose": "gati.composition.compose",
+    "compose_within_latency": "gati.composition.pareto",
+    "demo": "gati.cli.demo",
+    "evaluate": "gati.evaluation.evaluate",
+    "explain": "gati.composition.explain",
+    "explore": "gati.exploration.explore",
+    "explore_more": "gati.exploration.further",
+    "export": "gati.formats.export",
+    "load": "gati.composition.load",
+    "pareto": "gati.composition.pareto",
+    "predict": "gati.evaluation.predict",
+    "report": "gati.evaluation.report",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'gati' has no attribute {name!r}")
-    home = import_module(_HOMES[name])
-    if home.__name__ == f"gati.{name}":  # a room that is called: importing it has bound it here
-        return home
-    value: object = getattr(home, name)
+    value: object = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 

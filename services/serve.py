@@ -14,7 +14,7 @@ from pathlib import Path
 import uvloop
 
 from gati.errors import ConfigError, UnavailableError
-from gati.plan import CacheLibrary, Option, PlainModel, Planner, load_pipeline
+from gati.pipelines import CacheLibrary, Option, PlainModel, Planner, load_pipeline
 from services import logs
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
 from services.config import ModelConfig, PipelineConfig, ServeConfig

@@ -34,10 +34,10 @@ FIRST = (
     "tests/test_readme.py",
     "tests/services/test_adaptation.py",
     "tests/services/test_following.py",
-    "tests/export/test_export.py",
-    "tests/adapt/test_adaptation.py",
-    "tests/explore/test_explore.py",
-    "tests/runtime/test_graph_backends.py",
+    "tests/formats/test_export.py",
+    "tests/adaptation/test_adaptation.py",
+    "tests/exploration/test_explore.py",
+    "tests/engine/test_graph_backends.py",
     "tests/services/test_v2.py",
 )
 
@@ -114,13 +114,13 @@ def _make_demo(folder: Path) -> None:
 @contextmanager
 def budgets_of_processor_time() -> Iterator[None]:
     """Budgets of `explore` are seconds of this process: training is not shorter on a busy machine."""
-    from gati.explore.budget import Budget
-    from gati.explore.state import RunState
+    from gati.exploration.budget import Budget
+    from gati.exploration.state import RunState
 
     def made(budget_s: float | None, clock: object, began: float, state: RunState) -> Budget:
         # from now on: what came before is not counted
         return Budget(budget_s, time.process_time, time.process_time(), state)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_module("gati.explore.explore"), "Budget", made)
+        patch.setattr(import_module("gati.exploration.explore"), "Budget", made)
         yield

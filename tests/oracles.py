@@ -7,8 +7,8 @@ from itertools import product
 
 import numpy as np
 
-from gati.compose.problem import Candidate, Problem
-from gati.compose.relaxed import relaxed_score
+from gati.composition.problem import Candidate, Problem
+from gati.composition.relaxed import relaxed_score
 
 Chosen = tuple[Candidate, ...]
 

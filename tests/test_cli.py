@@ -13,10 +13,10 @@ import pytest
 
 import gati
 from gati.cli import run
-from gati.compose.composition import Composition, Exit, Expected
+from gati.composition.composition import Composition, Exit, Expected
 from gati.errors import CompositionError, StorageError
 from gati.types import TrialId
-from tests.compose.libraries import make_library
+from tests.composition.libraries import make_library
 
 VERBS = [
     "blocks", "explore", "compose", "evaluate", "certify", "bench", "report", "serve", "query", "stream",
@@ -271,7 +271,7 @@ def test_compose_reads_sizes_and_prints_what_was_chosen(
 def test_evaluate_writes_the_json_it_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from gati.runtime.evaluate import Evaluation, ExitCount, Latency
+    from gati.evaluation.evaluate import Evaluation, ExitCount, Latency
 
     measured = Evaluation(
         n=100, agreement=0.98, accuracy=0.93, base_accuracy=0.94, hit_rate=0.6,
@@ -362,8 +362,8 @@ def test_a_library_is_composed_with_the_threads_it_was_explored_with(
 ) -> None:
     import torch
 
-    from gati.cli_options import threads_as_explored
-    from tests.compose.libraries import make_library
+    from gati.cli.options import threads_as_explored
+    from tests.composition.libraries import make_library
 
     library = make_library(tmp_path / "library")
     asked: list[int] = []

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gati.cli import run
-from tests.adapt.deployed import make_deployed
+from tests.adaptation.deployed import make_deployed
 from tests.video.films import Camera, film, plays
 from tests.waiting import LONG_S, until
 
@@ -57,8 +57,8 @@ def test_stream_prints_results_alone_where_they_are_asked_for(
 
 
 def test_stream_with_adapt_keeps_samples_for_the_next_run(library: Path, video: Path, tmp_path: Path) -> None:
-    from gati.adapt.settings import model_name
-    from gati.adapt.store import RecordStore
+    from gati.adaptation.settings import model_name
+    from gati.samples.store import RecordStore
 
     arguments = ["stream", str(library), "--source", str(video), "--adapt", "--state", str(tmp_path)]
     assert run(arguments) == 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gati
-from gati.demo import train_digits, write_digits
+from gati.cli.demo import train_digits, write_digits
 from tests.conftest import Demo
 
 

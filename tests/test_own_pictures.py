@@ -15,14 +15,14 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import gati
-from gati.bench import bench as bench_module
 from gati.cli import run
-from gati.explore import candidates
-from gati.explore.library import Library
-from gati.runtime.load import open_model
+from gati.composition.load import open_model
+from gati.evaluation import bench as bench_module
+from gati.exploration import candidates
+from gati.exploration.library import Library
 from tests.conftest import SHARED_DATA
-from tests.explore.networks import digits, trained_state
-from tests.runtime.served import composed, exit_at
+from tests.engine.served import composed, exit_at
+from tests.exploration.networks import digits, trained_state
 
 NET = f"{Path(__file__).parent / 'explore' / 'networks.py'}:Net"  # of 10 classes
 FOLDERS = {"five": 5, "seven": 7, "two": 2}  # sorted as they stand: their numbers say nothing

@@ -71,7 +71,7 @@ def student_operations(hidden_shape: tuple[int, ...], classes: int, width: int) 
     """Multiplications and additions, two for each pair, of `student(width)` on one input [C, H, W].
 
     Counted as `torch.utils.flop_counter` counts, in convolutions and linear layers alone, so that it compares
-    with what `gati.runtime.least_costs.Arithmetic` counts of a network.
+    with what `gati.costs.least.Arithmetic` counts of a network.
     """
     look = _look(hidden_shape, width)
     height, length, channels = look.height, look.width, look.channels * look.square**2

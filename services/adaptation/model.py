@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gati.adapt.deployments import Deployed, Deployments
-from gati.adapt.record import Record
-from gati.adapt.renewal import Outcome, Renewal, promise_of
-from gati.adapt.repository import ModelRepository
-from gati.adapt.samples import Samples, restored
-from gati.adapt.settings import AdaptSettings
-from gati.adapt.store import RecordStore
+from gati.adaptation.deployments import Deployed, Deployments
+from gati.adaptation.renewal import Outcome, Renewal, promise_of
+from gati.adaptation.samples import Samples, restored
+from gati.adaptation.settings import AdaptSettings
+from gati.composition.load import Served, open_served
 from gati.errors import GatiError
-from gati.runtime.load import Served, open_served
+from gati.samples.record import Record
+from gati.samples.store import RecordStore
+from gati.versions.repository import ModelRepository
 from services.adaptation.reasons import Latest, Rules
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
 from services.scratch import Scratch

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gati.adapt.record import Record
-from gati.compose.certificate import p_value
+from gati.composition.certificate import p_value
+from gati.samples.record import Record
 
 __all__ = ["Due", "Latest", "Rules"]
 

@@ -6,8 +6,8 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from gati.adapt.repository import ModelRepository
 from gati.errors import GatiError, NotFoundError, StorageError, first_line
+from gati.versions.repository import ModelRepository
 from services.again import keep_on
 from services.inference.versions import Versions
 from services.scratch import Scratch

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gati.adapt.draws import Draws
-from gati.adapt.record import Record
-from gati.adapt.watch import Watch
-from gati.runtime.engine import Prediction
-from gati.runtime.exits import BASE
+from gati.engine.engine import Prediction
+from gati.engine.exits import BASE
+from gati.guard.draws import Draws
+from gati.guard.watch import Watch
+from gati.samples.record import Record
 from services.inference.counts import Counts
 from services.inference.keeping import ServedStanding
 from services.inference.line import Line, Reservation
@@ -30,7 +30,7 @@ from services.inference.queue import RequestQueue
 from services.inference.settings import InferenceSettings
 
 if TYPE_CHECKING:
-    from gati.adapt.writer import BackgroundWriter  # needs SQLAlchemy
+    from gati.samples.writer import BackgroundWriter  # needs SQLAlchemy
 
 __all__ = ["Following", "Handling", "Shared", "audit_share"]
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from gati.adapt.standing import Snapshot, Standing
-from gati.adapt.watch import OnEvent, Watch
+from gati.guard.standing import Snapshot, Standing
+from gati.guard.watch import OnEvent, Watch
 from services.inference.settings import InferenceSettings
 
 __all__ = ["ServedStanding", "open_standing"]

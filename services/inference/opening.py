@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gati.adapt.references import is_exact, open_reference, reference_cost
-from gati.compose.composition import Composition
+from gati.adaptation.references import is_exact, open_reference, reference_cost
+from gati.composition.composition import Composition
+from gati.engine.engine import Engine
 from gati.errors import CompositionError, ConfigError
-from gati.runtime.engine import Engine
 from services.inference.runner import Runner, open_runner
 from services.inference.service_times import ServiceTimes
 from services.inference.settings import InferenceSettings
 
 if TYPE_CHECKING:
-    from gati.runtime.load import OpenedModel  # slow: brings in onnx
+    from gati.composition.load import OpenedModel  # slow: brings in onnx
 
 __all__ = ["Opened", "Opener", "Reference"]
 
@@ -87,7 +87,7 @@ class Opener:
         return self.reference
 
     def _open_model(self) -> OpenedModel:
-        from gati.runtime.load import open_model, open_plain_model
+        from gati.composition.load import open_model, open_plain_model
 
         settings = self._settings
         if settings.library is not None:

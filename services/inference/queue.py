@@ -30,7 +30,7 @@ from services.inference.service_times import ServiceTimes
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gati.runtime.engine import Prediction
+    from gati.engine.engine import Prediction
     from services.inference.runner import Runner
 
 __all__ = ["Ask", "Places", "RequestQueue"]

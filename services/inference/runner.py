@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gati.runtime.concurrent import ConcurrentEngine, let_others_first
-from gati.runtime.engine import Engine, Prediction
+from gati.engine.concurrent import ConcurrentEngine, let_others_first
+from gati.engine.engine import Engine, Prediction
 
 __all__ = ["Runner", "open_runner"]
 

@@ -27,7 +27,7 @@ from services.wire.gen.ttypes import Answer, Health, InferResponse, ModelInfo, S
 from services.wire.tensors import datatype_of, from_tensor
 
 if TYPE_CHECKING:
-    from gati.adapt.writer import BackgroundWriter  # needs SQLAlchemy
+    from gati.samples.writer import BackgroundWriter  # needs SQLAlchemy
 
 __all__ = ["InferenceService"]
 
@@ -241,8 +241,8 @@ class InferenceService:
 def _open_writer(settings: InferenceSettings) -> BackgroundWriter | None:
     if settings.records is None:
         return None
-    from gati.adapt.store import RecordStore
-    from gati.adapt.writer import BackgroundWriter
+    from gati.samples.store import RecordStore
+    from gati.samples.writer import BackgroundWriter
 
     store = RecordStore.open(
         settings.records,

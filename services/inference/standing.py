@@ -3,7 +3,7 @@
 A certificate counts inputs once that nobody chose by. A retrained version has none: what is sampled one after
 the other is not independent. Of it a proof says, with the error that all proofs of a model share, that not
 every request of its time was answered otherwise with the tolerated probability or a greater one; and the
-guard watches what follows. See `gati.adapt.proof` and `gati.adapt.guard`.
+guard watches what follows. See `gati.guard.proof` and `gati.guard.detector`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from gati.adapt.proof import Proof
-from gati.adapt.watch import Watch
-from gati.compose.composition import Composition
+from gati.composition.composition import Composition
+from gati.guard.proof import Proof
+from gati.guard.watch import Watch
 from services.inference.following import Following
 
 __all__ = ["Stands", "State", "needed", "stands"]

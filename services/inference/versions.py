@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gati.adapt.references import is_exact
-from gati.adapt.standing import identity_of
-from gati.adapt.watch import Event, Watch
-from gati.compose.composition import Composition
+from gati.adaptation.references import is_exact
+from gati.composition.composition import Composition
+from gati.engine.engine import Engine
 from gati.errors import CompositionError, NotFoundError, RequestError, UnavailableError
-from gati.runtime.engine import Engine
+from gati.guard.standing import identity_of
+from gati.guard.watch import Event, Watch
 from gati.types import is_name
 from services.inference.counts import Counts
 from services.inference.following import Following, Shared
@@ -30,8 +30,8 @@ from services.inference.standing import Stands, needed, stands
 from services.wire.gen.ttypes import ProofProgress, VersionInfo
 
 if TYPE_CHECKING:
-    from gati.adapt.writer import BackgroundWriter  # needs SQLAlchemy
-    from gati.runtime.load import OpenedModel  # slow: brings in onnx
+    from gati.composition.load import OpenedModel  # slow: brings in onnx
+    from gati.samples.writer import BackgroundWriter  # needs SQLAlchemy
 
 __all__ = ["Version", "Versions"]
 

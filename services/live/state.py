@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from gati.adapt.confidence import watched_agreement
+from gati.guard.confidence import watched_agreement
 from gati.video.frames import Region, redact
 from services.live.pictures import Pictures
 

@@ -8,8 +8,8 @@ from fastapi.responses import Response
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 
-import gati
 from gati.errors import GatiError
+from gati.version import __version__
 from services.scheduler import operations, pipeline_routes, replies, v2
 from services.scheduler.dashboard import dashboards_router
 from services.scheduler.scheduler import Scheduler
@@ -22,7 +22,7 @@ def create_app(scheduler: Scheduler) -> FastAPI:
     app = FastAPIOffline(
         redoc_url=None,
         title="Gati",
-        version=gati.__version__,
+        version=__version__,
         description="Neural networks with learned caches: easy inputs leave early. "
         "Single models speak the Open Inference Protocol, pipelines take an image and a latency SLO.",
         openapi_tags=[

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gati.errors import DeadlineError
-from gati.plan import Pipeline, Planner, Run, Stage
+from gati.pipelines import Pipeline, Planner, Run, Stage
 from services.scheduler.models import Asked, Model
 from services.scheduler.timing import Timing
 

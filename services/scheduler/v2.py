@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-import gati
+from gati.version import __version__
 from services.scheduler import documents
 from services.scheduler.bodies import unless_gone
 from services.scheduler.models import Model
@@ -29,7 +29,7 @@ _EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics"]
 @router.get("/v2", summary="The server", responses=documents.SERVER)
 async def server() -> dict[str, Any]:
     """Name, version and extensions."""
-    return {"name": "gati", "version": gati.__version__, "extensions": _EXTENSIONS}
+    return {"name": "gati", "version": __version__, "extensions": _EXTENSIONS}
 
 
 @router.get("/v2/health/live", summary="Whether the scheduler runs")

@@ -16,11 +16,11 @@ from typing import Any, Self
 import httpx
 import numpy as np
 
-from gati.compose.composition import Composition
-from gati.explore.library import Library
-from gati.plan.measurements import Measurements, OptionMeasurement, StageMeasurement, beside
+from gati.composition.composition import Composition
+from gati.exploration.library import Library
+from gati.pipelines.measurements import Measurements, OptionMeasurement, StageMeasurement, beside
 from tests.conftest import REPOSITORY
-from tests.runtime.served import images, make_served
+from tests.engine.served import images, make_served
 from tests.waiting import LONG_S, until
 
 CLASSES = ("north", "east", "south", "west")

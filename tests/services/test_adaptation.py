@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from gati.adapt.repository import ModelRepository
-from tests.adapt.deployed import STRANGE, make_deployed, stream
+from gati.versions.repository import ModelRepository
+from tests.adaptation.deployed import STRANGE, make_deployed, stream
 from tests.services.running import Serving
 from tests.waiting import LONG_S
 

@@ -131,7 +131,7 @@ def test_a_port_that_is_taken(folder: Path, repository: Path) -> None:
 
 def test_a_plain_model_is_served_and_debug_logs_a_line_a_request(folder: Path, repository: Path) -> None:
     """A network without a cache library, by a file of its own; every request is a line at debug."""
-    from tests.runtime import networks
+    from tests.engine import networks
     from tests.services.running import Serving
 
     file = folder / "plain.toml"

@@ -16,16 +16,16 @@ import pytest
 import torch
 from torch import nn
 
-from gati.adapt.lineage import Lineage
-from gati.adapt.repository import ModelRepository
-from gati.adapt.store import RecordStore
 from gati.caches import load_cache, save_cache
-from gati.compose.composition import Composition
+from gati.composition.composition import Composition
+from gati.composition.load import open_served
 from gati.errors import ConfigError
-from gati.explore.library import Library
-from gati.runtime.load import open_served
+from gati.exploration.library import Library
+from gati.samples.store import RecordStore
+from gati.versions.lineage import Lineage
+from gati.versions.repository import ModelRepository
 from services.config import read_config
-from tests.runtime.served import images
+from tests.engine.served import images
 from tests.services.running import Serving, certify, make_folder, request
 from tests.waiting import until
 

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from gati.adapt.lineage import Lineage
-from gati.adapt.repository import ModelRepository
-from gati.adapt.store import Record, RecordStore
 from gati.errors import CancelledError, CompositionError, OverloadError, RequestError
+from gati.samples.store import Record, RecordStore
+from gati.versions.lineage import Lineage
+from gati.versions.repository import ModelRepository
 from services.inference import service as module
 from services.inference.followed import Followed
 from services.inference.service import InferenceService
 from services.inference.settings import InferenceSettings
 from services.wire.gen.ttypes import InferRequest, VersionSource
 from services.wire.tensors import to_tensor
-from tests.runtime.served import images
+from tests.engine.served import images
 from tests.waiting import LONG_S, in_the_end
 
 Test = Callable[[InferenceService], Awaitable[None]]

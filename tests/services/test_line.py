@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from gati.adapt.watch import Watch
+from gati.engine.exits import BASE, Prediction
 from gati.errors import BackendError
-from gati.runtime.exits import BASE, Prediction
+from gati.guard.watch import Watch
 from services.inference.counts import Counts
 from services.inference.following import Following, Handling, Shared, audit_share
 from services.inference.keeping import ServedStanding

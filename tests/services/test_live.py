@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gati import cli_live
-from gati.adapt.settings import Audit, Change
+from gati.adaptation.settings import Audit, Change
+from gati.cli import live
 from gati.errors import ConfigError
-from gati.runtime.by_class import exact_interval
+from gati.evaluation.by_class import exact_interval
 from gati.video import Frame, Region, Result
 from services.live import LiveSink, LiveState, RunningPage, live_router, serve_page
 from services.live.pictures import Pictures
@@ -66,7 +66,7 @@ def test_audits_of_another_version_begin_anew() -> None:
 
 def test_a_stream_counts_answers_given_by_version_and_trials_apart() -> None:
     state = LiveState()
-    audits = cli_live._PageAudits(state)
+    audits = live._PageAudits(state)
 
     def audit(version: int, agreed: bool = True, shadow: bool = False) -> None:
         audits.heard(Audit(0, 0.0, version, 1, 1 if agreed else 2, "early", shadow))

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from gati.engine.exits import Prediction
 from gati.errors import CancelledError, DeadlineError, OverloadError, UnavailableError
-from gati.runtime.exits import Prediction
 from services.inference import queue as queue_module
 from services.inference.queue import Ask, RequestQueue
 from services.inference.service_times import ServiceTimes

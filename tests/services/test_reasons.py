@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gati.adapt.record import Record
+from gati.samples.record import Record
 from services.adaptation.reasons import Latest, Rules
 
 RULES = Rules(accuracy=0.97, interval_s=600.0, falls_to=0.5, least=300, kept=1400)

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from gati.adapt.watch import Watch
+from gati.guard.watch import Watch
 from services.inference.counts import Counts
 from services.inference.following import Following, Shared
 from services.inference.keeping import ServedStanding, open_standing
 from services.inference.line import Line
 from services.inference.settings import InferenceSettings
 from services.inference.standing import Stands, stands
-from tests.runtime.served import composed, exit_at
+from tests.engine.served import composed, exit_at
 
 CERTIFICATE = {"accuracy": 0.97, "confidence": 0.95, "certified": True, "sentence": "It is."}
 

@@ -14,7 +14,7 @@ import pytest
 import tritonclient.http as triton
 
 import gati
-from tests.runtime.served import PREPROCESSING, images
+from tests.engine.served import PREPROCESSING, images
 from tests.services.running import CLASSES, LARGEST_BODY_BYTES, Serving, request
 from tests.waiting import LONG_S
 

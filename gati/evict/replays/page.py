@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from gati.evaluation.charts import ChartLine, lines
+from gati.evaluation.pages import page_environment
 from gati.evict.policy.guard import slack
 from gati.evict.replays.result import PolicyOutcome, TraceReplay
-from gati.report.charts import ChartLine, lines
-from gati.report.pages import page_environment
 from gati.version import __version__
 
 __all__ = ["page", "summary"]
@@ -31,7 +31,7 @@ def page(result: TraceReplay, *, predictor: str, noise: Sequence[tuple[float, Tr
     guarded = next((each for each in reversed(result.outcomes) if each.excess), None)
     if guarded is not None:
         charts["guard"] = _excess(guarded)
-    return page_environment().get_template("evict.html").render(
+    return page_environment("gati.evict.replays").get_template("evict.html").render(
         trace=result.trace,
         headline=_headline(groups, sizes),
         names=names,

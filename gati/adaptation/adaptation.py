@@ -1,0 +1,382 @@
+"""One model that answers requests and keeps its caches fitting to what comes.
+
+    with Adaptation.open("runs/mine", settings=AdaptSettings(interval_s=600)) as adaptation:
+        answered = adaptation.answer(x, time_s=time.time(), source="camera:0")
+
+Every request is answered by one version. Reference answers for samples and audits, lookups by caches on
+probation, and retraining are the work of two threads in the background; with `deterministic` all of it is
+done at the same point of stream time, untimed, so that a recorded stream gives the same answers every time.
+
+Nothing answers early that is not proven: by the certificate of `gati compose`, or by the requests that
+followed (`gati.guard.watch`). What was found by retraining, or served before, is looked up in the shadow of
+what serves until then.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor
+
+from gati.adaptation.background import Background, Inline, Worker
+from gati.adaptation.deployments import Deployed, Deployments
+from gati.adaptation.follow import FollowUp
+from gati.adaptation.recall import RECALL, Looked, Recall
+from gati.adaptation.references import base_of, is_exact, reference_cost, reference_of
+from gati.adaptation.renewal import Outcome, Promise, Renewal, candidate_blocks, least_inputs, promise_of
+from gati.adaptation.rest import Rest
+from gati.adaptation.samples import Sample, recorded, restored
+from gati.adaptation.settings import (
+    AdaptSettings,
+    Answered,
+    Change,
+    ChangeKind,
+    OnAudit,
+    OnChange,
+    Status,
+    model_name,
+)
+from gati.adaptation.shadow import Shadow, Ticket
+from gati.adaptation.succession import Succession
+from gati.adaptation.triggers import Triggers
+from gati.composition.load import Served, open_served
+from gati.engine.exits import BASE, Prediction
+from gati.errors import GatiError
+from gati.guard.draws import Draws
+from gati.guard.standing import Standing
+from gati.samples.record import Record
+from gati.samples.writer import BackgroundWriter
+from gati.versions.repository import ModelRepository
+
+__all__ = ["Adaptation"]
+
+_AUDITS_WAITING = 512
+_MEMORY = 0.99  # of the running hit rate
+_WINDOW_INPUTS = 700
+_FAREWELL_S = 600.0  # a retraining cannot be interrupted, and a thread inside an engine not be left
+
+
+class Adaptation:
+    """Serves `served` and its successors. One thread at a time calls `answer`; anything else is for any.
+
+    `repository` keeps versions of `model` over restarts, `standing` is a file that keeps what is proven of
+    them, `writer` keeps the samples, which `history` brings back (their `time_s` and that of requests are
+    seconds since 1970 then). `clock` times answers, in seconds.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        settings: AdaptSettings | None = None,
+        *,
+        model: str = "model",
+        repository: ModelRepository | None = None,
+        standing: Path | None = None,
+        writer: BackgroundWriter | None = None,
+        history: Sequence[Record] = (),
+        on_change: OnChange | None = None,
+        on_audit: OnAudit | None = None,
+        deterministic: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        asked = settings or AdaptSettings()
+        promise = promise_of(served, asked)
+        self.settings = _resolved(asked, promise)
+        self._accuracy = promise.accuracy
+        self._folder = Path(tempfile.mkdtemp(prefix="gati-adapt-"))
+        store = repository or ModelRepository(self._folder / "repository")
+        blocks = candidate_blocks(served, self.settings)
+        self._deployments = Deployments(served, store, model, self._folder / "versions", blocks)
+        timer = _still if deterministic else time.perf_counter  # how long training takes may not matter
+        self._renewal = Renewal(self._deployments, served, self.settings, promise, clock=timer)
+        self._model, self._writer = model, writer
+        self._on_change, self._clock = on_change, clock
+        self._lock = threading.RLock()
+        self._samples = restored(history, served, self.settings)
+        self._triggers = Triggers(self.settings, self._renewal.least_inputs)
+        self._base, exact = base_of(served), is_exact(served.engine)
+        self._reference = self._base if exact else reference_of(served)
+        example = served.engine.traced.example()[:1].clone()
+        self._reference.base(example)  # ready when caches have to stop
+        cost = reference_cost(self._reference, self._base, None if deterministic else example)
+        self._auditing: Worker = Inline()
+        self._training: Worker = Inline()
+        if not deterministic:
+            self._auditing = Background("gati-audits", limit=_AUDITS_WAITING)
+            self._training = Background("gati-retraining", limit=1, on_error=self._failed)
+        standings = Standing(
+            1.0 - promise.confidence,
+            standing,
+            audits_to_false_alarm=self.settings.audits_to_false_alarm,
+        )
+        self._rest = Rest()
+        self._requests = self._hits = self._recalled = 0
+        self._hit_rate = 0.0  # running, of all requests
+        self._now_s = 0.0
+        self._succession = Succession(
+            *(self._deployments, promise, standings, self._lock), tell=self._tell, on_serving=self._serves
+        )
+        self._recall: Recall | None = None
+        if self.settings.enabled and self.settings.recall:
+            self._recall = Recall(
+                promise.accuracy,
+                standings.spending.next,
+                self.settings.audits_to_false_alarm,
+                leave=self._auditing.submit,
+                on_change=self._recalling,
+            )
+        self._follow = FollowUp(
+            Draws(
+                self.settings.audit_budget / cost,
+                self.settings.sampling if self.settings.enabled or writer is not None else 0.0,
+                self.settings.probation,
+                seed=self.settings.seed if deterministic else None,
+            ),
+            self._succession,
+            self._samples,
+            Shadow(self._reference if deterministic else reference_of(served)),
+            self._auditing,
+            self._lock,
+            exact=exact,
+            recall=self._recall,
+            on_sample=None if writer is None else self._write,
+            on_audit=on_audit,
+        )
+        self._due: tuple[float, Outcome] | None = None
+        self._renewing = False
+        self._scenes = len(self._deployments.scenes())
+        self._fitted = self._succession.begin(len(self._samples))  # whether versions fit what comes
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | Path,
+        settings: AdaptSettings | None = None,
+        *,
+        composition: str = "default",
+        threads: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """Adapt a composition of a cache library; `options` are the constructor's.
+
+        Raises as `gati.load` does, and AdaptError.
+        """
+        served = open_served(directory, composition=composition, threads=threads)
+        return cls(served, settings, **{"model": model_name(directory), **options})
+
+    @property
+    def _remembers(self) -> bool:
+        return self._recall is not None and self._recall.serves
+
+    @property
+    def served(self) -> Served:
+        """What serves now."""
+        return self._succession.serving.deployed.served
+
+    @property
+    def status(self) -> Status:
+        """Counts of this moment."""
+        with self._lock:
+            follow, serving = self._follow, self._succession.serving
+            return Status(
+                *(serving.deployed.number, serving.watch.state, self._requests, self._hits, self._recalled),
+                *(self._recent_hit_rate, follow.audits, follow.losses, follow.left_out),
+                *(len(self._samples), self._renewing, self._succession.how_far),
+                self._accuracy if self._succession.may_hit or self._remembers else None,
+            )
+
+    def base(self, x: Tensor) -> Prediction:
+        """The base model's answer to an input [1, ...], on the same backend."""
+        return self._base.base(x)[0]
+
+    def answer(
+        self,
+        x: Tensor,
+        *,
+        time_s: float,
+        source: str = "",
+        place: str | None = None,
+        base: Prediction | None = None,
+    ) -> Answered:
+        """Answer an input [1, ...] that came at `time_s`, which never goes back.
+
+        `place` names what it shows, where that is one thing over time: a camera, or a region of its pictures.
+        `base`, where the caller knows the reference's answer, saves computing it for samples and audits;
+        it does not become the answer. Raises DataError for an input of another shape.
+        """
+        began = self._clock()
+        decided = self._follow.decide(self._sampling(), lookups_pay=self._rest.lookups_pay)
+        current = decided.post.deployed
+        try:
+            looked = None if place is None or self._recall is None else self._recall.look(x, place)
+            prediction = self._remembered(looked)
+            if prediction is None and decided.lookups:
+                prediction = current.served.engine(x)[0]
+            elif prediction is None:
+                prediction = (self._base if decided.may_hit else self._reference).base(x)[0]
+        except BaseException:
+            self._follow.withdraw(decided)
+            raise
+        prediction = prediction._replace(version=current.served.engine.version)
+        latency_ms = 1e3 * (self._clock() - began)
+        hit = prediction.exit != BASE
+        with self._lock:
+            self._now_s = time_s
+            self._requests += 1
+            self._hits += hit
+            self._hit_rate = _MEMORY * self._hit_rate + (1.0 - _MEMORY) * hit
+            if prediction.exit == RECALL:
+                self._recalled += 1
+            elif decided.may_hit:
+                self._reached(prediction, lookups=decided.lookups, time_s=time_s)
+        ticket = Ticket(x, self._requests, time_s, source, prediction, looked)
+        self._follow.answered(ticket, decided, base)
+        self._after(time_s)
+        drawn = decided.drawn
+        return Answered(prediction, hit, drawn.audit, drawn.sample, latency_ms, current.number)
+
+    def wait(self, deadline_s: float = 60.0) -> bool:
+        """Wait until nothing is under way beside, for at most `deadline_s` seconds each; whether so."""
+        return self._auditing.wait(deadline_s) and self._training.wait(deadline_s)
+
+    def close(self) -> None:
+        """End the work beside and remove local files; versions and samples stay where they are kept.
+
+        A retraining under way comes to its end, and the next run begins with what it published.
+        """
+        self._auditing.close(_FAREWELL_S)
+        self._training.close(_FAREWELL_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def _recent_hit_rate(self) -> float | None:
+        """Of the last hundred requests or so; None before the first."""
+        return self._hit_rate / (1.0 - _MEMORY**self._requests) if self._requests else None
+
+    def _remembered(self, looked: Looked | None) -> Prediction | None:
+        """The answer from memory, where it may be given."""
+        if looked is None or looked.seen is None or not looked.confident:
+            return None
+        if not self._remembers:
+            return None
+        return looked.seen.answer._replace(exit=RECALL)
+
+    def _reached(self, prediction: Prediction, *, lookups: bool, time_s: float) -> None:
+        """Count a request that the network answered while its caches may answer."""
+        if lookups:
+            hit = prediction.exit != BASE
+            self._triggers.answered(self._requests, hit=hit, time_s=time_s)
+        if self.settings.rest and self._rest.answered(prediction.exit):
+            self._tell("resting", "lookups cost more than they save: the base model answers for a while")
+
+    def _sampling(self) -> float:
+        """The share of requests to sample now: more where few hit and samples are wanted, at no more cost."""
+        share, hit_rate = self.settings.sampling, self._recent_hit_rate
+        fits = self._fitted and self._triggers.changed_at is None and self._rest.lookups_pay
+        if not self.settings.enabled or hit_rate is None or (fits and self._succession.may_hit):
+            return share
+        return min(1.0, share / max(hit_rate, share))
+
+    def _after(self, time_s: float) -> None:
+        """Between two requests: put a version in place that is due, or begin to look for one."""
+        with self._lock:
+            if self._due is not None and time_s >= self._due[0]:
+                outcome, self._due = self._due[1], None
+                self._take(outcome)
+            self._succession.give_up()
+            busy = self._renewing or self._due is not None or self._succession.trial is not None
+            if busy or not self.settings.enabled:
+                return
+            triggers = self._triggers
+            if triggers.missed(self._samples, time_s=time_s):
+                needed = self._renewal.least_inputs
+                self._tell("skipped", f"{len(self._samples)} samples to retrain on, {needed} are needed")
+            reason = triggers.reason(
+                self._samples,
+                time_s=time_s,
+                known_scenes=self._scenes > 0,
+                alarmed=self._succession.alarmed,
+            )
+            if reason is None:
+                return
+            self._renewing = True
+            changed_at = triggers.changed_at if reason == "hit rate" else None
+        self._training.submit(lambda: self._renew(reason, time_s, changed_at))
+
+    def _renew(self, reason: str, time_s: float, changed_at: int | None) -> None:
+        taken = self._samples.taken
+        tried = True
+        try:
+            if self._renewal.enough(self._samples, changed_at):
+                self._tell("retraining", reason)
+            current, unproven = self._succession.serving.deployed, frozenset(self._succession.unproven)
+            outcome = self._renewal(current, self._samples, reason, changed_at, unproven=unproven)
+            tried = outcome is not None
+            with self._lock:
+                if outcome is not None and self._auditing.beside:
+                    self._take(outcome)
+                elif outcome is not None:
+                    self._due = (time_s + self.settings.delay_s, outcome)
+        except GatiError as error:
+            self._failed(error)
+        finally:
+            with self._lock:
+                self._renewing = False
+                self._triggers.attempted(taken=taken, time_s=time_s, tried=tried)
+
+    def _take(self, outcome: Outcome) -> None:
+        self._succession.take(outcome)
+        if outcome.kind != "kept":
+            self._fitted = True
+            self._scenes = len(self._deployments.scenes())
+
+    def _serves(self, deployed: Deployed) -> None:
+        """Begin to count anew for the version that serves from now on."""
+        self._triggers.replaced(deployed.promised)
+        self._rest.replaced(self._renewal.figures(deployed))
+
+    def _recalling(self, serves: bool, audits: int, losses: int) -> None:
+        counted = f"{losses} of {audits} audits disagree"
+        if serves:
+            self._tell("recalling", f"memory answers: {counted}")
+        else:
+            self._tell("alarm", f"memory stops answering: {counted}", {"of": RECALL})
+
+    def _write(self, sample: Sample, answered: Prediction) -> None:
+        if self._writer is not None:
+            self._writer.offer(recorded(sample, answered, self._model))
+
+    def _failed(self, error: Exception) -> None:
+        self._tell("failed", f"retraining failed: {error}")
+
+    def _tell(self, kind: ChangeKind, message: str = "", details: dict[str, Any] | None = None) -> None:
+        if self._on_change is not None:
+            version = self._succession.serving.deployed.number
+            self._on_change(Change(kind, self._now_s, self._requests, version, message, details or {}))
+
+
+def _resolved(settings: AdaptSettings, promise: Promise) -> AdaptSettings:
+    """The settings with as many samples kept as a retraining needs, where nobody said how many."""
+    if settings.window_inputs is not None:
+        return settings
+    return replace(settings, window_inputs=max(_WINDOW_INPUTS, round(1.2 * least_inputs(promise))))
+
+
+def _still() -> float:
+    return 0.0

@@ -1,0 +1,210 @@
+"""Those who compete for the exits after a retraining: made, trained and scored on the window."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from gati.adaptation.contest import Contender
+from gati.adaptation.tune import Lesson, Recipe, train_new, tuned
+from gati.adaptation.window import Parts, Window
+from gati.caches import LearnedCache
+from gati.composition.load import Served
+from gati.costs.profile import measure_lookup
+from gati.errors import AdaptError
+from gati.exploration.candidates import trial_name
+from gati.exploration.library import CERTIFY, SELECT
+from gati.exploration.measure import measure_cache
+from gati.types import Placement, TrialId
+
+__all__ = ["NewCaches", "StopWatch", "Work"]
+
+_NEW_CACHES = Recipe(epochs=20.0, limit_s=0.3, learning_rate=3e-3)
+_ORIGINAL_SHARE = 0.25  # of the training draws
+
+
+@dataclass(frozen=True)
+class NewCaches:
+    """Predictors to train from scratch for the scene: each of `variants` at each of `blocks`."""
+
+    blocks: tuple[str, ...]
+    variants: tuple[str, ...] = ("scene(8,64,64)",)
+    recipe: Recipe = _NEW_CACHES
+    lookup_ms: Mapping[str, float] = field(default_factory=dict)  # by variant, where the caller knows
+
+
+class StopWatch:
+    """Adds up `seconds` by what they were spent on."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def of(self, what: str) -> Iterator[None]:
+        """Time what is done in this context."""
+        began = self.clock()
+        yield
+        self.seconds[what] = self.seconds.get(what, 0.0) + self.clock() - began
+
+
+@dataclass(frozen=True)
+class Work:
+    """One retraining: makes contenders, each trained on the fit part and scored on the parts kept back."""
+
+    served: Served
+    window: Window
+    original: Window | None
+    parts: Parts
+    watch: StopWatch
+    seed: int
+
+    def deployed(self) -> list[Contender]:
+        """The caches that serve, as they are."""
+        found = []
+        for leaving, described in zip(self.served.engine.exits, self.served.composition.exits, strict=True):
+            cache = leaving.cache
+            if not isinstance(cache, LearnedCache):
+                raise AdaptError(
+                    f"the cache at block '{leaving.block}' is no learned cache; it cannot be retrained"
+                )
+            cache = copy.deepcopy(cache).cpu()  # what serves stays where it is
+            with self.watch.of("measure"):
+                answers = self._spread(*_answers_of(cache, self.window.hidden[leaving.block][self._held]))
+            found.append(
+                Contender(
+                    described.trial_id, leaving.block, cache, leaving.placement, described.lookup_ms, *answers
+                )
+            )
+        return found
+
+    def retrained(self, recipe: Recipe) -> list[Contender]:
+        """The caches that serve, trained on."""
+        found = []
+        for leaving, described in zip(self.served.engine.exits, self.served.composition.exits, strict=True):
+            if not isinstance(leaving.cache, LearnedCache):
+                continue
+            lesson = self._lesson(leaving.block)
+            name = TrialId(f"{trial_name(leaving.block, leaving.cache.variant)}--retrained")
+            with self.watch.of(f"train {name}"):
+                predictor = tuned(
+                    leaving.cache.predictor, lesson, recipe, seed=self.seed, clock=self.watch.clock
+                )
+            found.append(
+                self._measured(
+                    name,
+                    leaving.block,
+                    leaving.cache.variant,
+                    predictor,
+                    leaving.placement,
+                    described.lookup_ms,
+                )
+            )
+        return found
+
+    def new(self, new: NewCaches) -> list[Contender]:
+        """Caches trained from scratch."""
+        found = []
+        shapes = self.served.engine.traced.hidden_shapes
+        for block in new.blocks:
+            lesson = self._lesson(block)
+            for variant in new.variants:
+                name = TrialId(f"{trial_name(block, variant)}--new")
+                with self.watch.of(f"train {name}"):
+                    predictor = train_new(
+                        variant, shapes[block], lesson, new.recipe, seed=self.seed, clock=self.watch.clock
+                    )
+                known = new.lookup_ms.get(variant)
+                each = self._measured(name, block, variant, predictor, "inline", known or 0.0)
+                if known is None:
+                    with self.watch.of("measure"):
+                        lookup_ms = _lookup_ms_of(self.served, variant, block, each.cache)
+                    each = replace(each, lookup_ms=lookup_ms)
+                found.append(each)
+        return found
+
+    @cached_property
+    def _held(self) -> NDArray[np.int64]:
+        """The rows to choose and to certify on: what a cache says of others is of no interest."""
+        return np.sort(np.concatenate((self.parts.select, self.parts.certify)))
+
+    def _spread(
+        self, score: NDArray[np.float32], predicted: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """What was found for the rows kept back, in their places of the window."""
+        scores = np.full(len(self.window), np.nan, dtype=np.float32)
+        classes = np.full(len(self.window), -1, dtype=np.int64)
+        scores[self._held], classes[self._held] = score, predicted
+        return scores, classes
+
+    def _lesson(self, block: str) -> Lesson:
+        classes, fit = self.served.engine.traced.classes, torch.from_numpy(self.parts.fit)
+        window = self.window
+        weights = torch.ones(len(window)) if window.weights is None else torch.from_numpy(window.weights)
+        recent = weights[fit].double()
+        lesson = Lesson(window.hidden[block][fit], window.teacher(classes)[fit], recent)
+        if self.original is None:
+            return lesson
+        count = len(self.original)
+        mixed = recent.sum() * _ORIGINAL_SHARE / (1.0 - _ORIGINAL_SHARE) / count
+        return Lesson(
+            torch.cat((lesson.hidden, self.original.hidden[block])),
+            torch.cat((lesson.teacher, self.original.teacher(classes))),
+            torch.cat((recent, mixed.repeat(count))),
+            len(fit),
+        )
+
+    def _measured(
+        self,
+        name: TrialId,
+        block: str,
+        variant: str,
+        predictor: nn.Module,
+        placement: Placement,
+        lookup_ms: float,
+    ) -> Contender:
+        """A contender of that predictor with the selector that does best on the select rows."""
+        held = self._held
+        split = np.where(np.isin(held, self.parts.select), SELECT, CERTIFY).astype(np.uint8)
+        with self.watch.of("measure"):
+            measured = measure_cache(
+                name,
+                (variant, self.served.engine.traced.hidden_shapes[block], predictor),
+                _probabilities(predictor, self.window.hidden[block][held]),
+                self.window.base_class[held],
+                split,
+                self.seed,
+            )
+        outcomes = measured.outcomes
+        answers = self._spread(outcomes.score, outcomes.predicted)
+        return Contender(name, block, measured.cache, placement, lookup_ms, *answers)
+
+
+@torch.no_grad()
+def _probabilities(predictor: nn.Module, hidden: Tensor) -> Tensor:
+    return torch.cat([predictor(rows).softmax(1) for rows in hidden.split(256)])
+
+
+def _lookup_ms_of(served: Served, variant: str, block: str, cache: LearnedCache) -> float:
+    """As measured for that variant on hidden outputs of that shape, else measured now on backend torch."""
+    shapes = served.engine.traced.hidden_shapes
+    for leaving in served.composition.exits:
+        if leaving.variant == variant and shapes.get(leaving.block) == shapes[block]:
+            return leaving.lookup_ms
+    return measure_lookup(cache, torch.rand(1, *shapes[block]))
+
+
+@torch.no_grad()
+def _answers_of(cache: LearnedCache, hidden: torch.Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Scores and classes [n] of a cache on hidden outputs [n, ...]."""
+    found = [cache(rows) for rows in hidden.split(256)]
+    score = torch.cat([score for _, score in found]).float().numpy()
+    return score, torch.cat([likely.argmax(1) for likely, _ in found]).numpy()

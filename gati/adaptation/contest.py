@@ -1,0 +1,212 @@
+"""Which caches are to serve from now on: those that serve, the same retrained, and new ones, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.adaptation.window import Parts
+from gati.caches import LearnedCache
+from gati.composition.candidates import LEAST_OVERLAPPED_PENALTY
+from gati.composition.certificate import Certificate, certify
+from gati.composition.certified import path_within
+from gati.composition.composition import Composition, Exit
+from gati.composition.instance import Chosen, Instance, make_instance
+from gati.composition.load import Served
+from gati.composition.replay import ExitCost, Replay, ReplayExit, replay
+from gati.engine.exits import EngineExit
+from gati.types import Placement, TrialId
+
+__all__ = ["Contender", "Costs", "Verdict", "costs_of", "exits_of", "hold", "replay_deployed"]
+
+
+SHARES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # of the hits of the strictest setting on the path
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Milliseconds of a request: the whole network, and the way to each block."""
+
+    base_ms: float
+    reach_ms: Mapping[str, float]
+    block_index: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A cache that could be deployed; score float32 [n] and class int64 [n], of rows kept back alone.
+
+    Scores on the rows to choose on come from selectors that have not seen the input.
+    """
+
+    trial_id: TrialId
+    block: str
+    cache: LearnedCache
+    placement: Placement
+    lookup_ms: float
+    score: NDArray[np.float32]
+    predicted: NDArray[np.int64]
+
+    @property
+    def penalty_ms(self) -> float:
+        """What a miss costs."""
+        return self.lookup_ms * (1.0 if self.placement == "inline" else LEAST_OVERLAPPED_PENALTY)
+
+
+def costs_of(served: Served) -> Costs:
+    """What the composition says of its own exits; other blocks lie between, as in the library's profile."""
+    chosen, profile = served.composition, served.library.manifest.profile
+    elsewhere = {block.name: block.reach_ms for block in profile.blocks}
+    there, here, paid_ms = [0.0], [0.0], 0.0
+    for leaving in chosen.exits:
+        reach_ms = leaving.exit_ms - paid_ms - leaving.lookup_ms
+        there.append(elsewhere[leaving.block])
+        here.append(min(max(reach_ms, here[-1]), chosen.expected.base_latency_ms))
+        paid_ms += leaving.lookup_ms * (1.0 if leaving.placement == "inline" else LEAST_OVERLAPPED_PENALTY)
+    there.append(max(profile.base_ms, there[-1]))
+    here.append(chosen.expected.base_latency_ms)
+    reach = {name: float(np.interp(reach_ms, there, here)) for name, reach_ms in elsewhere.items()}
+    return Costs(
+        chosen.expected.base_latency_ms, reach, {block.name: block.index for block in profile.blocks}
+    )
+
+
+def replay_deployed(
+    deployed: Sequence[EngineExit],
+    contenders: Mapping[str, Contender],
+    costs: Costs,
+    base_class: NDArray[np.int64],
+    rows: NDArray[np.int64],
+) -> Replay:
+    """What the exits that serve do to those rows; `contenders` by block are the same caches as they are."""
+    chosen = [(contenders[leaving.block], leaving.threshold) for leaving in deployed]
+    return _replay(chosen, costs, base_class, rows)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Who is deployed at which threshold, the certificate, and the replay on the inputs it counted."""
+
+    chosen: tuple[tuple[Contender, float], ...]
+    certificate: Certificate
+    replay: Replay
+
+
+def hold(
+    contenders: Sequence[Contender],
+    costs: Costs,
+    base_class: NDArray[np.int64],
+    parts: Parts,
+    *,
+    accuracy: float,
+    confidence: float,
+    served: Composition,
+) -> Verdict:
+    """Choose exits and thresholds on the select rows and certify them on the certify rows.
+
+    As in `gati compose`: a path of settings from strict to loose, each the fastest within its budget of risk,
+    is laid before the certify rows are looked at; the last setting that passes is deployed.
+    """
+    ordered = sorted(contenders, key=lambda each: costs.block_index[each.block])
+    instance = _instance(ordered, costs, base_class, parts.select, served)
+    path = path_within(instance, (1.0 - accuracy) * len(parts.select))
+    laid = [choice.chosen for choice in path]
+    settings = [
+        tuple((ordered[trial], instance.threshold(trial, cut)) for trial, cut in chosen)
+        for chosen in (*_stricter(instance, laid[0] if laid else ()), *laid)
+    ]
+    replays = [_replay(setting, costs, base_class, parts.certify) for setting in settings]
+    counts = [(int(each.wrong.sum()), len(parts.certify)) for each in replays]
+    certificate = certify(counts or [(0, 0)], accuracy, 1.0 - confidence)
+    if certificate.deployed is None or not settings:
+        return Verdict((), certificate, _replay((), costs, base_class, parts.certify))
+    return Verdict(settings[certificate.deployed], certificate, replays[certificate.deployed])
+
+
+def _stricter(instance: Instance, strictest: Chosen) -> list[Chosen]:
+    """Settings to walk before the strictest of a path: the same exits, each with fewer of its hits.
+
+    On few inputs to choose on, often none is answered wrongly, and even the strictest setting hits most.
+    """
+    found: list[Chosen] = []
+    for share in SHARES:
+        cuts = [(trial, _cut_within(instance, trial, int(share * cut))) for trial, cut in strictest]
+        chosen = tuple((trial, cut) for trial, cut in cuts if cut)
+        if chosen and chosen not in (*found[-1:], strictest):
+            found.append(chosen)
+    return found
+
+
+def _cut_within(instance: Instance, trial: int, cut: int) -> int:
+    """The largest cut of a trial that takes at most `cut` inputs."""
+    allowed = np.flatnonzero(instance.may_cut[trial, :cut])
+    return int(allowed[-1]) + 1 if len(allowed) else 0
+
+
+def _instance(
+    ordered: Sequence[Contender],
+    costs: Costs,
+    base_class: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    served: Composition,
+) -> Instance:
+    shape = (len(ordered), len(rows))
+    score = np.array([each.score[rows] for each in ordered], dtype=np.float32).reshape(shape)
+    wrong = np.array([each.predicted[rows] != base_class[rows] for each in ordered], dtype=bool)
+    return make_instance(
+        block=[costs.block_index[each.block] for each in ordered],
+        score=score,
+        wrong=wrong.reshape(shape),
+        reach_ms=[costs.reach_ms[each.block] for each in ordered],
+        lookup_ms=[each.lookup_ms for each in ordered],
+        penalty_ms=[each.penalty_ms for each in ordered],
+        memory_bytes=[each.cache.memory_bytes for each in ordered],
+        base_ms=costs.base_ms,
+        memory_limit_bytes=served.memory_limit_bytes,
+        one_lookup_at_a_time=served.placement == "overlapped",
+    )
+
+
+def _replay(
+    chosen: Sequence[tuple[Contender, float]],
+    costs: Costs,
+    base_class: NDArray[np.int64],
+    rows: NDArray[np.int64],
+) -> Replay:
+    exits = [
+        ReplayExit(
+            each.score[rows],
+            each.predicted[rows],
+            threshold,
+            ExitCost(costs.reach_ms[each.block], each.lookup_ms, each.penalty_ms),
+        )
+        for each, threshold in chosen
+    ]
+    return replay(exits, base_class[rows], costs.base_ms)
+
+
+def exits_of(verdict: Verdict, costs: Costs) -> tuple[Exit, ...]:
+    """The verdict as exits of a composition."""
+    replayed, count = verdict.replay, len(verdict.replay.wrong)
+    return tuple(
+        Exit(
+            trial_id=each.trial_id,
+            block=each.block,
+            block_index=costs.block_index[each.block],
+            variant=each.cache.variant,
+            selector=each.cache.selector_name,
+            threshold=threshold,
+            placement=each.placement,
+            expected_hit_rate=hits / count,
+            expected_agreement=agreeing / hits if hits else 1.0,
+            lookup_ms=each.lookup_ms,
+            memory_bytes=each.cache.memory_bytes,
+            exit_ms=exit_ms,
+        )
+        for (each, threshold), hits, agreeing, exit_ms in zip(
+            verdict.chosen, replayed.hits, replayed.agreeing, replayed.exit_ms, strict=True
+        )
+    )

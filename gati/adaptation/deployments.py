@@ -1,0 +1,148 @@
+"""Versions of one model that can serve here: the library's own, and those kept in a repository."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gati.adaptation.retrain import Retrained
+from gati.adaptation.scene import Signature
+from gati.composition.load import Served
+from gati.engine.backends import GraphBackend, get_backend
+from gati.errors import CompositionError, RepositoryError
+from gati.versions.engines import Graphs, open_version, save_version
+from gati.versions.lineage import Lineage
+from gati.versions.lineage import Window as Trained
+from gati.versions.repository import ModelRepository
+
+__all__ = ["Deployed", "Deployments"]
+
+_SCENE = "scene"  # the tag with the signature
+_OPEN = 4  # versions beside the one that serves whose engines are kept
+_KEEP = 20  # versions in the repository
+
+
+class Deployed(NamedTuple):
+    """A version that can serve; number 0 is the composition that the library came with."""
+
+    number: int
+    served: Served
+    signature: Signature | None = None
+
+    @property
+    def promised(self) -> float:
+        """The hit rate it was measured with."""
+        return self.served.composition.expected.hit_rate
+
+
+class Deployments:
+    """Publishes, opens and remembers versions of `model`; `folder` is for local copies, and its own.
+
+    `blocks` are where versions may have exits beside those of `served`.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        repository: ModelRepository,
+        model: str,
+        folder: Path,
+        blocks: Sequence[str] = (),
+    ) -> None:
+        self._first = Deployed(0, served)
+        self._repository = repository
+        self._model = model
+        self._folder = folder
+        self._open: dict[int, Deployed] = {}
+        self._folders: dict[int, Path] = {}  # where what is open was read from
+        self._saved = 0
+        backend = get_backend(served.composition.backend)
+        self._graphs: Graphs | None = None
+        if isinstance(backend, GraphBackend):
+            self._graphs = Graphs({*blocks, *(leaving.block for leaving in served.engine.exits)})
+
+    def active(self) -> tuple[Deployed, str]:
+        """The version to begin with, and why it is not the active one of the repository, if so."""
+        number = self._repository.active(self._model)
+        if number is None:
+            return self._first, ""
+        try:
+            return self.open(number), ""
+        except (RepositoryError, CompositionError) as error:
+            return self._first, str(error)
+
+    def newest(self) -> Deployed | None:
+        """The version published last; None where there is none, or it cannot serve this library."""
+        numbers = [stored.version for stored in self._repository.versions(self._model)]
+        try:
+            return self.open(max(numbers)) if numbers else None
+        except (RepositoryError, CompositionError):
+            return None
+
+    def open(self, number: int) -> Deployed:
+        """Open a version. Raises RepositoryError or CompositionError where it cannot serve this library."""
+        if number == 0:
+            return self._first
+        if number not in self._open:
+            folder = self._folder / f"fetched-{number}"
+            stored = self._repository.version(self._model, number)
+            if not folder.exists():
+                self._repository.fetch(self._model, number, folder)
+            self._remember(self._opened(number, folder, _signature(stored.lineage.tags)), folder)
+        return self._open[number]
+
+    def scenes(self) -> list[tuple[int, Signature]]:
+        """The versions that know what scene they were made for."""
+        stored = self._repository.versions(self._model)
+        found = ((each.version, _signature(each.lineage.tags)) for each in stored)
+        return [(number, signature) for number, signature in found if signature is not None]
+
+    def publish(
+        self, retrained: Retrained, *, parent: Deployed, trained: Trained, signature: Signature, reason: str
+    ) -> Deployed:
+        """Keep the retrained caches as the next version, and open it; it is not activated yet.
+
+        No certificate goes with it: it was chosen on stretches of the stream that it was trained on.
+        """
+        self._saved += 1
+        folder = self._folder / f"saved-{self._saved}"
+        save_version(folder, retrained.composition, retrained.exits)
+        opened = self._opened(0, folder, signature)
+        lineage = Lineage(
+            retrained.composition.checkpoint_sha256,
+            parent=parent.number or None,
+            window=trained,
+            measurements={"before": vars(retrained.before), "after": vars(retrained.after)},
+            tags={_SCENE: [float(value) for value in signature], "reason": reason},
+        )
+        number = self._repository.publish(self._model, folder, lineage)
+        deployed = opened._replace(number=number)
+        self._remember(deployed, folder)
+        return deployed
+
+    def activate(self, deployed: Deployed) -> None:
+        """Let a version be the one that a restart begins with; forget what is too old."""
+        if deployed.number:
+            self._repository.activate(self._model, deployed.number)
+            self._repository.collect_garbage(self._model, keep=_KEEP)
+
+    def _opened(self, number: int, folder: Path, signature: Signature | None) -> Deployed:
+        return Deployed(number, open_version(self._first.served, folder, graphs=self._graphs), signature)
+
+    def _remember(self, deployed: Deployed, folder: Path) -> None:
+        """Keep a version open, and forget the oldest with its local copy."""
+        self._open[deployed.number] = deployed
+        self._folders[deployed.number] = folder
+        while len(self._open) > _OPEN + 1:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            shutil.rmtree(self._folders.pop(oldest), ignore_errors=True)
+
+
+def _signature(tags: dict[str, Any]) -> Signature | None:
+    values = tags.get(_SCENE)
+    return np.array(values, dtype=np.float32) if isinstance(values, list) else None

@@ -1,0 +1,100 @@
+"""What the base model answered at a place before, and how like an input is to what was seen there.
+
+A *place* is whatever shows one thing over time: a camera, or a region of its pictures. Inputs are compared by
+a sketch of at most 8 x 8 means a channel, for what is to be answered is the class, not the pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from gati.engine.exits import Prediction
+
+__all__ = ["FEATURES", "FURTHER", "Memory", "Seen", "evidence_of", "sketch"]
+
+NEAREST = 5  # remembered inputs that have a say
+FURTHER = NEAREST  # the first so many features: they grow where less is known, the others fall
+FEATURES = 3 * NEAREST + 1
+
+_GRID = 8
+_CAPACITY = 128  # inputs remembered of a place
+_MOST_EVIDENCE = 12.0  # log odds; softmax in float32 says little beyond
+_CLEAR = 3.0  # log odds of a class that noise hardly turns over
+_BLUR = 0.01  # added to distances, in units of the network's input
+
+
+class Seen(NamedTuple):
+    """What memory says of an input: `features` [FEATURES] of how sure it is of `answer`, the nearest's."""
+
+    features: NDArray[np.float64]
+    answer: Prediction
+
+
+class Memory:
+    """The last inputs of one place that the base model answered."""
+
+    def __init__(self, size: int) -> None:
+        self._sketches = np.empty((_CAPACITY, size), dtype=np.float32)
+        self._squared = np.empty(_CAPACITY, dtype=np.float32)
+        self._known: list[tuple[int, float, Prediction]] = []  # class, evidence, answer
+        self._newest = -1
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, sketched: NDArray[np.float32], answer: Prediction) -> None:
+        """Remember the base model's answer to an input; the oldest goes where there is no room."""
+        at = self._newest = (self._newest + 1) % _CAPACITY
+        self._sketches[at] = sketched
+        self._squared[at] = sketched @ sketched
+        self._known[at : at + 1] = [(answer.class_index, evidence_of(answer), answer)]
+
+    def recall(self, sketched: NDArray[np.float32]) -> Seen | None:
+        """The answer to the most similar input; None where too few are remembered.
+
+        Features are the distances of the nearest inputs (root mean square, logarithms), the evidence of each
+        for the nearest's class (negative where it was of another), whether each had that class, whether the
+        newest had, and how clear the nearest was.
+        """
+        count = len(self._known)
+        if count < NEAREST:
+            return None
+        squared = self._squared[:count] - 2.0 * (self._sketches[:count] @ sketched)
+        nearest = np.argpartition(squared, NEAREST - 1)[:NEAREST].tolist()
+        own = float(sketched @ sketched)
+        apart = sorted((max(float(squared[at]) + own, 0.0), at) for at in nearest)
+        known = [self._known[at] for _, at in apart]
+        wanted, evidence, answer = known[0]
+        alike = [1.0 if each[0] == wanted else -1.0 for each in known]
+        features = [math.log(math.sqrt(distance / len(sketched)) + _BLUR) for distance, _ in apart]
+        features += [each[1] * sign for each, sign in zip(known, alike, strict=True)]
+        features += alike[1:]
+        features.append(1.0 if self._known[self._newest][0] == wanted else 0.0)
+        features.append(min(evidence, _CLEAR))
+        return Seen(np.array(features), answer)
+
+
+def sketch(x: Tensor) -> NDArray[np.float32]:
+    """An input [1, ...] in few numbers: means over at most 8 x 8 fields of a channel."""
+    if x.dim() == 4:
+        height, width = x.shape[2:]
+        x = functional.adaptive_avg_pool2d(x, (min(height, _GRID), min(width, _GRID)))
+    else:
+        length = x[0].numel()
+        x = functional.adaptive_avg_pool1d(x.reshape(1, 1, length), min(length, 3 * _GRID * _GRID))
+    return x.float().reshape(-1).numpy()
+
+
+def evidence_of(answer: Prediction) -> float:
+    """How much more likely the base model holds its class than the next, in log odds."""
+    if len(answer.probabilities) < 2:
+        return _MOST_EVIDENCE
+    first, second = torch.topk(answer.probabilities.float(), 2).values.tolist()
+    return min(math.log(first + 1e-9) - math.log(second + 1e-9), _MOST_EVIDENCE)

@@ -1,0 +1,200 @@
+"""Recall: an input that looks like what its place has shown before is answered as the base model did then.
+
+It is a cache before the network, and learned like the others: what it predicts is the remembered answer
+(`gati.adaptation.memory`), what selects is a regression of how probable it is that this one is wrong
+(`gati.adaptation.risk`), fitted anew to every request whose base answer becomes known. So it fits a scene
+after some seconds, follows it without any training of networks, and costs a few percent of a small network.
+
+How far it goes is a ladder of settings, each released once its own answers are proven right often enough
+(`gati.adaptation.ladder`), and taken back as soon as the guard says that its answers are wrong too often
+(`gati.guard.detector`). Both count audits of what memory answers, or would answer, and nothing else.
+
+It learns alike before and after it may answer: of an input that the setting under proof would answer, the
+base model's answer is taken in only where that was drawn beforehand, for later nothing else will be known.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gati.adaptation.ladder import Ladder
+from gati.adaptation.memory import FEATURES, FURTHER, Memory, Seen, sketch
+from gati.adaptation.risk import Risk
+from gati.engine.exits import Prediction
+from gati.guard.detector import Guard
+from gati.guard.proof import Proof
+
+__all__ = ["RECALL", "Looked", "Recall"]
+
+RECALL = "recall"  # Prediction.exit of an answer from memory
+
+_LABELS = 1500  # the last ones are fitted to
+_FEWEST = 60
+_FIT_EVERY = 10  # labels, and no less than a share of them all
+_FIT_SHARE = 1 / 50
+_RECENT = 600  # requests among which the threshold is looked for
+_PLACES = 64
+
+
+class Looked(NamedTuple):
+    """What recall says of a request. `confident`: it answers, by a setting that is released.
+
+    `would_answer` says so of the setting under proof, as it stood when the input was looked at in `epoch`.
+    """
+
+    place: str
+    sketched: NDArray[np.float32]
+    seen: Seen | None
+    confident: bool
+    would_answer: bool
+    epoch: int
+
+    def wrong(self, base: Prediction) -> bool:
+        """Whether the remembered answer is not the base model's."""
+        return self.seen is not None and self.seen.answer.class_index != base.class_index
+
+
+class Recall:
+    """Remembers, answers, and learns how far it may be trusted; for several threads.
+
+    `agreement` is the promise for what it answers, `spend` hands out the delta of each attempt to prove it,
+    `audits_to_false_alarm` is the guard's. `leave` is handed the fits, for a thread that nobody waits for,
+    and says whether it takes them. `on_change` hears whether it answers from now on, and of how many audits
+    how many were losses.
+    """
+
+    def __init__(
+        self,
+        agreement: float,
+        spend: Callable[[], float],
+        audits_to_false_alarm: float,
+        *,
+        leave: Callable[[Callable[[], None]], bool],
+        on_change: Callable[[bool, int, int], None],
+    ) -> None:
+        self._spend = spend
+        self._guard = Guard(agreement, audits_to_false_alarm)
+        self._ladder = Ladder(agreement, spend())
+        self._leave, self._on_change = leave, on_change
+        self._lock = threading.RLock()
+        self._places: dict[str, Memory] = {}
+        self._labelled = _Rows(_LABELS)
+        self._looked = _Rows(_RECENT)
+        self._since_fit = 0
+        self._fitting = False
+        self._risk: Risk | None = None
+        self._epoch = 0  # of the ladder: what was looked at in another one proves nothing now
+
+    @property
+    def serves(self) -> bool:
+        """Whether it may answer."""
+        return self._ladder.released > 0
+
+    @property
+    def proof(self) -> Proof:
+        """The proof of the next setting to be released."""
+        return self._ladder.proof
+
+    @property
+    def proving(self) -> Proof | None:
+        """The proof under way, if it has prospects."""
+        proof = self.proof
+        return None if self._risk is None or proof.passed or proof.hopeless else proof
+
+    def look(self, x: Tensor, place: str) -> Looked | None:
+        """Look an input [1, ...] of that place up; None where it is not made of finite numbers."""
+        sketched = sketch(x)
+        if not np.isfinite(sketched).all():
+            return None
+        with self._lock:
+            memory = self._places.get(place)
+            seen = None if memory is None else memory.recall(sketched)
+            risk = 1.0
+            if seen is not None:
+                self._looked.add(seen.features)
+                risk = 1.0 if self._risk is None else float(self._risk(seen.features))
+            return Looked(place, sketched, seen, *self._ladder.would_answer(risk), self._epoch)
+
+    def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
+        """Take in the base model's answer to a request.
+
+        `drawn`: it was to be audited before anything was known of it, as it will be while memory answers.
+        What memory answers, or the setting under proof would, is learned from only then, and the guard counts
+        no others. `tried`: it was drawn to be looked at for the proof under way, which counts both.
+        """
+        changed: tuple[bool, int, int] | None = None
+        with self._lock:
+            if (drawn or tried) and looked.epoch == self._epoch:
+                changed = self._judge(looked, wrong=looked.wrong(base), steers=drawn)
+            if drawn or not (looked.would_answer or looked.confident):
+                if looked.seen is not None:
+                    self._labelled.add(looked.seen.features, looked.wrong(base))
+                    self._since_fit += 1
+                self._memory(looked).add(looked.sketched, base)
+            count = len(self._labelled)
+            due = count >= _FEWEST and self._since_fit >= max(_FIT_EVERY, count * _FIT_SHARE)
+            wanted = due and not self._fitting
+            self._fitting |= wanted
+        if wanted and not self._leave(self._fit):
+            self._fitting = False
+        if changed is not None:
+            self._on_change(*changed)
+
+    def _judge(self, looked: Looked, *, wrong: bool, steers: bool) -> tuple[bool, int, int] | None:
+        """Count an audit for guard and proofs; who may answer, if that changes."""
+        if steers and looked.confident and self._guard.audit(agreed=not wrong):
+            counted = False, self._guard.audits, self._guard.losses
+            self._guard.reset()
+            self._ladder.prove_anew(self._spend())
+            self._epoch += 1
+            return counted
+        if not self._ladder.audited(looked.confident, looked.would_answer, wrong=wrong, steers=steers):
+            return None
+        self._epoch += 1  # another setting is under proof
+        proof = self._ladder.last_proof
+        return True, proof.audits, proof.losses
+
+    def _fit(self) -> None:
+        with self._lock:
+            self._since_fit = 0
+            features, wrong = self._labelled.all()
+            recent, _ = self._looked.all()
+        risk = Risk(features, wrong, FURTHER)
+        risks = np.sort(risk(recent))
+        with self._lock:
+            self._risk = risk
+            self._ladder.expect(risks)
+            self._fitting = False
+
+    def _memory(self, looked: Looked) -> Memory:
+        if looked.place not in self._places:
+            if len(self._places) >= _PLACES:
+                del self._places[next(iter(self._places))]
+            self._places[looked.place] = Memory(len(looked.sketched))
+        return self._places[looked.place]
+
+
+class _Rows:
+    """The last `limit` features, with labels; the order is lost."""
+
+    def __init__(self, limit: int) -> None:
+        self._features = np.empty((limit, FEATURES))
+        self._labels = np.zeros(limit, dtype=np.bool_)
+        self._taken = 0
+
+    def __len__(self) -> int:
+        return min(self._taken, len(self._features))
+
+    def add(self, features: NDArray[np.float64], label: bool = False) -> None:
+        at = self._taken % len(self._features)
+        self._features[at], self._labels[at] = features, label
+        self._taken += 1
+
+    def all(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        return self._features[: len(self)].copy(), self._labels[: len(self)].copy()

@@ -1,0 +1,285 @@
+"""What to do when the caches that serve have to be renewed: an earlier version, a retrained one, or none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+
+from gati.adaptation.contenders import NewCaches
+from gati.adaptation.deployments import Deployed, Deployments
+from gati.adaptation.lookups import LookupCosts
+from gati.adaptation.retrain import Retrained, retrain
+from gati.adaptation.samples import Sample, Samples, window_of
+from gati.adaptation.scene import nearest_scene, scene_signature
+from gati.adaptation.settings import AdaptSettings
+from gati.adaptation.tune import Recipe
+from gati.adaptation.window import Window, original_sample, split_window
+from gati.composition.certificate import required_inputs
+from gati.composition.composition import Composition
+from gati.composition.load import Served
+from gati.engine.exits import BASE
+from gati.errors import AdaptError, DataError
+from gati.model.entry import INPUT_KIND
+from gati.versions.lineage import Window as Trained
+
+__all__ = ["Outcome", "Promise", "Renewal", "candidate_blocks", "least_inputs", "promise_of"]
+
+_LEAST_ADVANTAGE = 0.03  # of the latency expected, for which caches that keep the promise are replaced
+_MORE_HITS = 1.2  # an earlier version needs so many times those of the one that serves
+_EARLY = (0.0, 0.08, 0.2)  # how deep in the network new predictors are tried, as a share of its blocks
+_HELD_SHARE = 0.5
+_CERTIFY_SHARE = _HELD_SHARE / 2
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Agreement of at least `accuracy`, at that `confidence`."""
+
+    accuracy: float
+    confidence: float
+
+    @property
+    def required(self) -> int:
+        """Inputs that prove it where none is answered differently."""
+        return required_inputs(self.accuracy, 1.0 - self.confidence)
+
+
+def least_inputs(promise: Promise) -> int:
+    """Samples below which a retraining could show nothing: a quarter has to count as `promise` asks."""
+    count = math.ceil(promise.required / _CERTIFY_SHARE)
+    while len(split_window(count, _HELD_SHARE).certify) < promise.required:
+        count += 1
+    return count
+
+
+def promise_of(served: Served, settings: AdaptSettings) -> Promise:
+    """What is asked for, else what the composition was made for.
+
+    Raises AdaptError where something is to be learned for a promise that holds in every class: audits are too
+    few to prove each of them.
+    """
+    chosen = served.composition
+    if chosen.per_class and settings.enabled:
+        raise AdaptError(
+            f"composition '{chosen.name}' promises its agreement in every class, and what is learned from "
+            "requests is proven for all classes together; compose without --per-class, or do not adapt"
+        )
+    return Promise(
+        chosen.accuracy_target if settings.accuracy is None else settings.accuracy,
+        settings.confidence or chosen.confidence or 0.95,
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it; `deployed` is to be tried out, unless the old one is kept."""
+
+    kind: Literal["activated", "reused", "kept"]
+    deployed: Deployed
+    message: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class Renewal:
+    """Looks for better caches among earlier versions, then by retraining. One thread at a time calls it."""
+
+    def __init__(
+        self,
+        deployments: Deployments,
+        first: Served,
+        settings: AdaptSettings,
+        promise: Promise,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._deployments = deployments
+        self._first = first
+        self._settings = settings
+        self._promise = promise
+        self._clock = clock
+        self._costs = LookupCosts(first)
+        self._blocks = candidate_blocks(first, settings)
+        self._original: Window | None = None
+        self._original_known = False
+
+    @cached_property
+    def least_inputs(self) -> int:
+        """Samples below which a retraining could show nothing."""
+        return least_inputs(self._promise)
+
+    def __call__(
+        self,
+        current: Deployed,
+        samples: Samples,
+        reason: str,
+        changed_at: int | None = None,
+        *,
+        unproven: Collection[int] = (),
+    ) -> Outcome | None:
+        """Find what is to be tried next; None where too little was sampled to say.
+
+        Only samples of requests after `changed_at` are trained on, and counted. Versions that were tried and
+        stayed `unproven` are not brought back. Nothing is proven by that,
+        and nothing activated: what is found has to prove itself on the requests that follow.
+        """
+        recent = samples.recent(max(self._settings.recent_inputs, self._promise.required))
+        if reason != "interval" and (
+            known := self._known_scene({current.number, *unproven}, current, recent)
+        ) is not None:
+            return known
+        if not self.enough(samples, changed_at):
+            return None
+        return self._retrained(current, samples.window(changed_at), recent, reason)
+
+    def figures(self, deployed: Deployed) -> Composition:
+        """The composition of a version, with what its lookups cost at least."""
+        return self._costs.corrected(deployed.served).composition
+
+    def enough(self, samples: Samples, changed_at: int | None) -> bool:
+        """Whether so much was sampled that a retraining could prove something."""
+        return (len(samples) if changed_at is None else samples.count(changed_at)) >= self.least_inputs
+
+    def _known_scene(
+        self, excluded: Collection[int], current: Deployed, recent: list[Sample]
+    ) -> Outcome | None:
+        """An earlier version made for a scene like that of the `recent` samples, if it does well on them."""
+        scenes = [each for each in self._deployments.scenes() if each[0] not in excluded]
+        if len(recent) < self._promise.required or not scenes:
+            return None
+        window = window_of(recent)
+        found = nearest_scene(
+            [signature for _, signature in scenes],
+            scene_signature(window.inputs),
+            self._settings.scene_tolerance,
+        )
+        if found is None:
+            return None
+        earlier = self._deployments.open(scenes[found][0])
+        hits, losses = _tried(earlier, window)
+        usual = earlier.promised * self._settings.falls_to
+        now, _ = _tried(current, window)
+        tolerated = (1.0 - self._promise.accuracy) * len(window)
+        if losses > tolerated or hits < max(usual * len(window), _MORE_HITS * now):
+            return None
+        details = {"samples": len(window), "hit_rate": hits / len(window), "losses": losses}
+        return Outcome("reused", earlier, f"version {earlier.number} knows this scene", details)
+
+    def _retrained(self, current: Deployed, window: Window, recent: list[Sample], reason: str) -> Outcome:
+        chosen = current.served.composition
+        found = retrain(
+            self._to_train_on(current),
+            window,
+            original=self._mixed_in(),
+            new=self._new_caches(),
+            accuracy=self._asked(len(window)),
+            confidence=self._promise.confidence,
+            held_share=_HELD_SHARE,
+            recipe=Recipe(),
+            version=f"{self._first.composition.name}-at-{recent[-1].request}",
+            seed=self._settings.seed,
+            clock=self._clock,
+        )
+        details = _details(found, len(window))
+        if not _worth_it(found, alarmed=reason == "alarm"):
+            what = "no caches kept the promise" if not found.exits else "retrained caches are not faster"
+            return Outcome("kept", current, f"{what} on {found.after.n} inputs kept back", details)
+        oldest, newest = recent[0].time_s, recent[-1].time_s
+        deployed = self._deployments.publish(
+            found,
+            parent=current,
+            trained=Trained(len(window), oldest, newest),
+            signature=scene_signature(torch.stack([sample.input for sample in recent])),
+            reason=reason,
+        )
+        message = (
+            f"hit rate {found.after.hit_rate:.0%} instead of {found.before.hit_rate:.0%} expected, "
+            f"{len(found.exits)} caches instead of {len(chosen.exits)}"
+        )
+        return Outcome("activated", deployed, message, details)
+
+    def _to_train_on(self, current: Deployed) -> Served:
+        """The version that serves; where it has no caches left, the library's own."""
+        return self._costs.corrected(current.served if current.served.engine.exits else self._first)
+
+    def _asked(self, count: int) -> float:
+        """The accuracy to ask new caches for: the promise with its margin, as far as it can be proven."""
+        tolerated, inputs = 1.0 - self._promise.accuracy, int(count * _CERTIFY_SHARE) - 1
+        for margin in (self._settings.margin, self._settings.margin / 2.0):
+            asked = 1.0 - tolerated * (1.0 - margin)
+            if required_inputs(asked, 1.0 - self._promise.confidence) <= inputs:
+                return asked
+        return self._promise.accuracy
+
+    def _new_caches(self) -> NewCaches | None:
+        if not self._blocks:
+            return None
+        variants = self._settings.variants
+        costs = {variant: self._costs.of_variant(variant, self._blocks[0]) for variant in variants}
+        return NewCaches(self._blocks, variants, lookup_ms=costs)
+
+    def _mixed_in(self) -> Window | None:
+        """Original data with what the blocks hand on for it, kept from one retraining to the next."""
+        if not self._original_known and self._settings.original_inputs > 0:
+            try:
+                self._original = original_sample(
+                    self._first, self._settings.original_inputs, seed=self._settings.seed
+                )
+            except DataError:  # the inputs of explore are gone: the window alone has to do
+                self._original = None
+        self._original_known = True
+        if self._original is not None:
+            blocks = {leaving.block for leaving in self._first.engine.exits}
+            self._original = self._original.collected(self._first.engine.traced, {*blocks, *self._blocks})
+        return self._original
+
+
+def candidate_blocks(served: Served, settings: AdaptSettings) -> tuple[str, ...]:
+    """Where new predictors are tried."""
+    if settings.blocks is not None:
+        return settings.blocks
+    kinds = served.engine.traced.block_kinds
+    names = [name for name, kind in kinds.items() if kind != INPUT_KIND]  # new predictors read hidden outputs
+    return tuple(dict.fromkeys(names[int(share * len(names))] for share in _EARLY))
+
+
+def _worth_it(found: Retrained, *, alarmed: bool) -> bool:
+    """Whether the new caches are better, and not by a hair: every change is a risk."""
+    before, after = found.before, found.after
+    if before.broken or (alarmed and not before.certified):
+        return found.proven
+    return found.better and after.mean_latency_ms < before.mean_latency_ms * (1.0 - _LEAST_ADVANTAGE)
+
+
+@torch.inference_mode()
+def _tried(version: Deployed, window: Window) -> tuple[int, int]:
+    """How many inputs of a window a version answers early, and how many of them wrongly.
+
+    By a twin of its engine: the one that serves belongs to another thread.
+    """
+    with version.served.engine.twin() as engine:
+        answers = engine(window.inputs)
+    early = [
+        answer.class_index == base
+        for answer, base in zip(answers, window.base_class.tolist(), strict=True)
+        if answer.exit != BASE
+    ]
+    return len(early), early.count(False)
+
+
+def _details(found: Retrained, count: int) -> dict[str, Any]:
+    return {
+        "samples": count,
+        "held_back": found.after.n,
+        "hit_rate_before": found.before.hit_rate,
+        "hit_rate": found.after.hit_rate,
+        "agreement": found.after.agreement,
+        "certified": found.after.certified,
+        "expected_gain": found.composition.expected.gain,
+        "exits": [f"{leaving.block} {leaving.variant}" for leaving in found.exits],
+        "seconds": {name: round(value, 3) for name, value in found.seconds.items()},
+    }

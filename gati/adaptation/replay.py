@@ -1,0 +1,278 @@
+"""A recorded stream, answered as fast as the machine allows, and measured against the base model.
+
+    recording = record(served, "road.mp4", regions=[Region(0, 0, 128, 128)])
+    report = replay(served, recording, AdaptSettings(interval_s=10))
+
+The base model answers every input beforehand, so that the agreement is that of all requests. Two replays of a
+recording with the same settings answer alike; only the latencies are measured anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gati.adaptation.adaptation import Adaptation
+from gati.adaptation.pictures import Pictures, place_of
+from gati.adaptation.recall import RECALL
+from gati.adaptation.references import reference_of
+from gati.adaptation.settings import AdaptSettings, Change, OnChange
+from gati.composition.load import Served
+from gati.engine.exits import Prediction
+from gati.errors import VideoError
+from gati.video import Region, open_source
+
+__all__ = ["Period", "Recording", "Replayed", "record", "replay", "sweep"]
+
+_WINDOW = 200  # frames over which the agreement must hold
+_BASE_EVERY = 3  # requests of which one is timed with the base model, too
+_BEGIN = ("activated", "reused", "recalling")
+_WARM_UP = 20  # requests before the first that is timed
+
+
+@dataclass(frozen=True)
+class Recording:
+    """n requests in their order: inputs, stream time, number of the picture, and the base model's answers."""
+
+    source: str
+    inputs: Sequence[Tensor]
+    time_s: NDArray[np.float64]
+    frame: NDArray[np.int64]
+    base: Sequence[Prediction]
+    place: Sequence[str | None] = ()  # what each shows; none is known where it is empty
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+def record(
+    served: Served,
+    source: str,
+    *,
+    regions: Sequence[Region] = (),
+    every_s: float | None = None,
+    fps: float | None = None,
+    frames: tuple[int, int | None] = (0, None),
+) -> Recording:
+    """Read all of a recording, `frames` [first, end) of it, and have the reference answer every input.
+
+    **Raises:** `VideoError` for what cannot be read, or has no such frames.
+    """
+    engine = served.engine
+    pictures = Pictures(engine.preprocessing, engine.traced.input_shape, regions)
+    inputs: list[Tensor] = []
+    times: list[float] = []
+    numbers: list[int] = []
+    places: list[str | None] = []
+    first, end = frames
+    with open_source(source, policy="wait", every_s=every_s, fps=fps) as opened:
+        for frame in opened:
+            if frame.index < first or (end is not None and frame.index >= end):
+                continue
+            for region, x in pictures.inputs(frame):
+                inputs.append(x)
+                places.append(place_of(frame, region))
+                times.append(frame.time_s)
+                numbers.append(frame.index)
+    if not inputs:
+        raise VideoError(f"{source} has no pictures {first} to {'its end' if end is None else end}")
+    reference = reference_of(served)
+    base = [reference.base(x)[0] for x in inputs]
+    return Recording(source, inputs, np.array(times), np.array(numbers, dtype=np.int64), base, places)
+
+
+class Period(NamedTuple):
+    """What happened from one version to the next; latencies in ms, `gain` base mean / mean.
+
+    `recall_rate` is the share of requests that memory answered, which `hit_rate` includes. `worst_agreement`
+    is the lowest of any 200 frames within it.
+    """
+
+    version: int
+    from_s: float
+    requests: int
+    hit_rate: float
+    recall_rate: float
+    agreement: float
+    worst_agreement: float
+    latency_ms: float
+    base_latency_ms: float
+    gain: float
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """All requests of a replay; `periods` from each version, or memory, that began to answer to the next.
+
+    `after` are the requests after the first of them.
+    """
+
+    source: str
+    settings: AdaptSettings
+    total: Period
+    after: Period | None
+    periods: tuple[Period, ...]
+    changes: tuple[Change, ...]
+    audits: int
+    losses: int
+    exits: tuple[str, ...] = field(repr=False)
+    classes: tuple[int, ...] = field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the single answers, as JSON values."""
+        return {
+            "source": self.source,
+            "settings": asdict(self.settings),
+            "total": self.total._asdict(),
+            "after_first_change": None if self.after is None else self.after._asdict(),
+            "periods": [period._asdict() for period in self.periods],
+            "changes": [asdict(change) for change in self.changes],
+            "audits": self.audits,
+            "losses": self.losses,
+        }
+
+
+def replay(
+    served: Served,
+    recording: Recording,
+    settings: AdaptSettings | None = None,
+    *,
+    on_change: OnChange | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Replayed:
+    """Answer a recording, adapting as the settings say; of every third request the base model is timed, too.
+
+    Latencies are of the answer alone: retraining and audits are not part of it.
+    """
+    changes: list[Change] = []
+
+    def changed(change: Change) -> None:
+        changes.append(change)
+        if on_change is not None:
+            on_change(change)
+
+    chosen = settings or AdaptSettings()
+    with Adaptation(served, chosen, on_change=changed, deterministic=True, clock=clock) as adaptation:
+        for x in recording.inputs[:_WARM_UP]:
+            served.engine(x)
+            adaptation.base(x)
+        rows = [_row(adaptation, recording, number, clock) for number in range(len(recording))]
+        status = adaptation.status
+    return _report(recording, chosen, rows, tuple(changes), status.audits, status.losses)
+
+
+class _Row(NamedTuple):
+    version: int
+    hit: bool
+    agreed: bool
+    latency_ms: float
+    base_ms: float  # NaN where not timed
+    exit: str
+    class_index: int
+
+
+def _row(adaptation: Adaptation, recording: Recording, number: int, clock: Callable[[], float]) -> _Row:
+    x, base = recording.inputs[number], recording.base[number]
+    base_ms = float("nan")
+    if number % _BASE_EVERY == 0:
+        began = clock()
+        adaptation.base(x)
+        base_ms = 1e3 * (clock() - began)
+    answered = adaptation.answer(
+        x,
+        time_s=float(recording.time_s[number]),
+        source=recording.source,
+        place=recording.place[number] if recording.place else None,
+        base=base,
+    )
+    given = answered.prediction
+    return _Row(
+        answered.version,
+        answered.hit,
+        given.class_index == base.class_index,
+        answered.latency_ms,
+        base_ms,
+        given.exit,
+        given.class_index,
+    )
+
+
+def _report(
+    recording: Recording,
+    settings: AdaptSettings,
+    rows: Sequence[_Row],
+    changes: tuple[Change, ...],
+    audits: int,
+    losses: int,
+) -> Replayed:
+    """Latencies of the base model are the mean over the whole replay: the machine is the same."""
+    count = len(rows)
+    bounds = [0, *(change.request for change in changes if change.kind in _BEGIN), count]
+    spans = [(begin, end) for begin, end in zip(bounds, bounds[1:], strict=False) if end > begin]
+    after = next((_period(rows, recording, begin, count) for begin, _ in spans[1:2]), None)
+    return Replayed(
+        recording.source,
+        settings,
+        _period(rows, recording, 0, count),
+        after,
+        tuple(_period(rows, recording, begin, end) for begin, end in spans),
+        changes,
+        audits,
+        losses,
+        tuple(row.exit for row in rows),
+        tuple(row.class_index for row in rows),
+    )
+
+
+def _period(rows: Sequence[_Row], recording: Recording, begin: int, end: int) -> Period:
+    part = rows[begin:end]
+    agreed = np.array([row.agreed for row in part])
+    latency_ms = float(np.mean([row.latency_ms for row in part]))
+    timed = [row.base_ms for row in part if row.base_ms == row.base_ms]
+    base_ms = float(np.mean(timed or [row.base_ms for row in rows if row.base_ms == row.base_ms]))
+    return Period(
+        part[-1].version,
+        float(recording.time_s[begin]),
+        len(part),
+        float(np.mean([row.hit for row in part])),
+        float(np.mean([row.exit == RECALL for row in part])),
+        float(agreed.mean()),
+        _worst(agreed, recording.frame[begin:end]),
+        latency_ms,
+        base_ms,
+        base_ms / latency_ms if latency_ms > 0.0 else float("nan"),
+    )
+
+
+def _worst(agreed: NDArray[np.bool_], frame: NDArray[np.int64]) -> float:
+    """The lowest agreement of any 200 consecutive frames; of all where there are fewer."""
+    numbers, first = np.unique(frame, return_index=True)
+    bounds = np.append(first, len(frame))
+    right = np.concatenate(([0], np.cumsum(agreed)))
+    if len(numbers) <= _WINDOW:
+        return float(agreed.mean())
+    lows = bounds[: len(numbers) - _WINDOW + 1]
+    highs = bounds[_WINDOW:]
+    return float(((right[highs] - right[lows]) / (highs - lows)).min())
+
+
+def sweep(
+    settings: AdaptSettings,
+    *,
+    sampling: Sequence[float] = (),
+    interval_s: Sequence[float] = (),
+    window_s: Sequence[float] = (),
+) -> list[AdaptSettings]:
+    """The settings with each combination of the values to try; those of an empty list stay."""
+    return [
+        replace(settings, sampling=share, interval_s=interval, window_s=window)
+        for share in sampling or (settings.sampling,)
+        for interval in interval_s or (settings.interval_s,)
+        for window in window_s or (settings.window_s,)
+    ]

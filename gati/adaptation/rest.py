@@ -1,0 +1,66 @@
+"""Whether lookups pay: caches that hardly anything hits cost more than they save, and are given a rest."""
+
+from __future__ import annotations
+
+from gati.composition.composition import Composition
+from gati.engine.exits import BASE
+
+__all__ = ["Rest"]
+
+_MEMORY = 0.98  # of the running mean
+_JUDGED_AFTER = 60  # requests
+_TRIED_AGAIN_AFTER = 1000  # requests; twice as many each time
+_LONGEST = 16_000
+
+
+class Rest:
+    """Follows what requests cost, by the composition's own figures, and compares it with the base model's.
+
+    Ask `lookups_pay` before a request and tell `answered` after it. Caches that do not pay rest for a while
+    and are then tried again, for a scene may change.
+    """
+
+    def __init__(self) -> None:
+        self._cost_ms: dict[str, float] = {}
+        self._base_ms = 0.0
+        self._mean_ms = 0.0
+        self._count = 0
+        self._resting = 0  # requests still to be answered by the base model
+        self._next_rest = _TRIED_AGAIN_AFTER
+
+    def replaced(self, composition: Composition) -> None:
+        """Other caches serve from now on: they are tried at once."""
+        exits = composition.exits
+        self._base_ms = composition.expected.base_latency_ms
+        lookups_ms = sum(leaving.lookup_ms for leaving in exits)
+        self._cost_ms = {leaving.block: leaving.exit_ms for leaving in exits}
+        self._cost_ms[BASE] = self._base_ms + lookups_ms
+        self._next_rest = _TRIED_AGAIN_AFTER
+        self._begin()
+
+    @property
+    def lookups_pay(self) -> bool:
+        """Whether the next request is to be looked up."""
+        return self._resting == 0
+
+    def answered(self, exit: str) -> bool:
+        """Tell where a request left, `base` for one that was not looked up; whether a rest begins with it."""
+        if self._resting:
+            self._resting -= 1
+            if self._resting == 0:
+                self._begin()
+            return False
+        self._count += 1
+        cost_ms = self._cost_ms.get(exit, self._base_ms)
+        self._mean_ms = _MEMORY * self._mean_ms + (1.0 - _MEMORY) * cost_ms
+        if self._count < _JUDGED_AFTER:
+            return False
+        if self._mean_ms / (1.0 - _MEMORY**self._count) < self._base_ms:
+            self._next_rest = _TRIED_AGAIN_AFTER
+            return False
+        self._resting, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST)
+        return True
+
+    def _begin(self) -> None:
+        self._resting = self._count = 0
+        self._mean_ms = 0.0

@@ -1,0 +1,129 @@
+"""The samples that an adaptation keeps in memory, and the window to train on that is made of them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gati.adaptation.settings import AdaptSettings
+from gati.adaptation.window import Window
+from gati.composition.load import Served
+from gati.engine.exits import BASE, Prediction
+from gati.samples.record import Record
+
+__all__ = ["Sample", "Samples", "recorded", "restored", "window_of"]
+
+_HALF_LIVES = 4.0  # that a window spans: how much less the oldest sample counts
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A preprocessed input [...] with the base model's class and probabilities [K]."""
+
+    input: Tensor
+    base_class: int
+    probabilities: Tensor
+    time_s: float
+    request: int
+    source: str = ""
+    number: int = 0  # counts all that was ever sampled
+
+
+class Samples:
+    """At most `limit` samples of the last `max_age_s` seconds, for several threads; counts all it took."""
+
+    def __init__(self, limit: int, max_age_s: float) -> None:
+        self._kept: deque[Sample] = deque(maxlen=limit)
+        self._max_age_s = max_age_s
+        self._lock = threading.Lock()
+        self.taken = 0
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._kept)
+
+    def add(self, sample: Sample) -> None:
+        """Take one in; what is too old by its time goes."""
+        with self._lock:
+            self._kept.append(replace(sample, number=self.taken))
+            self.taken += 1
+            while self._kept and self._kept[0].time_s < sample.time_s - self._max_age_s:
+                self._kept.popleft()
+
+    def recent(self, count: int) -> list[Sample]:
+        """The newest `count`, in the order of requests."""
+        with self._lock:
+            kept = list(self._kept)
+        return _in_order(kept)[-count:]
+
+    def count(self, after_request: int) -> int:
+        """How many are of later requests than that."""
+        with self._lock:
+            return sum(sample.request > after_request for sample in self._kept)
+
+    def window(self, after_request: int | None = None) -> Window:
+        """All of them, or of later requests, in their order; the older, the less they count in training."""
+        with self._lock:
+            kept = [each for each in self._kept if after_request is None or each.request > after_request]
+        return window_of(_in_order(kept))
+
+
+def _in_order(samples: Iterable[Sample]) -> list[Sample]:
+    """Answers of the background come later than those of requests that missed."""
+    return sorted(samples, key=lambda sample: sample.request)
+
+
+def window_of(samples: list[Sample]) -> Window:
+    """The samples as a window: one counts half of another that is a quarter of the span younger."""
+    times = np.array([sample.time_s for sample in samples])
+    span = max(float(times[-1] - times[0]), 1e-9)
+    return Window(
+        torch.stack([sample.input for sample in samples]),
+        np.array([sample.base_class for sample in samples], dtype=np.int64),
+        torch.stack([sample.probabilities for sample in samples]),
+        0.5 ** ((times[-1] - times) / span * _HALF_LIVES),
+        number=np.array([sample.number for sample in samples], dtype=np.int64),
+    )
+
+
+def recorded(sample: Sample, answered: Prediction, model: str) -> Record:
+    """The sample as a record store keeps it; `answered` is what `model` answered."""
+    early = answered.exit != BASE
+    return Record(
+        sample.input.numpy(),
+        "input",
+        sample.base_class,
+        sample.time_s,
+        model,
+        sample.source,
+        exit=answered.exit if early else None,
+        agreed=answered.class_index == sample.base_class if early else None,
+        probabilities=sample.probabilities.numpy(),
+    )
+
+
+def restored(history: Sequence[Record], served: Served, settings: AdaptSettings) -> Samples:
+    """The samples of an earlier run, as far as they are inputs of this network."""
+    samples = Samples(settings.window_inputs or len(history) or 1, settings.window_s)
+    traced = served.engine.traced
+    for number, record in enumerate(history, -len(history)):
+        known = record.probabilities
+        if known is None or known.shape != (traced.classes,) or record.input.shape != traced.input_shape:
+            continue
+        samples.add(
+            Sample(
+                torch.from_numpy(record.input.copy()).to(traced.dtype),
+                record.base_class,
+                torch.from_numpy(known.copy()).float(),
+                record.time_s,
+                number,
+                record.source,
+            )
+        )
+    return samples

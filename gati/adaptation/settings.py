@@ -1,0 +1,189 @@
+"""What an adaptation is asked for, what it tells, and what it answers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from gati.errors import AdaptError
+from gati.guard.watch import State
+
+if TYPE_CHECKING:
+    from gati.engine.exits import Prediction
+
+__all__ = [
+    "AdaptSettings",
+    "Answered",
+    "Audit",
+    "Change",
+    "ChangeKind",
+    "OnAudit",
+    "OnChange",
+    "Status",
+    "model_name",
+]
+
+ChangeKind = Literal[
+    "alarm",
+    "returned",
+    "recalling",
+    "resting",
+    "retraining",
+    "kept",
+    "activated",
+    "reused",
+    "failed",
+    "resumed",
+    "skipped",
+    "probation",
+]
+
+
+@dataclass(frozen=True)
+class AdaptSettings:
+    """How an adaptation samples, watches and retrains. Times are in seconds of the time told with requests.
+
+    Samples: `sampling` is the share of requests drawn; until the first retraining, and where far fewer hit
+    than was promised, more are, as long as base answers have to be computed for no more than that share, and
+    all are while the caches are stopped. At most `window_inputs` of the last `window_s` are kept; None keeps
+    as many as a retraining for that accuracy needs. `audit_budget` is the share of the base model's time that
+    audits drawn besides may take; `audits_to_false_alarm` is how many audits pass on average until an alarm
+    that is none. Where the base model answers and caches are to prove themselves, `probation` of the requests
+    are looked up in the background.
+
+    Retraining: every `interval_s`, on alarm, and when less than `falls_to` of the hit rate promised is met.
+    `accuracy` and `confidence` are the composition's unless given; `margin` (0..1) is how much of the
+    tolerated disagreement new caches must stay below: at 0.5, 0.97 asks for 0.985 where enough was sampled.
+    New predictors of `variants` are tried at `blocks` (None: three early ones). `scene_tolerance` is how far
+    a scene may be from the one a version was made for, in units of the network's input. `delay_s` passes
+    before a new version serves where time is simulated.
+
+    `seed` is what a replay draws requests with; live the operating system's entropy decides.
+
+    `recall` answers inputs that look like earlier ones of the same place from memory
+    (`gati.adaptation.recall`); `rest` leaves lookups out for a while where they cost more than they save
+    (`gati.adaptation.rest`). `enabled` False only watches: nothing is learned.
+    """
+
+    sampling: float = 0.2
+    interval_s: float = 600.0
+    window_s: float = 3600.0
+    window_inputs: int | None = None
+    audit_budget: float = 0.05
+    audits_to_false_alarm: float = 10_000.0
+    probation: float = 1.0
+    accuracy: float | None = None
+    confidence: float | None = None
+    margin: float = 0.0
+    falls_to: float = 0.5
+    blocks: tuple[str, ...] | None = None
+    variants: tuple[str, ...] = ("scene(8,64,64)",)
+    original_inputs: int = 200
+    scene_tolerance: float = 0.25
+    recent_inputs: int = 120
+    delay_s: float = 0.0
+    recall: bool = True
+    rest: bool = True
+    enabled: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("sampling", "audit_budget", "probation"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise AdaptError(f"{name} is {getattr(self, name)!r}, must be above 0 and at most 1, as 0.2")
+        for name in ("interval_s", "window_s", "scene_tolerance"):
+            if not getattr(self, name) > 0.0:
+                raise AdaptError(f"{name} is {getattr(self, name)!r}, must be a number above 0")
+        for name in ("margin", "falls_to"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise AdaptError(f"{name} is {getattr(self, name)!r}, must be from 0 to below 1")
+        if (self.window_inputs is not None and self.window_inputs < 1) or self.recent_inputs < 1:
+            raise AdaptError("window_inputs and recent_inputs must be at least 1")
+        if not (math.isfinite(self.delay_s) and self.delay_s >= 0.0):
+            raise AdaptError(f"delay_s is {self.delay_s!r}, must be 0 or more seconds")
+
+
+class Answered(NamedTuple):
+    """The answer to a request, which one version gave.
+
+    `hit`: it left early. `audited`: the base model's answer is, or will be, compared with it; `sampled`: it
+    goes into the window. `latency_ms` is what the caller waited for.
+    """
+
+    prediction: Prediction
+    hit: bool
+    audited: bool
+    sampled: bool
+    latency_ms: float
+    version: int
+
+
+class Audit(NamedTuple):
+    """A comparison made: request number, the version that answered, its class and the reference's.
+
+    `shadow`: the version was not asked, this is what it would have answered.
+    """
+
+    request: int
+    time_s: float
+    version: int
+    class_index: int
+    base_class: int
+    exit: str
+    shadow: bool = False
+
+    @property
+    def agreed(self) -> bool:
+        """Whether the classes are the same."""
+        return self.class_index == self.base_class
+
+
+@dataclass(frozen=True)
+class Change:
+    """What happened to the caches, for logs, metrics and pages.
+
+    `alarm`: they stop; `returned`: proven again; `recalling`: memory answers from now on; `resting`: lookups
+    that do not pay are left out for a while; `retraining`: begins; `probation`: a version is looked up in the
+    background until it is proven; `kept`: the old ones stay, `activated` and `reused`: others are proven and
+    serve; `skipped`: too little was sampled; `failed`; `resumed`: after a restart.
+    `version` is the one that serves after it, 0 the library's own.
+    """
+
+    kind: ChangeKind
+    time_s: float
+    request: int
+    version: int
+    message: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+OnChange = Callable[[Change], None]
+OnAudit = Callable[[Audit], None]
+
+
+class Status(NamedTuple):
+    """Counts since the beginning, and how things are now; `hit_rate` is of the last hundred or so."""
+
+    version: int
+    state: State
+    requests: int
+    hits: int
+    recalled: int  # of the hits
+    hit_rate: float | None
+    audits: int
+    losses: int
+    left_out: int  # samples and audits for which there was no time
+    samples: int
+    retraining: bool
+    proof: str = ""  # how far the one under way is
+    promise: float | None = None  # the agreement promised of early answers; None while none are given
+
+
+def model_name(directory: str | Path) -> str:
+    """What a library's model is called in a repository: its folder's name, as far as names allow."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(directory).resolve().name).lstrip("._-")
+    return name[:128] or "model"

@@ -1,0 +1,60 @@
+"""What runs in the background to compare answers with the reference's."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from gati.adaptation.recall import RECALL, Looked
+from gati.adaptation.settings import Audit
+from gati.composition.load import Served
+from gati.engine.engine import Engine
+from gati.engine.exits import Prediction
+
+__all__ = ["Shadow", "Ticket"]
+
+
+class Ticket(NamedTuple):
+    """A request that was answered. `looked` is what recall said of it, where it was asked."""
+
+    x: Tensor  # [1, ...]
+    request: int
+    time_s: float
+    source: str
+    prediction: Prediction
+    looked: Looked | None = None
+
+    @property
+    def recalled(self) -> bool:
+        """Whether memory answered."""
+        return self.prediction.exit == RECALL
+
+    def compared(
+        self, version: int, prediction: Prediction, base: Prediction, *, shadow: bool = False
+    ) -> Audit:
+        """The audit of what a version answered, or would have answered in the `shadow`."""
+        classes = prediction.class_index, base.class_index
+        return Audit(self.request, self.time_s, version, *classes, prediction.exit, shadow)
+
+
+class Shadow:
+    """Engines for the thread that audits: `reference`, which answers are compared with, and twins."""
+
+    def __init__(self, reference: Engine) -> None:
+        self._reference = reference
+        self._twins: dict[int, tuple[Served, Engine]] = {}  # by the identity of what they are twins of
+
+    def reference(self, x: Tensor) -> Prediction:
+        """The reference's answer to an input [1, ...]."""
+        return self._reference.base(x)[0]
+
+    def caches(self, served: Served, *, beside: bool) -> Engine:
+        """An engine with the caches of `served`; where this thread serves, too, its own will do."""
+        if not beside:
+            return served.engine
+        if id(served) not in self._twins:
+            while len(self._twins) >= 2:  # one that serves, one on trial
+                del self._twins[next(iter(self._twins))]
+            self._twins[id(served)] = served, served.engine.twin()
+        return self._twins[id(served)][1]

@@ -1,0 +1,119 @@
+"""A stream of pictures, answered one by one, and handed to whoever wants to know."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from gati.adaptation.adaptation import Adaptation
+from gati.adaptation.pictures import Pictures, place_of
+from gati.adaptation.settings import Status
+from gati.video import Frame, Region, Result, Sink, Source, SourceState
+
+__all__ = ["Streamed", "Tally", "classify"]
+
+_BASE_LOOKS = 10  # runs of the base model to learn how long it takes
+
+
+@dataclass
+class Tally:
+    """What a stream came to so far; latencies in milliseconds."""
+
+    pictures: int = 0
+    requests: int = 0
+    hits: int = 0
+    latency_ms_sum: float = 0.0
+    base_latency_ms: float | None = None
+
+    @property
+    def latency_ms(self) -> float:
+        """The mean; 0 before the first request."""
+        return self.latency_ms_sum / max(self.requests, 1)
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster than the base model, as measured in the beginning."""
+        known = self.base_latency_ms is not None and self.latency_ms > 0.0
+        return (self.base_latency_ms or 0.0) / self.latency_ms if known else None
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """One picture with its results, the counts after it, and how model and source do."""
+
+    frame: Frame
+    results: Sequence[Result]
+    tally: Tally
+    status: Status
+    source: SourceState = field(default=SourceState.RUNNING)
+
+
+def classify(
+    adaptation: Adaptation,
+    source: Source,
+    *,
+    regions: Sequence[Region] = (),
+    sinks: Sequence[Sink] = (),
+    began_s: float = 0.0,
+    tally: Tally | None = None,
+) -> Iterator[Streamed]:
+    """Answer each picture of an opened source and write the results to the sinks.
+
+    `began_s` is added to the stream time that the adaptation goes by: seconds since 1970 where samples are
+    kept in a store. `tally` is counted on where given.
+
+    **Raises:** `VideoError` for a source that broke or a region outside the picture, `StorageError`.
+    """
+    engine = adaptation.served.engine
+    pictures = Pictures(engine.preprocessing, engine.traced.input_shape, regions)
+    tally = tally or Tally()
+    for frame in source:
+        results = [
+            _answered(adaptation, frame, region, x, began_s, tally) for region, x in pictures.inputs(frame)
+        ]
+        tally.pictures += 1
+        for result in results:
+            for sink in sinks:
+                sink.write(result, frame)
+        yield Streamed(frame, results, tally, adaptation.status, source.state)
+
+
+def _answered(
+    adaptation: Adaptation, frame: Frame, region: Region | None, x: Tensor, began_s: float, tally: Tally
+) -> Result:
+    if tally.base_latency_ms is None:
+        tally.base_latency_ms = _base_latency_ms(adaptation, x)
+    place = place_of(frame, region)
+    answered = adaptation.answer(x, time_s=began_s + frame.time_s, source=frame.source, place=place)
+    tally.requests += 1
+    tally.hits += answered.hit
+    tally.latency_ms_sum += answered.latency_ms
+    given = answered.prediction
+    return Result(
+        frame.time_s,
+        frame.index,
+        frame.source,
+        region,
+        given.class_index,
+        given.class_name,
+        float(given.probabilities[given.class_index]),
+        given.exit,
+        answered.latency_ms,
+        tally.base_latency_ms,
+        str(answered.version),
+        answered.audited,
+        None if answered.hit or not answered.audited else True,
+    )
+
+
+def _base_latency_ms(adaptation: Adaptation, x: Tensor) -> float:
+    taken = []
+    for _ in range(_BASE_LOOKS):
+        began = time.perf_counter()
+        adaptation.base(x)
+        taken.append(1e3 * (time.perf_counter() - began))
+    return statistics.median(taken)

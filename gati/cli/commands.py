@@ -1,0 +1,330 @@
+"""The command line: one function a verb, each a few lines over the library function of the same name."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import typer
+
+import gati
+from gati.cli import compare, evict, explore, pipelines, render, serve, stream
+from gati.cli.options import (
+    CertifyData,
+    Checkpoint,
+    ClassNamesFile,
+    CompositionName,
+    Device,
+    JsonFile,
+    LabelMapFile,
+    LibraryDir,
+    Model,
+    Slowdown,
+    examples_below,
+    size_of,
+    threads_as_explored,
+)
+from gati.errors import CompositionError, GatiError, StorageError
+
+__all__ = ["app", "main", "run"]
+
+INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
+ISSUES = "please report it with the traceback that GATI_DEBUG=1 shows"
+
+_Command = TypeVar("_Command", bound=Callable[..., None])
+
+app = typer.Typer(
+    name="gati",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _gati(
+    context: typer.Context,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks. GATI_DEBUG=1 does the same.")
+    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    """Give a trained network learned caches, so that easy inputs leave it early.
+
+    Start with [bold]gati demo[/bold]. For a network of your own: [bold]explore[/bold] trains and measures
+    caches, [bold]compose[/bold] chooses some, [bold]evaluate[/bold] measures what that gains.
+    """
+    if debug:
+        os.environ["GATI_DEBUG"] = "1"
+    if version:
+        typer.echo(f"gati {gati.__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def _verb(*examples: str) -> Callable[[_Command], _Command]:
+    """Register a command, with examples below its help."""
+    return app.command(epilog=examples_below(*examples))
+
+
+@_verb("gati blocks torchvision:resnet18", "gati blocks gati.zoo:resnet56 --blocks 'layer3.*'")
+def blocks(
+    model: Model,
+    checkpoint: Checkpoint = None,
+    pattern: Annotated[str | None, typer.Option("--blocks", metavar="PATTERN", help="Only these.")] = None,
+    size: Annotated[
+        str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Of the inputs, if the model does not tell.")
+    ] = None,
+) -> None:
+    """Show the blocks that caches can sit after: name, output shape, share of the latency."""
+    render.blocks(gati.blocks(model, checkpoint, pattern=pattern, size=size_of(size)))
+
+
+_verb(
+    "gati explore torchvision:resnet18 --checkpoint mine.pt --data val/ --out runs/mine",
+    "gati explore models.py:build --data val.npz --train-data train.npz --out runs/mine --budget 10m",
+    "gati explore --more 1h runs/mine",
+    "gati explore torchvision:resnet50 --checkpoint large.pt --data val/ --out runs/both "
+    "--companion torchvision:resnet18 --companion-checkpoint small.pt",
+)(explore.explore)
+
+
+@_verb(
+    "gati compose runs/mine --accuracy 0.97",
+    "gati compose runs/mine --memory 8MiB --name small",
+    "gati compose runs/mine --certify-data more.npz",
+    "gati compose runs/mine --pareto",
+    "gati compose runs/mine --latency 2ms",
+)
+def compose(
+    directory: LibraryDir,
+    accuracy: Annotated[
+        float, typer.Option(help="Share of answers that must equal the full network's.")
+    ] = 0.99,
+    confidence: Annotated[
+        float, typer.Option(help="How sure to be of that; 0 asks for no certificate.")
+    ] = 0.95,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Limit of all caches together, as in 256MiB.")
+    ] = None,
+    objective: Annotated[
+        Literal["relaxed", "full", "exact"], typer.Option(help="Which form of the problem is solved.")
+    ] = "exact",
+    solver: Annotated[Literal["auto", "gurobi", "highs"], typer.Option()] = "auto",
+    placement: Annotated[
+        Literal["auto", "inline", "overlapped"], typer.Option(help="Lookups inside or beside the network.")
+    ] = "auto",
+    backend: Annotated[
+        str, typer.Option(help="What executes the network, as openvino-bf16; auto tries all that are here.")
+    ] = "auto",
+    slowdown: Slowdown = None,
+    name: Annotated[str, typer.Option(help="A library keeps several compositions.")] = "default",
+    per_class: Annotated[
+        bool, typer.Option("--per-class", help="Certify the agreement in every class, not only overall.")
+    ] = False,
+    certify_data: CertifyData = None,
+    latency: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Ask the other way round: most agreement with this mean latency."),
+    ] = None,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="Show what can be had, from careful to fast; compose nothing.")
+    ] = False,
+) -> None:
+    """Choose which caches to use, at which thresholds, so that the mean latency is least."""
+    from gati.composition.plans import Settings
+    from gati.units import parse_bytes, parse_duration
+
+    settings = Settings(
+        accuracy=accuracy,
+        confidence=confidence or None,
+        memory_limit_bytes=None if memory is None else parse_bytes(memory),
+        objective=objective,
+        solver=solver,
+        placement=placement,
+        backend=backend,
+        name=name,
+        slowdown="auto" if slowdown is None else slowdown,
+        per_class=per_class,
+    )
+    if objective == "exact":
+        threads_as_explored(directory)
+    if certify_data is not None and (pareto or latency is not None):
+        raise CompositionError("--certify-data goes with --accuracy, neither with --pareto nor --latency")
+    if pareto:
+        render.frontier(gati.pareto(directory, settings), directory)
+        return
+    if latency is not None:
+        chosen = gati.compose_within_latency(directory, 1e3 * parse_duration(latency), settings)
+    else:
+        chosen = gati.compose(
+            directory,
+            accuracy=settings.accuracy,
+            confidence=settings.confidence,
+            memory_bytes=settings.memory_limit_bytes,
+            objective=objective,
+            solver=solver,
+            placement=placement,
+            backend=backend,
+            name=name,
+            slowdown=settings.slowdown,
+            per_class=per_class,
+            certify_data=certify_data,
+            progress=render.counter("lookups measured"),
+        )
+    render.composition(chosen, directory, gati.explain(chosen, directory))
+
+
+@_verb("gati evaluate runs/mine --data test.npz --json evaluation.json")
+def evaluate(
+    directory: LibraryDir,
+    data: Annotated[str, typer.Option(metavar="TEST", help="Inputs that explore has not seen.")],
+    json_file: JsonFile = None,
+    composition: CompositionName = "default",
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N inputs.")] = None,
+    device: Device = "cpu",
+    per_class: Annotated[
+        bool, typer.Option("--per-class", help="Show agreement and hit rate of every class, too.")
+    ] = False,
+    class_names: ClassNamesFile = None,
+    label_map: LabelMapFile = None,
+) -> None:
+    """Measure gain, agreement and latency on inputs that Gati has not seen.
+
+    Every request is answered by the network alone and by Gati, in turn, in one process.
+    """
+    from gati.composition.composition import Composition
+    from gati.exploration.library import Library
+    from gati.files import atomic_write_text
+
+    threads_as_explored(directory)
+    evaluation = gati.evaluate(
+        directory,
+        data,
+        composition=composition,
+        limit=limit,
+        device=device,
+        class_names=class_names,
+        label_map=label_map,
+        progress=render.counter("evaluated"),
+    )
+    atomic_write_text(directory / "evaluations" / f"{composition}.json", evaluation.to_json())
+    if json_file is not None:
+        atomic_write_text(json_file, evaluation.to_json())
+    render.evaluation(evaluation)
+    render.promise(Composition.load(Library(directory).composition_path(composition)))
+    if per_class:
+        render.classes(evaluation)
+
+
+_verb("gati certify runs/mine --data more.npz", "gati certify runs/mine --data more.npz --write")(
+    compare.certify
+)
+_verb("gati bench runs/mine --data test.npz --limit 500 --repetitions 5")(compare.bench)
+_verb("gati report runs/mine", "gati report runs/mine --out mine.html")(compare.report)
+app.add_typer(pipelines.pipeline)
+app.add_typer(evict.evict)
+_verb("gati serve runs/mine", "gati serve examples/pipeline/pipeline.toml --port 0")(serve.serve)
+_verb("gati query cifar10 cat.png --slo 80ms")(serve.query)
+_verb("gati stream runs/mine --source camera:0 --adapt --page")(stream.stream)
+_verb("gati replay runs/mine --source road.mp4 --interval 10s --interval 60s")(stream.replay)
+
+
+@_verb("gati predict runs/mine cat.jpg dog.png")
+def predict(
+    directory: LibraryDir,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...")],
+    composition: CompositionName = "default",
+    device: Device = "cpu",
+) -> None:
+    """Classify image files, and say after which block each answer was known."""
+    render.predictions(images, gati.predict(directory, images, composition=composition, device=device))
+
+
+@_verb("gati export runs/mine --out model.onnx", "gati export runs/mine --format triton --out models/mine")
+def export(
+    directory: LibraryDir,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file, or the model folder for Triton.")],
+    composition: CompositionName = "default",
+    format: Annotated[Literal["onnx", "pt2", "triton"], typer.Option(help="pt2: torch.export.")] = "onnx",
+    raw_input: Annotated[bool, typer.Option("--raw-input", help="Preprocess in the file: uint8 in.")] = False,
+) -> None:
+    """Write the whole early-exit network as one file that runs without Gati, one input at a time.
+
+    It answers as the engine does; ONNX Runtime and OpenVINO run it as it is.
+    """
+    render.exported(
+        gati.export(directory, out, composition=composition, format=format, raw_input=raw_input)
+    )
+
+
+@_verb("gati demo")
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where its files go.")] = Path("demo"),
+) -> None:
+    """Run it all on handwritten digits: train a network, explore, compose, evaluate."""
+    gati.demo(out)
+
+
+def main() -> None:
+    """Run the command line of this process and exit with its status."""
+    status = run(sys.argv[1:])
+    gc.freeze()  # ending, the interpreter would search all of torch for garbage: a second of a core
+    sys.exit(status)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit status; what goes wrong becomes one line on stderr."""
+    try:
+        status = app(args=list(arguments), prog_name="gati", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        status = INTERRUPTED
+    except Exception as error:
+        return _report(error)
+    if status == INTERRUPTED:
+        return _fail(_interrupted(arguments), INTERRUPTED)
+    return status if isinstance(status, int) else 0
+
+
+def _report(error: Exception) -> int:
+    if os.environ.get("GATI_DEBUG", "0") not in ("", "0"):
+        traceback.print_exception(error)
+    if isinstance(error, GatiError):
+        return _fail(str(error), error.exit_status)
+    if isinstance(error, _UsageError):
+        return _fail(_usage(error), 2)
+    if isinstance(error, BrokenPipeError):
+        # The reader went away, as in `gati blocks ... | head`; the interpreter must not flush again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" while writing {error.filename}" if error.filename else ""
+        return _fail(f"disk full{where}: free some space and run the command again", StorageError.exit_status)
+    return _fail(f"unexpected {type(error).__name__}: {error}; {ISSUES}", 1)
+
+
+# typer keeps its base of usage errors private; it is the same class under every name it has had.
+_UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+def _usage(error: Any) -> str:
+    command = error.ctx.command_path if error.ctx else "gati"
+    return f"{error.format_message().rstrip('.')} (see {command} --help)"
+
+
+def _interrupted(arguments: Sequence[str]) -> str:
+    if "explore" in arguments:
+        return "interrupted: run the same gati explore command again, it goes on where it stopped"
+    return "interrupted"
+
+
+def _fail(message: str, status: int) -> int:
+    render.error(message)
+    return status

@@ -1,0 +1,131 @@
+"""The verbs that compare and show: `gati bench`, `certify` and `report`; `gati.cli` registers them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import gati
+from gati.cli import render
+from gati.cli.options import (
+    ClassNamesFile,
+    CompositionName,
+    Device,
+    JsonFile,
+    LabelMapFile,
+    LibraryDir,
+)
+
+__all__ = ["bench", "certify", "report"]
+
+
+def bench(
+    directory: LibraryDir,
+    data: Annotated[str, typer.Option(metavar="TEST", help="Inputs that explore has not seen.")],
+    json_file: JsonFile = None,
+    composition: CompositionName = "default",
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N inputs.")] = None,
+    repetitions: Annotated[int, typer.Option(metavar="R", help="Passes over the inputs.")] = 3,
+    clients: Annotated[int, typer.Option(metavar="N", help="At once, for the throughput.")] = 8,
+    seconds: Annotated[
+        float, typer.Option(help="Of throughput a repetition; 0 leaves it out, which is much faster.")
+    ] = 1.0,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="That torch computes with.")] = None,
+    cascade: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Library of a smaller network, asked first, as a peer.")
+    ] = None,
+    label_map: LabelMapFile = None,
+) -> None:
+    """Compare Gati with the network on every backend here, and with published early exits.
+
+    All answer every request in turn, in one process. Also stored as DIR/bench.json, for gati report.
+    """
+    from gati.files import atomic_write_text
+
+    result = gati.bench(
+        directory,
+        data,
+        composition=composition,
+        limit=limit,
+        repetitions=repetitions,
+        clients=clients,
+        seconds=seconds,
+        threads=threads,
+        cascade=cascade,
+        label_map=label_map,
+        progress=render.counter("measured"),
+    )
+    if json_file is not None:
+        atomic_write_text(json_file, result.to_json())
+    render.bench(result)
+
+
+def certify(
+    directory: LibraryDir,
+    data: Annotated[str, typer.Option(metavar="MORE", help="Inputs that explore has not seen.")],
+    composition: CompositionName = "default",
+    accuracy: Annotated[
+        float | None, typer.Option(help="Agreement to certify, if not the composition's own target.")
+    ] = None,
+    confidence: Annotated[
+        float | None, typer.Option(help="How sure to be, if not as sure as when it was composed.")
+    ] = None,
+    per_class: Annotated[
+        bool, typer.Option("--per-class", help="Certify every class, as is done where that was promised.")
+    ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Put the new certificate into the composition.")
+    ] = False,
+    json_file: JsonFile = None,
+    device: Device = "cpu",
+    class_names: ClassNamesFile = None,
+    label_map: LabelMapFile = None,
+) -> None:
+    """Certify a composition anew on data of its own, and compare with what was certified before.
+
+    Assumes that the inputs were drawn independently from what will be served; frames of one video are not.
+    Those that explore has seen are left out, and a copy counts only where the answers differ.
+    Every attempt is kept, and all attempts of a library together err no more often than one may. The
+    composition goes on serving whatever the verdict; with --write it says which it is.
+    """
+    import json
+
+    from gati.files import atomic_write_text
+
+    found = gati.certify(
+        directory,
+        data,
+        composition=composition,
+        accuracy=accuracy,
+        confidence=confidence,
+        per_class=per_class or None,
+        write=write,
+        device=device,
+        class_names=class_names,
+        label_map=label_map,
+        progress=render.counter("counted"),
+    )
+    if json_file is not None:
+        atomic_write_text(json_file, json.dumps(found.to_json(), indent=2, allow_nan=False) + "\n")
+    render.recertification(found, composition, written=write)
+
+
+def report(
+    directory: LibraryDir,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The page; DIR/report.html by default.")
+    ] = None,
+    json_file: JsonFile = None,
+    composition: CompositionName = "default",
+) -> None:
+    """Write one HTML page: promise, gain, exits, peers, what can be had, class by class."""
+    import json
+
+    from gati.files import atomic_write_text
+
+    facts = gati.report(directory, composition=composition, out=out)
+    if json_file is not None:
+        atomic_write_text(json_file, json.dumps(facts, indent=2, allow_nan=False) + "\n")
+    typer.echo(f"wrote {directory / 'report.html' if out is None else out}")

@@ -1,0 +1,233 @@
+"""`gati evict`: what a full cache forgets, replayed on traces; `gati.cli` registers the group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gati.cli import render
+from gati.cli.options import JsonFile, examples_below, split_list
+from gati.errors import EvictError
+
+if TYPE_CHECKING:
+    from gati.evict.replays.result import TraceReplay
+    from gati.evict.trace.records import Trace
+
+__all__ = ["evict"]
+
+evict = typer.Typer(
+    name="evict",
+    help="Learned eviction: what prefix and embedding caches would hit, on a trace of your own.",
+    no_args_is_help=True,
+    epilog=examples_below(
+        "gati evict inspect trace.jsonl.gz",
+        "gati evict replay trace.jsonl.gz --size 2000,5000 --policy lru,gati,opt",
+        "gati evict compare trace.jsonl.gz --out report.html",
+    ),
+)
+
+_NOISE = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
+_NOISY = "lru,laru,gati,fpb,hf"
+_NOISY_FLAT = f"{_NOISY},predictive-marker,lmarker,guard"
+
+TraceFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="TRACE",
+        help="JSON lines with hash_ids (Mooncake, Qwen-Bailian), CSV, Parquet, .txt of identifiers; or .gz.",
+    ),
+]
+Flat = Annotated[
+    bool, typer.Option("--flat", help="Blocks one by one, as embedding rows are: no tree of prefixes.")
+]
+Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N requests.")]
+Sizes = Annotated[
+    str | None, typer.Option("--size", metavar="LIST", help="Blocks of each cache; five sizes by default.")
+]
+Policies = Annotated[
+    str,
+    typer.Option("--policy", metavar="LIST", help="Of lru, gati, laru, opt and others; opt is the limit."),
+]
+PredictorName = Annotated[
+    str, typer.Option("--predictor", metavar="NAME", help="reuse, oracle, noise:0.3, or what train wrote.")
+]
+Seeds = Annotated[int, typer.Option("--seeds", metavar="N", help="Replays of policies that use chance.")]
+
+
+@evict.command(
+    epilog=examples_below("gati evict inspect trace.jsonl.gz", "gati evict inspect clicks.txt --flat")
+)
+def inspect(trace: TraceFile, flat: Flat = False, limit: Limit = None, json_file: JsonFile = None) -> None:
+    """Say what is in a trace: requests, blocks, how many of them return, and how soon."""
+    import json
+
+    from gati.evict.trace.statistics import statistics
+    from gati.files import atomic_write_text
+
+    found = statistics(_read(trace, flat, limit))
+    if json_file is not None:
+        atomic_write_text(json_file, json.dumps(found, indent=2, allow_nan=False) + "\n")
+    _fields(found)
+    typer.echo(f"next: gati evict replay {trace}{' --flat' if flat else ''}")
+
+
+@evict.command(
+    epilog=examples_below(
+        "gati evict replay trace.jsonl.gz --size 2000,5000 --policy lru,gati,opt",
+        "gati evict replay trace.jsonl --policy lru,laru,fpb --predictor noise:0.3 --seeds 5 --json out.json",
+        "gati evict replay clicks.txt --flat --policy lru,lmarker,opt",
+    )
+)
+def replay(
+    trace: TraceFile,
+    sizes: Sizes = None,
+    policies: Policies = "lru,gati,opt-leaf,opt",
+    predictor: PredictorName = "reuse",
+    seeds: Seeds = 1,
+    flat: Flat = False,
+    limit: Limit = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Replay a trace in caches of several sizes, and show what each policy hits."""
+    from gati.evict.replays.page import summary
+    from gati.files import atomic_write_text
+
+    result = _replayed(_read(trace, flat, limit), sizes, policies, predictor, seeds)
+    if json_file is not None:
+        atomic_write_text(json_file, result.to_json())
+    _eviction(summary(result))
+
+
+@evict.command(epilog=examples_below("gati evict train yesterday.jsonl.gz --out predictor"))
+def train(
+    trace: TraceFile,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the predictor goes.")],
+    flat: Flat = False,
+    limit: Limit = None,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Fit the predictor to a trace, so that a cache need not start from nothing.
+
+    Replay another trace with it than the one it was trained on, whose future it has seen.
+    """
+    from gati.evict.train import train as fit
+
+    trained = fit(_read(trace, flat, limit), out, seed=seed, progress=render.counter("requests"))
+    typer.echo(f"wrote {out}, trained on {trained['requests']} requests of {trained['name']}")
+    typer.echo(f"next: gati evict replay ANOTHER --predictor {out}")
+
+
+@evict.command(epilog=examples_below("gati evict compare trace.jsonl.gz --out report.html --seeds 5"))
+def compare(
+    trace: TraceFile,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page.")],
+    sizes: Sizes = None,
+    policies: Policies = "lru,slru,fpb,hf,laru,gati,opt-leaf,opt",
+    predictor: PredictorName = "reuse",
+    seeds: Seeds = 1,
+    flat: Flat = False,
+    limit: Limit = None,
+    noise: Annotated[bool, typer.Option(help="Also replay predictions turned round at random.")] = True,
+    json_file: JsonFile = None,
+) -> None:
+    """Write one HTML page: hit rate against size for all policies, noise curves, the guard's excess."""
+    from gati.evict.replays.page import page, summary
+    from gati.files import atomic_write_text
+
+    found = _read(trace, flat, limit)
+    result = _replayed(found, sizes, policies, predictor, seeds)
+    curves = []
+    if noise:
+        sizes_used = sorted({each.capacity_blocks for each in result.outcomes})
+        middle = str(sizes_used[len(sizes_used) // 2])
+        names = _NOISY_FLAT if found.kind == "flat" else _NOISY
+        curves = [(share, _replayed(found, middle, names, f"noise:{share:g}", seeds)) for share in _NOISE]
+    atomic_write_text(out, page(result, predictor=predictor, noise=curves))
+    if json_file is not None:
+        atomic_write_text(json_file, result.to_json())
+    _eviction(summary(result))
+    typer.echo(f"wrote {out}")
+
+
+def _read(path: Path, flat: bool, limit: int | None) -> Trace:
+    from gati.evict.trace.read import read_trace
+
+    return read_trace(path, flat=flat, limit=limit)
+
+
+def _replayed(trace: Trace, sizes: str | None, policies: str, predictor: str, seeds: int) -> TraceReplay:
+    from gati.evict.replays.replay import replay as run
+
+    if seeds < 1:
+        raise EvictError(f"--seeds is {seeds}; replay at least once")
+    return run(
+        trace,
+        _sizes(sizes, trace),
+        split_list(policies),
+        predictor=predictor,
+        seeds=range(seeds),
+        progress=render.counter("blocks replayed"),
+    )
+
+
+def _sizes(text: str | None, trace: Trace) -> list[int]:
+    """The sizes asked for, else five from a hundredth of the distinct blocks to a fifth."""
+    if text is None:
+        shares = (0.01, 0.02, 0.05, 0.1, 0.2)
+        return sorted({max(round(share * trace.distinct), 1) for share in shares})
+    sizes: list[Any] = []
+    for part in split_list(text):
+        try:
+            sizes.append(int(part.replace("_", "")))
+        except ValueError:
+            raise EvictError(
+                f"--size {part!r} is no number of blocks; write a list such as 2000,5000"
+            ) from None
+    if not sizes:
+        raise EvictError("--size names no size; write a list such as 2000,5000")
+    return sizes
+
+
+def _fields(found: Mapping[str, Any]) -> None:
+    """Print names and values, spreads of values in one line."""
+    table = render.new_table("", "", left=(0, 1))
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            text = ", ".join(f"{key} {_number(each)}" for key, each in value.items())
+        else:
+            text = (
+                _number(value)
+                if isinstance(value, (int, float))
+                else str(value if value is not None else "-")
+            )
+        table.add_row(name.replace("_", " "), text)
+    render.console().print(table)
+
+
+def _eviction(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print what each policy hits at each size."""
+    table = render.new_table(
+        *("size", "policy", "hit rate", "beyond shared", "gap closed", "evicting, p99", "blocks/s"), left=(1,)
+    )
+    for row in sorted(rows, key=lambda each: int(each["size"])):
+        table.add_row(
+            f"{row['size']:,}",
+            row["policy"],
+            row["hit"],
+            row["beyond"],
+            "-" if row["gap"] is None else render.percent(row["gap"]),
+            f"{row['decision_us']['p99']:.0f} us",
+            f"{row['blocks_per_s']:,.0f}",
+        )
+    render.console().print(table)
+    cut = {row["size"]: row["truncated"] for row in rows if row["truncated"]}
+    if cut:
+        size, count = min(cut.items())
+        print(f"note: {count} requests are longer than {size:,} blocks; what lies beyond is always missed")
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"

@@ -1,0 +1,273 @@
+"""How a stream looks while it runs, in a terminal and on a page, and afterwards."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
+
+from gati.errors import GatiError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gati.adaptation.replay import Period, Replayed
+    from gati.adaptation.settings import Audit, Change, Status
+    from gati.adaptation.streaming import Streamed, Tally
+    from gati.video import Result, Sink
+    from services.live import LiveState
+    from services.live.state import EventKind, SourceWord
+
+__all__ = ["LineView", "TerminalView", "open_page", "open_view", "replayed", "summary", "swept"]
+
+_LINE_EVERY_S = 1.0
+_CHANGES = 6
+_TRIAL_ENDS = ("returned", "activated", "reused", "kept")
+_ON_THE_PAGE: dict[str, EventKind] = {
+    "alarm": "alarm",
+    "returned": "recovered",
+    "recalling": "recovered",
+    "retraining": "retraining",
+}
+
+
+def open_view(*, results_on_stdout: bool = False) -> TerminalView | LineView:
+    """A view that repaints where there is a terminal, else one that prints a line now and then."""
+    stream = sys.stderr if results_on_stdout else sys.stdout
+    return TerminalView(stream) if stream.isatty() else LineView(stream)
+
+
+class LineView:
+    """Prints a line a second, and each change."""
+
+    def __init__(self, stream: TextIO, every_s: float = _LINE_EVERY_S) -> None:
+        self._stream, self._every_s, self._last_s = stream, every_s, float("-inf")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to be ended."""
+
+    def show(self, streamed: Streamed) -> None:
+        """Print the first result, and the counts."""
+        now_s = time.monotonic()
+        if now_s - self._last_s < self._every_s or not streamed.results:
+            return
+        self._last_s = now_s
+        labels = ", ".join(f"{_label(result)} @ {result.exit}" for result in streamed.results)
+        self._print(f"{streamed.frame.time_s:8.1f} s  {labels}  {_counts(streamed.tally, streamed.status)}")
+
+    def change(self, change: Change) -> None:
+        """Print what happened to the caches."""
+        self._print(_sentence(change))
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+
+class TerminalView:
+    """Repaints a table of the last answers below a line of counts, with the last changes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._live = Live(console=Console(file=stream, highlight=False, markup=False), refresh_per_second=8)
+        self._changes: deque[str] = deque(maxlen=_CHANGES)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, streamed: Streamed) -> None:
+        """Show the results of one picture."""
+        from rich.console import Group
+
+        header = f"{streamed.frame.source}  {streamed.source}  {streamed.frame.time_s:.1f} s"
+        counts = _counts(streamed.tally, streamed.status)
+        self._live.update(Group(header, counts, _answers(streamed.results), *self._changes))
+
+    def change(self, change: Change) -> None:
+        """Keep it for the next repainting."""
+        self._changes.append(_sentence(change))
+
+
+def _answers(results: Sequence[Result]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None)
+    for name in ("region", "label", "probability", "exit", "latency"):
+        table.add_column(name, justify="left" if name in ("region", "label", "exit") else "right")
+    for result in results:
+        place = "whole picture" if result.region is None else str(result.region)
+        probability, latency = f"{result.probability:.0%}", f"{result.latency_ms:.2f} ms"
+        table.add_row(place, _label(result), probability, result.exit, latency)
+    return table
+
+
+def _label(result: Result) -> str:
+    return str(result.class_index) if result.class_name is None else result.class_name
+
+
+def _counts(tally: Tally, status: Status) -> str:
+    hit_rate = "-" if status.hit_rate is None else f"{status.hit_rate:.0%}"
+    gain = "" if tally.gain is None else f" ({tally.gain:.1f}x)"
+    recalled = f" ({status.recalled / status.requests:.0%} from memory)" if status.recalled else ""
+    word = "on probation" if status.state == "probation" else status.state
+    state = "" if status.state == "serving" else f", caches {word}"
+    proof = f", proof of {status.proof}" if status.proof else ""
+    busy = ", retraining" if status.retraining else ""
+    return (
+        f"hits {hit_rate}{recalled}, {tally.latency_ms:.2f} ms{gain}, version {status.version}{state}{busy}, "
+        f"{status.losses} of {status.audits} audits disagree{proof}"
+    )
+
+
+def _sentence(change: Change) -> str:
+    return f"{change.kind} at {change.time_s:.1f} s (version {change.version}): {change.message}".rstrip(": ")
+
+
+def summary(tally: Tally, status: Status, source: Any) -> None:
+    """Print what a stream came to."""
+    if tally.requests == 0:
+        print("no pictures came", file=sys.stderr)
+        return
+    counted = source.statistics
+    lines = [
+        f"{tally.pictures} pictures, {tally.requests} answers, {tally.hits / tally.requests:.1%} left early"
+        + (f", {status.recalled / status.requests:.1%} from memory" if status.recalled else ""),
+        f"mean latency {tally.latency_ms:.3f} ms"
+        + (f" against {tally.base_latency_ms:.3f} ms" if tally.base_latency_ms is not None else "")
+        + (f", gain {tally.gain:.2f}x" if tally.gain is not None else ""),
+        f"{status.losses} of {status.audits} audits disagreed; version {status.version}, {status.state}",
+        f"source {source.state}: {counted.dropped} dropped, {counted.corrupt} corrupt, "
+        f"{counted.reconnects} reconnections" + (f" ({source.reason})" if source.reason else ""),
+    ]
+    print("\n".join(lines), file=sys.stderr)
+
+
+def replayed(report: Replayed) -> None:
+    """Print a row for each version of a replay, then for all of it, and what happened."""
+    from rich.console import Console
+
+    table = _periods("version", "from")
+    for period in report.periods:
+        table.add_row(str(period.version), f"{period.from_s:.1f} s", *_cells(period))
+    for name, total in (("all", report.total), ("after", report.after)):
+        if total is not None:
+            table.add_row(name, f"{total.from_s:.1f} s", *_cells(total))
+    Console(highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
+    for change in report.changes:
+        print(_sentence(change))
+
+
+def swept(reports: Sequence[Replayed]) -> None:
+    """Print a row for each replay of a sweep."""
+    from rich.console import Console
+
+    table = _periods("sampling", "interval", "window", last=("versions", "alarms"))
+    for report in reports:
+        chosen, kinds = report.settings, [change.kind for change in report.changes]
+        table.add_row(
+            *(f"{chosen.sampling:.0%}", f"{chosen.interval_s:g} s", f"{chosen.window_s:g} s"),
+            *_cells(report.total),
+            *(str(kinds.count("activated") + kinds.count("reused")), str(kinds.count("alarm"))),
+        )
+    Console(highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _periods(*first: str, last: Sequence[str] = ()) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None)
+    measured = ("requests", "hits", "recalled", "agreement", "worst 200", "mean", "base", "gain")
+    for name in (*first, *measured, *last):
+        table.add_column(name, justify="right")
+    return table
+
+
+def _cells(period: Period) -> tuple[str, ...]:
+    return (
+        *(str(period.requests), f"{period.hit_rate:.1%}", f"{period.recall_rate:.1%}"),
+        *(f"{period.agreement:.2%}", f"{period.worst_agreement:.2%}"),
+        *(f"{period.latency_ms:.3f} ms", f"{period.base_latency_ms:.3f} ms", f"{period.gain:.2f}x"),
+    )
+
+
+class Page(NamedTuple):
+    """Who is to be told of changes, audits, the source's state, and what is promised now."""
+
+    change: Callable[[Change], None]
+    audit: Callable[[Audit], None]
+    source: Callable[[SourceWord], None]
+    promise: Callable[[float | None], None]
+
+
+def open_page(stack: ExitStack, name: str, port: int | None, sinks: list[Sink]) -> Page:
+    """Show a page if it is asked for."""
+    if port is None:
+        return Page(*[lambda _: None] * 4)
+    if find_spec("services.live") is None:
+        raise GatiError("this Gati has no live page (services.live is missing); leave --page out")
+    if missing := [each for each in ("fastapi", "uvicorn") if find_spec(each) is None]:
+        raise GatiError(f"a page needs {', '.join(missing)}; install them with pip install 'gati[serve]'")
+    from services import live
+
+    state = live.LiveState(name)
+    running = live.serve_page(state, "127.0.0.1", port)
+    stack.callback(running.close)
+    sinks.append(live.LiveSink(state))
+    print(f"page at {running.url}", file=sys.stderr)
+    audits = _PageAudits(state)
+
+    def told(change: Change) -> None:
+        audits.changed(change)
+        state.event(_ON_THE_PAGE.get(change.kind, "version"), f"{change.kind}: {change.message}", change.time_s)
+
+    return Page(told, audits.heard, state.source, state.promise)
+
+
+class _PageAudits:
+    """Counts audits for a page: those of answers given, anew per version; and those of caches on trial."""
+
+    def __init__(self, state: LiveState) -> None:
+        self._state = state
+        self._version: int | None = None
+        self._tried_version: int | None = None
+        self._stopped = False
+        self._given = self._tried = (0, 0)
+
+    def changed(self, change: Change) -> None:
+        """Caches stop, or others serve, or a trial has come to nothing."""
+        if change.kind == "alarm" and "of" not in change.details:  # else memory stops, and the caches go on
+            self._stopped = True
+        elif change.kind in _TRIAL_ENDS:
+            self._stopped &= change.kind == "kept"
+            self._tried_version, self._tried = None, (0, 0)
+            self._state.proof(None)
+
+    def heard(self, audit: Audit) -> None:
+        """Take in an audit."""
+        if audit.shadow:
+            if audit.version != self._tried_version:
+                self._tried_version, self._tried = audit.version, (0, 0)
+            self._tried = _counted(self._tried, audit)
+            self._state.proof(str(audit.version), *self._tried, waits=not self._stopped)
+            return
+        if audit.version != self._version:
+            self._version, self._given = audit.version, (0, 0)
+            self._state.no_audits()
+        self._given = _counted(self._given, audit)
+        self._state.audit(audit.agreed, *self._given)
+
+
+def _counted(before: tuple[int, int], audit: Audit) -> tuple[int, int]:
+    return before[0] + 1, before[1] + (not audit.agreed)

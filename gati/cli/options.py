@@ -1,0 +1,191 @@
+"""Options that several verbs share, and reading the values of those that are more than a word."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gati.errors import DataError, GatiError
+from gati.units import parse_duration
+
+__all__ = [
+    "CertifyData",
+    "Checkpoint",
+    "ClassNamesFile",
+    "CompanionCheckpoints",
+    "Companions",
+    "CompositionName",
+    "Device",
+    "JsonFile",
+    "LabelMapFile",
+    "LibraryDir",
+    "Mean",
+    "Model",
+    "Resize",
+    "Slowdown",
+    "Std",
+    "budget_of",
+    "examples_below",
+    "numbers",
+    "pairs",
+    "size_of",
+    "split_list",
+    "threads_as_explored",
+]
+
+EXPLORE_BUDGET = "25m"
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="torchvision:NAME, timm:NAME, package.module:callable, file.py:callable, a torch.export file.",
+    ),
+]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Weights: safetensors, or a torch file that needs no unpickling."),
+]
+LibraryDir = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The cache library that gati explore --out wrote.")
+]
+CompositionName = Annotated[
+    str, typer.Option("--composition", metavar="NAME", help="Which composition of the library to use.")
+]
+Mean = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help="Mean per channel of images in 0..1, if the model does not tell."),
+]
+Std = Annotated[
+    str | None, typer.Option(metavar="LIST", help="Standard deviation per channel, with --mean.")
+]
+Resize = Annotated[int | None, typer.Option(metavar="PIXELS", help="Resize the shorter side to this.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 and so on.")]
+Slowdown = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Most that all lookups may add to an input that hits nowhere, as a share of the network's time: "
+        "0.5 unless given; 0.05 keeps the slowest answers as fast as without caches.",
+    ),
+]
+CertifyData = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MORE",
+        help="Inputs that explore has not seen, labelled or not, to certify on beside those it held out.",
+    ),
+]
+ClassNamesFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--class-names", metavar="FILE", help="The network's class names in order, one a line or a JSON list."
+    ),
+]
+LabelMapFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--label-map",
+        metavar="FILE",
+        help="JSON object: folder name or label number to the network's class number, where they differ.",
+    ),
+]
+Companions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--companion",
+        metavar="MODEL",
+        help="A smaller network to ask before this one, as MODEL is given; several, each with the option.",
+    ),
+]
+CompanionCheckpoints = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--companion-checkpoint",
+        metavar="FILE",
+        help="Weights of the companions, in their order; 'none' for one that brings its own.",
+    ),
+]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers there too.")]
+
+
+def examples_below(*commands: str) -> str:
+    """What stands below a help text: commands to copy."""
+    # typer joins the lines of a paragraph, so each example is a paragraph of its own.
+    return "\n\n".join(("Examples:", *(f"  {command}" for command in commands)))
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """Split at commas, but not inside parentheses: `fc(512),conv(3,1)` has two entries."""
+    entries, depth = [""], 0
+    for character in text:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            entries.append("")
+        else:
+            entries[-1] += character
+    return tuple(entry.strip() for entry in entries if entry.strip())
+
+
+def budget_of(text: str | None, epochs: float | None) -> float | None:
+    """Seconds that `explore` may take: 25 minutes where nothing is said, not even a number of epochs.
+
+    Raises GatiError.
+    """
+    if text == "none" or (text is None and epochs is not None):
+        return None
+    return parse_duration(text or EXPLORE_BUDGET)
+
+
+def numbers(option: str, text: str | None) -> tuple[float, ...] | None:
+    """Read `0.5,0.5,0.5`; `option` begins the error message. Raises DataError."""
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        message = f"{option} {text!r} is not a list of numbers; write one a channel, such as 0.5,0.5,0.5"
+        raise DataError(message) from None
+
+
+def pairs(models: list[str] | None, checkpoints: list[str] | None) -> list[tuple[str, str | None]]:
+    """Companions with their checkpoints, all without where none is given. Raises DataError."""
+    given, weights = models or [], checkpoints or []
+    if weights and len(weights) != len(given):
+        raise DataError(
+            f"{len(weights)} --companion-checkpoint for {len(given)} --companion; give one for each, in the "
+            "same order, or 'none' for one that brings its own"
+        )
+    known = [None if weight == "none" else weight for weight in weights] or [None] * len(given)
+    return list(zip(given, known, strict=True))
+
+
+def size_of(text: str | None) -> tuple[int, int] | None:
+    """Read `HEIGHTxWIDTH`. Raises DataError."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    if match is None:
+        raise DataError(f"--size {text!r} is not a size in pixels; write HEIGHTxWIDTH, such as 32x32")
+    return int(match[1]), int(match[2])
+
+
+def threads_as_explored(directory: Path) -> None:
+    """Compute with as many threads as `gati explore` did, for which its latencies hold.
+
+    Unless OMP_NUM_THREADS asks for a number, or the library cannot be read: who needs it will say why.
+    """
+    if os.environ.get("OMP_NUM_THREADS"):
+        return
+    import torch
+
+    from gati.exploration.library import Library
+
+    with suppress(GatiError):
+        known = Library.open(directory).manifest.profile.threads
+        torch.set_num_threads(max(1, min(known, os.cpu_count() or 1)))

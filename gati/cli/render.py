@@ -1,0 +1,390 @@
+"""How results look in a terminal. Everything here reads records and prints; nothing computes."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gati.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from gati.composition.composition import Composition
+    from gati.composition.explain import Explanation
+    from gati.composition.headroom import Headroom
+    from gati.composition.pareto import ParetoPoint
+    from gati.engine.engine import Prediction
+    from gati.evaluation.bench_result import Bench, Spread
+    from gati.evaluation.by_class import Share
+    from gati.evaluation.certify import Recertification
+    from gati.evaluation.evaluate import Evaluation
+    from gati.exploration.inspect import ModelBlocks
+    from gati.exploration.library import Library
+    from gati.formats.export import Exported
+
+__all__ = [
+    "blocks",
+    "classes",
+    "composition",
+    "console",
+    "counter",
+    "error",
+    "evaluation",
+    "exported",
+    "frontier",
+    "library",
+    "new_table",
+    "percent",
+    "predictions",
+    "promise",
+    "recertification",
+]
+
+_PIPE_WIDTH = 120  # columns where there is no terminal to ask
+
+
+def error(message: str) -> None:
+    """Print one line on stderr, red where there is a terminal."""
+    line = "error: " + " ".join(message.split())
+    print(f"\x1b[31m{line}\x1b[0m" if sys.stderr.isatty() else line, file=sys.stderr)
+
+
+def blocks(found: ModelBlocks) -> None:
+    """Print the blocks in forward order: output shape, share of the latency, share until there."""
+    profile = found.profile
+    table = new_table("#", "block", "kind", "output", "share", "until here", left=(1, 2, 3))
+    for block in profile.blocks:
+        table.add_row(
+            str(block.index),
+            block.name,
+            block.kind,
+            _shape(block.output_shape),
+            percent(block.latency_ms / profile.base_ms),
+            percent(block.reach_ms / profile.base_ms),
+        )
+    console().print(table)
+    print(
+        f"{len(profile.blocks)} blocks; {profile.base_ms:.2f} ms for one input of "
+        f"{_shape(found.input_shape)} on {profile.device} ({profile.backend}, {profile.threads} threads)"
+    )
+    _disturbed(profile.disturbance)
+
+
+def library(explored: Library) -> None:
+    """Print the best trained variant of every block, and where the rest is."""
+    trained = [trial for trial in explored.trials if trial.status == "trained"]
+    trained.sort(key=lambda trial: _hits(trial.hit_rate_at_99))
+    best = {trial.block_index: trial for trial in trained}  # the last of each block, so the best
+    columns = ("block", "best variant", "hits at 97 %", "hits at 99 %", "lookup", "memory")
+    table = new_table(*columns, left=(0, 1))
+    for _, trial in sorted(best.items()):
+        table.add_row(
+            trial.block,
+            trial.variant,
+            percent(_hits(trial.hit_rate_at_97)),
+            percent(_hits(trial.hit_rate_at_99)),
+            _milliseconds(trial.lookup_ms),
+            format_bytes(trial.memory_bytes),
+        )
+    if best:
+        console().print(table)
+    counts = Counter(trial.status for trial in explored.trials)
+    counted = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    print(f"{counted or 'no'} variants; every one with its reason is in {explored.directory / 'trials.csv'}")
+    print(f"next: gati compose {explored.directory}")
+
+
+def composition(chosen: Composition, directory: Path, explained: Sequence[Explanation] = ()) -> None:
+    """Print the exits, what is expected of them, and why these."""
+    expected = chosen.expected
+    if chosen.exits:
+        table = new_table(
+            *("block", "variant", "selector", "placement"),
+            *("hit rate", "agreement", "exit after", "lookup", "memory"),
+            left=(0, 1, 2, 3),
+        )
+        for exit_ in chosen.exits:
+            table.add_row(
+                exit_.block,
+                exit_.variant,
+                exit_.selector,
+                exit_.placement,
+                percent(exit_.expected_hit_rate),
+                percent(exit_.expected_agreement, digits=2),
+                _milliseconds(exit_.exit_ms),
+                _milliseconds(exit_.lookup_ms),
+                format_bytes(exit_.memory_bytes),
+            )
+        console().print(table)
+    print(
+        f"expected: mean {expected.mean_latency_ms:.3f} ms against {expected.base_latency_ms:.3f} ms, "
+        f"gain {expected.gain:.2f}x; {percent(expected.hit_rate)} leave early, agreement "
+        f"{percent(expected.agreement, digits=2)} (target {percent(chosen.accuracy_target)}), "
+        f"caches {format_bytes(expected.memory_bytes)}"
+    )
+    print(f"why: {_why(chosen)}")
+    for each in explained:
+        print(f"  {each.exit.block}: {each.sentence}")
+    if chosen.headroom is not None:
+        _headroom(chosen.headroom)
+    if chosen.certificate is not None:
+        print(f"certificate: {chosen.certificate['sentence']}")
+        if drop := chosen.certificate.get("accuracy_drop"):
+            print(f"accuracy: {drop['sentence']}")
+    if chosen.note and chosen.note != (chosen.certificate or {}).get("sentence"):
+        print(f"note: {chosen.note}")
+    option = "" if chosen.name == "default" else f" --composition {chosen.name}"
+    print(f"next: gati evaluate {directory} --data TEST{option}")
+
+
+def _headroom(found: Headroom) -> None:
+    """Print what the gain would be if one exit, or all of them, were perfect in one respect."""
+    columns = ("gain if", "its lookup were free", "it knew when it is right", "always right")
+    table = new_table(*columns, left=(0,))
+    for each in found.exits:
+        gains = (each.free.gain, each.knowing.gain, each.right.gain)
+        table.add_row(each.block, *(f"{gain:.2f}x" for gain in gains))
+    table.add_row("all of them", f"{found.free.gain:.2f}x", f"{found.oracle.gain:.2f}x", "")
+    console().print(table)
+    basis = "replayed on the select inputs" if found.inputs else "estimated from the trials table"
+    print(
+        f"now {found.chosen.gain:.2f}x; free and knowing everywhere {found.free_oracle.gain:.2f}x; {basis}, "
+        "nothing chosen anew"
+    )
+
+
+def frontier(points: Sequence[ParetoPoint], directory: Path) -> None:
+    """Print the frontier, the most careful composition first."""
+    if not points:
+        print(f"no cache in {directory} pays at any agreement: the trials table says what each costs")
+        return
+    table = new_table("mean latency", "gain", "agreement", "certified", "memory", "exits", left=())
+    for point in points:
+        table.add_row(
+            _milliseconds(point.mean_latency_ms),
+            f"{point.gain:.2f}x",
+            percent(point.agreement, digits=2),
+            percent(point.certified_agreement, digits=2),
+            format_bytes(point.memory_bytes),
+            str(len(point.blocks)),
+        )
+    console().print(table)
+    print(
+        f"certified: all these agreements hold together with {percent(points[0].confidence)} confidence"
+        f"{', in every class' if points[0].per_class else ''}; stored in {directory}/pareto.json"
+    )
+    if points[0].use > 1:
+        from gati.composition.ledger import of_many
+
+        print(f"note:{of_many(points[0].use)}")
+    print(f"next: gati compose {directory} --accuracy TARGET, or --latency TIME")
+
+
+def _why(chosen: Composition) -> str:
+    gap = "not proven" if chosen.gap is None else f"{chosen.gap:.2%}"
+    alpha = "" if chosen.alpha is None else f", alpha {chosen.alpha:g}"
+    basis = {"replay": "replayed on the select inputs", "table": "estimated from the trials table"}
+    return (
+        f"least expected latency in the {chosen.objective} form{alpha}, by {chosen.solver}, gap {gap}; "
+        f"expectations {basis[chosen.expected_from]}"
+    )
+
+
+def evaluation(measured: Evaluation) -> None:
+    """Print the comparison with the base model, then what each exit did."""
+    if measured.note:
+        print(f"note: {measured.note}")
+    table = new_table("", "base", "gati", "ratio", left=(0,))
+    base, ours = measured.base_latency_ms, measured.latency_ms
+    for name in ("mean", "p50", "p90", "p99"):
+        before, after = getattr(base, name), getattr(ours, name)
+        ratio = f"{before / after:.2f}x"
+        table.add_row(f"latency {name}", _milliseconds(before), _milliseconds(after), ratio)
+    table.add_row("agreement", "", percent(measured.agreement, digits=2), "")
+    if measured.accuracy is not None and measured.base_accuracy is not None:
+        change = 100 * (measured.accuracy - measured.base_accuracy)
+        table.add_row(
+            "accuracy",
+            percent(measured.base_accuracy, digits=2),
+            percent(measured.accuracy, digits=2),
+            f"{change:+.2f} points",
+        )
+    console().print(table)
+    if measured.exits:
+        exits = new_table("exit after", "variant", "placement", "hits", "agreement", left=(0, 1, 2))
+        for exit_ in measured.exits:
+            agreement = "-" if exit_.agreement is None else percent(exit_.agreement, digits=2)
+            exits.add_row(exit_.block, exit_.variant, exit_.placement, str(exit_.hits), agreement)
+        console().print(exits)
+    print(
+        f"{measured.n} inputs one at a time on {measured.device} ({measured.backend}, {measured.threads} "
+        f"threads): gain {measured.gain:.2f}x{_marked(measured.disturbed)}, "
+        f"tail ratio {measured.tail_ratio:.2f}, "
+        f"{percent(measured.hit_rate)} left early, caches {format_bytes(measured.memory_bytes)}"
+    )
+    if measured.eager_latency_ms is not None:
+        eager_ms = measured.eager_latency_ms.mean
+        print(f"the module called plainly takes {eager_ms:.3f} ms: {eager_ms / ours.mean:.2f}x of Gati")
+    _disturbed(measured.disturbance)
+
+
+def _marked(disturbed: bool) -> str:
+    return " (disturbed)" if disturbed else ""
+
+
+def _disturbed(note: str) -> None:
+    """Say that latencies are not to be quoted, and why."""
+    if note:
+        print(f"not to be quoted: {note}; measure again while nothing else runs")
+
+
+def promise(chosen: Composition) -> None:
+    """Print that nothing proves what a composition promises, if so."""
+    if chosen.warning:
+        print(f"note: {chosen.warning}")
+
+
+def classes(measured: Evaluation) -> None:
+    """Print agreement and hit rate of every class, the least agreement first."""
+    table = new_table("class", "inputs", "agreement", "95 % interval", "hit rate", "95 % interval", left=(0,))
+    for each in sorted(measured.classes, key=lambda each: each.agreement.value):
+        row = (*_share(each.agreement), *_share(each.hit_rate))
+        table.add_row(each.name, str(each.n), *row)
+    console().print(table)
+    print("classes as the base model answers; each interval is exact (Clopper-Pearson) and holds on its own")
+
+
+def _share(share: Share) -> tuple[str, str]:
+    return percent(share.value), f"{100 * share.low:.1f} - {100 * share.high:.1f} %"
+
+
+def bench(result: Bench) -> None:
+    """Print every way to answer, then what was left out and why."""
+    if result.note:
+        print(f"note: {result.note}")
+    table = new_table(
+        "milliseconds", "mean", "p50", "p90", "p99", "over same engine", "over fastest", left=(0,)
+    )
+    answers = new_table(
+        "answers", "agreement", "accuracy", "left early", "memory", "1 client", f"{result.clients} clients",
+        left=(0,),
+    )  # fmt: skip
+    for row in result.rows:
+        times = row.latency_ms
+        rates = [row.throughput.get(str(many)) for many in (1, result.clients)]
+        table.add_row(
+            row.name,
+            *(f"{value:.3f}" for value in (times.mean, times.p50, times.p90, times.p99)),
+            _over_repetitions(row.gain_same),
+            _over_repetitions(row.gain_fastest),
+        )
+        answers.add_row(
+            row.name,
+            percent(row.agreement, digits=2),
+            "-" if row.accuracy is None else percent(row.accuracy, digits=2),
+            percent(row.hit_rate),
+            format_bytes(row.memory_bytes),
+            *("-" if rate is None else f"{rate.median:.0f}/s" for rate in rates),
+        )
+    console().print(table)
+    console().print(answers)
+    print(
+        f"{result.n} inputs, {result.repetitions} repetitions; gains are medians "
+        f"(least-most) over repetitions, fastest static engine: {result.fastest_static}"
+    )
+    for left in result.left_out:
+        print(f"left out: {left.name}: {left.reason}")
+    _disturbed(result.disturbance)
+
+
+def _over_repetitions(gain: Spread) -> str:
+    return f"{gain.median:.2f} ({gain.min:.2f}-{gain.max:.2f})"
+
+
+def recertification(found: Recertification, name: str, *, written: bool) -> None:
+    """Print the verdict, what early answers cost, how it compares, and what that makes of the composition."""
+    if found.note:
+        print(f"note: {found.note}")
+    print(f"certificate: {found.sentence()}")
+    if found.accuracy_drop is not None:
+        print(f"accuracy: {found.accuracy_drop.sentence()}")
+    print(f"{percent(found.hit_rate)} of requests left early")
+    print(f"before: {found.comparison}")
+    if written and found.certificate.deployed is None:
+        print(
+            f"note: NOT CERTIFIED: composition '{name}' goes on serving as it is, and says so; "
+            "compose again, or certify on more data"
+        )
+
+
+def counter(what: str) -> Callable[[int, int], None]:
+    """Return a callback that keeps one line on stderr up to date, or stays silent without a terminal."""
+
+    def count(done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            end = "\n" if done >= total else ""
+            print(f"\r{done} of {total} {what}", end=end, file=sys.stderr, flush=True)
+
+    return count
+
+
+def predictions(images: Sequence[Path], answers: Sequence[Prediction]) -> None:
+    """Print file, class, probability and exit of every image."""
+    table = new_table("image", "class", "probability", "left after", left=(0, 1, 3))
+    for image, answer in zip(images, answers, strict=True):
+        name = answer.class_name or str(answer.class_index)
+        probability = float(answer.probabilities[answer.class_index])
+        table.add_row(str(image), name, percent(probability), answer.exit)
+    console().print(table)
+
+
+def exported(written: Exported) -> None:
+    """Print what lies where, what it takes and gives, and where an input can leave."""
+    print(f"{written.path}: {written.format}, {format_bytes(written.size_bytes)}")
+    takes = f"{written.input_type} {_shape(written.input_shape)}"
+    print(f"takes one input, {takes}; gives probabilities, exit and score")
+    places = [f"{index} after {block}" for index, block in enumerate(written.exits)]
+    print(f"exits: {', '.join([*places, f'{len(places)} at the end'])}")
+    print(f"checked: {written.checked_inputs} random inputs are answered as the engine does")
+    if written.note:
+        print(f"note: {written.note}")
+
+
+def console() -> Console:
+    """Where tables are printed."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+
+
+def new_table(*columns: str, left: Iterable[int]) -> Table:
+    """An empty table; the columns numbered in `left` are of words, the others of numbers."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index in left else "right", overflow="fold")
+    return table
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share in percent."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def _milliseconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f} ms"
+
+
+def _hits(rate: float | None) -> float:
+    return 0.0 if rate is None else rate

@@ -1,0 +1,287 @@
+"""The verbs about streams: `gati stream` and `gati replay`; `gati.cli` registers them."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gati.cli.options import CompositionName, JsonFile, LibraryDir
+from gati.units import parse_duration
+
+if TYPE_CHECKING:
+    from gati.adaptation.settings import AdaptSettings, Change
+    from gati.video import Sink
+
+__all__ = ["replay", "stream"]
+
+_Source = Annotated[
+    str,
+    typer.Option(
+        "--source", metavar="SOURCE", help="A video, a folder of images, camera:0, or an rtsp:// address."
+    ),
+]
+_Regions = Annotated[
+    list[str] | None,
+    typer.Option("--region", metavar="X,Y,W,H", help="Part of the picture, in pixels; may be repeated."),
+]
+_Every = Annotated[str | None, typer.Option(metavar="TIME", help="At most one picture in that time: 1s.")]
+_Fps = Annotated[float | None, typer.Option(help="At most so many pictures a second.")]
+_Accuracy = Annotated[float | None, typer.Option(help="Agreement to keep; the composition's unless given.")]
+_Margin = Annotated[
+    float, typer.Option(help="Share of the tolerated disagreement that new caches stay clear of, 0 to 1.")
+]
+_Threads = Annotated[int | None, typer.Option(help="Threads that the network computes with.")]
+_Recall = Annotated[
+    bool, typer.Option("--recall/--no-recall", help="Answer what looks like earlier pictures from memory.")
+]
+_Seed = Annotated[int, typer.Option(help="Of retraining; a replay draws requests with it, too.")]
+_WindowInputs = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Samples kept to retrain on; as many as the accuracy needs unless given."),
+]
+
+
+def stream(
+    directory: LibraryDir,
+    source: _Source,
+    region: _Regions = None,
+    every: _Every = None,
+    fps: _Fps = None,
+    adapt: Annotated[bool, typer.Option("--adapt", help="Retrain the caches on what comes.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Show a page in the browser, too.")] = False,
+    page_port: Annotated[int, typer.Option(help="Port of the page; 0 takes a free one.")] = 0,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Results, one a line; - prints them.")
+    ] = None,
+    webhook: Annotated[str | None, typer.Option(metavar="URL", help="Post each result there.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="VIDEO", help="Write a video with the answers drawn in.")
+    ] = None,
+    audits: Annotated[
+        float, typer.Option(help="Time for audits, as a share of the base model's for all requests.")
+    ] = 0.05,
+    sampling: Annotated[float, typer.Option(help="Share of requests kept to retrain on.")] = 0.2,
+    interval: Annotated[str, typer.Option(metavar="TIME", help="Between retrainings.")] = "10m",
+    window: Annotated[str, typer.Option(metavar="TIME", help="How long samples are kept.")] = "1h",
+    window_inputs: _WindowInputs = None,
+    accuracy: _Accuracy = None,
+    margin: _Margin = 0.0,
+    recall: _Recall = True,
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Versions, samples and what is proven; DIR/adapt unless given."),
+    ] = None,
+    composition: CompositionName = "default",
+    threads: _Threads = None,
+    seed: _Seed = 0,
+) -> None:
+    """Classify a video, camera or network stream; with --adapt its caches follow what it shows.
+
+    Ctrl-C ends it with a summary. Versions, samples and what is proven are kept for the next run.
+    Caches answer as far as they are proven: by the composition's certificate, or by audits of the stream.
+    """
+    from gati.adaptation.settings import AdaptSettings
+
+    settings = AdaptSettings(
+        sampling=sampling,
+        interval_s=parse_duration(interval),
+        window_s=parse_duration(window),
+        window_inputs=window_inputs,
+        audit_budget=audits,
+        accuracy=accuracy,
+        margin=margin,
+        recall=recall,
+        enabled=adapt,
+        seed=seed,
+    )
+    kept = state or directory / "adapt"
+    with ExitStack() as stack:
+        sinks = _sinks(stack, json_file, webhook, out)
+        _run(
+            *(stack, directory, source, settings, sinks),
+            regions=region,
+            every_s=None if every is None else parse_duration(every),
+            fps=fps,
+            page=page_port if page else None,
+            state=kept,
+            composition=composition,
+            threads=threads,
+            results_on_stdout=json_file == "-",
+        )
+
+
+def _run(
+    stack: ExitStack,
+    directory: Path,
+    text: str,
+    settings: AdaptSettings,
+    sinks: list[Sink],
+    *,
+    regions: list[str] | None,
+    every_s: float | None,
+    fps: float | None,
+    page: int | None,
+    state: Path,
+    composition: str,
+    threads: int | None,
+    results_on_stdout: bool,
+) -> None:
+    from gati.adaptation.adaptation import Adaptation
+    from gati.adaptation.streaming import Tally, classify
+    from gati.cli import live
+    from gati.video import open_source, parse_region
+
+    chosen = [parse_region(each) for each in regions or ()]
+    source = open_source(text, every_s=every_s, fps=fps)
+    view = live.open_view(results_on_stdout=results_on_stdout)
+    began_s = time.time()
+    shown_on = live.open_page(stack, source.name, page, sinks)
+
+    def changed(change: Change) -> None:
+        shown = replace(change, time_s=max(0.0, change.time_s - began_s))
+        view.change(shown)
+        shown_on.change(shown)
+
+    kept = _kept(stack, directory, state) if settings.enabled else {}
+    adaptation = stack.enter_context(
+        Adaptation.open(
+            *(directory, settings),
+            standing=state / f"standing-{composition}.json",
+            composition=composition,
+            threads=threads,
+            on_change=changed,
+            on_audit=shown_on.audit,
+            **kept,
+        )
+    )
+    tally = Tally()
+    try:
+        with view, source:
+            for streamed in classify(
+                adaptation, source, regions=chosen, sinks=sinks, began_s=began_s, tally=tally
+            ):
+                view.show(streamed)
+                shown_on.source(streamed.source.value)
+                shown_on.promise(streamed.status.promise)
+    except KeyboardInterrupt:  # how a stream is ended that does not end by itself
+        typer.echo("ended by Ctrl-C", err=True)
+    if adaptation.status.retraining:
+        typer.echo("a retraining is under way: its version is for the next run; please wait", err=True)
+    live.summary(tally, adaptation.status, source)
+
+
+def _sinks(stack: ExitStack, json_file: str | None, webhook: str | None, out: Path | None) -> list[Sink]:
+    from gati.video import AnnotatedVideoSink, JsonLinesSink, WebhookSink
+
+    sinks: list[Sink] = []
+    if json_file is not None:
+        sinks.append(stack.enter_context(JsonLinesSink(json_file)))
+    if webhook is not None:
+        sinks.append(stack.enter_context(WebhookSink(webhook)))
+    if out is not None:
+        sinks.append(stack.enter_context(AnnotatedVideoSink(out)))
+    return sinks
+
+
+def _kept(stack: ExitStack, directory: Path, state: Path) -> dict[str, Any]:
+    """Where versions and samples are kept over restarts, and the samples of the run before."""
+    from gati.adaptation.settings import model_name
+    from gati.samples.store import RecordStore
+    from gati.samples.writer import BackgroundWriter
+    from gati.versions.repository import ModelRepository
+
+    model = model_name(directory)
+    state.mkdir(parents=True, exist_ok=True)
+    store = stack.enter_context(RecordStore.open(f"sqlite:///{(state / 'records.db').resolve()}"))
+    history = store.window(model, kind="input")
+    writer = stack.enter_context(BackgroundWriter(store))
+    return {
+        "model": model,
+        "repository": ModelRepository(state / "versions"),
+        "writer": writer,
+        "history": history,
+    }
+
+
+def replay(
+    directory: LibraryDir,
+    source: _Source,
+    region: _Regions = None,
+    every: _Every = None,
+    fps: _Fps = None,
+    sampling: Annotated[
+        list[float] | None, typer.Option(help="Share of requests kept to retrain on; several are compared.")
+    ] = None,
+    interval: Annotated[
+        list[str] | None, typer.Option(metavar="TIME", help="Between retrainings; several are compared.")
+    ] = None,
+    window: Annotated[
+        list[str] | None, typer.Option(metavar="TIME", help="How long samples are kept; several likewise.")
+    ] = None,
+    window_inputs: _WindowInputs = None,
+    adapt: Annotated[bool, typer.Option("--adapt/--no-adapt", help="Retrain, or only watch.")] = True,
+    json_file: JsonFile = None,
+    audits: Annotated[float, typer.Option(help="Time for audits, as a share of the base model's.")] = 0.05,
+    accuracy: _Accuracy = None,
+    margin: _Margin = 0.0,
+    recall: _Recall = True,
+    delay: Annotated[float, typer.Option(metavar="S", help="Seconds until a new version serves.")] = 0.0,
+    composition: CompositionName = "default",
+    threads: _Threads = None,
+    seed: _Seed = 0,
+) -> None:
+    """Answer a recorded stream as fast as possible, and compare every answer with the base model's.
+
+    The same settings give the same answers. Several values of --sampling, --interval or --window make a table
+    with a row for each combination.
+    """
+    from gati.adaptation.replay import record, sweep
+    from gati.adaptation.replay import replay as run
+    from gati.adaptation.settings import AdaptSettings
+    from gati.cli import live
+    from gati.composition.load import open_served
+    from gati.files import atomic_write_text
+    from gati.video import parse_region
+
+    settings = sweep(
+        AdaptSettings(
+            audit_budget=audits,
+            accuracy=accuracy,
+            margin=margin,
+            recall=recall,
+            delay_s=delay,
+            window_inputs=window_inputs,
+            enabled=adapt,
+            seed=seed,
+        ),
+        sampling=sampling or (),
+        interval_s=[parse_duration(each) for each in interval or ()],
+        window_s=[parse_duration(each) for each in window or ()],
+    )
+    served = open_served(directory, composition=composition, threads=threads)
+    recording = record(
+        served,
+        source,
+        regions=[parse_region(each) for each in region or ()],
+        every_s=None if every is None else parse_duration(every),
+        fps=fps,
+    )
+    reports = [run(served, recording, each) for each in settings]
+    if len(reports) == 1:
+        live.replayed(reports[0])
+    else:
+        live.swept(reports)
+    if json_file is not None:
+        atomic_write_text(json_file, _json([report.to_json() for report in reports]))
+
+
+def _json(documents: list[dict[str, Any]]) -> str:
+    import json
+
+    content = documents[0] if len(documents) == 1 else documents
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"

@@ -1,0 +1,67 @@
+"""What early answers cost in true accuracy, where labels tell."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.composition.certificate import rate_upper_bound
+from gati.composition.copies import counted
+
+__all__ = ["AccuracyDrop", "accuracy_drop"]
+
+
+@dataclass(frozen=True)
+class AccuracyDrop:
+    """How many labelled inputs early answers spoil, and at most how large a share of all that is.
+
+    The bound is on the share of inputs that the base model has right and Gati wrong. Accuracy can drop by no
+    more than that, and drops by less, as some inputs are put right. It holds with the confidence on its own:
+    beside an agreement certified on the same inputs the chances that either is false add up.
+    """
+
+    n: int
+    became_wrong: int
+    became_right: int
+    upper_bound: float
+    confidence: float
+
+    def sentence(self) -> str:
+        """Return the bound as one plain sentence."""
+        return (
+            f"On its own, with {100.0 * self.confidence:g} % confidence early answers cost at most "
+            f"{100.0 * self.upper_bound:.2f} points of accuracy: of {self.n} labelled inputs "
+            f"{self.became_wrong} became wrong and {self.became_right} right."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the bound as strict JSON values."""
+        return {**asdict(self), "sentence": self.sentence()}
+
+
+def accuracy_drop(
+    answer: NDArray[np.int64],
+    base_class: NDArray[np.int64],
+    label: NDArray[np.int64],
+    delta: float,
+    *,
+    settings: int = 1,
+    copies: NDArray[np.int64] | None = None,
+    share: float = 1.0,
+) -> AccuracyDrop:
+    """Bound the drop of true accuracy, all arrays [n], with confidence 1 - `delta`.
+
+    `settings` is how many compositions were to be counted on these inputs before this one was taken: each
+    gets an equal part of `share` of `delta` (Bonferroni), so that the choice among them does no harm.
+    `copies` [n] is how many inputs each stands for; those that became wrong count as often (see
+    `gati.composition.copies`).
+    """
+    became_wrong = (base_class == label) & (answer != label)
+    became_right = int(((base_class != label) & (answer == label)).sum())
+    rows = counted(became_wrong, np.ones(len(label), dtype=np.int64) if copies is None else copies)
+    spoiled = int(became_wrong[rows].sum())
+    bound = rate_upper_bound(spoiled, len(rows), share * delta / max(1, settings))
+    return AccuracyDrop(len(rows), spoiled, became_right, bound, 1.0 - delta)

@@ -1,0 +1,108 @@
+"""Which backends a composition may be made for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gati.composition.costs import CostedLibrary, on_backend
+from gati.composition.networks import network_times
+from gati.composition.pieces import Pieces
+from gati.composition.plans import Settings
+from gati.errors import BackendError, DataError, ModelError
+from gati.exploration.library import Library
+
+__all__ = ["choose_backend", "reduced_precisions"]
+
+Progress = Callable[[int, int], None]
+WORTH_TRYING = 0.95  # of the fastest float32 network's time: a reduced precision's whole network
+
+
+def choose_backend(
+    library: Library, settings: Settings, progress: Progress | None = None, pieces: Pieces | None = None
+) -> Library:
+    """Return the library with the latencies of the wanted backend; "auto" is the fastest in float32.
+
+    The fastest runs the base model in the least time: exits shorten that on each alike. Where nothing has
+    been measured before and the model is not at hand, the backend that `explore` measured stays. Raises
+    BackendError for a backend that is unknown or not installed here, and, for one asked for by its name, as
+    `load_model` does.
+    """
+    measured, name = library.manifest.profile, settings.backend
+    pieces = pieces or Pieces(library)
+    if name not in (measured.backend, "auto"):
+        return on_backend(library, name, progress=progress, pieces=pieces)
+    try:
+        base_ms = network_times(library, _others(library, settings, pieces), pieces)
+        names = {measured.backend: measured.base_ms} | {n: base_ms[n] for n in base_ms if _float32(n)}
+        fastest = min(names, key=names.__getitem__)
+        return on_backend(library, fastest, progress=progress, pieces=pieces)
+    except (BackendError, ModelError):
+        return library
+
+
+def reduced_precisions(
+    library: Library, chosen: Library, settings: Settings, progress: Progress | None, pieces: Pieces
+) -> list[CostedLibrary]:
+    """Return the library on each backend of reduced precision that "auto" should try.
+
+    Only those whose whole network takes clearly less time than on the backend that was `chosen`, and the one
+    that differs from it in lookups alone.
+    """
+    found: list[CostedLibrary] = []
+    try:
+        base_ms = network_times(library, _others(library, settings, pieces), pieces)
+        known = chosen.manifest.profile
+        limit_ms = WORTH_TRYING * base_ms.get(known.backend, known.base_ms)
+        names = [name for name in base_ms if not _float32(name) and base_ms[name] < limit_ms]
+        for name in (*_coarser_lookups(library, settings, known.backend, pieces), *names):
+            choice = on_backend(library, name, progress=progress, pieces=pieces)
+            if isinstance(choice, CostedLibrary) and choice.answers is not None:
+                found.append(choice)
+    except (BackendError, DataError, ModelError):
+        return []
+    return found
+
+
+def _others(library: Library, settings: Settings, pieces: Pieces) -> list[str]:
+    """Backends beside the one that `explore` measured; published forms need no model and stay on that.
+
+    None of reduced precision where the held-out inputs, on which to check its answers, are no longer there.
+    """
+    from gati.engine.backends import BACKENDS
+
+    if settings.backend != "auto" or settings.objective != "exact":
+        return []
+    checkable = _checkable(pieces)
+    kind_of_device = library.manifest.profile.device.partition(":")[0]
+    return [
+        name
+        for name, kind in BACKENDS.items()
+        if kind.automatic
+        and kind.same_network_as is None
+        and kind_of_device in kind.devices
+        and kind.installed()
+        and (checkable or _float32(name))
+    ]
+
+
+def _coarser_lookups(library: Library, settings: Settings, chosen: str, pieces: Pieces) -> list[str]:
+    """Backends that run the same network as `chosen` does, and lookups in reduced precision."""
+    from gati.engine.backends import BACKENDS
+
+    if settings.backend != "auto" or settings.objective != "exact" or not _checkable(pieces):
+        return []
+    return [name for name, kind in BACKENDS.items() if kind.same_network_as == chosen and kind.installed()]
+
+
+def _checkable(pieces: Pieces) -> bool:
+    """Whether the held-out inputs are still there, to ask an engine for its answers."""
+    try:
+        return bool(pieces.held_out)
+    except DataError:
+        return False
+
+
+def _float32(backend: str) -> bool:
+    from gati.engine.backends import BACKENDS
+
+    return BACKENDS[backend].in_float32()

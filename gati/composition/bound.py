@@ -1,0 +1,90 @@
+"""A lower bound on what any composition within a disagreement budget can reach.
+
+An oracle that lets each input leave at its first trial that is right bounds everything, but far too well:
+a trial cannot pick inputs one by one, it takes all those of at least a score. Hence, with first exit at
+some block:
+
+1. If a trial at block i takes an input, it takes all inputs it scores higher; each of these has left by
+   block i. Those for which this trial is wrong, and which no trial before i can rightly take, are certain
+   disagreements. A trial can go only as deep as these stay within the budget.
+2. That leaves fewer trials to rightly take an input early, so more disagreements are certain: repeat.
+3. Each input then leaves no earlier than its first trial that can rightly take it, except at most `budget`
+   inputs that leave wrongly, and the first exit takes exactly what its threshold takes.
+
+What is ignored makes the bound smaller, never wrong: that one trial a block and one threshold a trial serve
+all inputs, the penalties of all exits but the first, memory, and one lookup at a time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.composition.instance import Floats, Instance
+
+__all__ = ["lower_bound_ms"]
+
+ROUNDS = 12
+
+
+def lower_bound_ms(instance: Instance, budget: int) -> float:
+    """Return a mean latency that no composition with at most `budget` disagreements is below."""
+    best = instance.base_ms  # no exits
+    in_order = np.take_along_axis(instance.wrong, instance.order, axis=1)
+    for block in np.unique(instance.block):
+        best = min(best, _with_first_exit_at(instance, in_order, int(block), budget))
+    return best
+
+
+def _with_first_exit_at(instance: Instance, in_order: NDArray[np.bool_], block: int, budget: int) -> float:
+    depth = _deepest_cuts(instance, in_order, block, budget)
+    later = np.flatnonzero(instance.block > block)
+    right_ms, any_ms = _earliest(instance, in_order, depth, later)
+    wrongly_saved = np.sort(right_ms - any_ms)[::-1][:budget].sum()
+    first = np.flatnonzero(instance.block == block)
+    order = instance.order[first]
+    exit_ms = (instance.reach_ms + instance.lookup_ms)[first, None]
+    penalty_ms = instance.penalty_ms[first, None]
+    going_on = right_ms.sum() + penalty_ms * instance.inputs
+    total = going_on + np.cumsum(exit_ms - right_ms[order] - penalty_ms, axis=1) - wrongly_saved
+    possible = instance.may_cut[first] & (np.cumsum(in_order[first], axis=1) <= budget)
+    return float(np.where(possible, total, np.inf).min()) / instance.inputs
+
+
+def _deepest_cuts(
+    instance: Instance, in_order: NDArray[np.bool_], block: int, budget: int
+) -> NDArray[np.int64]:
+    """Return [m] how many inputs each trial can take at most when the first exit is at `block`."""
+    depth = np.where(instance.block >= block, instance.inputs, 0)
+    trials = np.flatnonzero(depth)
+    order, wrong = instance.order[trials], in_order[trials]
+    starts = np.flatnonzero(np.diff(instance.block[trials], prepend=-1))
+    block_of = np.cumsum(np.diff(instance.block[trials], prepend=instance.block[trials[0]]) > 0)
+    positions = np.arange(instance.inputs)
+    for _ in range(ROUNDS):
+        takes_rightly = np.zeros((len(trials), instance.inputs), dtype=bool)
+        np.put_along_axis(takes_rightly, order, ~wrong & (positions < depth[trials, None]), axis=1)
+        by_block = np.logical_or.reduceat(takes_rightly, starts, axis=0)
+        rescued = np.zeros((len(starts), instance.inputs), dtype=bool)  # before each block
+        rescued[1:] = np.logical_or.accumulate(by_block, axis=0)[:-1]
+        certain = np.cumsum(wrong & ~np.take_along_axis(rescued[block_of], order, axis=1), axis=1)
+        deeper = np.minimum(depth[trials], (certain <= budget).sum(axis=1))
+        if (deeper == depth[trials]).all():
+            break
+        depth[trials] = deeper
+    return depth
+
+
+def _earliest(
+    instance: Instance, in_order: NDArray[np.bool_], depth: NDArray[np.int64], trials: NDArray[np.int64]
+) -> tuple[Floats, Floats]:
+    """Return [n] the least latency at which each input can leave rightly, and in any way."""
+    right_ms = np.full(instance.inputs, instance.base_ms)
+    any_ms = right_ms.copy()
+    for trial in trials:
+        exit_ms = float(instance.reach_ms[trial] + instance.lookup_ms[trial])
+        taken = instance.order[trial, : depth[trial]]
+        right = taken[~in_order[trial, : depth[trial]]]
+        any_ms[taken] = np.minimum(any_ms[taken], exit_ms)
+        right_ms[right] = np.minimum(right_ms[right], exit_ms)
+    return right_ms, any_ms

@@ -1,0 +1,336 @@
+"""`gati compose`: choose which learned caches serve together, and say what to expect of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from gati.composition.backends import choose_backend, reduced_precisions
+from gati.composition.candidates import has_placement
+from gati.composition.certified import Proposal, plan_exact, propose
+from gati.composition.composition import Composition, Objective
+from gati.composition.costs import CostedLibrary, disturbance
+from gati.composition.further import Further, further_inputs
+from gati.composition.ledger import Attempt, Ledger, enter_use
+from gati.composition.outcomes import SplitOutcomes, outcomes_of
+from gati.composition.pieces import Pieces
+from gati.composition.plans import Plan, Settings, placement_rank, plan_published
+from gati.composition.problem import Candidate
+from gati.composition.prospects import with_headroom
+from gati.composition.sharing import FIRST, WORTH_ASKING, Hope, deploy_one, enter
+from gati.composition.solvers import check_solver
+from gati.composition.verdicts import certify_published
+from gati.errors import BackendError, CompositionError
+from gati.exploration.library import CERTIFY, SELECT, Library
+from gati.types import Placement, Trial, is_name
+from gati.units import format_bytes, parse_bytes
+
+__all__ = ["Settings", "compose", "compose_best", "compose_library"]
+
+
+def compose(
+    directory: str | Path,
+    *,
+    accuracy: float = 0.99,
+    confidence: float | None = 0.95,
+    memory_bytes: int | str | None = None,
+    objective: Objective = "exact",
+    solver: str = "auto",
+    placement: Placement | Literal["auto"] = "auto",
+    backend: str = "auto",
+    name: str = "default",
+    slowdown: float | Literal["auto"] | None = "auto",
+    per_class: bool = False,
+    certify_data: Any = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Composition:
+    """Choose caches from the library in `directory`, write the composition there, and return it.
+
+    `accuracy` is the wanted agreement with the base model; `memory_bytes` limits the caches' weights and may
+    be written like `"256MiB"`; `backend` executes network and lookups: "auto" takes the fastest of those that
+    are installed, measured the first time it is asked for (`progress(done, of)` follows it); the published
+    objectives, which need no model, stay on the one that `explore` measured. In reduced precision the network
+    itself sometimes answers otherwise than the user's. That counts against `accuracy`, too: the certificate
+    is on what the engine answers to the held-out inputs, which must still be where `explore` found them; all
+    engines that "auto" tries share 1 - `confidence`, the chance to err.
+    `placement` "auto" takes the better of those that were measured. `slowdown` limits what all lookups may
+    add to a request that hits nowhere, as a share of the base model's time: "auto" is 0.5,
+    None no limit. `per_class` asks that the agreement be certified in every class.
+
+    The default objective "exact" needs the library's per-input outcomes; thresholds are certified on the
+    certify split with the given `confidence`, or, when that is None, set on the select split alone. The
+    published objectives "relaxed" and "full" need the tables only; where outcomes are there too, their
+    expectations are replayed, and whether they hold at `confidence` is recorded.
+
+    `certify_data`, in any form that `explore` takes and without labels if need be, is counted beside the
+    certify split: twice as many inputs allow more than twice as many losses. Inputs that explore has seen are
+    left out, the network and the caches must still be there to answer them, and each such command is an
+    attempt that shares delta with all others of the library, as `certify` says.
+
+    Raises CompositionError for impossible limits, SolverError, BackendError, LibraryError, DataError.
+    """
+    settings = Settings(
+        accuracy=accuracy,
+        confidence=confidence,
+        memory_limit_bytes=None if memory_bytes is None else parse_bytes(memory_bytes),
+        objective=objective,
+        solver=solver,
+        placement=placement,
+        backend=backend,
+        name=name,
+        slowdown=slowdown,
+        per_class=per_class,
+    )
+    check_settings(settings)
+    opened = Library.open(directory)
+    further = None if certify_data is None else _further(opened, certify_data, settings)
+    pieces = Pieces(opened)
+    chosen = choose_backend(opened, settings, progress, pieces)
+    others = reduced_precisions(opened, chosen, settings, progress, pieces)
+    attempt = None if further is None else further.enter(opened, settings, [chosen, *others])
+    library, composition = compose_best(
+        chosen, others, settings, further, 1.0 if attempt is None else attempt.share
+    )
+    if isinstance(library, CostedLibrary) and library.answers is not None:
+        library.answers.keep([(leaving.trial_id, leaving.threshold) for leaving in composition.exits])
+    if further is not None and attempt is not None:
+        composition = _concluded(library, further, attempt, composition)
+    composition = with_headroom(enter_use(library, "compose", composition), library)
+    composition.save(library.composition_path(name))
+    return composition
+
+
+def _further(library: Library, data: Any, settings: Settings) -> Further:
+    if settings.confidence is None:
+        raise CompositionError(
+            "there is nothing to certify without a confidence: give one, such as 0.95, or leave the further "
+            "inputs to certify on out"
+        )
+    return further_inputs(library, data)
+
+
+def _concluded(
+    library: Library, further: Further, attempt: Attempt, composition: Composition
+) -> Composition:
+    composition = further.told(composition, attempt)
+    verdict = {**(composition.certificate or {}), "composition": composition.name}
+    Ledger(library.directory).conclude(attempt, verdict, written=True)
+    return composition
+
+
+def compose_best(
+    library: Library,
+    others: Sequence[CostedLibrary],
+    settings: Settings,
+    further: Further | None = None,
+    share: float = 1.0,
+) -> tuple[Library, Composition]:
+    """Compose on the engine of `library` or on one of `others`, of reduced precision: on the fastest.
+
+    All that are tried share the `share` of delta, see `gati.composition.sharing`; `further` is counted beside
+    the certify split. Nothing is written. Raises as `compose`.
+    """
+    if not others or settings.objective != "exact":
+        return library, compose_library(library, settings, further=further, share=share)
+    if settings.confidence is None:
+        return _fastest_on_select(library, others, settings)
+
+    def proposed(of: Library) -> Proposal:
+        return propose(of, settings, placements(of, settings), outcomes_of(of, SELECT), inputs)
+
+    check_settings(settings)
+    inputs = int((library.base_outcomes().split == CERTIFY).sum()) + len(further or ())
+    hopes = []
+    for other in others:
+        at_best_ms = proposed(other.at_best()).hoped_ms(inputs, FIRST)
+        if at_best_ms is not None:
+            hopes.append(Hope(other.manifest.profile.backend, at_best_ms, partial(proposed, other)))
+    entrants = enter(proposed(library), hopes, inputs)
+    entrants = tuple(replace(each, share=share * each.share) for each in entrants)
+    deployed, plan = deploy_one(
+        entrants, lambda each: _to_certify_on(each.library, further, each.candidates)
+    )
+    return deployed.library, to_composition(deployed.library, settings, plan, datetime.now(UTC))
+
+
+def _fastest_on_select(
+    library: Library, others: Sequence[CostedLibrary], settings: Settings
+) -> tuple[Library, Composition]:
+    composition = compose_library(library, settings)
+    # Asking an engine takes long, so first as if it lost nothing: the most promising is asked first.
+    at_best_ms = [compose_library(each.at_best(), settings).expected.mean_latency_ms for each in others]
+    for hoped_ms, _, other in sorted(zip(at_best_ms, range(len(others)), others, strict=True)):
+        if hoped_ms > WORTH_ASKING * composition.expected.mean_latency_ms:
+            break
+        try:
+            coarser = compose_library(other, settings)
+        except CompositionError:  # that precision cannot promise the accuracy
+            continue
+        if coarser.expected.mean_latency_ms < composition.expected.mean_latency_ms:
+            library, composition = other, coarser
+    return library, composition
+
+
+def compose_library(
+    library: Library,
+    settings: Settings,
+    *,
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    further: Further | None = None,
+    share: float = 1.0,
+) -> Composition:
+    """Choose caches from an open library; nothing is written. Raises as `compose`."""
+    check_settings(settings)
+    check_memory(library.trials, settings.memory_limit_bytes)
+    return to_composition(library, settings, plan(library, settings, further, share), clock())
+
+
+def to_composition(library: Library, settings: Settings, best: Plan, created: datetime) -> Composition:
+    """Return the composition that deploys a plan; its note says so where it is not certified."""
+    composition = Composition(
+        name=settings.name,
+        objective=settings.objective,
+        solver=best.choice.solver,
+        gap=best.choice.gap,
+        alpha=best.choice.alpha,
+        accuracy_target=settings.accuracy,
+        confidence=settings.confidence,
+        memory_limit_bytes=settings.memory_limit_bytes,
+        backend=library.manifest.profile.backend,
+        placement=best.placement,
+        exits=best.exits,
+        expected=best.expected,
+        certificate=best.certificate,
+        checkpoint_sha256=library.manifest.checkpoint_sha256,
+        created=created.isoformat(timespec="seconds"),
+        note=_note(library, settings, best),
+        expected_from="replay" if best.replayed else "table",
+        per_class=settings.per_class,
+    )
+    notes = (composition.note, composition.warning if composition.exits else "")
+    return replace(composition, note="; ".join(note for note in notes if note))
+
+
+def plan(
+    library: Library, settings: Settings, further: Further | None = None, share: float = 1.0
+) -> Plan:
+    """Return the plan of least expected latency over the placements. Raises as `compose`."""
+    select, certify = _outcomes(library, SELECT), _outcomes(library, CERTIFY)
+    tried = placements(library, settings)
+    if settings.objective == "exact":
+        if select is None:
+            raise CompositionError(
+                "objective 'exact' needs the per-input outcomes, which this library does not have "
+                "(outcomes/); use --objective full, or explore again"
+            )
+        if further is None:
+            return plan_exact(library, settings, tried, select, certify)
+        count = (0 if certify is None else len(certify)) + len(further)
+        proposal = propose(library, settings, tried, select, count)
+        return proposal.deploy(_to_certify_on(library, further, proposal.candidates), share)
+    plans = [plan_published(library, settings, placement, select) for placement in tried]
+    best = min(plans, key=lambda plan: placement_rank(plan.placement, plan.expected.mean_latency_ms))
+    if further is not None:
+        return certify_published(
+            library, settings, best, _to_certify_on(library, further, [best.choice.candidates]), share
+        )
+    return certify_published(library, settings, best, certify)
+
+
+def _to_certify_on(
+    library: Library, further: Further | None, path: Sequence[Sequence[Candidate]]
+) -> SplitOutcomes | None:
+    """Return the certify split's outcomes, where there are further inputs with theirs for this path."""
+    if further is None:
+        return _outcomes(library, CERTIFY)
+    return further.after(outcomes_of(library, CERTIFY), path)
+
+
+def _outcomes(library: Library, split: int) -> SplitOutcomes | None:
+    outcomes = outcomes_of(library, split) if library.has_outcomes else None
+    return outcomes if outcomes is not None and len(outcomes) else None
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse values that no library could satisfy. Raises CompositionError or SolverError."""
+    if not 0.0 < settings.accuracy < 1.0:
+        raise CompositionError(
+            f"accuracy target is {settings.accuracy!r}, must lie strictly between 0 and 1, for example 0.99"
+        )
+    if settings.confidence is not None and not 0.0 < settings.confidence < 1.0:
+        raise CompositionError(
+            f"confidence is {settings.confidence!r}, must lie strictly between 0 and 1, for example 0.95"
+        )
+    if settings.per_class and settings.confidence is None:
+        raise CompositionError(
+            "per class means certified in every class, which needs a confidence, such as 0.95"
+        )
+    if settings.objective not in get_args(Objective):
+        choices = ", ".join(get_args(Objective))
+        raise CompositionError(f"unknown objective {settings.objective!r}; choose one of: {choices}")
+    if settings.placement not in ("auto", *get_args(Placement)):
+        choices = ", ".join(("auto", *get_args(Placement)))
+        raise BackendError(f"unknown placement {settings.placement!r}; choose one of: {choices}")
+    if not is_name(settings.name):
+        raise CompositionError(
+            f"composition name {settings.name!r} must be letters, digits, '.', '_' or '-', at most 128, "
+            "for example 'fast'"
+        )
+    if settings.slowdown is not None and settings.slowdown != "auto" and not settings.slowdown >= 0.0:
+        raise CompositionError(
+            f"slowdown is {settings.slowdown!r}, must be 0 or more, for example 0.08 for 8 % of the base "
+            "model's time"
+        )
+    check_solver(settings.solver)
+
+
+def check_memory(trials: tuple[Trial, ...], limit_bytes: int | None) -> None:
+    """Refuse a memory limit below the smallest cache. Raises CompositionError."""
+    sizes = [(trial.memory_bytes, trial.trial_id) for trial in trials if trial.status == "trained"]
+    if limit_bytes is None or not sizes or limit_bytes >= min(sizes)[0]:
+        return
+    smallest, trial_id = min(sizes)
+    raise CompositionError(
+        f"memory limit {limit_bytes} bytes is too small for any cache: the smallest, {trial_id}, needs "
+        f"{smallest} bytes ({format_bytes(smallest)}); allow at least that"
+    )
+
+
+def placements(library: Library, settings: Settings) -> list[Placement]:
+    """Return the placements to compose for: the wanted one, or for "auto" every one that was measured.
+
+    Raises BackendError for a placement that was asked for and not measured.
+    """
+    every: tuple[Placement, ...] = get_args(Placement)
+    measured = [each for each in every if has_placement(library.trials, each)]
+    if settings.placement == "auto":
+        return measured or ["inline"]
+    trained = any(trial.status == "trained" for trial in library.trials)
+    if trained and settings.placement not in measured:
+        raise BackendError(
+            f"placement {settings.placement!r} was not measured in this library (measured: "
+            f"{', '.join(measured) or 'none'}); explore again on a device that has it, or use auto"
+        )
+    return [settings.placement]
+
+
+def _note(library: Library, settings: Settings, plan: Plan) -> str:
+    if not any(trial.status == "trained" for trial in library.trials):
+        return "no caches: the library holds no trained variant; see the reasons in trials.csv"
+    if not plan.exits and plan.certificate is not None and not plan.certificate["certified"]:
+        return f"no caches: {plan.certificate['sentence']}"
+    if not plan.exits:
+        return (
+            f"no caches: none both reaches agreement {settings.accuracy:g} and saves time within the limits; "
+            "lower --accuracy, raise --memory, or explore longer"
+        )
+    if plan.expected.agreement < settings.accuracy:
+        return (
+            f"replayed input by input, agreement is {plan.expected.agreement:.4f}, below the target "
+            f"{settings.accuracy:g}: the published form counts averages; use the exact objective"
+        )
+    return disturbance(library)

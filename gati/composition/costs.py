@@ -1,0 +1,234 @@
+"""What the network and the lookups cost on a backend other than the one that `explore` measured on.
+
+Measured once on this machine, kept as `profiles/BACKEND.json` in the library. Lookups of one architecture on
+one shape of hidden output cost the same, so a few dozen measurements stand for all trials.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gati.composition.pieces import Pieces
+from gati.errors import LibraryError
+from gati.exploration.library import Library
+from gati.files import atomic_write_text
+from gati.types import BlockProfile, Profile, Trial
+from gati.variants import FAMILIES, as_called_now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gati.caches import LearnedCache
+    from gati.composition.engines import EngineAnswers
+    from gati.model.segments import TracedModel
+
+__all__ = [
+    "FEW_INPUTS",
+    "BackendCosts",
+    "CostedLibrary",
+    "as_composed",
+    "disturbance",
+    "kept_profile",
+    "on_backend",
+    "to_measure",
+]
+
+FEW_INPUTS = 8  # to calibrate a graph on that is only timed: how long it takes hangs little on its ranges
+# In 1, lookups were timed outside the network; in 2, noise could make them free; up to 3, variants were
+# called as `as_called_now` knows.
+FORMAT = 4
+
+
+@dataclass(frozen=True)
+class BackendCosts:
+    """Latencies of one backend; `lookup_ms` by hidden shape and variant, the decision after it included."""
+
+    profile: Profile
+    if_ms: float
+    lookup_ms: dict[str, float]
+
+    def to_json(self) -> str:
+        """Serialise to strict JSON."""
+        document = {"format": FORMAT, "disturbed": bool(self.profile.disturbance), **asdict(self)}
+        return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> BackendCosts | None:
+        """Parse what `to_json` wrote, None for what an older Gati measured otherwise. Raises LibraryError."""
+        try:
+            raw = json.loads(text)
+            if int(raw["format"]) > FORMAT:
+                raise LibraryError(f"{where} is of a newer format; upgrade gati, or delete it")
+            if int(raw["format"]) < 3:
+                return None
+            blocks = tuple(
+                BlockProfile(**{**block, "output_shape": tuple(block["output_shape"])})
+                for block in raw["profile"]["blocks"]
+            )
+            profile = Profile(**{**raw["profile"], "blocks": blocks})
+            families = 1 if int(raw["format"]) < FORMAT else FAMILIES
+            lookup_ms = {_called_now(key, families): value for key, value in raw["lookup_ms"].items()}
+            return cls(profile, float(raw["if_ms"]), lookup_ms)
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"{where} is damaged ({error}): delete it, gati compose measures again"
+            raise LibraryError(message) from error
+
+
+class CostedLibrary(Library):
+    """A library with the latencies of another backend in place of those that `explore` measured."""
+
+    def __init__(self, library: Library, costs: BackendCosts, pieces: Pieces | None = None) -> None:
+        super().__init__(library.directory)
+        self._costs = costs
+        self._pieces = pieces
+        self.__dict__["manifest"] = replace(library.manifest, profile=costs.profile)
+        shapes = {block.index: block.output_shape for block in costs.profile.blocks}
+        self.__dict__["trials"] = tuple(
+            replace(
+                trial,
+                lookup_ms=costs.lookup_ms.get(_key(shapes[trial.block_index], trial.variant)),
+                overlapped_lookup_ms=None,
+                overlapped_penalty_ms=None,
+            )
+            for trial in library.trials
+        )
+
+    @cached_property
+    def answers(self) -> EngineAnswers | None:
+        """The engine itself, to be asked, where its precision makes it answer otherwise than the tables say.
+
+        Raises as `EngineAnswers`.
+        """
+        from gati.composition.engines import EngineAnswers
+        from gati.engine.backends import get_backend
+
+        name = self.manifest.profile.backend
+        if get_backend(name).in_float32():
+            return None
+        return EngineAnswers(self, name, self._pieces or Pieces(self))
+
+    def at_best(self) -> CostedLibrary:
+        """The same, as if the engine answered what the tables of outcomes say, without asking it."""
+        believed = CostedLibrary(self, self._costs, self._pieces)
+        believed.__dict__["answers"] = None
+        return believed
+
+
+def disturbance(library: Library) -> str:
+    """Return a line about latencies that other work on the machine disturbed, empty where nothing did."""
+    profile = library.manifest.profile
+    if not profile.disturbance:
+        return ""
+    path = _path(library, profile.backend)
+    again = f"delete {path}, then compose" if path.is_file() else "explore"
+    return f"chosen by latencies that may be wrong: {profile.disturbance}; to measure again, {again}"
+
+
+def as_composed(library: Library, backend: str) -> Library:
+    """Return the library with the latencies that a composition for `backend` was made with.
+
+    Raises LibraryError where they are gone.
+    """
+    if backend == library.manifest.profile.backend:
+        return library
+    costs = _read(library, backend)
+    if costs is None:
+        raise LibraryError(f"{_path(library, backend)} is not there; run gati compose again")
+    return CostedLibrary(library, costs)
+
+
+def kept_profile(library: Library, backend: str) -> Profile | None:
+    """Return what was measured on `backend` before. Raises LibraryError where that is damaged."""
+    costs = _read(library, backend)
+    return None if costs is None else costs.profile
+
+
+def _read(library: Library, backend: str) -> BackendCosts | None:
+    path = _path(library, backend)
+    return BackendCosts.from_json(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else None
+
+
+def on_backend(
+    library: Library,
+    backend: str,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    pieces: Pieces | None = None,
+) -> Library:
+    """Return the library with the latencies of `backend`, measured now unless they were before.
+
+    Several backends tried one after the other can share `pieces`. Raises BackendError for a backend that is
+    unknown or not installed here, and as `load_model` does.
+    """
+    if backend == library.manifest.profile.backend:
+        return library
+    import torch
+
+    costs = _read(library, backend)
+    if costs is None or costs.profile.threads != torch.get_num_threads():
+        costs = measure(library, backend, progress, pieces)
+        atomic_write_text(_path(library, backend), costs.to_json())
+    return CostedLibrary(library, costs, pieces)
+
+
+def measure(
+    library: Library, backend: str, progress: Callable[[int, int], None] | None, pieces: Pieces | None = None
+) -> BackendCosts:
+    """Measure base model, blocks, a decision and every architecture of cache on `backend`; none is free."""
+    from gati.composition.engines import graph_backend, traced_network
+    from gati.costs.graph import measure_graph
+    from gati.costs.least import at_least
+    from gati.costs.segments import measure_segments
+    from gati.engine.backends import SegmentBackend, get_backend
+
+    profile, kind = library.manifest.profile, library.manifest.outputs_kind
+    found = get_backend(backend)  # refused before a model is loaded, if at all
+    pieces = pieces or Pieces(library)
+    if isinstance(found, SegmentBackend):
+        traced, caches = traced_network(library, found.devices), _one_of_each(library, pieces)
+        costs = measure_segments(traced, profile, backend, caches, progress)
+    else:
+        executes = graph_backend(library, backend, calibrate_on=FEW_INPUTS)
+        traced, caches = to_measure(library, pieces)
+        costs = measure_graph(
+            traced, profile, executes, kind, caches, progress, convert=pieces.convert, cuts=pieces.cuts
+        )
+    costs = at_least(costs, profile, traced, caches)
+    return BackendCosts(costs.profile, costs.if_ms, costs.lookup_ms)
+
+
+def to_measure(library: Library, pieces: Pieces) -> tuple[TracedModel, dict[str, tuple[str, LearnedCache]]]:
+    """Return the network and the caches to measure in its graph, each with its block; it is cut for all."""
+    from gati.costs.graph import places_to_measure
+
+    traced, caches = pieces.traced, _one_of_each(library, pieces)
+    pieces.cuts.update(places_to_measure(library.manifest.profile, caches))
+    return traced, caches
+
+
+def _one_of_each(library: Library, pieces: Pieces) -> dict[str, tuple[str, LearnedCache]]:
+    """A cache of each architecture and shape of hidden output, with its block: of several the middle one."""
+    shapes = {block.index: block.output_shape for block in library.manifest.blocks}
+    alike: dict[str, list[Trial]] = {}
+    for trial in library.trials:
+        if trial.status == "trained":
+            alike.setdefault(_key(shapes[trial.block_index], trial.variant), []).append(trial)
+    middle = {key: trials[len(trials) // 2] for key, trials in alike.items()}
+    return {key: (trial.block, pieces.cache(trial.trial_id)) for key, trial in middle.items()}
+
+
+def _called_now(key: str, families: int) -> str:
+    shape, _, variant = key.partition(" ")
+    return f"{shape} {as_called_now(variant, families)}"
+
+
+def _key(hidden_shape: tuple[int, ...], variant: str) -> str:
+    return f"{'x'.join(map(str, hidden_shape))} {variant}"
+
+
+def _path(library: Library, backend: str) -> Path:
+    return library.directory / "profiles" / f"{backend}.json"

@@ -1,0 +1,169 @@
+"""A library's network on the engine that will serve it: made ready, asked, and kept as a file."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gati.composition.pieces import Pieces
+from gati.composition.problem import Candidate
+from gati.engine.backends import BACKENDS, GraphBackend, get_backend
+from gati.engine.exits import EngineExit
+from gati.errors import BackendError
+from gati.exploration.library import SELECT, Library
+from gati.exploration.network import load_network
+from gati.exploration.splits import held_out
+from gati.files import atomic_write_bytes
+from gati.model.data import Data
+from gati.model.segments import TracedModel
+from gati.types import TrialId
+from gati.version import __version__
+
+__all__ = ["EngineAnswers", "graph_backend", "graph_files", "traced_network"]
+
+Setting = tuple[tuple[TrialId, float], ...]  # exits in forward order, with thresholds
+Answers = tuple[NDArray[np.int64], NDArray[np.int64]]  # where each input left, and its class
+
+_CALIBRATION_INPUTS = 300
+_CHUNK = 64
+
+
+class EngineAnswers:
+    """What the engine answers to the held-out inputs, for one setting of exits after the other.
+
+    An engine of reduced precision answers otherwise than the tables of outcomes say, even where nothing hits;
+    so it is asked itself. Raises DataError where the inputs are gone, else as `traced_network`.
+    """
+
+    def __init__(self, library: Library, backend: str, pieces: Pieces) -> None:
+        self._library = library
+        self._pieces = pieces
+        self._backend = graph_backend(library, backend)
+        self._inputs, _ = pieces.held_out
+        self._blocks = {trial.trial_id: trial.block for trial in library.trials}
+        self._answers: dict[Setting, Answers] = {}
+        self._models: dict[Setting, bytes] = {}
+
+    def __call__(self, candidates: Sequence[Candidate]) -> Answers:
+        """Return where each held-out input leaves (the number of exits: nowhere) and its class, [n] both."""
+        self.ask([candidates])
+        return self._answers[_setting(candidates)]
+
+    def elsewhere(self, inputs: Data) -> EngineAnswers:
+        """Return what the same engine answers to other inputs; networks are converted once for both."""
+        other = copy.copy(self)
+        other._inputs = inputs
+        other._answers = {}
+        return other
+
+    def ask(self, path: Iterable[Sequence[Candidate]]) -> None:
+        """Run many settings at once: those that differ in thresholds alone are converted once."""
+        self._ask(_setting(candidates) for candidates in path)
+
+    def _ask(self, path: Iterable[Setting]) -> None:
+        wanted = sorted(setting for setting in set(path) if setting not in self._answers)
+        pieces = self._pieces
+        pieces.cuts.update(self._blocks[trial_id] for setting in wanted for trial_id, _ in setting)
+        unknown = [setting for setting in wanted if setting not in self._models]
+        for _, group in groupby(unknown, key=lambda setting: [exit_[0] for exit_ in setting]):
+            settings = list(group)
+            exits = [self._exits(setting) for setting in settings]
+            kind = self._library.manifest.outputs_kind
+            models = self._backend.assembled(
+                pieces.traced, exits, kind, convert=pieces.convert, cuts=pieces.cuts
+            )
+            for setting, model in zip(settings, models, strict=True):
+                self._models[setting] = model
+                self._answers[setting] = self._run(model)
+        for setting in wanted:
+            if setting not in self._answers:
+                self._answers[setting] = self._run(self._models[setting])
+
+    def keep(self, exits: Sequence[tuple[TrialId, float]]) -> None:
+        """Write the networks that `graph_files` names: with these exits, and without any."""
+        settings: tuple[Setting, Setting] = (tuple(exits), ())
+        self._ask(settings)
+        for path, setting in zip(
+            graph_files(self._library, exits, self._backend.name), settings, strict=True
+        ):
+            atomic_write_bytes(path, self._models[setting])
+
+    def _run(self, model: bytes) -> Answers:
+        graph = self._backend.compile(model)
+        left_at: list[int] = []
+        answer: list[int] = []
+        for start in range(0, len(self._inputs), _CHUNK):
+            images = self._inputs.images(range(start, min(start + _CHUNK, len(self._inputs))))
+            for row in images.split(1):
+                probabilities, position = graph.answer(row)
+                left_at.append(position)
+                answer.append(int(probabilities.argmax()))
+        return np.array(left_at, dtype=np.int64), np.array(answer, dtype=np.int64)
+
+    def _exits(self, setting: Setting) -> list[EngineExit]:
+        return [
+            EngineExit(self._blocks[trial_id], self._pieces.cache(trial_id), threshold)
+            for trial_id, threshold in setting
+        ]
+
+
+def graph_backend(library: Library, name: str, *, calibrate_on: int = _CALIBRATION_INPUTS) -> GraphBackend:
+    """Return a backend that compiles graphs, calibrated on so many select inputs where it asks for that.
+
+    Raises BackendError for one that is unknown, not installed here or of another kind, DataError where it is
+    to be calibrated and the held-out inputs are gone.
+    """
+    executes = get_backend(name)
+    if isinstance(executes, GraphBackend) and executes.calibrated:
+        inputs, split = held_out(library)
+        rows = np.flatnonzero(split == SELECT)[:calibrate_on]
+        executes = get_backend(name, calibration=inputs.images(rows))
+    if not isinstance(executes, GraphBackend):
+        raise BackendError(f"backend '{name}' compiles no graphs; choose openvino or onnxruntime")
+    return executes
+
+
+def traced_network(library: Library, devices: Collection[str] = ("cpu",)) -> TracedModel:
+    """Load the base model and make it ready to be cut, on the device that the library was measured on.
+
+    Raises BackendError for a library measured on another kind of device than `devices`, and as
+    `load_network` does.
+    """
+    device = torch.device(library.manifest.profile.device)
+    if device.type not in devices and device.type == "cpu":
+        raise BackendError("this library was measured on the cpu; run gati explore again with --device cuda")
+    if device.type not in devices:
+        raise BackendError(
+            "this library was measured on a GPU, that backend runs on the cpu; use torch or cuda-graph"
+        )
+    return load_network(library, device).traced
+
+
+def graph_files(
+    library: Library, setting: Sequence[tuple[TrialId, float]], backend: str
+) -> tuple[Path, Path]:
+    """Return where converted networks are kept, with these exits and without, named by what is in them."""
+    kind = BACKENDS.get(backend)
+    stored_as = kind.stored_as if kind is not None and issubclass(kind, GraphBackend) else "onnx"
+    origin = f"{__version__} {torch.__version__} {library.manifest.checkpoint_sha256} {stored_as}"
+    base = hashlib.sha256(origin.encode())
+    early_exit = base.copy()
+    for trial_id, threshold in setting:
+        early_exit.update(f"{trial_id} {threshold!r}".encode())
+        cache = library.cache_path(trial_id)
+        early_exit.update(cache.read_bytes() if cache.is_file() else b"")
+    suffix = "onnx" if stored_as.startswith("onnx") else "zip"
+    names = (f"{each.hexdigest()[:16]}.{suffix}" for each in (early_exit, base))
+    first, second = (library.directory / "graphs" / name for name in names)
+    return first, second
+
+
+def _setting(candidates: Sequence[Candidate]) -> Setting:
+    return tuple((candidate.trial_id, candidate.threshold) for candidate in candidates)

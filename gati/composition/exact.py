@@ -1,0 +1,198 @@
+"""The exact form: thresholds and caches chosen on what really happens to each held-out input.
+
+    minimise   mean latency, each input leaving at its first hit
+    subject to disagreements <= budget, one variant a block, memory, and one lookup at a time when overlapped
+
+Small instances are solved to optimality as a mixed-integer program. Larger ones are searched
+(`search`): no proof of optimality, but the result is at least as good as every composition reached on the
+way, and `bound` and `priced_bound` give a latency below which no composition can be. The gap reported is the
+distance to the higher of them, so part of it is what those relax, not what the search missed.
+(Saved latency is not submodular in the set of exits: an early exit takes inputs from a later one and may
+waste the budget, so greedy's guarantee does not hold and none is claimed.)
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.composition.bound import lower_bound_ms
+from gati.composition.instance import Chosen, Instance, Outcome
+from gati.composition.priced_bound import priced_bound_ms
+from gati.composition.search import ROUNDING, Frontier, search_frontier
+from gati.composition.shared import BYTES_PER_UNIT
+from gati.composition.solvers import Program, Solution, solve
+from gati.errors import SolverError
+
+__all__ = ["ExactChoice", "exact_program", "fits_program", "solve_exact", "solve_program"]
+
+LARGEST_PROGRAM = 600  # merged inputs times trials that a solver proves optimal in seconds
+SEARCH = "search"
+
+
+@dataclass(frozen=True)
+class ExactChoice:
+    """A composition with its replayed outcome, and the latency that no composition can be below."""
+
+    chosen: Chosen
+    outcome: Outcome
+    bound_ms: float
+    solver: str
+
+    @property
+    def gap(self) -> float | None:
+        """Relative distance to the bound; 0 where proven optimal, None where no bound was sought."""
+        return None if self.bound_ms <= 0.0 else max(0.0, 1.0 - self.bound_ms / self.outcome.mean_latency_ms)
+
+
+def solve_exact(
+    instance: Instance,
+    budget: int,
+    *,
+    frontier: Frontier | None = None,
+    solver: str = "auto",
+    thorough: bool = True,
+    prove: bool = True,
+) -> ExactChoice:
+    """Return the fastest composition found with at most `budget` disagreements.
+
+    `frontier` is the result of `search_frontier`, to share among budgets; `prove` False searches
+    even small instances and leaves the bound at 0. Where solver "auto" has no answer in its time, the search
+    has. Raises SolverError.
+    """
+    if not instance.trials:  # every lookup takes longer than what it could save
+        return ExactChoice((), instance.outcome(()), instance.base_ms, SEARCH)
+    if prove and fits_program(instance):
+        with suppress(*((SolverError,) if solver == "auto" else ())):
+            return solve_program(instance, budget, solver=solver)
+    frontier = frontier or search_frontier(instance)
+    chosen = frontier.within(budget, thorough=thorough)
+    bound = max(lower_bound_ms(instance, budget), priced_bound_ms(instance, budget)) if prove else 0.0
+    outcome = instance.outcome(chosen)
+    _check(instance, chosen, outcome, budget, SEARCH)
+    return ExactChoice(chosen, outcome, bound, SEARCH)
+
+
+def fits_program(instance: Instance) -> bool:
+    """Say whether the instance is small enough to be proven optimal by a solver."""
+    return instance.trials * instance.inputs <= 50 * LARGEST_PROGRAM and (
+        instance.trials * merge_inputs(instance)[0].shape[1] <= LARGEST_PROGRAM
+    )
+
+
+def merge_inputs(
+    instance: Instance,
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
+    """Merge inputs that every trial scores and answers alike.
+
+    Returns the group of equal scores [m, rows], 0 the highest; whether the trial is wrong [m, rows]; and how
+    many inputs each row stands for [rows].
+    """
+    groups_in_order: NDArray[np.int64] = np.cumsum(instance.may_cut, axis=1) - instance.may_cut
+    groups: NDArray[np.int64] = np.empty_like(groups_in_order)
+    np.put_along_axis(groups, instance.order, groups_in_order, axis=1)
+    rows, count = np.unique(np.concatenate([groups, instance.wrong]), axis=1, return_counts=True)
+    return rows[: instance.trials], rows[instance.trials :].astype(bool), count
+
+
+def solve_program(instance: Instance, budget: int, *, solver: str = "auto") -> ExactChoice:
+    """Solve the exact form as a mixed-integer program. Raises SolverError."""
+    program, cuts = exact_program(instance, budget)
+    solution = solve(program, solver)
+    if solution.status == "infeasible":
+        raise SolverError(f"{solution.solver} calls the empty composition infeasible; try another --solver")
+    chosen = tuple(sorted(pair for pair, variable in cuts.items() if solution.chosen(variable)))
+    outcome = instance.outcome(chosen)
+    _check(instance, chosen, outcome, budget, solution.solver)
+    return ExactChoice(chosen, outcome, _proven(solution), solution.solver)
+
+
+def _proven(solution: Solution) -> float:
+    return solution.objective - solution.gap * abs(solution.objective)
+
+
+def exact_program(instance: Instance, budget: int) -> tuple[Program, dict[tuple[int, int], int]]:
+    """Return the program and its variables of choice, by (trial, cut).
+
+    y_tc: trial t serves with cut c. inside_sb: row s is still inside after block b. leaves_st: row s leaves
+    at trial t. misses_st: row s looked up t and goes on.
+    """
+    groups, wrong, count = merge_inputs(instance)
+    share = count / instance.inputs
+    program = Program()
+    cuts: dict[tuple[int, int], int] = {}
+    serving: dict[int, dict[int, int]] = defaultdict(dict)  # by trial: last group that hits -> y
+    for trial in range(instance.trials):
+        for group, position in enumerate(np.flatnonzero(instance.may_cut[trial])):
+            variable = program.binary(f"y_{trial}_{position + 1}")
+            cuts[trial, int(position) + 1] = serving[trial][group] = variable
+    _add_limits(program, instance, serving)
+    disagreements: dict[int, float] = {}
+    for row in range(groups.shape[1]):
+        before: int | None = None
+        for block in np.unique(instance.block):
+            trials = np.flatnonzero(instance.block == block)
+            inside = program.variable(f"inside_{row}_{block}")
+            leaving = {}
+            for trial in map(int, trials):
+                ys = serving[trial]
+                hitting = {y: -1.0 for group, y in ys.items() if group >= groups[trial, row]}
+                exit_ms = float(instance.reach_ms[trial] + instance.lookup_ms[trial])
+                cost = share[row] * (exit_ms - instance.base_ms)
+                leaves = program.variable(f"leaves_{row}_{trial}", cost=float(cost))
+                program.row("leaves_only_by_a_hit", {leaves: 1.0, **hitting}, upper=0.0)
+                missed = float(share[row] * instance.penalty_ms[trial])
+                misses = program.variable(f"misses_{row}_{trial}", cost=missed)
+                served = {y: -1.0 for y in ys.values()}
+                program.row("misses_if_served", {misses: 1.0, inside: -1.0, **served}, lower=-1.0)
+                leaving[leaves] = 1.0
+                # an exit later than others costs what these made it pay: their misses count that already
+                if wrong[trial, row]:
+                    disagreements[leaves] = float(count[row])
+            hits = {
+                y: 1.0
+                for trial in map(int, trials)
+                for group, y in serving[trial].items()
+                if group >= groups[trial, row]
+            }
+            program.row("a_hit_leaves", {inside: 1.0, **hits}, upper=1.0)
+            was = {} if before is None else {before: -1.0}
+            now = 1.0 if before is None else 0.0
+            program.row("inside_or_left", {inside: 1.0, **leaving, **was}, lower=now, upper=now)
+            before = inside
+    program.row("disagreements", disagreements, upper=float(budget))
+    constant = program.variable("base", cost=instance.base_ms, lower=1.0)
+    program.row("base_is_paid", {constant: 1.0}, lower=1.0, upper=1.0)
+    return program, cuts
+
+
+def _add_limits(program: Program, instance: Instance, serving: dict[int, dict[int, int]]) -> None:
+    of_trial = [dict.fromkeys(serving[trial].values(), 1.0) for trial in range(instance.trials)]
+    for block in np.unique(instance.block):
+        at_block = [of_trial[trial] for trial in np.flatnonzero(instance.block == block)]
+        program.row(f"one_at_block_{block}", {y: 1.0 for ys in at_block for y in ys}, upper=1.0)
+    if instance.memory_limit_bytes is not None:
+        sizes = instance.memory_bytes / BYTES_PER_UNIT
+        memory = {y: float(sizes[trial]) for trial, ys in enumerate(of_trial) for y in ys}
+        program.row("memory", memory, upper=instance.memory_limit_bytes / BYTES_PER_UNIT)
+    if instance.slowdown_limit_ms is not None:
+        penalties = instance.penalty_ms
+        slowdown = {y: float(penalties[trial]) for trial, ys in enumerate(of_trial) for y in ys}
+        program.row("slowdown", slowdown, upper=instance.slowdown_limit_ms)
+    for earlier in range(instance.trials):
+        for later in range(earlier + 1, instance.trials):
+            apart = instance.block[later] > instance.block[earlier]
+            if apart and not instance.compatible(earlier, later):
+                program.row("one_lookup_at_a_time", {**of_trial[earlier], **of_trial[later]}, upper=1.0)
+
+
+def _check(instance: Instance, chosen: Chosen, outcome: Outcome, budget: int, solver: str) -> None:
+    if not instance.allows(chosen) or outcome.disagreements > budget + ROUNDING:
+        raise SolverError(
+            f"{solver} chose caches that break a limit ({outcome.disagreements:g} disagreements, "
+            f"{budget} allowed); try another --solver and report this"
+        )

@@ -1,0 +1,107 @@
+"""Why each exit of a composition was chosen, what would be lost without it, and what it could still gain.
+
+With and without an exit are both replayed in float32, also for an engine of reduced precision, which would
+have to be converted and asked anew for each exit that is left out. What that engine loses by itself is then
+in neither, so the two can be compared with each other, but not with what was expected of the engine; the
+sentence says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gati.composition.composition import COARSE_LOOKUPS, REDUCED, Composition, Exit
+from gati.composition.costs import as_composed
+from gati.composition.deployed import problem_deployed
+from gati.composition.headroom import ExitHeadroom
+from gati.composition.outcomes import SplitOutcomes
+from gati.composition.problem import Candidate, Estimate, estimate
+from gati.composition.prospects import headroom_of
+from gati.composition.replay import Replay
+from gati.exploration.library import SELECT, Library
+
+__all__ = ["Explanation", "explain"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One exit, and what the composition comes to with it and without it, all other exits as they are.
+
+    `headroom` is what it would come to if this exit were free, if it knew when it is right, or always were.
+
+    `as_float32` says that the engine loses some answers by itself, which these numbers leave out.
+    """
+
+    exit: Exit
+    with_mean_latency_ms: float
+    with_agreement: float
+    without_mean_latency_ms: float
+    without_agreement: float
+    rivals: int  # other trained variants at the same block
+    sentence: str
+    headroom: ExitHeadroom
+    as_float32: bool = False
+
+
+def explain(composition: Composition, library: Library | str | Path) -> tuple[Explanation, ...]:
+    """Explain every exit, on the select split's outcomes where the library has them, else from its table.
+
+    Raises CompositionError when an exit's trial is not in the library.
+    """
+    if not isinstance(library, Library):
+        library = Library.open(library)
+    library = as_composed(library, composition.backend)
+    problem = problem_deployed(composition, library)
+    candidates = problem.candidates
+    select = SplitOutcomes(library, SELECT) if library.has_outcomes else None
+
+    def expect(chosen: tuple[Candidate, ...]) -> Replay | Estimate:
+        return select.replay(problem, chosen) if select else estimate(problem, chosen)
+
+    whole, as_float32 = expect(candidates), composition.backend.endswith((*REDUCED, COARSE_LOOKUPS))
+    headroom = headroom_of(problem, library, select)
+    explained = []
+    for position, exit_ in enumerate(composition.exits):
+        others = candidates[:position] + candidates[position + 1 :]
+        without = expect(others)
+        rivals = sum(
+            trial.block_index == exit_.block_index
+            and trial.status == "trained"
+            and trial.trial_id != exit_.trial_id
+            for trial in library.trials
+        )
+        explained.append(
+            Explanation(
+                exit_,
+                whole.mean_latency_ms,
+                whole.agreement,
+                without.mean_latency_ms,
+                without.agreement,
+                rivals,
+                _sentence(exit_, composition, whole, without, rivals, as_float32=as_float32),
+                headroom.exits[position],
+                as_float32,
+            )
+        )
+    return tuple(explained)
+
+
+def _sentence(
+    exit_: Exit,
+    composition: Composition,
+    whole: Replay | Estimate,
+    without: Replay | Estimate,
+    rivals: int,
+    *,
+    as_float32: bool,
+) -> str:
+    share = exit_.exit_ms / composition.expected.base_latency_ms
+    slower = without.mean_latency_ms / whole.mean_latency_ms - 1.0
+    against = f", chosen from {rivals + 1} variants there" if rivals else ""
+    basis = f"; as float32 answers, without what {composition.backend} loses by itself" if as_float32 else ""
+    return (
+        f"{exit_.expected_hit_rate:.1%} of requests leave after {share:.0%} of the network's time{against}; "
+        f"without it the mean would be {abs(slower):.1%} {'longer' if slower >= 0 else 'shorter'} "
+        f"and agreement {without.agreement:.2%} instead of {whole.agreement:.2%}{basis}"
+    )

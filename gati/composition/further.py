@@ -1,0 +1,235 @@
+"""Further inputs to certify on, given to `gati compose` after `explore` has split its own.
+
+They are counted beside the library's certify split, as if they had always been part of it: more inputs allow
+a larger share of losses. What explore has seen is left out, copies count as they do everywhere, labels are
+not needed. The base model and the caches on the path are run on them, in float32 as in `explore`; an engine
+of reduced precision is asked itself.
+
+Every command that counts further inputs is an attempt in the library's ledger, as one of `gati certify` is,
+and the k-th of all attempts takes a share of delta: inputs can be added until the result pleases, and
+together all attempts still err with probability at most delta. The attempt is entered before anything is
+counted, and is named by all that decides what will be counted. That the library's own split may have been
+looked at before is counted apart, as a use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.composition.composition import Composition
+from gati.composition.ledger import Attempt, Ledger, of_attempts, of_users, split_identity
+from gati.composition.outcomes import EngineOutcomes, SplitOutcomes, cost_of
+from gati.composition.plans import Settings
+from gati.composition.problem import Candidate, Problem
+from gati.composition.replay import Replay, summarise
+from gati.errors import CompositionError
+from gati.exploration.library import Library, TrialOutcomes
+from gati.types import TrialId
+
+if TYPE_CHECKING:
+    from gati.composition.engines import EngineAnswers
+    from gati.model.data import Data
+
+__all__ = ["ExtendedOutcomes", "Further", "further_inputs"]
+
+_BATCH = 64
+
+
+@dataclass
+class Further:
+    """Different inputs that explore has not seen, and what base model and caches answer to them.
+
+    `copies` [n] is how many there were of each; `data` and `identity` name what was given, by its file and by
+    what is in it; `note` says what was left out. Nothing is answered before it is needed.
+    """
+
+    inputs: Data
+    copies: NDArray[np.int64]
+    data: str
+    identity: str
+    note: str = ""
+    base_class: NDArray[np.int64] | None = None
+    outcomes: dict[TrialId, TrialOutcomes] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.copies)
+
+    def answer(self, library: Library, trials: Iterable[TrialId]) -> NDArray[np.int64]:
+        """Run the base model, and with it the caches of `trials`; return the base model's classes [n].
+
+        Raises as `load_network` and `load_cache` do.
+        """
+        missing = sorted(set(trials) - self.outcomes.keys())
+        if self.base_class is None or missing:
+            self.base_class, found = _answers(library, self.inputs, missing)
+            self.outcomes.update(found)
+        return self.base_class
+
+    def after(self, own: SplitOutcomes, path: Sequence[Sequence[Candidate]]) -> ExtendedOutcomes:
+        """Return the outcomes of the certify split with these inputs after it, for settings of `path`."""
+        if isinstance(own, EngineOutcomes):
+            return ExtendedOutcomes(own, self, self.answer(own.library, ()))
+        trials = {candidate.trial_id for setting in path for candidate in setting}
+        return ExtendedOutcomes(own, self, self.answer(own.library, trials))
+
+    def enter(self, library: Library, asked: Settings, engines: Sequence[Library]) -> Attempt:
+        """Enter the attempt to compose as `asked` with these inputs, before anything is counted.
+
+        `engines` is the library with the latencies of each engine that may be tried. Raises LibraryError,
+        StorageError.
+        """
+        look = {
+            # what it is called does not decide what is counted
+            "asked": {name: value for name, value in asdict(asked).items() if name != "name"},
+            "split": split_identity(library),
+            "points": _digest(repr(library.operating_points)),
+            "engines": [_digest(repr((each.manifest.profile, each.trials))) for each in engines],
+        }
+        name = _digest(json.dumps(look, sort_keys=True))
+        settings = {"verb": "compose", "delta": 1.0 - (asked.confidence or 0.0), "per_class": asked.per_class}
+        return Ledger(library.directory).attempt(name, self.identity, settings)
+
+    def told(self, composition: Composition, attempt: Attempt) -> Composition:
+        """Return the composition with a certificate that tells of these inputs and of the attempt."""
+        certificate = composition.certificate
+        if certificate is None:
+            return replace(composition, note=_joined(composition.note, self.note))
+        before = certificate["sentence"]
+        sentence = (
+            before + of_attempts(attempt.number, certificate["level"], certificate["delta"])
+            + of_users(attempt.compositions)
+        )  # fmt: skip
+        document: dict[str, Any] = {
+            **certificate,
+            "sentence": sentence,
+            "attempt": attempt.number,
+            "compositions_on_data": attempt.compositions,
+            "further": {"data": self.data, "n": len(self), "note": self.note},
+        }
+        note = _joined(composition.note.replace(before, sentence), self.note)
+        return replace(composition, certificate=document, note=note)
+
+
+class ExtendedOutcomes(SplitOutcomes):
+    """The outcomes of a certify split, and after them those of further inputs."""
+
+    def __init__(self, own: SplitOutcomes, further: Further, base_class: NDArray[np.int64]) -> None:
+        self.library = own.library
+        self.inputs = own.inputs
+        self.base_class = np.concatenate([own.base_class, base_class])
+        unknown = np.full(len(further), -1, dtype=np.int64)
+        self.label = None if own.label is None else np.concatenate([own.label, unknown])
+        self.copies = np.concatenate([own.copies, further.copies])
+        self._own = own
+        self._further = further
+        self._engines: tuple[EngineAnswers, EngineAnswers] | None = None
+        if isinstance(own, EngineOutcomes):
+            self._engines = own.answers, own.answers.elsewhere(further.inputs)
+
+    @property
+    def coarse(self) -> bool:
+        """As `SplitOutcomes.coarse`."""
+        return self._own.coarse
+
+    @property
+    def _lost_alone(self) -> NDArray[np.bool_]:
+        if self._engines is None:
+            return super()._lost_alone
+        lost: NDArray[np.bool_] = self._asked(())[1] != self.base_class
+        return lost
+
+    def __len__(self) -> int:
+        return len(self.base_class)
+
+    def trial(self, trial_id: TrialId) -> TrialOutcomes:
+        """As `SplitOutcomes.trial`."""
+        if trial_id not in self._further.outcomes:
+            self._further.answer(self.library, [trial_id])
+        return _after(self._own.trial(trial_id), self._further.outcomes[trial_id])
+
+    def replay(self, problem: Problem, chosen: Sequence[Candidate]) -> Replay:
+        """As `SplitOutcomes.replay`; an engine of reduced precision is asked."""
+        if self._engines is None:
+            return super().replay(problem, chosen)
+        left_at, answer = self._asked(chosen)
+        costs = [cost_of(problem, candidate) for candidate in chosen]
+        return summarise(costs, left_at, answer, self.base_class, problem.base_ms)
+
+    def _asked(self, chosen: Sequence[Candidate]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        assert self._engines is not None
+        held_out, further = (engine(chosen) for engine in self._engines)
+        return (
+            np.concatenate([held_out[0][self.inputs], further[0]]),
+            np.concatenate([held_out[1][self.inputs], further[1]]),
+        )
+
+
+def further_inputs(library: Library, data: Any) -> Further:
+    """Open further inputs and leave out what explore has seen.
+
+    Raises DataError for no inputs, none that is new, or inputs of another kind than the network takes, and
+    CompositionError for a library without outcomes of its own.
+    """
+    from gati.exploration.fresh import fresh_inputs
+    from gati.model.data import load_data
+    from gati.model.preprocess import Preprocessing
+
+    if not library.has_outcomes:
+        raise CompositionError(
+            "further inputs to certify on go with the outcomes of the library's own, which this one does not "
+            "have (outcomes/); explore again"
+        )
+    preprocessing = Preprocessing.from_json(library.manifest.preprocessing)
+    given = load_data(data, preprocessing, what="further certification data")
+    fresh = fresh_inputs(library, given)
+    return Further(
+        fresh.inputs, fresh.copies, f"{given.name} {given.fingerprint}", fresh.identity, fresh.note
+    )
+
+
+def _answers(
+    library: Library, inputs: Data, trials: Sequence[TrialId]
+) -> tuple[NDArray[np.int64], dict[TrialId, TrialOutcomes]]:
+    """Return the base model's class of each input [n], and what each trial answers, from one pass."""
+    import torch
+
+    from gati.caches import load_cache
+    from gati.exploration.network import load_network
+    from gati.model.hooks import collect_hidden
+
+    device = torch.device(library.manifest.profile.device)
+    module = load_network(library, device).module
+    caches = {trial_id: load_cache(library.cache_path(trial_id)).to(device) for trial_id in trials}
+    blocks = {trial.trial_id: trial.block for trial in library.trials}
+    base: list[NDArray[np.int64]] = []
+    found: dict[TrialId, list[TrialOutcomes]] = {trial_id: [] for trial_id in trials}
+    with torch.inference_mode(), collect_hidden(module, sorted({blocks[each] for each in trials})) as hidden:
+        for start in range(0, len(inputs), _BATCH):
+            rows = np.arange(start, min(start + _BATCH, len(inputs)))
+            base.append(module(inputs.images(rows).to(device)).argmax(1).cpu().numpy())
+            for trial_id, cache in caches.items():
+                probabilities, score = cache(hidden[blocks[trial_id]])
+                predicted = probabilities.argmax(1).cpu().numpy()
+                found[trial_id].append(TrialOutcomes(score.float().cpu().numpy(), predicted))
+    return np.concatenate(base), {trial_id: _after(*batches) for trial_id, batches in found.items()}
+
+
+def _after(*parts: TrialOutcomes) -> TrialOutcomes:
+    return TrialOutcomes(
+        np.concatenate([part.score for part in parts]), np.concatenate([part.predicted for part in parts])
+    )
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(note for note in notes if note)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

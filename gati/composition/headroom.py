@@ -1,0 +1,96 @@
+"""What a composition would gain if one thing about it were perfect: the next bottleneck, visible.
+
+Of every exit, and of all together. Thresholds, and all that is not named, stay as they were chosen:
+
+* free: its lookup takes no time, neither of those who leave there nor of those who go on;
+* knowing: its score tells whether its answer is the base model's, so that inputs leave where it is, and only
+  there (the best that a selector could do for this predictor);
+* right: its answer always is, so that all that reach it leave there (the best that a predictor could do).
+
+Where free gains most the lookup is too dear, where knowing does the selector is what to work on, and where
+only right does the predictor. Knowing at every exit is the oracle of this composition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gati.composition.fields import Fields, integer, mapping, number, objects, text
+from gati.types import TrialId
+
+__all__ = ["ExitHeadroom", "Headroom", "Prospect", "read_headroom"]
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What the whole composition would come to."""
+
+    mean_latency_ms: float
+    gain: float  # over the base model
+    agreement: float  # over all requests
+
+
+@dataclass(frozen=True)
+class ExitHeadroom:
+    """What the composition would come to if this one exit were free, knowing or right."""
+
+    trial_id: TrialId
+    block: str
+    free: Prospect
+    knowing: Prospect
+    right: Prospect
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """What the composition would come to with a perfect exit, or with all of them perfect.
+
+    `inputs` is how many inputs of the select split were replayed; 0 where the trials table estimated instead.
+    `chosen` is the composition as it is, by the same reckoning: on an engine of reduced precision that
+    differs from what is expected, as what the engine loses by itself is left out.
+    """
+
+    inputs: int
+    chosen: Prospect
+    exits: tuple[ExitHeadroom, ...]
+    free: Prospect  # free lookups everywhere
+    oracle: Prospect  # knowing everywhere, lookups paid for
+    free_oracle: Prospect  # both
+
+    def of(self, trial_id: TrialId) -> ExitHeadroom:
+        """Return the headroom of the exit with that trial, which must be there."""
+        return next(each for each in self.exits if each.trial_id == trial_id)
+
+
+def read_headroom(values: object, where: str) -> Headroom | None:
+    """Read what a composition file says, None where an older Gati wrote it. Raises CompositionError."""
+    if values is None:
+        return None
+    fields = Fields({"headroom": values}, where)
+    whole = Fields(fields.take("headroom", mapping), f"{where}: headroom")
+    return Headroom(
+        inputs=whole.take("inputs", integer),
+        chosen=_prospect(whole, "chosen"),
+        exits=tuple(
+            _exit(Fields(each, f"{whole.where}: exits[{i}]"))
+            for i, each in enumerate(whole.take("exits", objects))
+        ),
+        free=_prospect(whole, "free"),
+        oracle=_prospect(whole, "oracle"),
+        free_oracle=_prospect(whole, "free_oracle"),
+    )
+
+
+def _exit(fields: Fields) -> ExitHeadroom:
+    return ExitHeadroom(
+        trial_id=TrialId(fields.take("trial_id", text)),
+        block=fields.take("block", text),
+        free=_prospect(fields, "free"),
+        knowing=_prospect(fields, "knowing"),
+        right=_prospect(fields, "right"),
+    )
+
+
+def _prospect(fields: Fields, name: str) -> Prospect:
+    inner = Fields(fields.take(name, mapping), f"{fields.where}: {name}")
+    return Prospect(*(inner.take(each, number) for each in ("mean_latency_ms", "gain", "agreement")))

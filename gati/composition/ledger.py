@@ -1,0 +1,270 @@
+"""The ledger of a cache library: how often inputs to certify on were used, and what came of it.
+
+A confidence of 95 % is that of one look. Composing again and again on one certify split until the result
+pleases, or certifying on one data set after the other until one passes, is many looks. So
+`certify_ledger.json` keeps them:
+
+* `uses` of the library's own certify split by `gati compose`, with `--pareto` and `--latency` too. Each use
+  errs with probability at most its delta; the certificate says which use it is. The cure for many is fresh
+  data.
+* `attempts` on other data, of `gati certify`, whether written into the composition or not, and of `gati
+  compose --certify-data`, which counts that beside the library's own split (a use of it as well): one that
+  was seen to fail may decide what is written next. Attempt k gets the share `share_of_attempt(k)` of delta,
+  and all shares add up to 1. So with probability at least 1 - delta no certificate that these ever give for
+  this library with confidence 1 - delta or more is false: an attempt at its own delta_k <= delta gives a
+  false one with probability at most delta_k share(k) <= delta share(k), whatever came before, if its data was
+  not looked at.
+
+What was looked at: the same composition on the same data is one attempt, with one lower limit of agreement,
+so any accuracy may be asked of it, before or after. Another confidence is another attempt: limits from the
+same counts lie within each other, so that of those at delta_k <= delta the loosest errs for all. So is
+certifying every class, which is one more test of these inputs, at a share of its own. The same data for
+another composition is another attempt as well, but is covered only if that composition was not chosen for
+what was seen on this data: the certificate says how many compositions have used it.
+
+Identical repetitions are no new look and are not counted twice. Entries are never removed. The file is
+replaced as a whole, under a lock, before the result is shown or saved; a command that is killed leaves it
+whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gati.composition.composition import Composition
+from gati.errors import LibraryError, StorageError
+from gati.exploration.library import Library
+from gati.files import atomic_write_text
+
+__all__ = [
+    "FRESH_DATA",
+    "Attempt",
+    "Ledger",
+    "enter_use",
+    "of_attempts",
+    "of_many",
+    "of_users",
+    "ordinal",
+    "share_of_attempt",
+    "split_identity",
+]
+
+FORMAT = 1
+FIRST_ATTEMPT = 0.75
+FRESH_DATA = "certify on fresh data with gati certify --data NEW"
+
+Entries = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Which attempt on other data in this library this is, from 1, and its share of delta.
+
+    `compositions` is how many compositions have been certified on this data by now, this one included.
+    """
+
+    key: str
+    number: int
+    compositions: int
+
+    @property
+    def share(self) -> float:
+        """What it may err with, as a share of delta."""
+        return share_of_attempt(self.number)
+
+
+def share_of_attempt(number: int) -> float:
+    """Return the share of delta of attempt `number`: 3/4 for the first, then 1 / (4 k (k - 1)); the sum is 1.
+
+    The first is nearly always the only one, and a level of 3/4 delta costs it next to nothing.
+    """
+    return FIRST_ATTEMPT if number == 1 else (1.0 - FIRST_ATTEMPT) / (number * (number - 1))
+
+
+class Ledger:
+    """The ledger in `directory`, a cache library."""
+
+    def __init__(self, directory: Path, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self.path = directory / "certify_ledger.json"
+        self._clock = clock
+
+    @property
+    def uses(self) -> Entries:
+        """Uses of the library's certify split, oldest first. Raises LibraryError for a damaged file."""
+        found: Entries = self._read()["uses"]
+        return found
+
+    @property
+    def attempts(self) -> Entries:
+        """Attempts on other data, oldest first. Raises LibraryError for a damaged file."""
+        found: Entries = self._read()["attempts"]
+        return found
+
+    def use(self, split: str, verb: str, look: Mapping[str, Any], verdict: Mapping[str, Any]) -> int:
+        """Enter a use of the certify split `split`, and return the how manieth it is, from 1.
+
+        `look` is all that decides what was counted, settings and candidates; `verdict` what came of it. The
+        same again, by any verb, is the use it was the first time. Raises LibraryError, StorageError.
+        """
+        key = _digest({"split": split, "look": look, "verdict": verdict})
+        with self._changing() as document:
+            known = [entry["key"] for entry in document["uses"] if entry["split"] == split]
+            if key in known:
+                return known.index(key) + 1
+            entry = {"key": key, "split": split, "verb": verb, "at": self._now(), "look": look}
+            document["uses"].append({**entry, "verdict": verdict})
+            return len(known) + 1
+
+    def attempt(self, composition: str, data: str, settings: Mapping[str, Any]) -> Attempt:
+        """Enter an attempt to certify `composition` on `data`, both by what is in them, before it is counted.
+
+        Where the composition is still to be chosen, it is named by all that it will be chosen by.
+
+        The same again is the attempt it was the first time. Raises LibraryError, StorageError.
+        """
+        key = _digest({"composition": composition, "data": data, "settings": settings})
+        with self._changing() as document:
+            entries: Entries = document["attempts"]
+            if key not in [entry["key"] for entry in entries]:
+                new = {"key": key, "composition": composition, "data": data, "at": self._now()}
+                entries.append({**new, "settings": dict(settings), "results": []})
+            number = 1 + [entry["key"] for entry in entries].index(key)
+            users = dict.fromkeys(entry["composition"] for entry in entries if entry["data"] == data)
+            return Attempt(key, number, 1 + list(users).index(composition))
+
+    def conclude(self, attempt: Attempt, certificate: Mapping[str, Any], *, written: bool) -> None:
+        """Keep what came of an attempt; none that came before is lost. Raises LibraryError, StorageError."""
+        result = json.loads(json.dumps({"written": written, "certificate": dict(certificate)}))
+        with self._changing() as document:
+            entry = next(each for each in document["attempts"] if each["key"] == attempt.key)
+            if result not in [{k: v for k, v in each.items() if k != "at"} for each in entry["results"]]:
+                entry["results"].append({"at": self._now(), **result})
+
+    @contextmanager
+    def _changing(self) -> Iterator[dict[str, Any]]:
+        # the lock is on the folder: nothing to clean up, and free again when its process is killed
+        try:
+            folder = os.open(self.path.parent, os.O_RDONLY)
+        except OSError as error:
+            raise StorageError(
+                f"cannot write {self.path}: {error.strerror}; is the library there?"
+            ) from error
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            document = self._read()
+            before = json.dumps(document)
+            yield document
+            if json.dumps(document) != before:
+                atomic_write_text(self.path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+        finally:
+            os.close(folder)
+
+    def _read(self) -> dict[str, Any]:
+        if not self.path.is_file():
+            return {"format": FORMAT, "uses": [], "attempts": []}
+        try:
+            document: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+            newer = int(document["format"]) > FORMAT
+            if not newer and not all(isinstance(document[name], list) for name in ("uses", "attempts")):
+                raise TypeError("uses and attempts are not lists")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LibraryError(
+                f"{self.path} is damaged ({error!r}): put it back from a copy; without it nobody knows how "
+                "often inputs were used to certify on, so explore on other data rather than delete it"
+            ) from error
+        if newer:
+            raise LibraryError(
+                f"{self.path} is of a newer format than this Gati reads ({FORMAT}); upgrade gati"
+            )
+        return document
+
+    def _now(self) -> str:
+        return self._clock().isoformat(timespec="seconds")
+
+
+def enter_use(library: Library, verb: str, composition: Composition) -> Composition:
+    """Enter what was counted for a composition as a use; its certificate then says which use it is.
+
+    A composition that nothing was counted for is returned as it is. Raises LibraryError, StorageError.
+    """
+    certificate = composition.certificate
+    if certificate is None or not certificate["n"]:
+        return composition
+    walked = certificate.get("engines") or [certificate]
+    look = {
+        "accuracy": certificate["accuracy"],
+        "delta": certificate["delta"],
+        "per_class": composition.per_class,
+        "walked": [
+            [each["backend"], each.get("share_of_delta", 1.0), each.get("path_sha256")] for each in walked
+        ],
+    }
+    verdict = {
+        "backend": composition.backend,
+        "certified": certificate["certified"],
+        "deployed": certificate["deployed"],
+        "counted": [each.get("path") for each in walked],
+    }
+    number = Ledger(library.directory).use(split_identity(library), verb, look, verdict)
+    sentence = f"{certificate['sentence']}{of_many(number)}"
+    return replace(
+        composition,
+        certificate={**certificate, "use": number, "sentence": sentence},
+        note=composition.note.replace(certificate["sentence"], sentence),
+    )
+
+
+def of_many(number: int) -> str:
+    """Return what the sentence of a certificate adds where the certify split has been used before."""
+    if number == 1:
+        return ""
+    return (
+        f" This is the {ordinal(number)} use of the library's certify split, and the confidence covers each "
+        f"use on its own: {FRESH_DATA}."
+    )
+
+
+def of_attempts(number: int, level: float, delta: float) -> str:
+    """Return what the sentence of a certificate adds where it was not the library's first attempt."""
+    if number == 1:
+        return ""
+    return (
+        f" This is the {ordinal(number)} attempt in this library, at {100.0 * level:.2g} %: all together err "
+        f"with probability at most {100.0 * delta:g} %."
+    )
+
+
+def of_users(compositions: int) -> str:
+    """Return what it adds where the same data has been used for other compositions, too."""
+    if compositions == 1:
+        return ""
+    return (
+        f" This data has been used for {compositions} compositions: the confidence covers those that were "
+        "chosen before it was looked at."
+    )
+
+
+def split_identity(library: Library) -> str:
+    """Name the certify split by the base model's answers to the held-out inputs and their split."""
+    base = library.base_outcomes()
+    content = base.base_class.tobytes() + base.split.tobytes()
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def ordinal(number: int) -> str:
+    """Return 1st, 2nd, 3rd, 4th and so on."""
+    teen = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

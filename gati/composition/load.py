@@ -1,0 +1,255 @@
+"""From a cache library and a composition to an engine that serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from gati.caches import load_cache
+from gati.composition.composition import Composition, Exit
+from gati.composition.engines import graph_files
+from gati.engine.engine import Engine
+from gati.engine.exits import EngineExit
+from gati.errors import BackendError, CompositionError, LibraryError
+from gati.exploration.inspect import example_inputs
+from gati.exploration.library import Library
+from gati.exploration.network import load_network
+from gati.model.load import load_model
+from gati.model.preprocess import Preprocessing
+from gati.model.segments import TracedModel, trace
+from gati.types import OutputsKind
+
+__all__ = [
+    "OpenedModel",
+    "Served",
+    "load",
+    "load_base",
+    "open_model",
+    "open_plain_model",
+    "open_served",
+    "parse_device",
+]
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A base model from which engines are made: they share its weights. `library` None has no caches.
+
+    `module` is the base model as the user's code built it.
+    """
+
+    library: Library | None
+    module: nn.Module
+    traced: TracedModel
+    checkpoint_sha256: str
+    preprocessing: Preprocessing
+    class_names: Sequence[str] | None = None
+    outputs_kind: OutputsKind = "logits"
+
+    def engine(self, composition: Composition, caches: Path | None = None) -> Engine:
+        """An engine for a composition of this model. Raises as `exits` does, and `BackendError`."""
+        exits = self.exits(composition, caches)
+        graphs = None
+        if caches is None and self.library is not None:
+            settings = [(leaving.trial_id, leaving.threshold) for leaving in composition.exits]
+            graphs = graph_files(self.library, settings, composition.backend)
+        return self.engine_of(exits, composition.name, composition.backend, graphs)
+
+    def base(self) -> Engine:
+        """An engine without caches, on backend `torch`."""
+        return self.engine_of([], "base", "torch")
+
+    def exits(self, composition: Composition, caches: Path | None = None) -> list[EngineExit]:
+        """The exits of a composition of this model, in its order.
+
+        `caches` is the folder with the weights of its caches, the library's own if None.
+
+        **Raises:** `CompositionError` for a composition of another checkpoint, `LibraryError` for a cache
+        that is missing or does not fit.
+        """
+        library = self.library
+        if library is None:
+            raise CompositionError("a plain model has no caches; run gati explore to make a cache library")
+        if composition.checkpoint_sha256 != self.checkpoint_sha256:
+            raise CompositionError(
+                f"composition '{composition.name}' was made for checkpoint "
+                f"{composition.checkpoint_sha256[:12]}, the library in {library.directory} is of "
+                f"{self.checkpoint_sha256[:12]}; run gati compose again, or retrain"
+            )
+        folder = library.directory / "caches" if caches is None else caches
+        return [self._exit(leaving, folder) for leaving in composition.exits]
+
+    def engine_of(
+        self,
+        exits: Sequence[EngineExit],
+        name: str,
+        backend: str,
+        graphs: tuple[Path, Path] | None = None,
+    ) -> Engine:
+        """An engine with these exits; `graphs` are the engine's. Answers bear `name` and the checkpoint.
+
+        **Raises:** `BackendError`.
+        """
+        return Engine(
+            self.traced,
+            exits,
+            outputs_kind=self.outputs_kind,
+            backend=backend,
+            version=f"{name}@{self.checkpoint_sha256[:12]}",
+            class_names=self.class_names,
+            preprocessing=self.preprocessing,
+            graphs=graphs,
+        )
+
+    def _exit(self, leaving: Exit, caches: Path) -> EngineExit:
+        if Path(leaving.trial_id).name != leaving.trial_id:
+            raise LibraryError(f"{leaving.trial_id[:80]!r} cannot be the name of a cache; compose again")
+        cache = load_cache(caches / f"{leaving.trial_id}.safetensors")
+        expected = self.traced.hidden_shapes.get(leaving.block)
+        if expected != tuple(cache.hidden_shape):
+            raise LibraryError(
+                f"cache {leaving.trial_id} in {caches} takes {list(cache.hidden_shape)}, "
+                f"block '{leaving.block}' gives {expected and list(expected)}; "
+                "run gati explore again, or retrain"
+            )
+        return EngineExit(
+            leaving.block,
+            cache.to(self.traced.device),
+            leaving.threshold,
+            leaving.placement,
+            leaving.variant,
+            cache.memory_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class Served:
+    """An engine with what it was made from."""
+
+    engine: Engine
+    model: OpenedModel
+    library: Library
+    composition: Composition
+
+    @property
+    def module(self) -> nn.Module:
+        """The base model as the user's code built it."""
+        return self.model.module
+
+
+def load(
+    directory: str | Path,
+    *,
+    composition: str = "default",
+    device: str = "cpu",
+    threads: int | None = None,
+) -> Engine:
+    """Load the base model and the composed caches of a cache library as an engine.
+
+    `threads` sets how many threads torch computes with, for the whole process; None leaves it.
+    The model's own code runs (its source is named in the manifest), its checkpoint is checked by sha256.
+
+    Raises:
+        LibraryError: no library, a newer one, or one made from another checkpoint.
+        CompositionError: no composition of that name, or one for another checkpoint.
+        BackendError: unknown or unavailable device or backend.
+    """
+    return open_served(directory, composition=composition, device=device, threads=threads).engine
+
+
+def load_base(directory: str | Path, *, device: str = "cpu", threads: int | None = None) -> Engine:
+    """Load the base model of a cache library as an engine without caches, on backend `torch`.
+
+    **Raises:** `LibraryError` and `BackendError` as `load` does.
+    """
+    return open_model(directory, device=device, threads=threads).base()
+
+
+def open_served(
+    directory: str | Path,
+    *,
+    composition: str = "default",
+    device: str = "cpu",
+    threads: int | None = None,
+) -> Served:
+    """As `load`, with the module, the library and the composition beside the engine."""
+    library = Library.open(directory)
+    chosen = Composition.load(library.composition_path(composition))
+    model = open_model(directory, device=device, threads=threads)
+    return Served(model.engine(chosen), model, library, chosen)
+
+
+def open_model(
+    directory: str | Path, *, device: str = "cpu", threads: int | None = None
+) -> OpenedModel:
+    """Load the base model of a cache library, to make engines from. Raises as `load` does."""
+    target = parse_device(device)
+    _set_threads(threads)
+    library = Library.open(directory)
+    manifest = library.manifest
+    return OpenedModel(
+        library,
+        *load_network(library, target),
+        manifest.checkpoint_sha256,
+        Preprocessing.from_json(manifest.preprocessing),
+        manifest.class_names,
+        manifest.outputs_kind,
+    )
+
+
+def open_plain_model(
+    model: str,
+    checkpoint: str | Path | None = None,
+    *,
+    size: tuple[int, int] | None = None,
+    images: NDArray[np.uint8] | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+) -> OpenedModel:
+    """Load a network as `gati explore` would take it; `size` is the height and width of its inputs.
+
+    It is traced on `images`, two or more uint8 [N, H, W, C], if there are any, else on noise.
+
+    **Raises:** `ModelError`, `CheckpointError`, `BackendError`, `DataError` for a single image.
+    """
+    target = parse_device(device)
+    _set_threads(threads)
+    loaded = load_model(model, checkpoint)
+    example = example_inputs(loaded, size) if images is None else loaded.preprocessing(images[:2])
+    module = loaded.module.to(target)
+    return OpenedModel(
+        None,
+        module,
+        trace(module, example.to(target), []),
+        loaded.checkpoint_sha256,
+        loaded.preprocessing,
+        loaded.class_names,
+    )
+
+
+def parse_device(name: str) -> torch.device:
+    """The device called `name`. Raises BackendError if there is none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise BackendError(f"unknown device '{name}'; choose cpu or cuda")
+    available = torch.cuda.device_count() if device.type == "cuda" else 1
+    if (device.index or 0) >= available:
+        raise BackendError(f"device '{name}' is not available here ({available} CUDA devices); choose cpu")
+    return device
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is None:
+        return
+    if threads < 1:
+        raise BackendError(f"threads is {threads}; at least 1 is needed")
+    torch.set_num_threads(threads)

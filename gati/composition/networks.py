@@ -1,0 +1,98 @@
+"""How long the whole network takes on each backend: a short race tells which are worth measuring in full.
+
+All run by turns, a few requests at a time, so that a slow moment of the machine hits them alike and each
+finds its own weights in the processor's caches. Kept as `profiles/networks.json` in the library.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gati.composition.costs import FEW_INPUTS, kept_profile, on_backend, to_measure
+from gati.composition.pieces import Pieces
+from gati.errors import BackendError, DataError, LibraryError, ModelError
+from gati.exploration.library import Library
+from gati.files import atomic_write_text
+
+if TYPE_CHECKING:
+    from gati.engine.backends import Graph
+
+__all__ = ["network_times"]
+
+_log = logging.getLogger(__name__)
+
+FORMAT = 1
+
+
+def network_times(library: Library, backends: Iterable[str], pieces: Pieces) -> dict[str, float]:
+    """Return the milliseconds that the base model takes for one request on each of `backends`.
+
+    Measured now unless it was before, with as many threads. Where the model is not at hand, or the inputs to
+    calibrate one of them are gone, only of those measured before. Raises LibraryError for a damaged file.
+    """
+    import torch
+
+    names, threads = set(backends), torch.get_num_threads()
+    notes: list[str] = []
+    kept = _read(library, threads)
+    if not names <= kept.keys():
+        profiles = {name: kept_profile(library, name) for name in names}
+        kept = {name: p.base_ms for name, p in profiles.items() if p is not None and p.threads == threads}
+    if not names <= kept.keys():
+        try:
+            kept = _race(library, names, pieces, notes)
+        except (BackendError, DataError, ModelError) as error:
+            _log.info("backends are not compared: %s", error)
+        else:
+            document = {"format": FORMAT, "threads": threads, "base_ms": kept, "disturbed": bool(notes)}
+            atomic_write_text(_path(library), json.dumps(document, indent=1, allow_nan=False) + "\n")
+    return {name: base_ms for name, base_ms in kept.items() if name in names}
+
+
+def _race(
+    library: Library, names: Iterable[str], pieces: Pieces, notes: list[str]
+) -> dict[str, float]:
+    """`notes` gets a line if other work on the machine disturbed the measurement."""
+    from gati.composition.engines import graph_backend
+    from gati.costs.graph import by_turns_ms
+    from gati.engine.backends import BACKENDS, GraphBackend
+
+    whole = [name for name in sorted(names) if issubclass(BACKENDS[name], GraphBackend)]
+    others = [name for name in sorted(names) if name not in whole]
+    alone_ms = {name: on_backend(library, name, pieces=pieces).manifest.profile.base_ms for name in others}
+    if not whole:
+        return alone_ms
+    traced, _ = to_measure(library, pieces)
+    graphs: list[Graph] = []
+    for name in whole:
+        backend = graph_backend(library, name, calibrate_on=FEW_INPUTS)
+        (model,) = backend.assembled(
+            traced, [[]], library.manifest.outputs_kind, convert=pieces.convert, cuts=pieces.cuts
+        )
+        graphs.append(backend.compile(model))
+    times_ms = by_turns_ms(graphs, traced.example(), notes)
+    return alone_ms | dict(zip(whole, times_ms, strict=True))
+
+
+def _read(library: Library, threads: int) -> dict[str, float]:
+    """What was measured with so many threads, nothing where that was not."""
+    path = _path(library)
+    if not path.is_file():
+        return {}
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if int(raw["format"]) > FORMAT:
+            raise LibraryError(f"{path} is of a newer format; upgrade gati, or delete it")
+        times = {str(name): float(base_ms) for name, base_ms in raw["base_ms"].items()}
+        return times if int(raw["threads"]) == threads else {}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"{path} is damaged ({error}): delete it, gati compose measures again"
+        raise LibraryError(message) from error
+
+
+def _path(library: Library) -> Path:
+    return library.directory / "profiles" / "networks.json"

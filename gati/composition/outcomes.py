@@ -1,0 +1,141 @@
+"""The held-out outcomes of a cache library, cut to one split and ready to be replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.composition.costs import CostedLibrary
+from gati.composition.problem import Candidate, Problem
+from gati.composition.replay import ExitCost, Replay, ReplayExit, replay, summarise
+from gati.exploration.library import Library, TrialOutcomes
+from gati.types import TrialId
+
+if TYPE_CHECKING:
+    from gati.composition.engines import EngineAnswers
+
+__all__ = ["EngineOutcomes", "SplitOutcomes", "cost_of", "outcomes_of"]
+
+
+class SplitOutcomes:
+    """What the base model and each trial answered on the inputs of one split; trials are read when asked."""
+
+    def __init__(self, library: Library, split: int) -> None:
+        base = library.base_outcomes()
+        self.library = library
+        self.inputs: NDArray[np.int64] = np.flatnonzero(base.split == split)
+        self.base_class = base.base_class[self.inputs]
+        self.label = None if base.label is None else base.label[self.inputs]
+        self.copies = library.copies()[self.inputs]  # of each input, see `gati.composition.copies`
+        self._trials: dict[TrialId, TrialOutcomes] = {}
+
+    @property
+    def coarse(self) -> bool:
+        """Whether an input may lose the base model's class even where nothing hits."""
+        return False
+
+    @property
+    def lost_without_exits(self) -> int:
+        """How many inputs do."""
+        return int(self._lost_alone.sum())
+
+    @property
+    def _lost_alone(self) -> NDArray[np.bool_]:
+        """Which inputs do, [n]."""
+        return np.zeros(len(self), dtype=bool)
+
+    def costs_agreement(self, predicted: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Say which inputs lose the base model's class by being answered `predicted` [n] instead of later."""
+        lost: NDArray[np.bool_] = (predicted != self.base_class) & ~self._lost_alone
+        return lost
+
+    def expect(self, path: Sequence[Sequence[Candidate]]) -> None:
+        """Make ready for these settings to be replayed, all at once where that is cheaper."""
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def trial(self, trial_id: TrialId) -> TrialOutcomes:
+        """Return score and predicted class of one trial on the inputs of this split, [n] each.
+
+        Raises LibraryError when the library has no outcomes of it.
+        """
+        if trial_id not in self._trials:
+            whole = self.library.outcomes(trial_id)
+            self._trials[trial_id] = TrialOutcomes(whole.score[self.inputs], whole.predicted[self.inputs])
+        return self._trials[trial_id]
+
+    def tabled(self) -> SplitOutcomes:
+        """Return the outcomes as the tables have them, which many settings can be replayed on in no time."""
+        return self
+
+    def replay(self, problem: Problem, chosen: Sequence[Candidate]) -> Replay:
+        """Send every input of the split through `chosen` (forward order)."""
+        exits = []
+        for candidate in chosen:
+            outcomes = self.trial(candidate.trial_id)
+            exits.append(
+                ReplayExit(
+                    outcomes.score,
+                    outcomes.predicted,
+                    candidate.threshold,
+                    cost_of(problem, candidate),
+                )
+            )
+        return replay(exits, self.base_class, problem.base_ms)
+
+
+class EngineOutcomes(SplitOutcomes):
+    """Outcomes of an engine of reduced precision: what it says itself where whole settings are replayed.
+
+    Single trials are still read from the tables, which is close enough to choose by. Nothing is certified or
+    expected from those.
+    """
+
+    def __init__(self, library: Library, split: int, answers: EngineAnswers) -> None:
+        super().__init__(library, split)
+        self._split = split
+        self.answers = answers
+
+    def tabled(self) -> SplitOutcomes:
+        """As `SplitOutcomes.tabled`."""
+        return SplitOutcomes(self.library, self._split)
+
+    @property
+    def coarse(self) -> bool:
+        """As `SplitOutcomes.coarse`."""
+        return True
+
+    @property
+    def _lost_alone(self) -> NDArray[np.bool_]:
+        lost: NDArray[np.bool_] = self.answers(())[1][self.inputs] != self.base_class
+        return lost
+
+    def expect(self, path: Sequence[Sequence[Candidate]]) -> None:
+        """As `SplitOutcomes.expect`."""
+        self.answers.ask(path)
+
+    def replay(self, problem: Problem, chosen: Sequence[Candidate]) -> Replay:
+        """Send every input of the split through the engine with the exits `chosen` (forward order)."""
+        left_at, answer = self.answers(chosen)
+        return summarise(
+            [cost_of(problem, candidate) for candidate in chosen],
+            left_at[self.inputs],
+            answer[self.inputs],
+            self.base_class,
+            problem.base_ms,
+        )
+
+
+def outcomes_of(library: Library, split: int) -> SplitOutcomes:
+    """Return the outcomes of one split on the backend that the library's latencies are of."""
+    answers = library.answers if isinstance(library, CostedLibrary) else None
+    return SplitOutcomes(library, split) if answers is None else EngineOutcomes(library, split, answers)
+
+
+def cost_of(problem: Problem, candidate: Candidate) -> ExitCost:
+    """Return what an exit at this candidate costs."""
+    return ExitCost(problem.reach_ms[candidate.block_index], candidate.lookup_ms, candidate.penalty_ms)

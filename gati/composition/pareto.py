@@ -1,0 +1,234 @@
+"""The frontier of latency, certified agreement and memory, for an operator who chooses by looking."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from gati.composition.backends import choose_backend
+from gati.composition.certificate import Counts, agreement_lower_bound
+from gati.composition.certified import Contest, candidates_of, contest_of, plan_of
+from gati.composition.compose import check_memory, check_settings, placements, to_composition
+from gati.composition.composition import Composition
+from gati.composition.exact import ExactChoice, solve_exact
+from gati.composition.ledger import Ledger, enter_use, split_identity
+from gati.composition.outcomes import SplitOutcomes, outcomes_of
+from gati.composition.plans import Settings, placement_rank
+from gati.composition.prospects import with_headroom
+from gati.composition.verdicts import certify_one, count_losses, with_certificate
+from gati.errors import CompositionError
+from gati.exploration.library import CERTIFY, SELECT, Library
+from gati.files import atomic_write_text
+
+__all__ = ["ParetoPoint", "compose_within_latency", "pareto"]
+
+LARGEST_SHARE = 0.15  # of inputs answered differently: what nobody would deploy
+
+
+@dataclass(frozen=True)
+class ParetoPoint:
+    """One composition of the frontier; the certified agreements of all points hold together."""
+
+    mean_latency_ms: float  # on the select split
+    gain: float
+    agreement: float  # on the select split
+    certified_agreement: float  # lower confidence limit from the certify split
+    confidence: float
+    memory_bytes: int
+    blocks: tuple[int, ...]  # where its exits are
+    trials: tuple[str, ...]
+    thresholds: tuple[float, ...]
+    per_class: bool = False  # whether that limit is of every class
+    use: int = 1  # the how manieth use of the library's certify split this was
+
+
+def pareto(
+    directory: str | Path, settings: Settings | None = None, *, points: int = 16
+) -> tuple[ParetoPoint, ...]:
+    """Return up to `points` compositions from the most careful to the fastest, and write `pareto.json`.
+
+    Each is the fastest found for its number of disagreements on the select split, and faster than all before
+    it. As the operator looks at all before choosing, each limit takes an equal share of delta (Bonferroni).
+    With `settings.per_class` the limits are of the worst class. The ledger counts it as one use of the split.
+    Raises as `compose`.
+    """
+    library, settings, select, certified_on = _open(directory, settings or Settings())
+    contest = _best_contest(library, settings, select)
+    chosen = frontier_of(contest, select, points)
+    found = count_frontier(library, settings, contest, chosen, select, certified_on)
+    use = _enter_use(library, settings, found, certified_on)
+    frontier = tuple(replace(point, use=use) for point, _ in found)
+    document = {"format": 1, "placement": contest.placement, "points": [asdict(point) for point in frontier]}
+    atomic_write_text(
+        library.directory / "pareto.json", json.dumps(document, indent=2, allow_nan=False) + "\n"
+    )
+    return frontier
+
+
+def frontier_of(contest: Contest, select: SplitOutcomes, points: int) -> list[ExactChoice]:
+    """Return the compositions of the frontier, which the select split alone decides."""
+    largest = LARGEST_SHARE * len(select)
+    budgets = sorted({round(float(b)) for b in np.geomspace(1.0, max(1.0, largest), points - 1)} | {0})
+    chosen: list[ExactChoice] = []
+    for budget in budgets:
+        choice = solve_exact(contest.instance, budget, frontier=contest.frontier, prove=False)
+        fastest_ms = chosen[-1].outcome.mean_latency_ms if chosen else math.inf
+        if choice.chosen and choice.outcome.mean_latency_ms < fastest_ms:
+            chosen.append(choice)
+    return chosen
+
+
+def count_frontier(
+    library: Library,
+    settings: Settings,
+    contest: Contest,
+    chosen: Sequence[ExactChoice],
+    select: SplitOutcomes,
+    certified_on: SplitOutcomes,
+) -> list[tuple[ParetoPoint, tuple[Counts, ...]]]:
+    """Return the points with what was counted for each; each limit takes an equal share of delta."""
+    share = 1.0 / max(1, len(chosen))
+    return [_point(library, settings, contest, select, certified_on, choice, share) for choice in chosen]
+
+
+def _point(
+    library: Library,
+    settings: Settings,
+    contest: Contest,
+    select: SplitOutcomes,
+    certified_on: SplitOutcomes,
+    choice: ExactChoice,
+    share: float,
+) -> tuple[ParetoPoint, tuple[Counts, ...]]:
+    candidates = candidates_of(contest, choice.chosen)
+    counts = count_losses(library, settings, candidates, certified_on)
+    point = ParetoPoint(
+        mean_latency_ms=choice.outcome.mean_latency_ms,
+        gain=contest.instance.base_ms / choice.outcome.mean_latency_ms,
+        agreement=1.0 - choice.outcome.disagreements / len(select),
+        certified_agreement=_limit(counts, share * (1.0 - _confidence(settings))),
+        confidence=_confidence(settings),
+        memory_bytes=sum(candidate.memory_bytes for candidate in candidates),
+        blocks=tuple(candidate.block_index for candidate in candidates),
+        trials=tuple(candidate.trial_id for candidate in candidates),
+        thresholds=tuple(candidate.threshold for candidate in candidates),
+        per_class=settings.per_class,
+    )
+    return point, counts
+
+
+def _limit(counts: Sequence[Counts], level: float) -> float:
+    """The agreement proven of all, or where there is a pair a class of the worst of them."""
+    return min(agreement_lower_bound(losses, inputs, level) for losses, inputs in counts)
+
+
+def _confidence(settings: Settings) -> float:
+    if settings.confidence is None:
+        raise CompositionError(
+            "--pareto and --latency certify what they find, which needs a confidence, such as 0.95; "
+            "to compose without one give an accuracy"
+        )
+    return settings.confidence
+
+
+def _enter_use(
+    library: Library,
+    settings: Settings,
+    found: Sequence[tuple[ParetoPoint, tuple[Counts, ...]]],
+    certified_on: SplitOutcomes,
+) -> int:
+    if not found or not len(certified_on):
+        return 0
+    look = {
+        "delta": 1.0 - _confidence(settings),
+        "per_class": settings.per_class,
+        "backend": library.manifest.profile.backend,
+        "points": [[list(point.trials), list(point.thresholds)] for point, _ in found],
+    }
+    verdict = {"counted": [[list(pair) for pair in counts] for _, counts in found]}
+    return Ledger(library.directory).use(split_identity(library), "pareto", look, verdict)
+
+
+def compose_within_latency(
+    directory: str | Path, latency_ms: float, settings: Settings | None = None
+) -> Composition:
+    """Return, and write, the most careful composition whose mean latency is at most `latency_ms`.
+
+    It is chosen on the select split alone, so the agreement certified for it needs no correction; that
+    becomes the composition's accuracy target, of every class with `settings.per_class`. Raises
+    CompositionError when nothing is that fast or nothing can be certified, else as `compose`.
+    """
+    library, settings, select, certified_on = _open(directory, settings or Settings())
+    contest = _best_contest(library, settings, select)
+    choice = _most_careful(contest, latency_ms, len(select))
+    candidates = candidates_of(contest, choice.chosen)
+    counts = count_losses(library, settings, candidates, certified_on)
+    limit = math.floor(_limit(counts, 1.0 - _confidence(settings)) * 1e4) / 1e4
+    if not 0.0 < limit < 1.0:
+        fewest = min(inputs for _, inputs in counts)
+        raise CompositionError(
+            f"nothing can be certified about agreement from {fewest} inputs"
+            f"{' of a class' if settings.per_class else ''}; explore with more data"
+        )
+    asked = replace(settings, accuracy=limit)
+    plan = plan_of(library, asked, contest, select, choice)
+    verdict = certify_one(library, asked, counts)
+    plan = with_certificate(library, asked, plan, verdict, certified_on, [candidates])
+    composition = enter_use(library, "latency", to_composition(library, asked, plan, datetime.now(UTC)))
+    composition = with_headroom(composition, library)
+    composition.save(library.composition_path(settings.name))
+    return composition
+
+
+def _most_careful(contest: Contest, latency_ms: float, inputs: int) -> ExactChoice:
+    def solve(budget: int) -> ExactChoice:
+        return solve_exact(contest.instance, budget, frontier=contest.frontier, prove=False)
+
+    if latency_ms >= contest.instance.base_ms:
+        return solve(0)
+    low, high = -1, inputs
+    best = solve(high)
+    if best.outcome.mean_latency_ms > latency_ms:
+        raise CompositionError(
+            f"no composition has a mean latency of {latency_ms:g} ms: the fastest, at any agreement, has "
+            f"{best.outcome.mean_latency_ms:.4g} ms; the base model {contest.instance.base_ms:.4g} ms"
+        )
+    while high - low > 1:
+        middle = (low + high) // 2
+        choice = solve(middle)
+        if choice.outcome.mean_latency_ms <= latency_ms:
+            high, best = middle, choice
+        else:
+            low = middle
+    return best
+
+
+def _best_contest(library: Library, settings: Settings, select: SplitOutcomes) -> Contest:
+    budget = int((1.0 - settings.accuracy) * len(select))
+    contests = [contest_of(library, settings, each, select) for each in placements(library, settings)]
+
+    def rank(contest: Contest) -> tuple[float, bool]:
+        choice = solve_exact(contest.instance, budget, frontier=contest.frontier, thorough=False, prove=False)
+        return placement_rank(contest.placement, choice.outcome.mean_latency_ms)
+
+    return min(contests, key=rank)
+
+
+def _open(
+    directory: str | Path, settings: Settings
+) -> tuple[Library, Settings, SplitOutcomes, SplitOutcomes]:
+    check_settings(settings)
+    _confidence(settings)
+    library = choose_backend(Library.open(directory), settings)
+    check_memory(library.trials, settings.memory_limit_bytes)
+    if not library.has_outcomes:
+        raise CompositionError(
+            "the frontier needs the per-input outcomes, which this library lacks (outcomes/); explore again"
+        )
+    return library, settings, outcomes_of(library, SELECT), outcomes_of(library, CERTIFY)

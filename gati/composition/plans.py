@@ -1,0 +1,148 @@
+"""Plans: what each published form would deploy under one placement, and what to expect of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gati.composition.candidates import full_candidates, reach_by_block, relaxed_candidates
+from gati.composition.composition import Exit, Expected, Objective
+from gati.composition.full import solve_full
+from gati.composition.outcomes import SplitOutcomes
+from gati.composition.problem import Candidate, Choice, Estimate, Problem, estimate
+from gati.composition.relaxed import sweep_relaxed
+from gati.composition.replay import Replay
+from gati.exploration.library import Library
+from gati.types import Placement, Profile, Trial
+
+__all__ = ["Plan", "Settings", "describe", "plan_published", "placement_rank", "problem_of"]
+
+CLEARLY_FASTER = 0.85
+# What lookups may add to an input that hits nowhere, as a share of the network's time: a student or companion
+# at the input that answers four of five inputs may well take a third of it.
+SLOWDOWN = 0.5
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the operator asks of a composition."""
+
+    accuracy: float = 0.99
+    confidence: float | None = 0.95
+    memory_limit_bytes: int | None = None
+    objective: Objective = "exact"
+    solver: str = "auto"
+    placement: Placement | Literal["auto"] = "auto"
+    backend: str = "auto"
+    name: str = "default"
+    slowdown: float | Literal["auto"] | None = "auto"
+    per_class: bool = False  # certify the agreement of each class on its own
+
+    def slowdown_limit_ms(self, profile: Profile) -> float | None:
+        """What all lookups together may add to a request that never hits."""
+        share = SLOWDOWN if self.slowdown == "auto" else self.slowdown
+        return None if share is None else share * profile.base_ms
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One candidate answer: what was chosen under one placement, and what to expect of it."""
+
+    placement: Placement
+    choice: Choice
+    exits: tuple[Exit, ...]
+    expected: Expected
+    replayed: bool
+    certificate: dict[str, Any] | None = None
+
+
+def placement_rank(placement: Placement, mean_latency_ms: float) -> tuple[float, bool]:
+    """Return the key by which "auto" prefers a placement; the least wins.
+
+    Overlapped lookups take a core or a stream and their cost is measured with more noise, so they
+    must be expected to be clearly faster, not just a little.
+    """
+    inline = placement == "inline"
+    return (mean_latency_ms if inline else mean_latency_ms / CLEARLY_FASTER, not inline)
+
+
+def plan_published(
+    library: Library, settings: Settings, placement: Placement, select: SplitOutcomes | None
+) -> Plan:
+    """Solve one of the published forms for one placement."""
+    make = relaxed_candidates if settings.objective == "relaxed" else full_candidates
+    candidates = make(library.trials, library.operating_points, placement, settings.accuracy)
+    # as published, one lookup at a time for either placement
+    problem = problem_of(library, settings, candidates, one_lookup_at_a_time=True)
+
+    def expect(chosen: tuple[Candidate, ...]) -> Estimate | Replay:
+        return estimate(problem, chosen) if select is None else select.replay(problem, chosen)
+
+    if settings.objective == "relaxed":
+        choice = sweep_relaxed(problem, solver=settings.solver, expect=expect)
+    else:
+        choice = solve_full(problem, solver=settings.solver)
+        if expect(choice.candidates).mean_latency_ms >= problem.base_ms:
+            choice = Choice((), problem.base_ms, choice.gap, choice.solver)
+    return describe(library, problem, placement, choice, select)
+
+
+def problem_of(
+    library: Library, settings: Settings, candidates: tuple[Candidate, ...], *, one_lookup_at_a_time: bool
+) -> Problem:
+    """Return the problem of choosing among those `candidates` that fit the memory limit at all."""
+    limit = settings.memory_limit_bytes
+    return Problem(
+        reach_ms=reach_by_block(library.manifest.blocks),
+        base_ms=library.manifest.profile.base_ms,
+        candidates=tuple(c for c in candidates if limit is None or c.memory_bytes <= limit),
+        accuracy=settings.accuracy,
+        memory_limit_bytes=limit,
+        one_lookup_at_a_time=one_lookup_at_a_time,
+        slowdown_limit_ms=settings.slowdown_limit_ms(library.manifest.profile),
+    )
+
+
+def describe(
+    library: Library, problem: Problem, placement: Placement, choice: Choice, select: SplitOutcomes | None
+) -> Plan:
+    """Return the plan for a choice: each exit and the whole, replayed where outcomes are there."""
+    table = estimate(problem, choice.candidates)
+    rates, exit_ms = table.effective_hit_rates, table.exit_ms
+    accuracies = tuple(candidate.accuracy for candidate in choice.candidates)
+    mean_ms, hit_rate, agreement = table.mean_latency_ms, table.hit_rate, table.agreement
+    if select is not None:
+        outcome = select.replay(problem, choice.candidates)
+        rates = tuple(hits / len(select) for hits in outcome.hits)
+        pairs = zip(outcome.agreeing, outcome.hits, strict=True)
+        accuracies = tuple(agreeing / hits if hits else 1.0 for agreeing, hits in pairs)
+        mean_ms, hit_rate, agreement = outcome.mean_latency_ms, outcome.hit_rate, outcome.agreement
+    trials = {trial.trial_id: trial for trial in library.trials}
+    exits = tuple(
+        _exit(candidate, trials[candidate.trial_id], placement, rate, accuracy, latency_ms)
+        for candidate, rate, accuracy, latency_ms in zip(
+            choice.candidates, rates, accuracies, exit_ms, strict=True
+        )
+    )
+    memory = sum(candidate.memory_bytes for candidate in choice.candidates)
+    expected = Expected(mean_ms, problem.base_ms, problem.base_ms / mean_ms, hit_rate, agreement, memory)
+    return Plan(placement, choice, exits, expected, replayed=select is not None)
+
+
+def _exit(
+    candidate: Candidate, trial: Trial, placement: Placement, rate: float, accuracy: float, exit_ms: float
+) -> Exit:
+    return Exit(
+        trial_id=candidate.trial_id,
+        block=trial.block,
+        block_index=candidate.block_index,
+        variant=candidate.variant,
+        selector=trial.selector,
+        threshold=candidate.threshold,
+        placement=placement,
+        expected_hit_rate=rate,
+        expected_agreement=accuracy,
+        lookup_ms=candidate.lookup_ms,
+        memory_bytes=candidate.memory_bytes,
+        exit_ms=exit_ms,
+    )

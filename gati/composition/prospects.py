@@ -1,0 +1,127 @@
+"""Reckoning the headroom of a composition, by replay on the select split or, without outcomes, by the table.
+
+Replayed in float32 also for an engine of reduced precision, as `gati.composition.explain` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gati.composition.composition import Composition
+from gati.composition.costs import as_composed
+from gati.composition.deployed import problem_deployed
+from gati.composition.headroom import ExitHeadroom, Headroom, Prospect
+from gati.composition.outcomes import SplitOutcomes, cost_of
+from gati.composition.problem import Candidate, Problem, estimate
+from gati.composition.replay import ExitCost, ReplayExit, replay
+from gati.exploration.library import SELECT, Library
+from gati.types import Trial, TrialId
+
+__all__ = ["headroom_of", "with_headroom"]
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What of an exit is to be perfect."""
+
+    free: bool = False
+    knowing: bool = False
+    right: bool = False
+
+
+_AS_IT_IS = _Wish()
+_FREE, _KNOWING, _RIGHT = _Wish(free=True), _Wish(knowing=True), _Wish(right=True)
+_FREE_AND_KNOWING = _Wish(free=True, knowing=True)
+
+_LEAST = 1e-3  # of the network's time: a free lookup at the input that everything hits takes none at all
+
+_Reckon = Callable[[Sequence[_Wish]], Prospect]
+
+
+def with_headroom(composition: Composition, library: Library) -> Composition:
+    """Return the composition with its headroom, where it has exits. Raises CompositionError as `explain`."""
+    if not composition.exits:
+        return composition
+    library = as_composed(library, composition.backend)
+    select = SplitOutcomes(library, SELECT) if library.has_outcomes else None
+    headroom = headroom_of(problem_deployed(composition, library), library, select)
+    return replace(composition, headroom=headroom)
+
+
+def headroom_of(problem: Problem, library: Library, select: SplitOutcomes | None) -> Headroom:
+    """Return the headroom of the composition of all `problem.candidates`, which are in forward order."""
+    trials = {trial.trial_id: trial for trial in library.trials}
+    reckon = _by_table(problem, trials) if select is None else _by_replay(problem, select)
+    count = len(problem.candidates)
+
+    def one(position: int, wish: _Wish) -> Prospect:
+        return reckon([wish if at == position else _AS_IT_IS for at in range(count)])
+
+    return Headroom(
+        inputs=0 if select is None else len(select),
+        chosen=reckon([_AS_IT_IS] * count),
+        exits=tuple(
+            ExitHeadroom(
+                candidate.trial_id,
+                trials[candidate.trial_id].block,
+                free=one(position, _FREE),
+                knowing=one(position, _KNOWING),
+                right=one(position, _RIGHT),
+            )
+            for position, candidate in enumerate(problem.candidates)
+        ),
+        free=reckon([_FREE] * count),
+        oracle=reckon([_KNOWING] * count),
+        free_oracle=reckon([_FREE_AND_KNOWING] * count),
+    )
+
+
+def _by_replay(problem: Problem, select: SplitOutcomes) -> _Reckon:
+    everything = np.ones(len(select), dtype=np.float32)
+
+    def wished(candidate: Candidate, wish: _Wish) -> ReplayExit:
+        outcomes, cost = select.trial(candidate.trial_id), cost_of(problem, candidate)
+        found = ReplayExit(outcomes.score, outcomes.predicted, candidate.threshold, cost)
+        if wish.free:
+            found = replace(found, cost=ExitCost(cost.reach_ms, lookup_ms=0.0, penalty_ms=0.0))
+        if wish.knowing:
+            agrees = (outcomes.predicted == select.base_class).astype(np.float32)
+            found = replace(found, score=agrees, threshold=1.0)
+        if wish.right:
+            found = replace(found, score=everything, predicted=select.base_class, threshold=1.0)
+        return found
+
+    def reckon(wishes: Sequence[_Wish]) -> Prospect:
+        exits = [wished(*pair) for pair in zip(problem.candidates, wishes, strict=True)]
+        outcome = replay(exits, select.base_class, problem.base_ms)
+        return _prospect(problem, outcome.mean_latency_ms, outcome.agreement)
+
+    return reckon
+
+
+def _by_table(problem: Problem, trials: dict[TrialId, Trial]) -> _Reckon:
+    def wished(candidate: Candidate, wish: _Wish) -> Candidate:
+        if wish.free:
+            candidate = replace(candidate, lookup_ms=0.0, penalty_ms=0.0)
+        if wish.knowing:
+            # of all inputs, those it answers as the base model; at least those that it has right already
+            agreement = trials[candidate.trial_id].agreement or 0.0
+            rate = max(agreement, candidate.hit_rate * candidate.accuracy)
+            candidate = replace(candidate, hit_rate=rate, accuracy=1.0)
+        if wish.right:
+            candidate = replace(candidate, hit_rate=1.0, accuracy=1.0)
+        return candidate
+
+    def reckon(wishes: Sequence[_Wish]) -> Prospect:
+        outcome = estimate(problem, [wished(*pair) for pair in zip(problem.candidates, wishes, strict=True)])
+        return _prospect(problem, outcome.mean_latency_ms, outcome.agreement)
+
+    return reckon
+
+
+def _prospect(problem: Problem, mean_latency_ms: float, agreement: float) -> Prospect:
+    counted_ms = max(mean_latency_ms, _LEAST * problem.base_ms)
+    return Prospect(mean_latency_ms, problem.base_ms / counted_ms, agreement)

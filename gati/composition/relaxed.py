@@ -1,0 +1,130 @@
+"""The published relaxed form: each variant gets a score, the best-scored set of caches is chosen.
+
+Maximise `sum b_ij S_ij` with `S_ij = alpha * H_ij + (1 - alpha) * LG_ij`, the latency gain
+`LG_ij = base / (reach_i + T_ij)`, subject to the accuracy filter `A_ij >= A`, at most one variant a block,
+memory, and one lookup at a time. Alpha is swept and the composition of least expected latency kept.
+
+Two additions keep this usable. Every score is positive, so as published the optimum takes a cache at every
+block that the constraints leave free, though each lookup costs time: the number of caches is capped, the cap
+swept too, and expected latency decides. And the sweep of alpha bisects: the optimal score is convex in alpha,
+so where both ends of a range choose the same caches, all between them do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from gati.composition.check import check_relaxed
+from gati.composition.problem import Candidate, Choice, Problem, estimate
+from gati.composition.shared import add_structure, read_choice
+from gati.composition.solvers import Program, solve
+from gati.errors import SolverError
+
+__all__ = ["ALPHA_STEPS", "MOST_CACHES", "Expectation", "relaxed_score", "solve_relaxed", "sweep_relaxed"]
+
+ALPHA_STEPS = 20  # alpha = 0, 1/20, ..., 1
+MOST_CACHES = 6
+_LEAST_SHARE = 0.001  # of the network's time that an exit takes at least: measured differences may be zero
+
+
+class Expectation(Protocol):
+    """What the sweep asks of an expectation; an `Estimate` and a `Replay` both have it."""
+
+    @property
+    def mean_latency_ms(self) -> float:
+        """Mean latency of a request."""
+
+    @property
+    def agreement(self) -> float:
+        """Share of requests that get the base model's class."""
+
+
+def relaxed_score(problem: Problem, candidate: Candidate, alpha: float) -> float:
+    """Return the published score S_ij of one variant."""
+    exit_ms = problem.reach_ms[candidate.block_index] + candidate.lookup_ms
+    latency_gain = problem.base_ms / max(exit_ms, _LEAST_SHARE * problem.base_ms)
+    return alpha * candidate.hit_rate + (1.0 - alpha) * latency_gain
+
+
+def solve_relaxed(
+    problem: Problem, alpha: float, *, most_caches: int | None = None, solver: str = "auto"
+) -> Choice:
+    """Solve the relaxed form for one alpha; `Choice.objective` is the reached sum of scores.
+
+    `most_caches` caps the number of caches; None leaves it free, as published. Raises SolverError.
+    """
+    allowed = replace(problem, candidates=_accurate(problem))
+    program = Program()
+    chosen = [
+        program.binary(f"b_{candidate.trial_id}", cost=-relaxed_score(allowed, candidate, alpha))
+        for candidate in allowed.candidates
+    ]
+    add_structure(program, allowed, chosen)
+    if most_caches is not None:
+        program.row("most_caches", dict.fromkeys(chosen, 1.0), upper=float(most_caches))
+    solution = solve(program, solver)
+    if solution.status == "infeasible":
+        raise SolverError(f"{solution.solver} calls the empty composition infeasible; try another --solver")
+    choice = Choice(
+        read_choice(allowed, chosen, solution), -solution.objective, solution.gap, solution.solver, alpha
+    )
+    check_relaxed(problem, choice.candidates)
+    return choice
+
+
+def sweep_relaxed(
+    problem: Problem,
+    *,
+    solver: str = "auto",
+    expect: Callable[[tuple[Candidate, ...]], Expectation] | None = None,
+) -> Choice:
+    """Solve for every alpha and cap, and return the choice of least expected latency.
+
+    `expect` gives mean latency and agreement of a choice, by default the table's estimate. Choices expected
+    below the accuracy target come last: each cache passes the filter, yet those after the first get the
+    harder inputs. No cache at all competes too. Ties go to fewer caches. Raises SolverError.
+    """
+    expect = expect or (lambda chosen: estimate(problem, chosen))
+
+    def rank(chosen: tuple[Candidate, ...]) -> tuple[bool, float, int]:
+        expected = expect(chosen)
+        return (expected.agreement < problem.accuracy - 1e-9, expected.mean_latency_ms, len(chosen))
+
+    best = Choice((), 0.0, 0.0, solver)
+    best_rank = rank(())
+    for cap in _caps(problem):
+        for choice in _sweep_alpha(problem, cap, solver):
+            this_rank = rank(choice.candidates)
+            if this_rank < best_rank:
+                best, best_rank = choice, this_rank
+            elif not best.candidates:
+                best = replace(best, solver=choice.solver)
+    return best
+
+
+def _caps(problem: Problem) -> list[int]:
+    blocks = len({candidate.block_index for candidate in _accurate(problem)})
+    return sorted({min(cap, blocks) for cap in (*range(1, MOST_CACHES + 1), blocks)} - {0})
+
+
+def _sweep_alpha(problem: Problem, cap: int, solver: str) -> list[Choice]:
+    solved: dict[int, Choice] = {}
+
+    def at(step: int) -> Choice:
+        if step not in solved:
+            solved[step] = solve_relaxed(problem, step / ALPHA_STEPS, most_caches=cap, solver=solver)
+        return solved[step]
+
+    ranges = [(0, ALPHA_STEPS)]
+    while ranges:
+        low, high = ranges.pop()
+        if at(low).candidates != at(high).candidates and high - low > 1:
+            middle = (low + high) // 2
+            ranges += [(low, middle), (middle, high)]
+    return [solved[step] for step in sorted(solved)]
+
+
+def _accurate(problem: Problem) -> tuple[Candidate, ...]:
+    return tuple(candidate for candidate in problem.candidates if candidate.accuracy >= problem.accuracy)

@@ -1,0 +1,286 @@
+"""Local search over exact compositions: one pass weighs every trial with every threshold at every block.
+
+A move sets one block to any (trial, cut) or to none, all others staying. With the exits before the block
+known, an input either reaches it or not; with those after, what it costs an input to go on is known. The
+effect of all cuts of a trial is then one cumulative sum over the inputs in order of falling score, so all
+moves of all blocks together take a few milliseconds.
+
+Disagreements are priced first (each costs `price_ms`), which lets exits share them out, then held to a
+hard budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gati.composition.instance import Bools, Chosen, Floats, Instance
+from gati.composition.problem import SLACK_MS
+
+__all__ = ["Frontier", "improve_priced", "improve_within", "search_frontier"]
+
+PRICES = 16
+SHARED_LIMIT = (1, 2, 3)  # exits that the limit on slowdown should have room for
+TIGHTER = (1, 2, 4, 8)  # disagreements a tightened exit gives up for others to use
+EPSILON = 1e-9
+ROUNDING = 1e-6  # of sums of losses
+
+
+@dataclass(frozen=True)
+class Moves:
+    """For every trial and cut, the whole composition's outcome if that were its block's exit."""
+
+    latency_ms: Floats  # [m, n] summed over inputs; infinite where not allowed
+    disagreements: Floats  # [m, n]
+    without_ms: Floats  # [m] the outcome with no exit at the trial's block
+    without_disagreements: Floats  # [m]
+
+
+class Searcher:
+    """Arrays that every pass over one instance needs, and the memory it works in.
+
+    A pass would otherwise allocate ten arrays of trials times inputs, which takes longer than the arithmetic.
+    """
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self.loss_in_order = np.take_along_axis(instance.loss, instance.order, axis=1)
+        self.exit_ms = instance.reach_ms + instance.lookup_ms
+        self.must_not_cut = ~instance.may_cut
+        shape = instance.order.shape
+        self._flat = np.empty(shape, dtype=np.int64)
+        self._hit, self._latency, self._wrong = (np.empty(shape) for _ in range(3))
+        # real parts latency, imaginary ones disagreements: one cumulative sum takes as long as either alone
+        self._terms, self._sums = (np.empty(shape, dtype=np.complex128) for _ in range(2))
+
+    def moves(self, chosen: Chosen) -> Moves:
+        """Return the outcome of every move from `chosen`; its arrays hold until the next call."""
+        instance = self.instance
+        inside, left_ms, left_wrong, paid_ms = self._before(chosen)
+        onward_ms, onward_wrong = self._after(chosen)
+        blocks = instance.block[[trial for trial, _ in chosen]] if chosen else np.empty(0, dtype=np.int64)
+        before = np.searchsorted(blocks, instance.block, side="left")  # exits before the trial's block
+        after = np.searchsorted(blocks, instance.block, side="right")
+
+        # One row for each way the chosen exits can lie around a block.
+        ways, way = np.unique(np.stack([before, after]), axis=1, return_inverse=True)
+        way = way.reshape(-1)
+        reached = inside[ways[0]]
+        go_on_ms = np.where(reached, onward_ms[ways[1]] + paid_ms[ways[0], None], 0.0)
+        go_on_wrong = np.where(reached, onward_wrong[ways[1]], 0.0)
+        without_ms = left_ms[ways[0]] + go_on_ms.sum(axis=1)
+        without_wrong = left_wrong[ways[0]] + go_on_wrong.sum(axis=1)
+
+        np.add(instance.order, (way * instance.inputs)[:, None], out=self._flat)
+        np.take(reached.astype(np.float64), self._flat, out=self._hit, mode="clip")
+        np.take(go_on_ms + 1j * go_on_wrong, self._flat, out=self._terms, mode="clip")
+        # each hit's going on is replaced by leaving
+        hit_ms = self.exit_ms - instance.penalty_ms + paid_ms[before]
+        np.subtract(self._hit * hit_ms[:, None], self._terms.real, out=self._terms.real)
+        np.subtract(self._hit * self.loss_in_order, self._terms.imag, out=self._terms.imag)
+        np.cumsum(self._terms, axis=1, out=self._sums)
+        going_on_ms = without_ms[way] + instance.penalty_ms * reached.sum(axis=1)[way]
+        latency, wrong = self._latency, self._wrong
+        np.add(self._sums.real, going_on_ms[:, None], out=latency)
+        np.add(self._sums.imag, without_wrong[way][:, None], out=wrong)
+        latency[~self._fits(chosen)] = np.inf
+        np.copyto(latency, np.inf, where=self.must_not_cut)
+        return Moves(latency, wrong, without_ms[way], without_wrong[way])
+
+    def _before(self, chosen: Chosen) -> tuple[Bools, Floats, Floats, Floats]:
+        # after k exits: who is inside, and what the leavers and the misses so far have cost
+        instance = self.instance
+        inside = np.ones((len(chosen) + 1, instance.inputs), dtype=bool)
+        left_ms, left_wrong, paid_ms = (np.zeros(len(chosen) + 1) for _ in range(3))
+        for k, (trial, cut) in enumerate(chosen):
+            leaving = inside[k] & instance.hits(trial, cut)
+            inside[k + 1] = inside[k] & ~leaving
+            left_ms[k + 1] = left_ms[k] + leaving.sum() * (self.exit_ms[trial] + paid_ms[k])
+            left_wrong[k + 1] = left_wrong[k] + instance.loss[trial, leaving].sum()
+            paid_ms[k + 1] = paid_ms[k] + instance.penalty_ms[trial]
+        return inside, left_ms, left_wrong, paid_ms
+
+    def _after(self, chosen: Chosen) -> tuple[Floats, Floats]:
+        # what it costs each input to go on once it has passed k exits
+        instance = self.instance
+        onward_ms = np.full((len(chosen) + 1, instance.inputs), instance.base_ms)
+        onward_wrong = np.zeros((len(chosen) + 1, instance.inputs))
+        for k in reversed(range(len(chosen))):
+            trial, cut = chosen[k]
+            hit = instance.hits(trial, cut)
+            missed_ms = onward_ms[k + 1] + instance.penalty_ms[trial]
+            onward_ms[k] = np.where(hit, self.exit_ms[trial], missed_ms)
+            onward_wrong[k] = np.where(hit, instance.loss[trial], onward_wrong[k + 1])
+        return onward_ms, onward_wrong
+
+    def _fits(self, chosen: Chosen) -> Bools:
+        # trials that keep the limits in place of their own block's exit
+        instance = self.instance
+        fits = np.ones(instance.trials, dtype=bool)
+        if instance.memory_limit_bytes is not None:
+            used = np.zeros(instance.trials, dtype=np.int64)
+            for trial, _ in chosen:
+                used += np.where(instance.block == instance.block[trial], 0, instance.memory_bytes[trial])
+            fits &= used + instance.memory_bytes <= instance.memory_limit_bytes
+        if instance.slowdown_limit_ms is not None:
+            paid = np.zeros(instance.trials)
+            for trial, _ in chosen:
+                paid += np.where(instance.block == instance.block[trial], 0.0, instance.penalty_ms[trial])
+            fits &= paid + instance.penalty_ms <= instance.slowdown_limit_ms + SLACK_MS
+        if instance.one_lookup_at_a_time:
+            for trial, _ in chosen:
+                after_ms = instance.reach_ms - instance.reach_ms[trial]
+                fits &= (instance.block <= instance.block[trial]) | (
+                    instance.lookup_ms[trial] <= after_ms + SLACK_MS
+                )
+                fits &= (instance.block >= instance.block[trial]) | (
+                    instance.lookup_ms <= SLACK_MS - after_ms
+                )
+        return fits
+
+
+def improve_priced(searcher: Searcher, chosen: Chosen, price_ms: float) -> Chosen:
+    """Return a composition that no move, nor dropping one exit and then any move, makes cheaper.
+
+    Cheaper means latency plus `price_ms` for each disagreement, both summed over the inputs.
+    """
+
+    def pick(moves: Moves) -> tuple[float, int, int]:
+        return _least(moves.latency_ms + price_ms * moves.disagreements, moves, price_ms)
+
+    def value(outcome_ms: float, disagreements: float) -> float:
+        return outcome_ms + price_ms * disagreements
+
+    return _descend(searcher, chosen, pick, value, tighten=False)
+
+
+def improve_within(searcher: Searcher, chosen: Chosen, budget: float, *, thorough: bool = True) -> Chosen:
+    """Return a composition of at most `budget` disagreements that none of the moves makes faster.
+
+    `chosen` must itself keep the budget. `thorough` also tightens one exit so that others may loosen.
+    """
+
+    def pick(moves: Moves) -> tuple[float, int, int]:
+        allowed = moves.disagreements <= budget + ROUNDING
+        return _least(np.where(allowed, moves.latency_ms, np.inf), moves, 0.0, budget)
+
+    def value(outcome_ms: float, disagreements: float) -> float:
+        return outcome_ms if disagreements <= budget + ROUNDING else np.inf
+
+    return _descend(searcher, chosen, pick, value, tighten=thorough)
+
+
+Pick = Callable[[Moves], tuple[float, int, int]]
+Value = Callable[[float, float], float]
+
+
+def _least(
+    costs: Floats, moves: Moves, price_ms: float, budget: float | None = None
+) -> tuple[float, int, int]:
+    """Return (cost, trial, cut) of the best move; cut 0 takes the exit at the trial's block away."""
+    without = moves.without_ms + price_ms * moves.without_disagreements
+    if budget is not None:
+        without = np.where(moves.without_disagreements <= budget + ROUNDING, without, np.inf)
+    at = int(costs.argmin())
+    trial, position = divmod(at, costs.shape[1])
+    if without.min() <= costs[trial, position]:
+        trial = int(without.argmin())
+        return float(without[trial]), trial, 0
+    return float(costs[trial, position]), trial, position + 1
+
+
+def _descend(searcher: Searcher, chosen: Chosen, pick: Pick, value: Value, *, tighten: bool) -> Chosen:
+    instance = searcher.instance
+
+    def worth(option: Chosen) -> float:
+        outcome = instance.outcome(option)
+        return value(outcome.mean_latency_ms * instance.inputs, outcome.disagreements)
+
+    if instance.trials == 0:  # no lookup pays here: there are no moves
+        return chosen
+    best = worth(chosen)
+    while True:
+        for start in _starts(instance, chosen, tighten):
+            cost, trial, cut = pick(searcher.moves(start))
+            if cost < best - EPSILON * max(1.0, abs(best)):
+                chosen, best = _apply(instance, start, trial, cut), cost
+                break
+        else:
+            return chosen
+
+
+def _starts(instance: Instance, chosen: Chosen, tighten: bool) -> list[Chosen]:
+    """Return `chosen` itself, then with one exit dropped, then with one exit tightened."""
+    starts = [chosen]
+    for k, (trial, cut) in enumerate(chosen):
+        starts.append(chosen[:k] + chosen[k + 1 :])
+        if tighten:
+            wrong = np.flatnonzero(instance.wrong[trial, instance.order[trial, :cut]])
+            for fewer in TIGHTER:
+                if fewer <= len(wrong):
+                    cuts = np.flatnonzero(instance.may_cut[trial, : wrong[-fewer]])
+                    if len(cuts):
+                        starts.append((*chosen[:k], (trial, int(cuts[-1]) + 1), *chosen[k + 1 :]))
+    return starts
+
+
+def _apply(instance: Instance, chosen: Chosen, trial: int, cut: int) -> Chosen:
+    others = [pair for pair in chosen if instance.block[pair[0]] != instance.block[trial]]
+    if cut:
+        others.append((trial, cut))
+    return tuple(sorted(others))  # trials are numbered in forward order
+
+
+class Frontier:
+    """Compositions found by pricing, kept for warm starts, and the best within any budget."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.searcher = Searcher(instance)
+        self.found: set[Chosen] = {()}
+
+    def within(self, budget: float, *, thorough: bool = True, starts: int = 3) -> Chosen:
+        """Return the fastest composition of at most `budget` disagreements that the search finds."""
+        instance = self.searcher.instance
+        if not instance.trials:
+            return ()
+        ranked = sorted(
+            (outcome.mean_latency_ms, chosen)
+            for chosen in self.found
+            if (outcome := instance.outcome(chosen)).disagreements <= budget + ROUNDING
+        )
+        improved = [
+            improve_within(self.searcher, chosen, budget, thorough=thorough) for _, chosen in ranked[:starts]
+        ]
+        self.found.update(improved)
+        return min(improved, key=lambda chosen: (instance.outcome(chosen).mean_latency_ms, chosen))
+
+
+def search_frontier(instance: Instance, *, prices: int = PRICES) -> Frontier:
+    """Search with falling prices of a disagreement, each from where the last one ended.
+
+    Where what lookups may add to a miss is limited, search again among the cheaper ones: a single dear lookup
+    that uses the limit up leaves no room for a second, and no one move leads from there to two cheap ones.
+    """
+    frontier = Frontier(instance)
+    limit_ms = instance.slowdown_limit_ms
+    for share in (1,) if limit_ms is None else SHARED_LIMIT:
+        affordable = limit_ms is None or instance.penalty_ms <= limit_ms / share + SLACK_MS
+        may_cut = instance.may_cut & np.broadcast_to(affordable, instance.penalty_ms.shape)[:, None]
+        frontier.found |= _priced(replace(instance, may_cut=may_cut), prices)
+    return frontier
+
+
+def _priced(instance: Instance, prices: int) -> set[Chosen]:
+    if not instance.may_cut.any():
+        return set()
+    searcher = Searcher(instance)
+    # from "wrong only if it frees every input" to "wrong costs half a request"
+    highest, lowest = instance.base_ms * instance.inputs, instance.base_ms / 2.0
+    chosen: Chosen = ()
+    found = set()
+    for price_ms in np.geomspace(highest, lowest, prices):
+        chosen = improve_priced(searcher, chosen, float(price_ms))
+        found.add(chosen)
+    return found

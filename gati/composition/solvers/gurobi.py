@@ -1,0 +1,75 @@
+"""Gurobi. The licence inside `pip install gurobipy` allows 2,000 variables and 2,000 constraints, offline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gati.composition.solvers.base import INFINITY, Program, Solution
+from gati.errors import SolverError
+
+__all__ = ["GurobiSolver"]
+
+LICENCE_ADVICE = "use --solver highs, or install a Gurobi licence"
+
+
+class GurobiSolver:
+    """Solves with gurobipy; every environment is closed again, so no licence token stays taken."""
+
+    name = "gurobi"
+
+    def solve(self, program: Program, *, time_limit_s: float) -> Solution:
+        """Minimise `program`; see `Solver.solve`."""
+        try:
+            import gurobipy
+        except ImportError:
+            raise SolverError(
+                "solver 'gurobi' needs the package gurobipy: pip install gurobipy, or use --solver highs"
+            ) from None
+        refusal = ""
+        try:
+            parameters = {"OutputFlag": 0, "LogToConsole": 0, "Threads": 2, "Seed": 0, "MIPGap": 0.0}
+            with (
+                gurobipy.Env(params={**parameters, "TimeLimit": time_limit_s}) as environment,
+                gurobipy.Model("gati", env=environment) as model,
+            ):
+                return _solve(gurobipy, model, program)
+        except gurobipy.GurobiError as problem:
+            refusal = str(problem)
+        # Raised out here so that the reader gets one traceback, not Gurobi's and ours.
+        if "size-limited" in refusal:
+            raise SolverError(
+                f"Gurobi's bundled licence allows 2000 variables and constraints, this problem has "
+                f"{len(program.costs)} and {len(program.rows)}; {LICENCE_ADVICE}"
+            )
+        raise SolverError(f"Gurobi refused the problem ({refusal}); {LICENCE_ADVICE}")
+
+
+def _solve(gurobipy: Any, model: Any, program: Program) -> Solution:
+    grb = gurobipy.GRB
+    kinds = np.where(program.integer, grb.INTEGER, grb.CONTINUOUS)
+    variables = [
+        model.addVar(lb=lower, ub=upper, obj=cost, vtype=kind, name=name)
+        for lower, upper, cost, kind, name in zip(
+            program.lower, program.upper, program.costs, kinds, program.names, strict=True
+        )
+    ]
+    for row in program.rows:
+        total = gurobipy.LinExpr(list(row.coefficients.values()), [variables[i] for i in row.coefficients])
+        if row.lower == row.upper:
+            model.addLConstr(total, grb.EQUAL, row.upper, row.name)
+            continue
+        if row.upper < INFINITY:
+            model.addLConstr(total, grb.LESS_EQUAL, row.upper, row.name)
+        if row.lower > -INFINITY:
+            model.addLConstr(total, grb.GREATER_EQUAL, row.lower, row.name)
+    model.optimize()
+    if model.Status in (grb.INFEASIBLE, grb.INF_OR_UNBD):
+        return Solution(np.empty(0), INFINITY, 0.0, "infeasible", GurobiSolver.name)
+    if model.SolCount == 0:
+        raise SolverError(f"Gurobi stopped without a solution (status {model.Status}); allow it more time")
+    proven = model.Status == grb.OPTIMAL
+    gap = float(model.MIPGap) if model.IsMIP else 0.0
+    values = np.array([variable.X for variable in variables])
+    return Solution(values, float(model.ObjVal), gap, "optimal" if proven else "feasible", GurobiSolver.name)

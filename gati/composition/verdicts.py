@@ -1,0 +1,134 @@
+"""Verdicts: settings counted on the certify split, and plans that carry their certificate."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from gati.composition.accuracy import accuracy_drop
+from gati.composition.certificate import Certificate, Counts, certify, certify_every_class, count_by_class
+from gati.composition.copies import counted
+from gati.composition.outcomes import SplitOutcomes
+from gati.composition.plans import Plan, Settings, problem_of
+from gati.composition.problem import Candidate
+from gati.composition.replay import Replay
+from gati.exploration.library import Library
+
+__all__ = [
+    "DEFAULT_CONFIDENCE",
+    "certify_one",
+    "certify_published",
+    "count_losses",
+    "counts_of",
+    "replay_of",
+    "walk_through",
+    "with_certificate",
+]
+
+DEFAULT_CONFIDENCE = 0.95
+
+
+def certify_published(
+    library: Library,
+    settings: Settings,
+    plan: Plan,
+    certified_on: SplitOutcomes | None,
+    share: float = 1.0,
+) -> Plan:
+    """Record whether the one setting a published form planned holds, at a share of the wanted delta."""
+    if settings.confidence is None or certified_on is None or not plan.exits:
+        return plan
+    chosen = plan.choice.candidates
+    counts = count_losses(library, settings, chosen, certified_on)
+    certificate = certify_one(library, settings, counts, share)
+    return with_certificate(library, settings, plan, certificate, certified_on, [chosen])
+
+
+def count_losses(
+    library: Library, settings: Settings, candidates: tuple[Candidate, ...], split: SplitOutcomes
+) -> tuple[Counts, ...]:
+    """Return how many inputs of `split` get another class with these exits, and how many there are.
+
+    One pair for all, or where every class is to be certified one a class.
+    """
+    return counts_of(library, settings, replay_of(library, settings, candidates, split), split)
+
+
+def counts_of(
+    library: Library, settings: Settings, replay: Replay, split: SplitOutcomes
+) -> tuple[Counts, ...]:
+    """Counts as those of `count_losses`, from a replay of `split`, copies counted by `copies`."""
+    rows = counted(replay.wrong, split.copies)
+    if not settings.per_class:
+        return ((int(replay.wrong[rows].sum()), len(rows)),)
+    return count_by_class(replay.answer[rows], split.base_class[rows], library.manifest.classes)
+
+
+def certify_one(
+    library: Library, settings: Settings, counts: Sequence[Counts], share: float = 1.0
+) -> Certificate:
+    """Certify one setting, fixed beforehand, from its counts as `count_losses` returns them."""
+    return walk_through(library, settings, [counts], 1, share)
+
+
+def walk_through(
+    library: Library, settings: Settings, path: Iterable[Sequence[Counts]], length: int, share: float
+) -> Certificate:
+    """Walk through `path`, the counts of `length` settings, with a share of delta."""
+    accuracy, delta = settings.accuracy, 1.0 - (settings.confidence or DEFAULT_CONFIDENCE)
+    if settings.per_class:
+        names = library.manifest.class_names or ()
+        return certify_every_class(path, accuracy, delta, names, share=share, settings=length)
+    return certify((counts for (counts,) in path), accuracy, delta, share=share, settings=length)
+
+
+def replay_of(
+    library: Library, settings: Settings, candidates: tuple[Candidate, ...], split: SplitOutcomes
+) -> Replay:
+    """Send every input of `split` through the exits `candidates`."""
+    return split.replay(problem_of(library, settings, candidates, one_lookup_at_a_time=False), candidates)
+
+
+def with_certificate(
+    library: Library,
+    settings: Settings,
+    plan: Plan,
+    certificate: Certificate,
+    split: SplitOutcomes | None,
+    path: Sequence[Sequence[Candidate]],
+) -> Plan:
+    """Return the plan with its certificate, and how fast it is on the certify split.
+
+    `path` is what was walked through: the certificate names it, so that a repetition can be told.
+    """
+    document = {
+        **certificate.to_json(),
+        "backend": library.manifest.profile.backend,
+        "split_seed": library.manifest.seed,
+        "path_sha256": _fingerprint(path),
+    }
+    if split is not None and plan.exits:
+        outcome = replay_of(library, settings, plan.choice.candidates, split)
+        document["mean_latency_ms"] = outcome.mean_latency_ms
+        document["gain"] = plan.expected.base_latency_ms / outcome.mean_latency_ms
+        document["hit_rate"] = outcome.hit_rate
+        if split.label is not None:
+            known = split.label >= 0  # further inputs have no labels
+            drop = accuracy_drop(
+                outcome.answer[known],
+                split.base_class[known],
+                split.label[known],
+                certificate.delta,
+                settings=certificate.settings,
+                share=certificate.share,
+                copies=split.copies[known],
+            )
+            document["accuracy_drop"] = drop.to_json()
+    return replace(plan, certificate=document)
+
+
+def _fingerprint(path: Sequence[Sequence[Candidate]]) -> str:
+    settings = [[(each.trial_id, each.threshold) for each in candidates] for candidates in path]
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()

@@ -1,0 +1,238 @@
+"""What network and lookups cost inside one compiled graph, at batch size 1, on the machine that will serve.
+
+Each is measured where it will be, as a graph with one exit, in turns with the plain network, as a share of
+its time, so that a slow moment hits both alike. An exit that nothing takes shows what its lookup and its
+decision add to a request that goes on; one that everything takes, how long it is to its block. A lookup timed
+alone would be charged for waking threads that a running network has awake. Blocks that do the same work share
+their time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from gati.costs.disturbance import MACHINE, Machine, measure_steadily
+from gati.costs.profile import quiet
+from gati.engine.backends import Graph, GraphBackend
+from gati.engine.exits import EngineExit
+from gati.engine.graph.convert import Converter
+from gati.model.alike import work_of
+from gati.model.segments import TracedModel
+from gati.types import BlockProfile, OutputsKind, Profile
+
+__all__ = [
+    "GraphCosts",
+    "anchors",
+    "by_turns_ms",
+    "measure_graph",
+    "of_many",
+    "places_to_measure",
+    "profile_between",
+]
+
+_ANCHORS = 6  # blocks measured; those between lie where the library's own profile puts them
+_ROUNDS, _LEAST_ROUNDS, _WARM_UP_ROUNDS = 150, 20, 10
+_TURNS, _LEAST_TURNS, _IN_A_ROW = 60, 5, 8
+_ENOUGH_S = 1.0  # then fewer rounds will do: large networks are steadier
+_PASSES, _PATIENCE = 3, 2  # after so many that stayed disturbed the others are measured once
+_NEVER = 1e30
+
+
+@dataclass(frozen=True)
+class GraphCosts:
+    """Latencies of the network; `if_ms` is what a decision without lookup adds to a request that goes on.
+
+    `lookup_ms` is what each lookup adds, the decision after it included.
+    """
+
+    profile: Profile
+    if_ms: float
+    lookup_ms: dict[str, float]
+
+
+class _Glance(nn.Module):
+    """A lookup without work: a few values of the hidden output."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        values = hidden.flatten(1)
+        repeated = values[:, :1].repeat(1, self.classes)
+        return repeated, values[:, 0] * 1.0
+
+
+def measure_graph(
+    traced: TracedModel,
+    known: Profile,
+    backend: GraphBackend,
+    outputs_kind: OutputsKind,
+    caches: Mapping[str, tuple[str, nn.Module]],
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    convert: Converter | None = None,
+    cuts: Collection[str] = (),
+    machine: Machine = MACHINE,
+) -> GraphCosts:
+    """Time the base model, how long it takes to get to each block, and lookups, for one request on `backend`.
+
+    `known` is a profile of the same network elsewhere, for the proportions between measured blocks. `caches`
+    are the lookups to measure, each with the block to put it at. `progress(done, of)` counts graphs, and
+    `convert` and `cuts` are as for `GraphBackend.assembled`.
+    """
+    names = [block.name for block in known.blocks]
+    at = anchors(known)
+    glance = _Glance(traced.classes).eval()
+    settings: list[list[list[EngineExit]]] = [[[]]]
+    settings += [[[EngineExit(names[i], glance, limit)] for limit in (_NEVER, -_NEVER)] for i in at]
+    settings += [[[EngineExit(block, cache.eval(), _NEVER)]] for block, cache in caches.values()]
+    notes: list[str] = []
+    cuts = places_to_measure(known, caches) | set(cuts)
+    convert = convert or Converter()
+    shares: list[float] = []
+    base: Graph | None = None
+    base_ms: list[float] = []
+    for done, alike in enumerate(settings, start=1):
+        for model in backend.assembled(traced, alike, outputs_kind, convert=convert, cuts=cuts):
+            graph = backend.compile(model)
+            base = graph if base is None else base
+            beside_ms, own_ms = _medians(base, graph, traced.example(), notes, machine)
+            base_ms.append(beside_ms)
+            shares.append(own_ms / beside_ms)
+        if progress is not None:
+            progress(done, len(settings))
+    typical_ms = median(base_ms)
+    _, *times_ms = (share * typical_ms for share in shares)
+    at_anchors_ms, lookups = times_ms[: 2 * len(at)], times_ms[2 * len(at) :]
+    decisions_ms = [max(0.0, passed - typical_ms) for passed in at_anchors_ms[0::2]]
+    through = zip(at_anchors_ms[1::2], decisions_ms, strict=True)
+    reached = [max(0.0, there - if_ms) for there, if_ms in through]
+    profile = profile_between(known, backend.name, at, reached, typical_ms, work=work_of(traced, names)[:-1])
+    profile = replace(profile, disturbance=of_many(notes, len(shares)))
+    lookup_ms = {name: max(0.0, passed - typical_ms) for name, passed in zip(caches, lookups, strict=True)}
+    return GraphCosts(profile, median(decisions_ms), lookup_ms)
+
+
+def places_to_measure(known: Profile, caches: Mapping[str, tuple[str, nn.Module]]) -> set[str]:
+    """Return the blocks at which `measure_graph` puts an exit."""
+    return {*(known.blocks[index].name for index in anchors(known)), *(block for block, _ in caches.values())}
+
+
+def anchors(known: Profile) -> list[int]:
+    """Return the blocks to measure, by index: a few at even distances, the first among them."""
+    last = len(known.blocks) - 1
+    return sorted({round(position) for position in np.linspace(0, last, _ANCHORS + 1)[:-1]})
+
+
+def profile_between(
+    known: Profile,
+    backend: str,
+    at: Sequence[int],
+    reached_ms: Sequence[float],
+    base_ms: float,
+    device: str = "cpu",
+    work: Sequence[str] = (),
+) -> Profile:
+    """Return the profile of a backend on which the blocks `at` are reached after `reached_ms`.
+
+    The blocks between them lie where they do in `known`, a profile of the same network elsewhere. Those with
+    the same `work` share their time.
+    """
+    rising = np.minimum(np.maximum.accumulate(reached_ms), base_ms).tolist()
+    elsewhere = [*(known.blocks[index].reach_ms for index in at), known.base_ms]
+    here = [*rising, base_ms]
+    if elsewhere[0] > 0.0:  # else the first is the input: what it takes to get there is the call itself
+        elsewhere, here = [0.0, *elsewhere], [0.0, *here]
+    reach_ms = np.interp([block.reach_ms for block in known.blocks], elsewhere, here)
+    own_ms = _shared_ms(np.diff(reach_ms, prepend=0.0), work)
+    reach_ms = np.cumsum(own_ms)
+    blocks = tuple(
+        BlockProfile(block.index, block.name, block.kind, block.output_shape, float(own), float(reached))
+        for block, own, reached in zip(known.blocks, own_ms, reach_ms, strict=True)
+    )
+    return Profile(backend, device, torch.get_num_threads(), base_ms, blocks)
+
+
+def of_many(notes: Sequence[str], measurements: int) -> str:
+    """One line for what is made of so many measurements, of which those with a note stayed disturbed."""
+    return f"{len(notes)} of {measurements} measurements: {notes[0]}" if notes else ""
+
+
+def _shared_ms(own_ms: npt.NDArray[np.float64], work: Sequence[str]) -> npt.NDArray[np.float64]:
+    """The mean of those that do the same, so that their sum stays."""
+    alike: dict[str, list[int]] = {}
+    for index, what in enumerate(work):
+        alike.setdefault(what, []).append(index)
+    shared = own_ms.copy()
+    for indices in alike.values():
+        shared[indices] = own_ms[indices].mean()
+    return shared
+
+
+def by_turns_ms(
+    graphs: Sequence[Graph], request: Tensor, notes: list[str] | None = None, machine: Machine = MACHINE
+) -> list[float]:
+    """Median milliseconds that each of `graphs` takes, a few requests in a row before the next one's turn.
+
+    If they stay disturbed, a line that says so is added to `notes`.
+    """
+
+    def measure() -> list[list[float]]:
+        times: list[list[float]] = [[] for _ in graphs]
+        began_ns = machine.now_ns()
+        for turn in range(_TURNS):
+            if turn > _LEAST_TURNS and machine.now_ns() - began_ns > _ENOUGH_S * 1e9 * len(graphs):
+                break
+            for graph, taken in zip(graphs, times, strict=True):
+                for number in range(_IN_A_ROW):
+                    start_ns = machine.now_ns()
+                    graph.answer(request)
+                    if number >= _IN_A_ROW // 2:  # its weights are in the processor's caches by now
+                        taken.append((machine.now_ns() - start_ns) / 1e6)
+        return times
+
+    return _steady_medians(measure, notes, machine)
+
+
+def _medians(
+    base: Graph, graph: Graph, request: Tensor, notes: list[str] | None = None, machine: Machine = MACHINE
+) -> tuple[float, float]:
+    """Milliseconds of the plain network and of `graph`, in turns; `notes` as for `by_turns_ms`.
+
+    No more than these two: with many, each would find the processor's caches full of the others' weights.
+    """
+
+    def measure() -> list[list[float]]:
+        times: list[list[float]] = [[], []]
+        began_ns = machine.now_ns()
+        for number in range(_ROUNDS + _WARM_UP_ROUNDS):
+            if number > _LEAST_ROUNDS + _WARM_UP_ROUNDS and machine.now_ns() - began_ns > _ENOUGH_S * 1e9:
+                break
+            for each, taken in zip((base, graph), times, strict=True):
+                start_ns = machine.now_ns()
+                each.answer(request)
+                if number >= _WARM_UP_ROUNDS:
+                    taken.append((machine.now_ns() - start_ns) / 1e6)
+        return times
+
+    base_ms, graph_ms = _steady_medians(measure, notes, machine)
+    return base_ms, graph_ms
+
+
+def _steady_medians(
+    measure: Callable[[], list[list[float]]], notes: list[str] | None, machine: Machine
+) -> list[float]:
+    with quiet(), torch.inference_mode():
+        passes = _PASSES if notes is None or len(notes) < _PATIENCE else 1
+        found = measure_steadily([measure], lambda times: times, machine=machine, passes=passes)
+    if notes is not None and found.note:
+        notes.append(found.note)
+    return [median(taken) for taken in found.rounds[0]]

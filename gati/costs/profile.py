@@ -1,0 +1,321 @@
+"""Measured latencies of the base model and of lookups, at batch size 1, on the machine that will serve.
+
+Everything compared is measured in turns, round by round, so that a slow moment of the machine hits both
+sides; medians are kept. Blocks that do the same work share their measurements. What the machine disturbed is
+measured again; what stays so says so.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import accumulate, pairwise
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gati.costs.disturbance import MACHINE, Machine, Uncounted, measure_steadily
+from gati.engine.backends import SegmentBackend, segment_backend
+from gati.engine.backends.base import Lookup
+from gati.engine.placement import Beside, beside_for, cuda_event
+from gati.errors import DataError
+from gati.model.alike import work_of
+from gati.model.entry import INPUT_KIND
+from gati.model.segments import Segment, TracedModel
+from gati.types import BlockProfile, Profile
+
+__all__ = ["OverlapCost", "measure_lookup", "measure_overlap", "measure_profile"]
+
+_WARM_UP_ROUNDS = 5
+_LOOKUP_BUDGET_S = 0.03
+_LOOKUP_MINIMUM = 15
+_LOOKUP_MAXIMUM = 200
+
+
+class OverlapCost(NamedTuple):
+    """A lookup beside the base model: time from hand-over to answer, and what it costs the base model."""
+
+    lookup_ms: float
+    penalty_ms: float
+
+
+def measure_profile(
+    traced: TracedModel,
+    blocks: Sequence[str] | None = None,
+    example: Tensor | None = None,
+    repetitions: int = 40,
+    *,
+    backend: str = "torch",
+    machine: Machine = MACHINE,
+) -> Profile:
+    """Time the base model whole and block by block for one request.
+
+    `example` is one preprocessed input [1, ...]; the traced example by default. `reach_ms` never falls
+    from block to block and never exceeds `base_ms`, the time of the whole flat network: the cost of cutting
+    at every block, which no composition does, is taken out in proportion. Blocks of the same operators and
+    shapes have the same time, the median of all of theirs. The input is reached after 0 ms.
+    """
+    names = tuple(traced.blocks if blocks is None else blocks)
+    request = _single(traced.example() if example is None else example)
+    path = segment_backend(backend).timed_path(traced, names)
+
+    def measure() -> _Walks:
+        walks = _Walks([], [])
+        for _ in range(_WARM_UP_ROUNDS):
+            path.base(request.clone())
+            _walk_ms(path.segments, request, traced.device, machine)
+        for _ in range(repetitions):
+            walks.whole_ms.append(time_call_ms(path.base, request.clone(), traced.device, machine))
+            walks.ends_ms.append(_walk_ms(path.segments, request, traced.device, machine))
+        return walks
+
+    with quiet(), torch.inference_mode():
+        found = measure_steadily([measure], _Walks.alike, machine=machine)
+    (walks,) = found.rounds
+    shared_ms = _shared_ms(walks, work_of(traced, names))
+    if names and traced.block_kinds[names[0]] == INPUT_KIND:
+        shared_ms[0] = 0.0  # nothing runs before it; a function call that does nothing was timed
+    *reach, total_ms = accumulate(shared_ms)
+    base_ms = min(median(walks.whole_ms), total_ms)  # the pieces do all of the work: more is noise
+    reach_ms = [value * base_ms / total_ms for value in reach]
+    own_ms = [later - earlier for earlier, later in pairwise([0.0, *reach_ms])]
+    profiles = [
+        BlockProfile(
+            index, name, traced.block_kinds[name], traced.hidden_shapes[name], own_ms[index], reach_ms[index]
+        )
+        for index, name in enumerate(names)
+    ]
+    device, threads = str(traced.device), torch.get_num_threads()
+    return Profile(backend, device, threads, base_ms, tuple(profiles), found.note)
+
+
+class _Walks(NamedTuple):
+    """Milliseconds of requests: through the whole network, and to the end of each segment."""
+
+    whole_ms: list[float]
+    ends_ms: list[list[float]]
+
+    def alike(self) -> list[list[float]]:
+        return [self.whole_ms, [ends[-1] for ends in self.ends_ms]]
+
+
+def _shared_ms(walks: _Walks, work: Sequence[str]) -> list[float]:
+    """The time of each segment: the median over all requests and all segments that do the same."""
+    own: dict[str, list[float]] = {}
+    for ends in walks.ends_ms:
+        for what, (earlier, later) in zip(work, pairwise([0.0, *ends]), strict=True):
+            own.setdefault(what, []).append(later - earlier)
+    typical = {what: median(times) for what, times in own.items()}
+    return [typical[what] for what in work]
+
+
+def measure_lookup(
+    cache: nn.Module,
+    hidden: Tensor,
+    *,
+    backend: str = "torch",
+    between: Callable[[], Any] | None = None,
+    notes: list[str] | None = None,
+    machine: Machine = MACHINE,
+) -> float:
+    """Median milliseconds of one lookup, from the hidden output [1, ...] to the score as a number.
+
+    Takes 15 repetitions, and more until 30 ms are spent. `between`, called untimed before each repetition,
+    can run the base model so that the lookup finds the processor's caches as in use: without it a lookup
+    seems two to three times as fast as it is. It depends on shapes only, never on weights. If it stays
+    disturbed, a line that says so is added to `notes`.
+    """
+    example = _single(hidden)
+    runner: SegmentBackend = segment_backend(backend)
+    with quiet(), torch.inference_mode():
+        lookup = runner.timed_lookup(cache, example)
+
+        def measure() -> list[float]:
+            for _ in range(3):
+                _looked_up(lookup, example)
+            times: list[float] = []
+            while len(times) < _LOOKUP_MINIMUM or (
+                between is None and sum(times) < _LOOKUP_BUDGET_S * 1e3 and len(times) < _LOOKUP_MAXIMUM
+            ):
+                if between is not None:
+                    between()
+                    if example.device.type == "cuda":  # or its work would be counted as the lookup's
+                        torch.cuda.synchronize(example.device)
+                look = partial(_looked_up, lookup)
+                times.append(time_call_ms(look, example, example.device, machine))
+            return times
+
+        found = measure_steadily([measure], lambda times: [times], machine=machine)
+    if notes is not None and found.note:
+        notes.append(found.note)
+    return median(found.rounds[0])
+
+
+def measure_overlap(
+    traced: TracedModel,
+    block: str,
+    cache: nn.Module,
+    example: Tensor | None = None,
+    repetitions: int = 15,
+    *,
+    backend: str = "torch",
+    beside: Beside | None = None,
+    notes: list[str] | None = None,
+) -> OverlapCost:
+    """What a lookup after `block` costs when it runs beside the rest of the base model.
+
+    The penalty compares whole requests: with the lookup beside it, on the cores that are then left,
+    against the base model alone with everything it has. Pass an open `beside` to measure many in a row.
+    `notes` is as for `measure_lookup`.
+    """
+    request = _single(traced.example() if example is None else example)
+    runner = segment_backend(backend)
+    path = runner.path(traced, [block])
+    with quiet(), torch.inference_mode():
+        lookup = runner.lookup(cache, path.segments[0].run(request.clone())[0])
+        with nullcontext(beside) if beside is not None else beside_for(traced.device) as opened:
+
+            def measure() -> _Overlapped:
+                with opened.released():
+                    alone_ms = _alone_ms(path.segments, request, traced.device, repetitions)
+                timed = _beside_ms(path.segments, lookup, request, opened, traced.device, repetitions)
+                with opened.released():
+                    alone_ms += _alone_ms(path.segments, request, traced.device, repetitions)
+                return _Overlapped(alone_ms, *map(list, zip(*timed, strict=True)))
+
+            # Waiting for a core is part of what is measured where there are few.
+            found = measure_steadily([measure], lambda times: times, machine=Uncounted())
+    if notes is not None and found.note:
+        notes.append(found.note)
+    alone_ms, lookup_ms, request_ms = map(median, found.rounds[0])
+    return OverlapCost(lookup_ms, max(0.0, request_ms - alone_ms))
+
+
+class _Overlapped(NamedTuple):
+    """Milliseconds of requests alone, of lookups beside requests, and of those requests."""
+
+    alone_ms: list[float]
+    lookup_ms: list[float]
+    request_ms: list[float]
+
+
+def time_call_ms(
+    function: Callable[[Tensor], Any], argument: Tensor, device: torch.device, machine: Machine = MACHINE
+) -> float:
+    """Wall-clock milliseconds of one call, the device's work included."""
+    start_ns = machine.now_ns()
+    function(argument)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (machine.now_ns() - start_ns) / 1e6
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No garbage collection while something is timed."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _looked_up(lookup: Lookup, hidden: Tensor) -> float:
+    return lookup(hidden)[1].item()
+
+
+def _single(example: Tensor) -> Tensor:
+    if example.ndim < 2 or example.shape[0] != 1:
+        raise DataError(
+            f"latencies are measured for one input at a time; got an example of shape "
+            f"{list(example.shape)}, give one of shape [1, ...]"
+        )
+    return example
+
+
+def _walk_ms(
+    segments: Sequence[Segment], request: Tensor, device: torch.device, machine: Machine
+) -> list[float]:
+    """Milliseconds from the start of a request to the end of each segment."""
+    carried: Any = (request.clone(),)
+    if device.type == "cuda":
+        return _walk_cuda_ms(segments, carried)
+    times = [machine.now_ns()]
+    for segment in segments:
+        carried = segment.run(*carried)
+        times.append(machine.now_ns())
+    return [(moment - times[0]) / 1e6 for moment in times[1:]]
+
+
+def _walk_cuda_ms(segments: Sequence[Segment], carried: Any) -> list[float]:
+    marks = [cuda_event(timing=True) for _ in range(len(segments) + 1)]
+    torch.cuda.synchronize()
+    marks[0].record()
+    for segment, mark in zip(segments, marks[1:], strict=True):
+        carried = segment.run(*carried)
+        mark.record()
+    torch.cuda.synchronize()
+    return [marks[0].elapsed_time(mark) for mark in marks[1:]]
+
+
+def _alone_ms(
+    segments: Sequence[Segment], request: Tensor, device: torch.device, repetitions: int
+) -> list[float]:
+    first, last = segments
+
+    def run(x: Tensor) -> Tensor:
+        result: Tensor = last.run(*first.run(x))
+        return result
+
+    for _ in range(2):
+        run(request.clone())
+    return [time_call_ms(run, request.clone(), device) for _ in range(repetitions)]
+
+
+def _beside_ms(
+    segments: Sequence[Segment],
+    lookup: Lookup,
+    request: Tensor,
+    beside: Beside,
+    device: torch.device,
+    repetitions: int,
+) -> list[tuple[float, float]]:
+    """(hand-over to answer, whole request) of each repetition after two untimed ones."""
+    first, last = segments
+    return [
+        _overlapped_request_ms(first, last, lookup, request.clone(), beside, device)
+        for _ in range(repetitions + 2)
+    ][2:]
+
+
+def _overlapped_request_ms(
+    first: Segment, last: Segment, lookup: Lookup, request: Tensor, beside: Beside, device: torch.device
+) -> tuple[float, float]:
+    answered = 0
+
+    def timed(hidden: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal answered
+        found = lookup(hidden)
+        answered = time.perf_counter_ns()
+        return found
+
+    start = time.perf_counter_ns()
+    carried = first.run(request)
+    handed_over = time.perf_counter_ns()
+    beside.submit(timed, carried[0].clone() if first.hidden_changes_later else carried[0])
+    last.run(*carried)
+    if device.type == "cuda":  # the host runs ahead there: only the answer tells when the lookup ended
+        beside.answer()
+        answered = time.perf_counter_ns()
+        torch.cuda.synchronize(device)
+        return (answered - handed_over) / 1e6, (time.perf_counter_ns() - start) / 1e6
+    end = time.perf_counter_ns()
+    beside.answer()
+    return (answered - handed_over) / 1e6, (end - start) / 1e6

@@ -1,0 +1,1 @@
+"""Running a network with learned caches: the engine, its backends, and the graphs they run."""

@@ -1,0 +1,93 @@
+"""Lookups in 8-bit integers inside a network that computes in float32.
+
+The network answers what it always did: a miss costs no agreement. A lookup is the part that may be coarse, as
+its threshold is certified on the engine's own answers, and the part that every request pays for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from torch import Tensor
+
+from gati.engine.backends.base import GraphBackend, register_backend
+from gati.engine.backends.onnxruntime import OnnxRuntimeBackend
+from gati.engine.backends.openvino import OpenVinoBackend
+from gati.engine.exits import EngineExit
+from gati.errors import BackendError
+from gati.model.segments import TracedModel
+from gati.types import OutputsKind
+
+if TYPE_CHECKING:
+    from gati.engine.graph.convert import Converter
+    from gati.engine.graph.quantise_lookups import QuantisingConverter
+
+__all__ = ["Int8Lookups", "OnnxRuntimeInt8LookupsBackend", "OpenVinoInt8LookupsBackend"]
+
+
+class Int8Lookups(GraphBackend):
+    """A graph backend whose lookups are quantised after training on `calibration` [n, ...].
+
+    Without calibration inputs it only runs graphs that were kept, and networks without exits.
+    """
+
+    lookup_precision: ClassVar[Literal["f32", "bf16", "int8"] | None] = "int8"
+    stored_as: ClassVar[str] = "onnx-int8-lookups"
+    calibrated: ClassVar[bool] = True
+
+    def __init__(self, calibration: Tensor | None = None) -> None:
+        super().__init__()
+        if find_spec("onnxruntime") is None:  # it quantises, whoever runs the result
+            raise BackendError(
+                f"backend '{self.name}' needs onnxruntime, not installed here: "
+                "pip install 'gati[onnxruntime]'"
+            )
+        self._calibration = calibration
+        self._quantising: QuantisingConverter | None = None
+
+    @classmethod
+    def installed(cls) -> bool:
+        """Whether the packages are there."""
+        return super().installed() and find_spec("onnxruntime") is not None
+
+    def assembled(
+        self,
+        traced: TracedModel,
+        settings: Sequence[Sequence[EngineExit]],
+        outputs_kind: OutputsKind,
+        *,
+        convert: Converter | None = None,
+        cuts: Collection[str] = (),
+    ) -> Iterator[bytes]:
+        """As `GraphBackend.assembled`, its lookups quantised once for all settings."""
+        from gati.engine.graph.convert import Converter
+        from gati.engine.graph.quantise_lookups import QuantisingConverter
+        from gati.engine.graph.stages import build_stages
+
+        convert = convert or Converter()
+        if settings and settings[0]:
+            if self._calibration is None:
+                raise BackendError(
+                    f"backend '{self.name}' has no quantised lookups here (graphs/ in the library); "
+                    "run gati compose again"
+                )
+            if self._quantising is None:
+                self._quantising = QuantisingConverter(convert, self._calibration)
+            convert = self._quantising.for_network(build_stages(traced, settings[0], outputs_kind, cuts))
+        yield from super().assembled(traced, settings, outputs_kind, convert=convert, cuts=cuts)
+
+
+@register_backend("openvino-int8-lookups")
+class OpenVinoInt8LookupsBackend(Int8Lookups, OpenVinoBackend):
+    """OpenVINO on the CPU: the network in float32, lookups in 8-bit integers."""
+
+    same_network_as: ClassVar[str | None] = "openvino"
+
+
+@register_backend("onnxruntime-int8-lookups")
+class OnnxRuntimeInt8LookupsBackend(Int8Lookups, OnnxRuntimeBackend):
+    """ONNX Runtime on the CPU: the network in float32, lookups in 8-bit integers."""
+
+    same_network_as: ClassVar[str | None] = "onnxruntime"

@@ -1,0 +1,175 @@
+"""OpenVINO: the early-exit network as one compiled graph, `If` nodes decide inside."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gati.engine.backends.base import Graph, GraphBackend, register_backend
+from gati.engine.exits import EngineExit
+from gati.errors import BackendError
+from gati.model.segments import TracedModel
+from gati.types import OutputsKind
+
+if TYPE_CHECKING:
+    from gati.engine.graph.convert import Converter
+
+__all__ = ["OpenVinoBackend", "OpenVinoBf16Backend", "OpenVinoInt8Backend"]
+
+
+class _Slot(NamedTuple):
+    """Tensors for one request at a time: the input is written to, outputs are read from the request."""
+
+    input: npt.NDArray[np.float32]
+    request: Any
+
+
+class _OpenVinoGraph(Graph):
+    """As many slots as there were ever requests at once; each request has one to itself."""
+
+    def __init__(self, compiled: Any) -> None:
+        self._compiled = compiled
+        self._idle = [self._slot()]
+
+    def answer(self, x: Tensor) -> tuple[Tensor, int]:
+        """As `Graph.answer`; the result is a copy, the slot's own tensors are used again."""
+        try:
+            slot = self._idle.pop()  # one step, as is `append`: no two threads get the same
+        except IndexError:
+            slot = self._slot()
+        given, request = slot
+        np.copyto(given, x.numpy())
+        request.infer()
+        probabilities = torch.from_numpy(request.get_output_tensor(0).data.copy())
+        exit = int(request.get_output_tensor(1).data[0])
+        self._idle.append(slot)  # not after a failure: who knows what it left
+        return probabilities, exit
+
+    def _slot(self) -> _Slot:
+        import openvino
+
+        request = self._compiled.create_infer_request()
+        given = np.zeros(tuple(self._compiled.input(0).shape), dtype=np.float32)
+        request.set_input_tensor(0, openvino.Tensor(given, shared_memory=True))
+        return _Slot(given, request)
+
+
+@register_backend("openvino")
+class OpenVinoBackend(GraphBackend):
+    """OpenVINO on the CPU in float32."""
+
+    needed: ClassVar[tuple[str, ...]] = ("openvino", "onnx", "onnxscript")
+    extra: ClassVar[str] = "openvino"
+
+    def __init__(self) -> None:
+        missing = [name for name in self.needed if find_spec(name) is None]
+        if missing:
+            raise BackendError(
+                f"backend '{self.name}' needs {', '.join(missing)}, not installed here: "
+                f"pip install 'gati[{self.extra}]'"
+            )
+
+    @classmethod
+    def installed(cls) -> bool:
+        """Whether the packages are there."""
+        return all(find_spec(name) is not None for name in cls.needed)
+
+    def compile(self, model: bytes) -> Graph:
+        """As `GraphBackend.compile`."""
+        return self._compiled(core().read_model(model=model))
+
+    def _compiled(self, model: Any) -> Graph:
+        settings = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "bf16" if self.precision == "bf16" else "f32",
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            # Pinned, the networks of several workers would all take the first core.
+            "ENABLE_CPU_PINNING": torch.get_num_threads() > 1,
+        }
+        return _OpenVinoGraph(core().compile_model(model, "CPU", settings))
+
+
+@register_backend("openvino-bf16")
+class OpenVinoBf16Backend(OpenVinoBackend):
+    """OpenVINO on the CPU with weights and hidden outputs in bfloat16."""
+
+    precision: ClassVar[Literal["f32", "bf16", "int8"]] = "bf16"
+
+    def __init__(self) -> None:
+        super().__init__()
+        if not _computes_in("BF16"):
+            raise BackendError(f"backend '{self.name}' needs a processor that computes in bfloat16")
+
+    @classmethod
+    def installed(cls) -> bool:
+        """Whether the packages are there and the processor has the instructions."""
+        return super().installed() and _computes_in("BF16")
+
+
+@register_backend("openvino-int8")
+class OpenVinoInt8Backend(OpenVinoBackend):
+    """OpenVINO on the CPU in 8-bit integers, quantised after training by NNCF on `calibration` [n, ...].
+
+    Without calibration inputs it only runs graphs that were kept.
+    """
+
+    precision: ClassVar[Literal["f32", "bf16", "int8"]] = "int8"
+    stored_as: ClassVar[str] = "openvino-int8"
+    calibrated: ClassVar[bool] = True
+    needed: ClassVar[tuple[str, ...]] = (*OpenVinoBackend.needed, "nncf")
+    extra: ClassVar[str] = "int8"
+
+    def __init__(self, calibration: Tensor | None = None) -> None:
+        super().__init__()
+        self._calibration = calibration
+
+    def assembled(
+        self,
+        traced: TracedModel,
+        settings: Sequence[Sequence[EngineExit]],
+        outputs_kind: OutputsKind,
+        *,
+        convert: Converter | None = None,
+        cuts: Collection[str] = (),
+    ) -> Iterator[bytes]:
+        """As `GraphBackend.assembled`, quantised once: while it calibrates, no input leaves early."""
+        from gati.engine.graph.quantise import quantised, without_exits
+
+        if self._calibration is None:
+            raise BackendError(
+                f"backend '{self.name}' has no quantised network here (graphs/ in the library); "
+                "run gati compose again"
+            )
+        never = [without_exits(settings[0])]
+        (model,) = super().assembled(traced, never, outputs_kind, convert=convert, cuts=cuts)
+        whole = quantised(model, self._calibration)
+        for exits in settings:
+            yield whole.with_thresholds([leaving.threshold for leaving in exits])
+
+    def compile(self, model: bytes) -> Graph:
+        """As `GraphBackend.compile`, for what `assembled` gave."""
+        from gati.engine.graph.quantise import read_quantised
+
+        return self._compiled(read_quantised(model))
+
+
+def _computes_in(kind: str) -> bool:
+    return kind in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+_CORES: list[Any] = []
+
+
+def core() -> Any:
+    """One runtime a process: it owns the thread pools."""
+    if not _CORES:
+        import openvino
+
+        _CORES.append(openvino.Core())
+    return _CORES[0]

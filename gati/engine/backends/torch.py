@@ -1,0 +1,29 @@
+"""Eager PyTorch operators in flat functions: the same results as the module itself, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from gati.engine.backends.base import Lookup, Path, SegmentBackend, register_backend
+from gati.model.flatten import flatten
+from gati.model.segments import TracedModel
+
+__all__ = ["TorchBackend"]
+
+
+@register_backend("torch")
+class TorchBackend(SegmentBackend):
+    """Runs the traced operators one by one, on the CPU or on CUDA."""
+
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+
+    def path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
+        """The flat network and its segments."""
+        return Path(base=traced.base, segments=traced.cut(blocks))
+
+    def lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
+        """The cache as one flat function, or as it is where it cannot be flattened."""
+        return flatten(cache, hidden, getattr(cache, "structure", None))

@@ -1,0 +1,73 @@
+"""PyTorch compiled: segments and lookups as machine code that torch's compiler makes on first use."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gati.engine.backends.base import Lookup, Path, register_backend
+from gati.engine.backends.torch import TorchBackend
+from gati.errors import BackendError
+from gati.model.segments import TracedModel
+
+__all__ = ["TorchCompileBackend"]
+
+_COMPILERS = ("c++", "g++", "clang++")
+_COMPILING = threading.Lock()  # filters of warnings belong to the whole process
+
+
+class _Compiled:
+    """A function compiled for single requests; batches, whose sizes change, run as they are."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
+        # Freezing folds weights and normalisation into the code, which is most of what there is to gain.
+        self._single = torch.compile(run, dynamic=False, options={"freezing": True})
+        self._ready = False
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        if tensors[0].shape[0] != 1:
+            return self._run(*tensors)
+        if self._ready:
+            return self._single(*tensors)
+        with _COMPILING, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what the compiler tells its own developers
+            result = self._single(*tensors)
+            self._ready = True
+        return result
+
+
+@register_backend("torch-compile")
+class TorchCompileBackend(TorchBackend):
+    """Runs the network through `torch.compile`; needs a C++ compiler and takes seconds a segment to start."""
+
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+
+    def __init__(self) -> None:
+        if not self.installed():
+            raise BackendError(
+                f"backend '{self.name}' needs a C++ compiler, none of {', '.join(_COMPILERS)} is here: "
+                "apt-get install g++"
+            )
+
+    @classmethod
+    def installed(cls) -> bool:
+        """Whether there is a C++ compiler."""
+        return any(shutil.which(name) for name in _COMPILERS)
+
+    def path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
+        """The network and its segments, compiled when first called."""
+        plain = super().path(traced, blocks)
+        segments = tuple(replace(segment, run=_Compiled(segment.run)) for segment in plain.segments)
+        return Path(base=_Compiled(plain.base), segments=segments)
+
+    def lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
+        """The cache, compiled when first called."""
+        return _Compiled(super().lookup(cache, hidden))

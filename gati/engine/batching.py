@@ -1,0 +1,133 @@
+"""Batches: inputs that hit leave at once, the rest go on as a smaller batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gati.engine.exits import BASE, Lookup, doubtful_class, doubtful_score
+
+__all__ = ["Answer", "BatchedSegment", "Outcome", "Stage", "answer_rows", "rows_of", "segments_of"]
+
+Answer = tuple[Tensor, str]  # class scores or probabilities [1, K], and where they come from
+
+
+class Stage(NamedTuple):
+    """A segment and the lookup at its end; `batched` tells which carried tensors have a row an input."""
+
+    run: Callable[..., tuple[Tensor, ...]]
+    lookup: Lookup
+    threshold: float
+    exit: str
+    batched: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the rows of a batch in one segment; those neither answered nor unsure go on.
+
+    A row is unsure where it is too close to call (a score near the threshold, or two classes nearly equal):
+    it has to be worked out alone, because the kernels for batches round differently.
+    """
+
+    answers: dict[int, Answer]
+    unsure: frozenset[int]
+    carried: tuple[Tensor, ...] = ()
+    batched: tuple[bool, ...] = ()
+
+    def row(self, row: int) -> tuple[Tensor, ...]:
+        """What the next segment takes for one row."""
+        return tuple(
+            tensor[row : row + 1] if is_batched else tensor
+            for tensor, is_batched in zip(self.carried, self.batched, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class BatchedSegment:
+    """One segment for batches; `takes_rows` tells which of its inputs have a row an input."""
+
+    run: Callable[[tuple[Tensor, ...]], Outcome]
+    takes_rows: tuple[bool, ...]
+
+
+def segments_of(
+    stages: Sequence[Stage], last: Callable[..., Tensor], tolerance: float
+) -> tuple[BatchedSegment, ...]:
+    """The path of a batch, segment by segment."""
+
+    def through(stage: Stage) -> Callable[[tuple[Tensor, ...]], Outcome]:
+        def run(carried: tuple[Tensor, ...]) -> Outcome:
+            carried = stage.run(*carried)
+            probabilities, scores = stage.lookup(carried[0])
+            hits = scores >= stage.threshold  # False for NaN
+            doubtful = doubtful_score(scores, stage.threshold, tolerance) | (
+                hits & doubtful_class(probabilities, tolerance)
+            )
+            return Outcome(
+                _answers(probabilities, (hits & ~doubtful).tolist(), stage.exit),
+                frozenset(doubtful.nonzero().flatten().tolist()),
+                carried,
+                stage.batched,
+            )
+
+        return run
+
+    def end(carried: tuple[Tensor, ...]) -> Outcome:
+        scores = last(*carried)
+        doubtful = doubtful_class(scores, tolerance) if scores.shape[0] > 1 else _none(scores)
+        return Outcome(
+            _answers(scores, (~doubtful).tolist(), BASE), frozenset(doubtful.nonzero().flatten().tolist())
+        )
+
+    takes = [(True,), *(stage.batched for stage in stages)]
+    runs = [*(through(stage) for stage in stages), end]
+    return tuple(BatchedSegment(run, rows) for run, rows in zip(runs, takes, strict=True))
+
+
+def answer_rows(segments: Sequence[BatchedSegment], x: Tensor) -> list[Answer | None]:
+    """The answer of each row of `x` [B, ...], None for a row that has to be worked out alone."""
+    answers: list[Answer | None] = [None] * x.shape[0]
+    waiting = list(range(x.shape[0]))  # original row of each row still in the batch
+    carried: tuple[Tensor, ...] = (x,)
+    for segment in segments:
+        if not waiting:
+            break
+        outcome = segment.run(carried)
+        for row, answer in outcome.answers.items():
+            answers[waiting[row]] = answer
+        stay = [
+            row for row in range(len(waiting)) if row not in outcome.answers and row not in outcome.unsure
+        ]
+        carried = outcome.carried
+        if len(stay) < len(waiting):
+            carried = _rows(carried, outcome.batched, stay)
+            waiting = [waiting[row] for row in stay]
+    return answers
+
+
+def rows_of(x: Tensor) -> list[Tensor]:
+    """`x` [B, ...] as B views [1, ...]."""
+    return [x[row : row + 1] for row in range(x.shape[0])]
+
+
+def _none(scores: Tensor) -> Tensor:
+    return torch.zeros(scores.shape[0], dtype=torch.bool, device=scores.device)
+
+
+def _answers(values: Tensor, sure: Sequence[bool], exit: str) -> dict[int, Answer]:
+    return {row: (values[row : row + 1], exit) for row, is_sure in enumerate(sure) if is_sure}
+
+
+def _rows(carried: tuple[Tensor, ...], batched: Sequence[bool], rows: Sequence[int]) -> tuple[Tensor, ...]:
+    if not carried:
+        return carried
+    index = torch.tensor(rows, dtype=torch.int64, device=carried[0].device)
+    return tuple(
+        tensor.index_select(0, index) if is_batched else tensor
+        for tensor, is_batched in zip(carried, batched, strict=True)
+    )

@@ -1,0 +1,48 @@
+"""Whether exits fit a network and a backend; asked when an engine is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from gati.engine.backends import SegmentBackend, get_backend
+from gati.engine.exits import EngineExit
+from gati.errors import BackendError, LibraryError, first_line
+
+__all__ = ["check_lookup", "check_placement", "listed"]
+
+
+def listed(shape: Sequence[int]) -> str:
+    """A shape as it stands in a message."""
+    return ", ".join(map(str, shape))
+
+
+def check_placement(leaving: EngineExit, backend: str) -> None:
+    """Raise BackendError for a placement that is unknown, or not possible on the backend."""
+    if leaving.placement == "overlapped" and not isinstance(get_backend(backend), SegmentBackend):
+        raise BackendError(
+            f"backend '{backend}' looks up inside its graph; compose with --placement inline for it"
+        )
+    if leaving.placement not in ("inline", "overlapped"):
+        raise BackendError(
+            f"unknown placement '{leaving.placement}' at block '{leaving.block}'; choose inline or overlapped"
+        )
+
+
+def check_lookup(leaving: EngineExit, lookup: Any, hidden: Tensor, classes: int) -> None:
+    """Try a lookup on a hidden output [1, ...]; raise LibraryError for one that does not fit there."""
+    try:
+        probabilities, score = lookup(hidden)
+    except (RuntimeError, ValueError, IndexError) as error:
+        reason = first_line(error)
+    else:
+        if probabilities.shape == (1, classes) and score.shape == (1,):
+            return
+        reason = f"it returns shapes {list(probabilities.shape)} and {list(score.shape)}"
+    variant = leaving.variant or type(leaving.cache).__name__
+    raise LibraryError(
+        f"the learned cache {variant} does not fit block '{leaving.block}' with output "
+        f"{list(hidden.shape[1:])} and {classes} classes: {reason}; run gati explore again"
+    )

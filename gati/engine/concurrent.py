@@ -1,0 +1,223 @@
+"""Many clients at once: inputs that wait join others at the ends of segments, and those that hit make room.
+
+Every core gets a worker that computes on one thread: small batches share a core better than they share work.
+
+A backend that runs segments keeps a queue in front of each. A worker takes the longest as one batch: who hits
+leaves, who misses joins those that wait for the next segment, and who arrives meanwhile need not wait for the
+whole network. A backend that compiles the network into one graph has a graph a worker and one queue: leaving
+early frees a core for the next request.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from gati.engine.engine import Engine, Prediction
+from gati.errors import BackendError
+
+__all__ = ["ConcurrentEngine", "let_others_first"]
+
+_PATIENCE_S = 0.05  # how long an input waits before its queue goes ahead of longer ones
+
+
+@dataclass(eq=False)
+class _Request:
+    """One input on its way: the tensors that the next segment takes."""
+
+    carried: tuple[Tensor, ...]
+    x: Tensor
+    answer: Future[Prediction] = field(default_factory=Future)
+    since_s: float = field(default_factory=time.monotonic)
+
+
+class ConcurrentEngine:
+    """An engine that any number of threads may ask at the same time; a context manager.
+
+    With `early` False it is the base model, executed in the same way. Answers are those of the engine itself.
+    Lookups are inline. `largest_batch` bounds how many inputs a segment takes at a time. Workers with a
+    `niceness` above 0 let other threads of the machine go first.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        early: bool = True,
+        workers: int | None = None,
+        largest_batch: int = 32,
+        niceness: int = 0,
+    ) -> None:
+        if largest_batch < 1 or (workers is not None and workers < 1):
+            raise BackendError("largest_batch and workers must be at least 1")
+        self._engine = engine
+        self._early = early
+        self._largest_batch = largest_batch
+        self._niceness = niceness
+        self._changed = threading.Condition()
+        self._closing = False
+        self._segments = engine.segments(early=early)
+        self._queues: list[deque[_Request]] = [deque() for _ in self._segments]
+        count = workers or torch.get_num_threads()
+        self._ready = threading.Barrier(count + 1)
+        with _one_thread():
+            engines = [engine.twin() if engine.compiled else engine for _ in range(count)]
+            for each in engines:  # graphs are compiled now, while there is one thread
+                self._ask(each, each.traced.example())
+            self._threads = [
+                threading.Thread(target=self._run, args=(each,), daemon=True, name="gati-engine")
+                for each in engines
+            ]
+            for thread in self._threads:
+                thread.start()
+            self._ready.wait()
+
+    def submit(self, x: Tensor) -> Future[Prediction]:
+        """Ask for the answer to one preprocessed input [1, ...].
+
+        A cancelled future's input is dropped at the next segment. Raises DataError as the engine does, and
+        BackendError once closed.
+        """
+        x = self._engine.checked(x)
+        request = _Request((self._engine.to_run_on(x),), x)
+        with self._changed:
+            if self._closing:
+                raise BackendError("the engine is closed; open another one")
+            self._queues[0].append(request)
+            self._changed.notify()
+        return request.answer
+
+    def __call__(self, x: Tensor) -> Prediction:
+        """Wait for the answer to one preprocessed input [1, ...]."""
+        return self.submit(x).result()
+
+    @property
+    def waiting(self) -> int:
+        """How many inputs wait, at the beginning or at the end of a segment."""
+        with self._changed:
+            return sum(map(len, self._queues))
+
+    def close(self) -> None:
+        """Answer what waits, then stop."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, engine: Engine, x: Tensor) -> Prediction:
+        return (engine.inline(x) if self._early else engine.base(x))[0]
+
+    def _run(self, engine: Engine) -> None:
+        torch.set_num_threads(1)  # of this thread: a team of threads a worker would fight over the cores
+        let_others_first(self._niceness)
+        self._ready.wait()
+        most = 1 if engine.compiled else self._largest_batch
+        while (taken := self._take(most)) is not None:
+            position, requests = taken
+            try:
+                self._advance(engine, position, requests)
+            except Exception as error:
+                for request in requests:
+                    if not request.answer.done():
+                        request.answer.set_exception(error)
+
+    @torch.inference_mode()
+    def _advance(self, engine: Engine, position: int, requests: Sequence[_Request]) -> None:
+        """Run one segment for inputs that wait in front of it, answer the hits and pass on the misses."""
+        segment = self._segments[position]
+        outcome = segment.run(_together([request.carried for request in requests], segment.takes_rows))
+        onward = []
+        for row, request in enumerate(requests):
+            if row in outcome.unsure:
+                _settle(request, partial(self._ask, engine, request.x))
+            elif row in outcome.answers:
+                _settle(request, partial(self._engine.prediction, *outcome.answers[row]))
+            else:
+                request.carried = outcome.row(row)
+                onward.append(request)
+        if onward:
+            with self._changed:
+                self._queues[position + 1].extend(onward)
+                self._changed.notify()
+
+    # Queues ---------------------------------------------------------------------------------------------
+
+    def _take(self, most: int) -> tuple[int, list[_Request]] | None:
+        """Wait for inputs and take those of one queue; None when closed and empty."""
+        with self._changed:
+            while True:
+                for queue in self._queues:
+                    while queue and queue[0].answer.cancelled():
+                        queue.popleft()
+                if any(self._queues):
+                    position = self._next()
+                    queue = self._queues[position]
+                    taken = [queue.popleft() for _ in range(min(most, len(queue)))]
+                    return position, [each for each in taken if not each.answer.cancelled()]
+                if self._closing:
+                    return None
+                self._changed.wait()
+
+    def _next(self) -> int:
+        """The longest queue, the later of equals, unless somebody has waited too long."""
+        filled = [position for position, queue in enumerate(self._queues) if queue]
+        oldest = min(filled, key=lambda position: self._queues[position][0].since_s)
+        if time.monotonic() - self._queues[oldest][0].since_s > _PATIENCE_S:
+            return oldest
+        return max(filled, key=lambda position: (len(self._queues[position]), position))
+
+
+def _settle(request: _Request, work: Callable[[], Prediction]) -> None:
+    """Answer a request, unless its client has gone."""
+    if not request.answer.set_running_or_notify_cancel():
+        return
+    try:
+        request.answer.set_result(work())
+    except Exception as error:
+        request.answer.set_exception(error)
+
+
+def _together(rows: Sequence[tuple[Tensor, ...]], takes_rows: Sequence[bool]) -> tuple[Tensor, ...]:
+    """Tensors of single inputs as those of a batch; what has no row an input is the same for all."""
+    if len(rows) == 1:
+        return rows[0]
+    return tuple(
+        torch.cat(tensors) if by_row else tensors[0]
+        for tensors, by_row in zip(zip(*rows, strict=True), takes_rows, strict=True)
+    )
+
+
+def let_others_first(niceness: int) -> None:
+    """Lower the priority of the calling thread, where the system has one for each thread."""
+    if niceness and sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Graphs are compiled for as many threads as torch has; new threads begin with as many."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

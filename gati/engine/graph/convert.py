@@ -1,0 +1,158 @@
+"""One stage of the network as a straight ONNX graph, ready to be put into a larger one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+import torch
+
+from gati.engine.graph.apart import process_apart
+from gati.engine.graph.operators import one_table_of_operators
+from gati.engine.graph.pooling import without_adaptive_pooling
+from gati.engine.graph.stages import Stage
+from gati.errors import ModelError, one_line
+
+__all__ = ["OPSET", "Converter", "Piece", "convert_here", "to_piece"]
+
+OPSET = 18
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Nodes and weights of a stage whose names cannot meet those of another; `outputs` in their order."""
+
+    nodes: tuple[onnx.NodeProto, ...]
+    weights: tuple[onnx.TensorProto, ...]
+    shapes: tuple[onnx.ValueInfoProto, ...]
+    outputs: tuple[str, ...]
+
+
+class Converter:
+    """Converts stages of one network, each only once."""
+
+    def __init__(self) -> None:
+        self._converted: dict[Hashable, onnx.ModelProto] = {}
+
+    def __call__(self, stage: Stage, name: str) -> onnx.ModelProto:
+        """The stage as a model of its own, a copy. Raises `ModelError` as `to_piece`; `name` is for that."""
+        if stage.key is None:
+            return _converted(stage, name)
+        if stage.key not in self._converted:
+            self._converted[stage.key] = _converted(stage, name)
+        copy = onnx.ModelProto()
+        copy.CopyFrom(self._converted[stage.key])
+        return copy
+
+    def forget_lookups(self) -> None:
+        """Keep the pieces of the network alone: caches come and go."""
+        for key in [key for key in self._converted if isinstance(key, tuple) and _is_lookup(key)]:
+            del self._converted[key]
+
+
+def _is_lookup(key: tuple[Hashable, ...]) -> bool:
+    return any(isinstance(part, torch.nn.Module) for part in key)
+
+
+def to_piece(stage: Stage, inputs: tuple[str, ...], prefix: str, convert: Converter) -> Piece:
+    """Convert a stage; it reads the values `inputs` of the graph it will be put into.
+
+    **Raises:** `ModelError` for an operator that ONNX does not have.
+    """
+    model = convert(stage, prefix)
+    graph = model.graph
+    if len(graph.input) != len(inputs) or model.functions:
+        raise AssertionError("a converted stage has other inputs than the stage, or functions of its own")
+    names = dict(zip((value.name for value in graph.input), inputs, strict=True))
+    _rename(graph, names, prefix)
+    outputs = tuple(names.get(value.name, f"{prefix}{value.name}") for value in graph.output)
+    return Piece(tuple(graph.node), tuple(graph.initializer), tuple(graph.value_info), outputs)
+
+
+def _converted(stage: Stage, name: str) -> onnx.ModelProto:
+    """Converted in the process of the calling thread, if it has one and that can do it, else here."""
+    process = process_apart()
+    model = None if process is None else process.convert(stage.module, stage.example, name)
+    return convert_here(stage.module, stage.example, name) if model is None else _parsed(model)
+
+
+def _parsed(model: bytes) -> onnx.ModelProto:
+    parsed = onnx.ModelProto()
+    parsed.ParseFromString(model)
+    return parsed
+
+
+def convert_here(module: torch.nn.Module, example: tuple[torch.Tensor, ...], name: str) -> onnx.ModelProto:
+    """Convert a stage's module. Raises `ModelError` as `to_piece`."""
+    said = io.StringIO()
+    try:
+        with _quiet(), one_table_of_operators(), contextlib.redirect_stdout(said):
+            program = without_adaptive_pooling(torch.export.export(module, example, strict=False))
+            converted = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
+    except Exception as error:  # torch raises many unrelated types for what it cannot convert
+        reason = _reason(error)
+    else:
+        if converted is None:
+            raise AssertionError("torch.onnx.export without a file name returns a program")
+        model: onnx.ModelProto = converted.model_proto
+        versions = {entry.domain: entry.version for entry in model.opset_import}
+        if set(versions) <= {"", "ai.onnx"} and max(versions.values()) == OPSET:
+            return model
+        reason = f"it needs operator sets {versions}"
+    raise ModelError(
+        f"cannot export {name.rstrip('/')} to ONNX: {reason}; give --format pt2, or replace that operator in "
+        "the network"
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """The one line of a chain of errors that names the operator, or the last one's first."""
+    cause: BaseException | None = error
+    while cause is not None:
+        error, cause = cause, cause.__cause__
+    return one_line(error)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what the exporter tells its own developers."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _rename(graph: Any, names: Mapping[str, str], prefix: str) -> None:
+    """Give every value and node its name in the larger graph; drop traces of the machine it was made on."""
+
+    def renamed(name: str) -> str:
+        return names.get(name, f"{prefix}{name}") if name else name
+
+    for node in graph.node:
+        node.input[:] = [renamed(name) for name in node.input]
+        node.output[:] = [renamed(name) for name in node.output]
+        node.name = f"{prefix}{node.name.removeprefix('node_')}"
+        node.doc_string = ""
+        del node.metadata_props[:]
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                _rename(inner, names, prefix)
+                for value in (*inner.input, *inner.output):
+                    value.name = renamed(value.name)
+    for value in (*graph.initializer, *graph.value_info):
+        value.name = renamed(value.name)
+        value.doc_string = ""
+        del value.metadata_props[:]

@@ -1,0 +1,121 @@
+"""The early-exit network in 8-bit integers: an ONNX graph quantised after training, as OpenVINO's own format.
+
+Quantised once with thresholds that nothing reaches: every calibration input then runs every lookup and every
+segment, so each range is seen on all kinds of inputs and not only on those that came so far. The thresholds
+are put in afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from gati.engine.exits import EngineExit
+from gati.engine.graph.stages import float32_at_least
+
+__all__ = ["Quantised", "quantised", "read_quantised", "without_exits"]
+
+_NEVER = 1e30
+_XML, _WEIGHTS = "model.xml", "model.bin"
+_TOO_FEW = 300  # NNCF's own default; fewer inputs are all used
+
+
+class Quantised:
+    """A quantised early-exit network whose thresholds can be set."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def with_thresholds(self, thresholds: Sequence[float]) -> bytes:
+        """One file with the network and these thresholds, one an exit."""
+        import openvino
+
+        found = 0
+        for constant in _constants(self._model):
+            name = constant.get_friendly_name()
+            for index, threshold in enumerate(thresholds):
+                if name == f"leave_{index}/threshold":
+                    value = np.full(constant.data.shape, float32_at_least(threshold), dtype=np.float32)
+                    other = openvino.opset13.constant(value)
+                    other.set_friendly_name(name)
+                    for reader in constant.output(0).get_target_inputs():
+                        reader.replace_source_output(other.output(0))
+                    found += 1
+        if found != len(thresholds):
+            raise AssertionError(f"{found} of {len(thresholds)} thresholds found in the quantised network")
+        return _to_file(self._model)
+
+
+def quantised(model: bytes, calibration: Tensor) -> Quantised:
+    """Quantise an assembled ONNX model on inputs [n, ...], taken one at a time."""
+    import nncf
+    from openvino import Core
+
+    rows = calibration.numpy()
+    inputs = nncf.Dataset([rows[index : index + 1] for index in range(min(len(rows), _TOO_FEW))])
+    with _quiet():
+        result = nncf.quantize(
+            Core().read_model(model=model),
+            inputs,
+            preset=nncf.QuantizationPreset.MIXED,
+            subset_size=min(len(rows), _TOO_FEW),
+        )
+    return Quantised(result)
+
+
+def read_quantised(file: bytes) -> Any:
+    """The OpenVINO model in a file that `Quantised.with_thresholds` gave."""
+    from openvino import Core
+
+    with zipfile.ZipFile(io.BytesIO(file)) as packed:
+        return Core().read_model(model=packed.read(_XML), weights=packed.read(_WEIGHTS))
+
+
+def without_exits(exits: Sequence[EngineExit]) -> list[EngineExit]:
+    """The same exits with thresholds that no score reaches."""
+    return [replace(leaving, threshold=_NEVER) for leaving in exits]
+
+
+def _constants(model: Any) -> Iterator[Any]:
+    for node in model.get_ops():
+        if node.get_type_name() == "Constant":
+            yield node
+        elif node.get_type_name() == "If":
+            for branch in (0, 1):
+                yield from _constants(node.get_function(branch))
+
+
+def _to_file(model: Any) -> bytes:
+    import openvino
+
+    packed = io.BytesIO()
+    with TemporaryDirectory() as folder:
+        xml, weights = Path(folder) / _XML, Path(folder) / _WEIGHTS
+        openvino.serialize(model, str(xml), str(weights))
+        with zipfile.ZipFile(packed, "w") as archive:
+            for part in (xml, weights):
+                archive.writestr(zipfile.ZipInfo(part.name), part.read_bytes())
+    return packed.getvalue()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the progress bars and advice of NNCF."""
+    logger = logging.getLogger("nncf")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)

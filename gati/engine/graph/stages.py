@@ -1,0 +1,177 @@
+"""The pieces of an early-exit network as modules for one input: segments, and the lookups at their ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gati.engine.exits import EngineExit
+from gati.errors import CutError
+from gati.model.program import FlatFunction
+from gati.model.segments import TracedModel
+from gati.types import OutputsKind
+
+__all__ = [
+    "INPUT",
+    "OUTPUTS",
+    "Stage",
+    "Stages",
+    "build_stages",
+    "float32_at_least",
+]
+
+INPUT = "input"
+OUTPUTS = ("probabilities", "exit", "score")
+
+
+class _Segment(nn.Module):
+    """A segment: carried tensors in and out; the last one gives class probabilities [1, K]."""
+
+    def __init__(self, run: FlatFunction) -> None:
+        super().__init__()
+        self.run = run
+
+    def forward(self, *carried: Tensor) -> tuple[Tensor, ...]:
+        """Return what the rest of the network needs, the hidden output first."""
+        # Copies, because a segment may work in place on what it is given.
+        handed_on: tuple[Tensor, ...] = self.run(*(tensor.clone() for tensor in carried))
+        return handed_on
+
+
+class _LastSegment(nn.Module):
+    def __init__(self, run: FlatFunction, *, logits: bool) -> None:
+        super().__init__()
+        self.run = run
+        self.logits = logits
+
+    def forward(self, *carried: Tensor) -> Tensor:
+        """Return the base model's probabilities."""
+        scores: Tensor = self.run(*(tensor.clone() for tensor in carried))
+        return _as_float32(scores.softmax(1) if self.logits else scores)
+
+
+class _Lookup(nn.Module):
+    """A lookup: hidden output in, probabilities [1, K] and score [1] out."""
+
+    def __init__(self, cache: nn.Module) -> None:
+        super().__init__()
+        self.cache = cache
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Look up."""
+        probabilities, score = self.cache(hidden)
+        return _as_float32(probabilities), _as_float32(score)
+
+
+class Stage(NamedTuple):
+    """A piece of the network with an example of what it takes, for batch size 1.
+
+    Pieces of one network with equal `key` are the same, so that none need be converted twice.
+    """
+
+    module: nn.Module
+    example: tuple[Tensor, ...]
+    key: Hashable = None
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The early-exit network for one input: segments, and after each but the last a lookup, if any.
+
+    `thresholds` are the exits' as float32: a float32 score reaches one exactly where it reaches the other.
+    """
+
+    segments: tuple[Stage, ...]
+    lookups: tuple[Stage | None, ...]  # one a segment
+    exits: tuple[EngineExit, ...]
+    thresholds: tuple[float, ...]
+    classes: int
+
+    @property
+    def example(self) -> Tensor:
+        """What the network takes, [1, ...]."""
+        return self.segments[0].example[0]
+
+    def trail(self, x: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        """Probabilities [K] and score of every exit for one input [1, ...]; none for its own."""
+        trail: list[tuple[Tensor, Tensor | None]] = []
+        carried: tuple[Tensor, ...] = (x,)
+        with torch.inference_mode():
+            for segment, lookup in zip(self.segments[:-1], self.lookups, strict=False):
+                carried = segment.module(*carried)
+                if lookup is not None:
+                    probabilities, score = lookup.module(carried[0])
+                    trail.append((probabilities[0], score[0]))
+            trail.append((self.segments[-1].module(*carried)[0], None))
+        return trail
+
+
+def build_stages(
+    traced: TracedModel,
+    exits: Sequence[EngineExit],
+    outputs_kind: OutputsKind,
+    cuts: Collection[str] = (),
+) -> Stages:
+    """Cut the network at its exits, and after the blocks `cuts`, and put the lookups in.
+
+    **Raises:** `CutError` where two tensors that cross a cut share memory that is changed later: a file has
+    no such thing as shared memory.
+    """
+    at = {leaving.block: leaving for leaving in exits}
+    segments = traced.cut([block for block in traced.blocks if block in at or block in cuts])
+    for segment in segments:
+        if not segment.rows_selectable:
+            raise CutError(
+                f"cannot export the cut after block '{segment.block}': tensors that cross it share memory "
+                "which the network changes later; compose without this block"
+            )
+    pieces: list[Stage] = []
+    lookups: list[Stage | None] = []
+    carried: tuple[Tensor, ...] = (traced.example(),)
+    before: str | None = None
+    with torch.inference_mode():
+        for segment in segments[:-1]:
+            module = _Segment(segment.run).eval()
+            pieces.append(_stage(module, carried, (before, segment.block)))
+            carried = module(*carried)
+            before = segment.block
+            leaving = at.get(segment.block or "")
+            lookups.append(
+                None
+                if leaving is None
+                else _stage(_Lookup(leaving.cache).eval(), carried[:1], (segment.block, leaving.cache))
+            )
+    last = _LastSegment(segments[-1].run, logits=outputs_kind == "logits").eval()
+    return Stages(
+        segments=(*pieces, _stage(last, carried, (before, None))),
+        lookups=(*lookups, None),
+        exits=tuple(exits),
+        thresholds=tuple(float32_at_least(leaving.threshold) for leaving in exits),
+        classes=traced.classes,
+    )
+
+
+def _stage(module: nn.Module, example: Sequence[Tensor], key: Hashable) -> Stage:
+    return Stage(module, tuple(map(_plain, example)), key)
+
+
+def float32_at_least(threshold: float) -> float:
+    """The least float32 that is not below `threshold`: comparing float32 scores with it decides the same."""
+    nearest = torch.tensor(threshold, dtype=torch.float64).float()
+    if nearest.double().item() < threshold:
+        nearest = torch.nextafter(nearest, torch.tensor(math.inf))
+    return nearest.item()
+
+
+def _as_float32(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float32 else tensor.float()
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A copy outside inference mode, contiguous, as exporters want their examples."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)

@@ -1,0 +1,290 @@
+"""Where a lookup runs when it does not run inside its segment: beside the next one.
+
+On the CPU a worker thread with a core of its own runs it, on CUDA a second stream. One lookup at a time.
+The engine hands a hidden output over, goes on with the network, and looks between blocks whether the
+answer has come.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from gati.engine.backends.base import Lookup
+
+__all__ = ["Answer", "Beside", "StreamBeside", "WorkerBeside", "beside_for", "cuda_event"]
+
+# How many blocks the host may queue on the device ahead of the one that is running. Without a bound a
+# fast host queues the whole network before the first lookup has ended, and a hit would save nothing.
+_BLOCKS_AHEAD = 2
+_FIRST_WAIT_S = 0.01  # for a lookup that was never timed
+
+
+class Answer(NamedTuple):
+    """What a lookup found: probabilities [B, K] and the score of the first row."""
+
+    probabilities: Tensor
+    score: float
+
+
+class Beside(ABC):
+    """Runs one lookup at a time beside the base model. A context manager: `close` gives everything back."""
+
+    @abstractmethod
+    def submit(self, lookup: Lookup, hidden: Tensor) -> None:
+        """Start `lookup(hidden)`; the answer of the previous one must have been taken."""
+
+    @abstractmethod
+    def finished(self) -> bool:
+        """Whether the answer is there; does not wait."""
+
+    @abstractmethod
+    def answer(self) -> Answer:
+        """Take the answer; waits for it. Raises whatever the lookup raised."""
+
+    def keep_pace(self) -> None:  # noqa: B027 - most kinds need nothing here
+        """Called between blocks: keeps the host from running far ahead of the device."""
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """What the caller gave up is back for a while, to measure the base model alone."""
+        yield
+
+    @abstractmethod
+    def open(self) -> None:
+        """Take cores or a stream."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what `open` took; may be called twice."""
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def beside_for(device: torch.device) -> Beside:
+    """The way to run lookups beside the base model on `device`."""
+    return StreamBeside(device) if device.type == "cuda" else WorkerBeside()
+
+
+class _Work:
+    """One lookup, done by the worker or by whoever cannot wait for it; the first answer counts."""
+
+    __slots__ = ("done", "elapsed_s", "found", "hidden", "lookup", "wanted")
+
+    def __init__(self, lookup: Lookup, hidden: Tensor) -> None:
+        self.lookup = lookup
+        self.hidden = hidden
+        self.found: Answer | BaseException | None = None
+        self.elapsed_s = math.inf
+        self.wanted = True
+        self.done = threading.Lock()
+        self.done.acquire()
+
+    def run(self) -> None:
+        start = time.perf_counter()
+        try:
+            probabilities, score = self.lookup(self.hidden)
+            found: Answer | BaseException = Answer(probabilities, score.item())
+        except BaseException as error:  # handed to the caller of `answer`
+            found = error
+        self.elapsed_s = time.perf_counter() - start
+        self.found = self.found or found
+
+
+class WorkerBeside(Beside):
+    """A worker thread pinned to the last core of the process; the calling thread keeps the others.
+
+    An answer that is wanted and does not come within the time that the lookup takes at its best is worked
+    out by the calling thread, so a worker without a free core delays a request by little more than an
+    inline lookup would. While open, the calling thread computes with at most as many threads as it has
+    cores left. `close`, to be called from the thread that called `open`, restores affinity and thread
+    count. With a single core nothing is pinned.
+    """
+
+    def __init__(self) -> None:
+        self._inbox: SimpleQueue[_Work | None] = SimpleQueue()
+        self._work: _Work | None = None
+        self._thread: threading.Thread | None = None
+        self._started = threading.Event()
+        self._cores: set[int] = set()
+        self._threads = 0
+        self._best_s: dict[Lookup, float] = {}
+
+    def open(self) -> None:
+        """Start and pin the worker, confine the calling thread to the other cores."""
+        if self._thread is not None:
+            return
+        self._cores, self._threads = _own_cores(), torch.get_num_threads()
+        self._started.clear()
+        self._thread = threading.Thread(target=self._serve, name="gati-lookup", daemon=True)
+        self._thread.start()
+        self._started.wait()  # the worker sets its thread count first: torch makes it every new thread's
+        self._confine()
+
+    def close(self) -> None:
+        """Stop the worker, give the cores back."""
+        if self._thread is None:
+            return
+        self._inbox.put(None)
+        self._thread.join()
+        self._thread = None
+        self._release()
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """The calling thread has all of its cores and threads, as if nothing were open."""
+        if self._thread is None:
+            yield
+            return
+        self._release()
+        try:
+            yield
+        finally:
+            self._confine()
+
+    def submit(self, lookup: Lookup, hidden: Tensor) -> None:
+        """Hand the lookup to the worker."""
+        self._work = _Work(lookup, hidden)
+        self._inbox.put(self._work)
+
+    def finished(self) -> bool:
+        """Whether the worker is done."""
+        return self._work is not None and self._work.found is not None
+
+    def answer(self) -> Answer:
+        """Take the worker's answer, or work it out here if the worker has not begun."""
+        work = self._work
+        if work is None:
+            raise RuntimeError("no lookup was submitted")
+        if work.found is None:
+            in_time = work.done.acquire(timeout=self._best_s.get(work.lookup, _FIRST_WAIT_S))
+            if not in_time and work.found is None:
+                work.run()
+        work.wanted = False
+        self._best_s[work.lookup] = min(work.elapsed_s, self._best_s.get(work.lookup, math.inf))
+        self._work = None
+        if isinstance(work.found, Answer):
+            return work.found
+        raise work.found or RuntimeError("the lookup gave no answer")
+
+    def _confine(self) -> None:
+        *mine, _ = sorted(self._cores)
+        if mine:
+            _pin(set(mine))
+        torch.set_num_threads(max(1, min(self._threads, len(mine))))
+
+    def _release(self) -> None:
+        _pin(self._cores)
+        torch.set_num_threads(self._threads)
+
+    def _serve(self) -> None:
+        if len(self._cores) > 1:
+            _pin({max(self._cores)})
+        torch.set_num_threads(1)
+        self._started.set()
+        with torch.inference_mode():
+            while (work := self._inbox.get()) is not None:
+                if work.wanted:
+                    work.run()
+                    work.done.release()
+                del work  # its hidden output must not stay alive until the next one comes
+
+
+class StreamBeside(Beside):
+    """A second CUDA stream: events order it after the hidden output, its score is polled between blocks."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+
+    def open(self) -> None:
+        """Create the stream and its events."""
+        if self._stream is not None:
+            return
+        self._stream = torch.cuda.Stream(self._device)
+        self._score = torch.empty(1, pin_memory=True)
+        self._probabilities: Tensor | None = None
+        self._produced, self._done = cuda_event(), cuda_event()
+        self._marks = [cuda_event() for _ in range(_BLOCKS_AHEAD)]
+        self._blocks = 0
+
+    def close(self) -> None:
+        """Wait for the stream and drop it."""
+        if self._stream is not None:
+            self._stream.synchronize()
+            self._stream = None
+
+    def submit(self, lookup: Lookup, hidden: Tensor) -> None:
+        """Queue the lookup on the second stream, after the hidden output."""
+        stream = self._opened()
+        self._produced.record(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            stream.wait_event(self._produced)
+            probabilities, score = lookup(hidden)
+            if self._probabilities is None or self._probabilities.shape != probabilities.shape:
+                self._probabilities = torch.empty(probabilities.shape, pin_memory=True)
+            self._probabilities.copy_(probabilities, non_blocking=True)
+            self._score.copy_(score, non_blocking=True)
+            self._done.record(stream)
+        hidden.record_stream(stream)  # its memory must not be reused while the lookup reads it
+
+    def finished(self) -> bool:
+        """Whether the score has reached the host; asks the event, does not synchronise."""
+        return _is_complete(self._done)
+
+    def answer(self) -> Answer:
+        """Wait for the second stream alone; what the first one still has queued is not waited for."""
+        self._done.synchronize()
+        if self._probabilities is None:
+            raise RuntimeError("no lookup was submitted")
+        return Answer(self._probabilities.clone(), self._score.item())
+
+    def keep_pace(self) -> None:
+        """Let the host queue a few blocks at most while a lookup is under way."""
+        mark = self._marks[self._blocks % _BLOCKS_AHEAD]
+        if self._blocks >= _BLOCKS_AHEAD:
+            while not _is_complete(mark) and not _is_complete(self._done):
+                pass
+        mark.record(torch.cuda.current_stream(self._device))
+        self._blocks += 1
+
+    def _opened(self) -> torch.cuda.Stream:
+        if self._stream is None:
+            raise RuntimeError("open the stream first")
+        return self._stream
+
+
+def cuda_event(*, timing: bool = False) -> torch.cuda.Event:
+    """A CUDA event (torch leaves its constructor untyped)."""
+    return torch.cuda.Event(enable_timing=timing)
+
+
+def _is_complete(event: torch.cuda.Event) -> bool:
+    return bool(event.query())
+
+
+def _own_cores() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+def _pin(cores: set[int]) -> None:
+    """Bind the calling thread, where the system can."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)

@@ -1,0 +1,337 @@
+"""`gati bench`: Gati, the plain network and published peers, on every backend that runs here."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gati.composition.engines import graph_backend, traced_network
+from gati.composition.load import Served, open_served
+from gati.engine.backends import BACKENDS, GraphBackend
+from gati.engine.engine import Engine
+from gati.engine.exits import EngineExit
+from gati.errors import BackendError, DataError, GatiError
+from gati.evaluation.bench_result import Bench, Kind, LeftOut, Row, spread
+from gati.evaluation.cascade import build_cascade
+from gati.evaluation.evaluate import Latency
+from gati.evaluation.peers import build_peers
+from gati.evaluation.timing import WARM_UP_REQUESTS, Contender, measure_latency, measure_throughput
+from gati.exploration.fresh import note_of_seen
+from gati.exploration.labels import name_and_label
+from gati.exploration.library import Library
+from gati.files import atomic_write_text
+from gati.model.data import Data, load_data
+from gati.model.labels import LabelMap
+from gati.model.segments import TracedModel
+
+__all__ = ["bench"]
+
+_BATCH = 64
+_BINS = 40
+_PACKAGES = ("torch", "numpy", "onnxruntime", "openvino", "nncf")
+_METHOD = (
+    "One process, batch size 1. Every request is answered by all in turns, who is first moves on by one; "
+    "a repetition is a pass over all inputs, ratios are of means within a repetition. Throughput: each "
+    "client is a thread with one request at a time. Backends that run segments join waiting inputs to "
+    "batches at the ends of segments (the plain network: at its beginning), those that compile one graph "
+    "have one a core, on one thread each. Lookups are inline."
+)
+
+
+def bench(
+    directory: str | Path,
+    data: Any,
+    *,
+    composition: str = "default",
+    limit: int | None = None,
+    repetitions: int = 3,
+    clients: int = 8,
+    seconds: float = 1.0,
+    threads: int | None = None,
+    cascade: str | Path | None = None,
+    label_map: LabelMap | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Bench:
+    """Measure every way to run the base model here side by side, and write `bench.json` into the library.
+
+    The base model and Gati run on each registered backend that works here, the peers (BranchyNet-style and
+    SDN-style exits) on the composition's. `data` is as `evaluate` takes it. Throughput is measured for
+    `seconds` a repetition; 0 leaves it out. `cascade` is a library of a smaller network on the same data,
+    `label_map` as for `explore`, whose own is taken otherwise.
+    What cannot be measured is in `left_out`, with the reason. Rounds that other work on the machine disturbed
+    are measured again; if some stay so, the result is marked.
+
+    Raises:
+        DataError: no inputs, or inputs that do not fit the network.
+        LibraryError, CompositionError, BackendError: as `load` does.
+    """
+    for name, value in (("limit", limit), ("repetitions", repetitions), ("clients", clients)):
+        if value is not None and value < 1:
+            raise DataError(f"{name} is {value}; at least 1 is needed")
+    if not 0.0 <= seconds < float("inf"):
+        raise DataError(f"seconds is {seconds}; give 0 or more")
+    served = open_served(directory, composition=composition, threads=threads)
+    inputs = load_data(data, served.model.preprocessing, what="benchmark data")
+    if limit is not None and limit < len(inputs):
+        inputs = inputs.subset(range(limit))
+    if len(inputs) == 0:
+        raise DataError("the benchmark data is empty; give at least one input")
+    named = name_and_label(served.library, inputs, label_map=label_map)
+    inputs = named.data
+    field = _Field(served, cascade)
+    images = torch.cat(
+        [inputs.images(range(at, min(at + _BATCH, len(inputs)))) for at in range(0, len(inputs), _BATCH)]
+    )
+
+    def request(index: int) -> Tensor:
+        return images[index : index + 1]
+
+    contenders = field.contenders
+    steady = measure_latency(contenders, request, len(images), repetitions, progress)
+    try:
+        rates = _throughput(field, request, len(images), sorted({1, clients}), repetitions, seconds)
+    finally:
+        field.close()
+    reference = _f32_classes(served.module, images)
+    fastest, rows = _rows(field, rates, reference, inputs)
+    result = Bench(
+        composition=composition,
+        accuracy_target=served.composition.accuracy_target,
+        data=inputs.name,
+        n=len(inputs),
+        repetitions=repetitions,
+        clients=clients,
+        accuracy_f32=None if inputs.labels is None else float(np.mean(reference == inputs.labels)),
+        fastest_static=fastest,
+        rows=rows,
+        left_out=tuple(field.left_out),
+        machine=_machine(),
+        versions=_versions(),
+        method={"text": _METHOD, "warm_up_requests": WARM_UP_REQUESTS, "throughput_seconds": seconds},
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        note="; ".join(note for note in (note_of_seen(served.library, inputs), named.note) if note),
+        disturbed=steady.disturbed > 0,
+        disturbance=steady.note,
+    )
+    atomic_write_text(served.library.directory / "bench.json", result.to_json())
+    return result
+
+
+class _Field:
+    """All contenders that can be built here, and those that cannot."""
+
+    def __init__(self, served: Served, cascade: str | Path | None) -> None:
+        self.served = served
+        self.contenders: list[Contender] = []
+        self.kinds: dict[str, Kind] = {}
+        self.details: dict[str, str] = {}
+        self.left_out: list[LeftOut] = []
+        self._folder = TemporaryDirectory()
+        own = served.engine.backend
+        for backend in dict.fromkeys([own, *BACKENDS]):
+            self._add(f"base {backend}", "base", (), backend)
+            if served.engine.exits:
+                self._add(f"gati {backend}", "gati", served.engine.exits, backend)
+        if not any(contender.name == f"base {own}" for contender in self.contenders):
+            raise BackendError(f"the composition's backend '{own}' does not run here; compose again")
+        try:
+            peers = build_peers(served.library, served.module, served.composition.accuracy_target)
+        except GatiError as error:
+            self.left_out.append(LeftOut("BranchyNet-style and SDN-style exits", str(error)))
+            peers = ()
+        for peer in peers:
+            self._add(f"{peer.name} {own}", "peer", peer.exits, own, peer.detail)
+        if cascade is None:
+            reason = "needs a library of a smaller network: --cascade DIR"
+            self.left_out.append(LeftOut("cascade of two base models", reason))
+        else:
+            self._add_cascade(Library.open(cascade))
+
+    def _add_cascade(self, smaller: Library) -> None:
+        """A smaller network before the whole one, both on the composition's backend."""
+        own = self.served.engine
+        name = f"cascade {own.backend}"
+        try:
+            traced = traced_network(smaller)
+            first, then = (
+                Engine(
+                    network,
+                    outputs_kind=library.manifest.outputs_kind,
+                    backend=own.backend,
+                    graphs=self._quantised(library, network, own.backend, ()),
+                )
+                for library, network in ((smaller, traced), (self.served.library, own.traced))
+            )
+            accuracy = self.served.composition.accuracy_target
+            built = build_cascade(self.served.library, smaller, then, first, accuracy)
+        except GatiError as error:
+            self.left_out.append(LeftOut(name, str(error)))
+            return
+        self.contenders.append(built)
+        self.kinds[name] = "peer"
+        source = smaller.manifest.model_source
+        self.details[name] = (
+            f"{source} answers if its largest probability is at least {built.threshold:.4g}; set on the "
+            "select split, not certified"
+        )
+
+    def _add(
+        self, name: str, kind: Kind, exits: Sequence[EngineExit], backend: str, detail: str = ""
+    ) -> None:
+        inline = tuple(replace(leaving, placement="inline") for leaving in exits)
+
+        own = self.served.engine
+        try:
+            engine = Engine(
+                own.traced,
+                # A placement was chosen for its own backend; inline is what all of them can do.
+                exits if backend == own.backend else inline,
+                outputs_kind=self.served.model.outputs_kind,
+                backend=backend,
+                graphs=self._quantised(self.served.library, own.traced, backend, inline),
+            )
+        except GatiError as error:
+            self.left_out.append(LeftOut(name, str(error)))
+            return
+        self.contenders.append(Contender(name, engine, bool(exits)))
+        self.kinds[name] = kind
+        self.details[name] = detail or self._detail(kind, engine)
+
+    def _quantised(
+        self, library: Library, traced: TracedModel, backend: str, exits: Sequence[EngineExit]
+    ) -> tuple[Path, Path] | None:
+        """Networks that a calibrated backend can run; by itself it only runs what was kept."""
+        kind = BACKENDS.get(backend)
+        if kind is None or not issubclass(kind, GraphBackend) or not kind.calibrated:
+            return None
+        executes = graph_backend(library, backend)
+        paths = []
+        for chosen in (exits, ()):
+            path = Path(self._folder.name) / f"{len(list(Path(self._folder.name).iterdir()))}.zip"
+            (model,) = executes.assembled(traced, [chosen], library.manifest.outputs_kind)
+            path.write_bytes(model)
+            paths.append(path)
+        return paths[0], paths[1]
+
+    def close(self) -> None:
+        """Stop what the contenders started, and delete what was written for them."""
+        for contender in self.contenders:
+            contender.close()
+        self._folder.cleanup()
+
+    def _detail(self, kind: Kind, engine: Engine) -> str:
+        if kind != "gati":
+            return ""
+        where = ", ".join(leaving.block for leaving in engine.exits)
+        other = engine.backend != self.served.composition.backend
+        return f"exits after {where}" + ("; composed for another backend" if other else "")
+
+
+def _throughput(
+    field: _Field,
+    request: Callable[[int], Tensor],
+    count: int,
+    clients: Sequence[int],
+    repetitions: int,
+    seconds: float,
+) -> dict[str, dict[str, list[float]]]:
+    rates: dict[str, dict[str, list[float]]] = {each.name: {} for each in field.contenders}
+    if seconds == 0:
+        return rates
+    for _ in range(repetitions):
+        for many in clients:
+            for contender in field.contenders:
+                if many > 1 and not contender.many:
+                    continue
+                rate = measure_throughput(contender, request, count, many, seconds)
+                rates[contender.name].setdefault(str(many), []).append(rate)
+    return rates
+
+
+def _rows(
+    field: _Field, rates: dict[str, dict[str, list[float]]], reference: Any, inputs: Data
+) -> tuple[str, tuple[Row, ...]]:
+    means = {each.name: [float(np.mean(times)) for times in each.times_ms] for each in field.contenders}
+    static = [each.name for each in field.contenders if field.kinds[each.name] == "base"]
+    fastest = min(static, key=lambda name: float(np.median(means[name])))
+    longest: dict[str, float] = {}  # on each backend, so that bars of one can be laid over each other
+    for each in field.contenders:
+        most = float(np.percentile(np.concatenate(each.times_ms), 99.5))
+        longest[each.engine.backend] = max(most, longest.get(each.engine.backend, 0.0))
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(field.served.module))
+    rows = []
+    for each in field.contenders:
+        own, times = means[each.name], np.concatenate(each.times_ms)
+        edges = np.linspace(0.0, longest[each.engine.backend], _BINS + 1)
+        same = means[f"base {each.engine.backend}"]
+        p50, p90, p99 = (float(value) for value in np.percentile(times, (50, 90, 99)))
+        answers = np.array(each.answers)
+        rows.append(
+            Row(
+                name=each.name,
+                kind=field.kinds[each.name],
+                backend=each.engine.backend,
+                latency_ms=Latency(float(times.mean()), p50, p90, p99),
+                gain_same=spread([base / mine for base, mine in zip(same, own, strict=True)]),
+                gain_fastest=spread([base / mine for base, mine in zip(means[fastest], own, strict=True)]),
+                agreement=float(np.mean(answers == reference)),
+                accuracy=None if inputs.labels is None else float(np.mean(answers == inputs.labels)),
+                hit_rate=each.hits / len(answers),
+                memory_bytes=weights + sum(leaving.memory_bytes for leaving in each.engine.exits),
+                throughput={many: spread(values) for many, values in rates[each.name].items()},
+                histogram={
+                    "edges_ms": [float(edge) for edge in edges],
+                    "counts": np.histogram(np.minimum(times, edges[-1]), edges)[0].astype(float).tolist(),
+                },
+                detail=field.details[each.name],
+            )
+        )
+    return fastest, tuple(rows)
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _f32_classes(module: nn.Module, images: Tensor) -> Any:
+    with torch.inference_mode():
+        return torch.cat([module(rows.clone()).argmax(1) for rows in images.split(_BATCH)]).numpy()
+
+
+def _machine() -> dict[str, Any]:
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        models = [line for line in info.read_text(encoding="utf-8").splitlines() if "model name" in line]
+        name = models[0].split(":", 1)[1].strip() if models else name
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "cpu": name,
+        "cores": usable,
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "gati": _gati_version()}
+    installed = {entry.metadata["Name"] for entry in metadata.distributions()}
+    return {**found, **{name: metadata.version(name) for name in _PACKAGES if name in installed}}
+
+
+def _gati_version() -> str:
+    from gati.version import __version__
+
+    return __version__

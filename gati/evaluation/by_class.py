@@ -1,0 +1,67 @@
+"""What Gati does class by class, with exact confidence intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.composition.certificate import agreement_lower_bound, rate_upper_bound
+
+__all__ = ["ClassCount", "Share", "count_classes", "exact_interval"]
+
+CONFIDENCE = 0.95  # of each interval on its own
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of inputs with its exact two-sided 95 % confidence interval (Clopper, Pearson)."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class ClassCount:
+    """One class of the base model's: `n` inputs that it puts there."""
+
+    name: str
+    n: int
+    agreement: Share
+    hit_rate: Share
+
+
+def exact_interval(successes: int, trials: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Return the exact two-sided confidence interval of a share; (0, 1) without trials."""
+    tail = (1.0 - confidence) / 2.0
+    losses = trials - successes
+    return agreement_lower_bound(losses, trials, tail), rate_upper_bound(successes, trials, tail)
+
+
+def count_classes(
+    answer: NDArray[np.int64],
+    base_answer: NDArray[np.int64],
+    hit: NDArray[np.bool_],
+    class_names: Sequence[str] | None,
+) -> tuple[ClassCount, ...]:
+    """Count the classes that the base model names at least once; all arrays are [n]."""
+    counted = []
+    for index in np.unique(base_answer):
+        inside = base_answer == index
+        counted.append(
+            ClassCount(
+                name=str(index) if class_names is None else class_names[index],
+                n=int(inside.sum()),
+                agreement=_share((answer == base_answer)[inside]),
+                hit_rate=_share(hit[inside]),
+            )
+        )
+    return tuple(counted)
+
+
+def _share(happened: NDArray[np.bool_]) -> Share:
+    successes, trials = int(happened.sum()), len(happened)
+    return Share(successes / trials, *exact_interval(successes, trials))

@@ -1,0 +1,80 @@
+"""A cascade of two base models: a smaller network answers if it is sure enough, else the larger is asked.
+
+The smaller one comes from a cache library of its own, so that it is known how it is loaded and fed. Its
+threshold is the loosest that keeps the wanted agreement with the larger network on the select split. Nothing
+is certified.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gati.engine.engine import Engine, Prediction
+from gati.errors import DataError
+from gati.evaluation.timing import Contender
+from gati.exploration.library import SELECT, Library
+from gati.exploration.splits import held_out
+
+__all__ = ["Cascade", "build_cascade"]
+
+SMALLER = "smaller network"  # Prediction.exit of what it answered
+_BATCH = 250
+_NEVER = 2.0  # no probability reaches it
+
+
+@dataclass
+class Cascade(Contender):
+    """Asks `smaller` first; a largest probability >= `threshold` is an answer."""
+
+    smaller: Engine | None = None
+    threshold: float = _NEVER
+
+    def answer(self, x: Tensor) -> Prediction:
+        """The answer to one request [1, ...]."""
+        if self.smaller is None:
+            raise AssertionError("a cascade has a smaller network")
+        (first,) = self.smaller.base(x)
+        if float(first.probabilities.max()) >= self.threshold:
+            return first._replace(exit=SMALLER)
+        return self.engine.base(x)[0]
+
+
+def build_cascade(
+    larger: Library, smaller: Library, engine: Engine, small_engine: Engine, accuracy: float
+) -> Cascade:
+    """Set the threshold for an agreement of `accuracy` and put both engines, of one backend, together.
+
+    Raises:
+        DataError: the networks take other inputs or know other classes, or the held-out inputs are gone.
+    """
+    for what in ("preprocessing", "input_shape", "classes", "class_names"):
+        if getattr(larger.manifest, what) != getattr(smaller.manifest, what):
+            raise DataError(f"the two networks of a cascade differ in {what.replace('_', ' ')}")
+    return Cascade(
+        f"cascade {engine.backend}",
+        engine,
+        early=False,
+        many=False,
+        smaller=small_engine,
+        threshold=_threshold(larger, small_engine, smaller.manifest.outputs_kind, accuracy),
+    )
+
+
+@torch.inference_mode()
+def _threshold(library: Library, smaller: Engine, kind: str, accuracy: float) -> float:
+    inputs, split = held_out(library)
+    rows = np.flatnonzero(split == SELECT)
+    parts = [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]
+    outputs = torch.cat([smaller.traced.base(inputs.images(part)).float() for part in parts])
+    probabilities = outputs if kind == "probabilities" else outputs.softmax(1)
+    score, predicted = (values.numpy() for values in probabilities.max(1))
+    wrong = predicted != library.base_outcomes().base_class[rows]
+    order = np.argsort(-score, kind="stable")
+    lost = np.cumsum(wrong[order])
+    last_of_equals = np.append(score[order][:-1] > score[order][1:], True)
+    good = np.flatnonzero(last_of_equals & (lost <= (1.0 - accuracy) * len(rows)))
+    return float(score[order][good[-1]]) if len(good) else _NEVER

@@ -1,0 +1,340 @@
+"""Measure Gati against its base model, request by request, on inputs it has not seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from gati.composition.load import open_served
+from gati.costs.disturbance import MACHINE, Machine, measure_steadily
+from gati.costs.profile import quiet
+from gati.engine.batching import rows_of
+from gati.engine.engine import Engine, Prediction
+from gati.engine.exits import BASE
+from gati.errors import DataError
+from gati.evaluation.by_class import ClassCount, count_classes
+from gati.exploration.fresh import note_of_seen
+from gati.exploration.labels import name_and_label
+from gati.model.data import Data, load_data
+from gati.model.labels import ClassNames, LabelMap
+
+__all__ = ["Evaluation", "ExitCount", "Latency", "evaluate", "evaluate_engine"]
+
+_WARM_UP_REQUESTS = 20
+_EAGER_SAMPLES = 200
+_CHUNK = 256  # inputs preprocessed at a time, outside the timing
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds of one request, over all requests."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class ExitCount:
+    """What one learned cache did; `agreement` with the base model among its hits, None without hits."""
+
+    block: str
+    variant: str
+    threshold: float
+    placement: str
+    hits: int
+    agreement: float | None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What Gati gains and costs on a data set; the accuracies are None without labels.
+
+    `gain` is base mean / Gati mean, `tail_ratio` Gati p99 / base p99. Base and Gati run on the same backend
+    in the same way; agreement is with the base model as it came, whatever the backend's precision;
+    `eager_latency_ms` is the user's module as it came, called plainly, on a sample. Where `disturbed` is True
+    the machine had other work, also when it was measured again: latencies and gain are those of the moment,
+    and `disturbance` says why.
+    """
+
+    n: int
+    agreement: float
+    accuracy: float | None
+    base_accuracy: float | None
+    hit_rate: float
+    latency_ms: Latency
+    base_latency_ms: Latency
+    gain: float
+    tail_ratio: float
+    memory_bytes: int
+    backend: str
+    exits: tuple[ExitCount, ...]
+    eager_latency_ms: Latency | None = None
+    device: str = "cpu"
+    threads: int = 1
+    repetitions: int = 1
+    data: str = ""
+    composition: str = ""
+    classes: tuple[ClassCount, ...] = ()
+    note: str = ""
+    disturbed: bool = False
+    disturbance: str = ""
+
+    def to_json(self) -> str:
+        """The evaluation as strict JSON text."""
+        return json.dumps(asdict(self), indent=2, allow_nan=False) + "\n"
+
+
+@dataclass
+class _Answers:
+    """In the order of the inputs."""
+
+    gati: list[Prediction] = field(default_factory=list)
+    reference: list[int] = field(default_factory=list)  # of the base model in the precision it came in
+
+
+@dataclass
+class _Times:
+    """Milliseconds of some requests, in order; `exits` says where Gati's answers came from."""
+
+    gati_ms: list[float] = field(default_factory=list)
+    base_ms: list[float] = field(default_factory=list)
+    eager_ms: list[float] = field(default_factory=list)
+    exits: list[str] = field(default_factory=list)
+
+    def alike(self) -> list[list[float]]:
+        """Those of the base model, then those that left at the same place."""
+        by_exit: dict[str, list[float]] = {}
+        for exit, taken_ms in zip(self.exits, self.gati_ms, strict=True):
+            by_exit.setdefault(exit, []).append(taken_ms)
+        return [self.base_ms, *by_exit.values()]
+
+
+def evaluate(
+    directory: str | Path,
+    data: Any,
+    *,
+    composition: str = "default",
+    limit: int | None = None,
+    device: str = "cpu",
+    repetitions: int = 1,
+    threads: int | None = None,
+    class_names: ClassNames | None = None,
+    label_map: LabelMap | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Answer every input of `data` with Gati and with the base model alone, one request at a time.
+
+    `data` is an `.npz`, a folder, a dataset callable (see `load_data`) or a `Data`. `limit` takes the first
+    inputs only; `repetitions` measures each input that often. A request is a preprocessed tensor
+    [1, ...]; base and Gati take turns at being first. `progress(done, of)` is called now and then. What the
+    machine disturbed is measured again; what stays so is marked in the result.
+    `class_names` and `label_map` are as for `explore`, whose own are taken otherwise. Where labels do not fit
+    the network the accuracies are None, and `note` says so; it also tells of inputs that explore has seen.
+
+    Raises:
+        DataError: no inputs, or inputs that do not fit the network.
+        LibraryError, CompositionError, BackendError: as `load` does.
+    """
+    for name, value in (("limit", limit), ("repetitions", repetitions)):
+        if value is not None and value < 1:
+            raise DataError(f"{name} is {value}; at least 1 is needed")
+    served = open_served(directory, composition=composition, device=device, threads=threads)
+    inputs = load_data(data, served.model.preprocessing, what="evaluation data")
+    if limit is not None and limit < len(inputs):
+        inputs = inputs.subset(range(limit))
+    named = name_and_label(served.library, inputs, class_names, label_map)
+    measured = evaluate_engine(
+        served.engine,
+        named.data,
+        module=served.module,
+        repetitions=repetitions,
+        progress=progress,
+        composition=composition,
+        class_names=named.class_names,
+    )
+    notes = (note_of_seen(served.library, inputs), named.note)
+    return replace(measured, note="; ".join(note for note in notes if note))
+
+
+def evaluate_engine(
+    engine: Engine,
+    data: Data,
+    *,
+    module: nn.Module | None = None,
+    repetitions: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+    composition: str = "",
+    class_names: Sequence[str] | None = None,
+    machine: Machine = MACHINE,
+) -> Evaluation:
+    """As `evaluate`, for an engine and data that are already there; without `module` eager is not timed.
+
+    Labels, if there are any, are the network's classes; `class_names` are the engine's unless given.
+    """
+    if len(data) == 0:
+        raise DataError("the evaluation data is empty; give at least one input")
+    measuring = _Measuring(engine, data, module, repetitions, progress, machine)
+    with engine, quiet():
+        found = measure_steadily(measuring.rounds(), _Times.alike, machine=machine)
+        threads = torch.get_num_threads()
+    latency = _latency([taken for each in found.rounds for taken in each.gati_ms])
+    base_latency = _latency([taken for each in found.rounds for taken in each.base_ms])
+    eager_ms = [taken for each in found.rounds for taken in each.eager_ms]
+    gati = measuring.answers.gati
+    answers = np.array([prediction.class_index for prediction in gati])
+    base_answers = np.array(measuring.answers.reference)
+    hit = np.array([prediction.exit != BASE for prediction in gati])
+    return Evaluation(
+        n=len(data),
+        agreement=float(np.mean(answers == base_answers)),
+        accuracy=_accuracy(answers, data.labels),
+        base_accuracy=_accuracy(base_answers, data.labels),
+        hit_rate=float(hit.mean()),
+        latency_ms=latency,
+        base_latency_ms=base_latency,
+        gain=base_latency.mean / latency.mean,
+        tail_ratio=latency.p99 / base_latency.p99,
+        memory_bytes=sum(leaving.memory_bytes for leaving in engine.exits),
+        backend=engine.backend,
+        exits=_exit_counts(engine, gati, answers == base_answers),
+        eager_latency_ms=_latency(eager_ms) if eager_ms else None,
+        device=str(engine.traced.device),
+        threads=threads,
+        repetitions=repetitions,
+        data=data.name,
+        composition=composition,
+        classes=count_classes(answers, base_answers, hit, class_names or engine.class_names),
+        disturbed=found.disturbed > 0,
+        disturbance=found.note,
+    )
+
+
+class _Measuring:
+    """Requests round by round; the first time a round is run its answers are kept, too."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        data: Data,
+        module: nn.Module | None,
+        repetitions: int,
+        progress: Callable[[int, int], None] | None,
+        machine: Machine,
+    ) -> None:
+        self.answers = _Answers()
+        self._engine, self._data, self._machine = engine, data, machine
+        self._eager = _eager(module)
+        self._repetitions = repetitions
+        self._progress = progress
+
+    def rounds(self) -> list[Callable[[], _Times]]:
+        """What measures a few hundred inputs each."""
+        return [partial(self._round, start) for start in range(0, len(self._data), _CHUNK)]
+
+    def _round(self, start: int) -> _Times:
+        data, engine, times = self._data, self._engine, _Times()
+        rows = data.images(range(start, min(start + _CHUNK, len(data)))).to(engine.traced.device)
+        keep = len(self.answers.gati) == start
+        if start == 0:
+            _warm_up(engine, self._eager, rows)
+        every = max(1, len(data) // _EAGER_SAMPLES)
+        for offset, x in enumerate(rows_of(rows)):
+            for repetition in range(self._repetitions):
+                gati_first = (offset + repetition) % 2 == 1
+                self._take_turns(x.clone(), times, gati_first=gati_first, keep=keep and repetition == 0)
+            if self._eager is not None and (start + offset) % every == 0:
+                self._timed(self._eager, x.clone(), times.eager_ms)
+        if keep and engine.precision != "f32":
+            self.answers.reference[start:] = engine.reference(rows).tolist()
+        if keep and self._progress is not None:
+            self._progress(start + len(rows), len(data))
+        return times
+
+    def _take_turns(self, x: Tensor, times: _Times, *, gati_first: bool, keep: bool) -> None:
+        if gati_first:
+            gati = self._gati_turn(x, times)
+            base = self._base_turn(x, times)
+        else:
+            base = self._base_turn(x, times)
+            gati = self._gati_turn(x, times)
+        times.exits += [prediction.exit for prediction in gati]
+        if keep:
+            self.answers.gati += gati
+            self.answers.reference += [prediction.class_index for prediction in base]
+
+    def _base_turn(self, x: Tensor, times: _Times) -> Any:
+        engine = self._engine
+        if engine.overlapped:
+            # The network alone gets every core back, and one untimed request to wake them.
+            engine.close()
+            engine.base(x)
+        return self._timed(engine.base, x, times.base_ms)
+
+    def _gati_turn(self, x: Tensor, times: _Times) -> Any:
+        engine = self._engine
+        if engine.overlapped:
+            engine.open()
+            engine(x)
+        return self._timed(engine, x, times.gati_ms)
+
+    def _timed(self, call: Callable[[Tensor], Any], x: Tensor, times_ms: list[float]) -> Any:
+        """Both sides return probabilities on the CPU, so the device has finished when the call returns."""
+        start_ns = self._machine.now_ns()
+        result = call(x)
+        times_ms.append((self._machine.now_ns() - start_ns) / 1e6)
+        return result
+
+
+def _eager(module: nn.Module | None) -> Callable[[Tensor], Any] | None:
+    if module is None:
+        return None
+
+    def call(x: Tensor) -> Any:
+        with torch.inference_mode():
+            return module(x).cpu()
+
+    return call
+
+
+def _warm_up(engine: Engine, eager: Callable[[Tensor], Any] | None, rows: Tensor) -> None:
+    for request in range(_WARM_UP_REQUESTS):
+        x = rows[request % len(rows)].unsqueeze(0)
+        engine.base(x)
+        engine(x)
+        if eager is not None:
+            eager(x.clone())
+
+
+def _latency(times_ms: Sequence[float]) -> Latency:
+    times = np.asarray(times_ms)
+    p50, p90, p99 = (float(value) for value in np.percentile(times, (50, 90, 99)))
+    return Latency(float(times.mean()), p50, p90, p99)
+
+
+def _accuracy(answers: npt.NDArray[np.int64], labels: npt.NDArray[np.int64] | None) -> float | None:
+    return None if labels is None else float(np.mean(answers == labels))
+
+
+def _exit_counts(
+    engine: Engine, predictions: Sequence[Prediction], agrees: npt.NDArray[np.bool_]
+) -> tuple[ExitCount, ...]:
+    counts = []
+    for leaving in engine.exits:
+        here = np.array([prediction.exit == leaving.block for prediction in predictions])
+        hits = int(here.sum())
+        agreement = float(agrees[here].mean()) if hits else None
+        counts.append(
+            ExitCount(leaving.block, leaving.variant, leaving.threshold, leaving.placement, hits, agreement)
+        )
+    return tuple(counts)

@@ -1,0 +1,19 @@
+"""What pages are made with: templates that escape what they show and miss nothing silently."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+__all__ = ["page_environment"]
+
+
+def page_environment(package: str) -> Environment:
+    """An environment over the folder `templates` of a package, to add filters to."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )

@@ -1,0 +1,41 @@
+"""Classify image files with a cache library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from gati.composition.load import load
+from gati.engine.engine import Engine, Prediction
+from gati.model.data import load_images
+
+__all__ = ["predict"]
+
+_BATCH = 32
+
+
+def predict(
+    directory: str | Path,
+    images: Sequence[str | Path],
+    *,
+    composition: str = "default",
+    device: str = "cpu",
+) -> list[Prediction]:
+    """Classify image files, preprocessed as the base model wants; one prediction an image, in order.
+
+    Raises:
+        DataError: an image that is missing, damaged, too large or of the wrong shape.
+        LibraryError, CompositionError, BackendError: as `load` does.
+    """
+    with load(directory, composition=composition, device=device) as engine:
+        batches = _batches(engine, images)
+        return [prediction for batch in batches for prediction in engine(batch)]
+
+
+def _batches(engine: Engine, images: Sequence[str | Path]) -> Iterator[Tensor]:
+    if engine.preprocessing is None:
+        raise AssertionError("load always sets the preprocessing")
+    for start in range(0, max(len(images), 1), _BATCH):
+        yield load_images(images[start : start + _BATCH], engine.preprocessing)

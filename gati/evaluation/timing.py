@@ -1,0 +1,183 @@
+"""Timing many ways to answer in turns, and how many answers a second several clients get."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+
+from torch import Tensor
+
+from gati.costs.disturbance import MACHINE, Machine, Steady, measure_steadily
+from gati.costs.profile import quiet
+from gati.engine.concurrent import ConcurrentEngine
+from gati.engine.engine import Engine, Prediction
+from gati.engine.exits import BASE
+
+__all__ = ["WARM_UP_REQUESTS", "Contender", "measure_latency", "measure_throughput"]
+
+WARM_UP_REQUESTS = 20
+_CHUNK = 128  # requests in a round
+
+
+Times = dict[str, dict[str, list[float]]]  # milliseconds by contender and where its answers left
+
+
+@dataclass
+class Contender:
+    """One way to answer; `times_ms` has one list a repetition."""
+
+    name: str
+    engine: Engine
+    early: bool  # through the exits, else the whole network
+    many: bool = True  # whether several clients can ask at once
+    times_ms: list[list[float]] = field(default_factory=list)
+    answers: list[int] = field(default_factory=list)
+    hits: int = 0
+    _shared: ConcurrentEngine | None = None  # kept: compiling takes seconds
+
+    def answer(self, x: Tensor) -> Prediction:
+        """The answer to one request [1, ...]."""
+        return (self.engine(x) if self.early else self.engine.base(x))[0]
+
+    def shared(self) -> ConcurrentEngine:
+        """The same for many clients."""
+        if self._shared is None:
+            self._shared = ConcurrentEngine(self.engine, early=self.early)
+        return self._shared
+
+    def close(self) -> None:
+        """Stop what `shared` started."""
+        if self._shared is not None:
+            self._shared.close()
+
+
+def measure_latency(
+    contenders: Sequence[Contender],
+    inputs: Callable[[int], Tensor],
+    count: int,
+    repetitions: int,
+    progress: Callable[[int, int], None] | None = None,
+    machine: Machine = MACHINE,
+) -> Steady[Times]:
+    """Answer inputs 0..count-1 with every contender, in turns, `repetitions` times over.
+
+    `inputs(i)` is [1, ...]. Who comes first moves on by one from request to request. What the machine
+    disturbed is measured again; the result says what stayed so.
+    """
+
+    def measure(repetition: int, requests: range) -> Times:
+        times: Times = {contender.name: {} for contender in contenders}
+        for request in requests:
+            x = inputs(request)
+            for turn in range(len(contenders)):
+                contender = contenders[(request + repetition + turn) % len(contenders)]
+                keep = repetition == 0 and len(contender.answers) == request
+                exit, taken_ms = _take_turn(contender, x.clone(), machine, keep=keep)
+                times[contender.name].setdefault(exit, []).append(taken_ms)
+        done = repetition * count + requests.stop
+        if progress is not None and done > told[-1]:
+            told.append(done)
+            progress(done, repetitions * count)
+        return times
+
+    told = [0]  # what is measured again is not counted again
+    chunks = [range(start, min(start + _CHUNK, count)) for start in range(0, count, _CHUNK)]
+    passes = [(repetition, chunk) for repetition in range(repetitions) for chunk in chunks]
+    with quiet():
+        for contender in contenders:
+            for request in range(WARM_UP_REQUESTS):
+                contender.answer(inputs(request % count).clone())
+            contender.engine.close()
+        found = measure_steadily([partial(measure, *each) for each in passes], _alike, machine=machine)
+    for contender in contenders:
+        contender.times_ms = [[] for _ in range(repetitions)]
+        for (repetition, _), times in zip(passes, found.rounds, strict=True):
+            contender.times_ms[repetition] += chain.from_iterable(times[contender.name].values())
+    return found
+
+
+def _alike(times: Times) -> list[list[float]]:
+    """Milliseconds of answers of one contender that left at one place; the first one's, or base's, first."""
+    every = [taken for by_exit in times.values() for taken in by_exit.values()]
+    return sorted(every, key=len, reverse=True)
+
+
+def _take_turn(contender: Contender, x: Tensor, machine: Machine, *, keep: bool) -> tuple[str, float]:
+    overlapped = contender.early and contender.engine.overlapped
+    if overlapped:
+        # It takes cores of its own; nobody else may find them taken. One untimed request wakes them.
+        contender.engine.open()
+        contender.answer(x.clone())
+    start_ns = machine.now_ns()
+    prediction = contender.answer(x)
+    taken_ms = (machine.now_ns() - start_ns) / 1e6
+    if overlapped:
+        contender.engine.close()
+    if keep:
+        contender.answers.append(prediction.class_index)
+        contender.hits += prediction.exit != BASE
+    return prediction.exit, taken_ms
+
+
+def measure_throughput(
+    contender: Contender, inputs: Callable[[int], Tensor], count: int, clients: int, seconds: float
+) -> float:
+    """Answers a second of `clients` threads that each ask again as soon as they have their answer.
+
+    A single client asks the engine itself, several ask it through a `ConcurrentEngine`.
+    """
+    if clients == 1:
+        return _alone(contender, inputs, count, seconds)
+    ask = contender.shared()
+    gate = threading.Barrier(clients + 1)
+    done = [0] * clients
+    ends = [0.0] * clients
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def client(index: int) -> None:
+        try:
+            ask(inputs(index % count).clone())
+        except Exception as error:
+            failures.append(error)
+        gate.wait()
+        request = index
+        while not stop.is_set() and not failures:
+            try:
+                ask(inputs(request % count).clone())
+            except Exception as error:
+                failures.append(error)
+                break
+            done[index] += 1
+            request += clients
+        ends[index] = time.perf_counter()
+
+    threads = [threading.Thread(target=client, args=(index,), daemon=True) for index in range(clients)]
+    for thread in threads:
+        thread.start()
+    gate.wait()
+    start = time.perf_counter()
+    stop.wait(seconds)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    contender.engine.close()
+    if failures:
+        raise failures[0]
+    return sum(done) / (max(ends) - start)
+
+
+def _alone(contender: Contender, inputs: Callable[[int], Tensor], count: int, seconds: float) -> float:
+    """In this thread: torch keeps a team of threads for each that computes, and they share the cores."""
+    contender.answer(inputs(0).clone())
+    start, done = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
+        contender.answer(inputs(done % count).clone())
+        done += 1
+    taken_s = time.perf_counter() - start
+    contender.engine.close()
+    return done / taken_s

@@ -1,0 +1,1 @@
+"""Train and measure every variant at every block, and write the cache library."""

@@ -1,0 +1,160 @@
+"""What the base model answers to what is shown in training, on the fastest engine here."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gati.errors import BackendError, one_line
+from gati.exploration.precision import bfloat16_pays, training_precision
+from gati.model.hooks import first_tensor
+from gati.model.outputs import as_logits
+from gati.types import OutputsKind
+
+__all__ = ["ENGINES", "BaseAnswers", "Engine", "fastest_engine", "open_engine"]
+
+Engine = Callable[[Tensor], Tensor]
+
+ENGINES = ("openvino-bf16", "openvino", "torch")  # in the order of preference
+_CLEARLY = 1.3  # times as fast: what is faster by less may be slower the next time
+_TIMED = 3
+_SAME_CLASS_SHARE = 0.9  # of a batch: in reduced precision a few inputs change their class, not many
+
+
+class BaseAnswers(nn.Module):
+    """The base model as a function from inputs [B, ...] to rows [B, K + D]: logits and pooled hidden outputs.
+
+    The largest logit of each row is 0, so that few digits are enough for them.
+
+    `feature_block` names the block whose hidden output is pooled to D numbers: maps and tokens are averaged
+    for each channel. Without it D is 0. The base model is not changed: its block is watched during a call.
+    """
+
+    def __init__(
+        self, module: nn.Module, outputs_kind: OutputsKind, feature_block: str | None = None
+    ) -> None:
+        super().__init__()
+        self.module, self.outputs_kind, self.feature_block = module, outputs_kind, feature_block
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Answer a batch."""
+        if self.feature_block is None:
+            return self._logits(images)
+        seen: list[Tensor] = []
+        name = self.feature_block
+
+        def watch(_module: nn.Module, _arguments: Any, output: Any) -> None:
+            seen.append(_pooled(first_tensor(output, name)))
+
+        with self.module.get_submodule(name).register_forward_hook(watch):
+            logits = self._logits(images)
+        return torch.cat((logits, seen[-1].float()), 1)
+
+    def _logits(self, images: Tensor) -> Tensor:
+        outputs: Tensor = self.module(images).float()
+        logits = as_logits(outputs, self.outputs_kind)
+        return logits - logits.amax(1, keepdim=True)
+
+
+def _pooled(hidden: Tensor) -> Tensor:
+    if hidden.dim() == 4:
+        return hidden.mean((2, 3))
+    return hidden.mean(1) if hidden.dim() == 3 else hidden.flatten(1)
+
+
+def open_engine(name: str, base: BaseAnswers, example: Tensor) -> Engine:
+    """Return `base` compiled for batches of the shape of `example` by one of `ENGINES`.
+
+    **Raises:** `BackendError` for an engine that is not installed here or cannot run the network.
+    """
+    if name == "torch":
+        return _torch_engine(base, example.device)
+    if name not in ENGINES:
+        raise BackendError(f"unknown engine {name!r} for base answers: choose out of {', '.join(ENGINES)}")
+    if find_spec("openvino") is None:
+        raise BackendError(
+            f"engine {name!r} needs openvino, not installed here: pip install 'gati[openvino]'"
+        )
+    if name == "openvino-bf16" and not bfloat16_pays():
+        raise BackendError(f"engine {name!r} needs a processor that computes in bfloat16")
+    return _openvino_engine(base, example, "bf16" if name == "openvino-bf16" else "f32")
+
+
+def _torch_engine(base: BaseAnswers, device: torch.device) -> Engine:
+    @torch.no_grad()
+    def answer(images: Tensor) -> Tensor:
+        with training_precision(device):
+            rows: Tensor = base(images)
+        return rows.float()
+
+    return answer
+
+
+def _openvino_engine(base: BaseAnswers, example: Tensor, precision: str) -> Engine:
+    import openvino
+
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # tracing warns of every Python number it meets
+            model = openvino.convert_model(base, example_input=example[:2])
+        model.reshape(list(example.shape))
+        settings = {
+            "PERFORMANCE_HINT": "THROUGHPUT",
+            "NUM_STREAMS": 1,
+            "INFERENCE_PRECISION_HINT": precision,
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            "ENABLE_CPU_PINNING": False,
+        }
+        request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+    except Exception as error:  # a converter fails in more ways than it has classes of errors
+        raise BackendError(f"OpenVINO cannot convert the network: {one_line(error)}") from error
+
+    def answer(images: Tensor) -> Tensor:
+        request.infer([np.ascontiguousarray(images.numpy())])
+        return torch.from_numpy(request.get_output_tensor(0).data.astype(np.float32))
+
+    return answer
+
+
+def fastest_engine(
+    base: BaseAnswers, example: Tensor, clock: Callable[[], float] = time.perf_counter
+) -> tuple[str, Engine]:
+    """Return the first of `ENGINES` that no other clearly outruns on batches like `example` [B, ...].
+
+    Those that cannot run the network, or give many inputs another class than torch does, are left out. On
+    other devices than the CPU it is torch.
+    """
+    plain = open_engine("torch", base, example)
+    if example.device.type != "cpu":
+        return "torch", plain
+    with torch.no_grad():
+        expected = base(example)
+    classes = expected.shape[1] if base.feature_block is None else base.module(example[:1]).shape[1]
+    usable: dict[str, tuple[float, Engine]] = {}
+    for name in ENGINES:
+        try:
+            engine = plain if name == "torch" else open_engine(name, base, example)
+        except BackendError:
+            continue
+        same = engine(example)[:, :classes].argmax(1) == expected[:, :classes].argmax(1)
+        if float(same.float().mean()) >= _SAME_CLASS_SHARE:
+            usable[name] = min(_timed(engine, example, clock) for _ in range(_TIMED)), engine
+    if not usable:  # torch alone is left, and computes badly in bfloat16: nothing here is better
+        return "torch", plain
+    fastest = min(seconds for seconds, _ in usable.values())
+    chosen = next(name for name in ENGINES if name in usable and usable[name][0] <= _CLEARLY * fastest)
+    return chosen, usable[chosen][1]
+
+
+def _timed(engine: Engine, example: Tensor, clock: Callable[[], float]) -> float:
+    began = clock()
+    engine(example)
+    return clock() - began

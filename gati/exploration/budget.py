@@ -1,0 +1,39 @@
+"""How much of an exploration's time is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gati.exploration.state import RunState
+
+__all__ = ["Budget", "Clock"]
+
+Clock = Callable[[], float]
+
+
+class Budget:
+    """Seconds of wall clock from `began` on, those of earlier runs that were interrupted included.
+
+    `budget_s` None never ends.
+    """
+
+    def __init__(self, budget_s: float | None, clock: Clock, began: float, state: RunState) -> None:
+        self.budget_s, self.clock, self._state = budget_s, clock, state
+        self._began = began - state.spent_s
+
+    @property
+    def spent_s(self) -> float:
+        """Used so far."""
+        return self.clock() - self._began
+
+    def left_s(self) -> float | None:
+        """What is left, at least 0; None without a budget."""
+        return None if self.budget_s is None else max(0.0, self.budget_s - self.spent_s)
+
+    def is_spent(self) -> bool:
+        """Whether nothing is left."""
+        return self.left_s() == 0.0
+
+    def note(self) -> None:
+        """Write down how much is used, for the run that goes on if this one is interrupted."""
+        self._state.write_spent(self.spent_s)

@@ -1,0 +1,277 @@
+"""Which caches may pay, decided by what they cost: no training is needed for that.
+
+What the user names, blocks and variants, is taken as it is. By default there are students at the input, or
+the network itself at fewer pixels where that costs little, and a few predictors at blocks at even distances
+of time. Everything that is left out says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from gati.caches import (
+    DEFAULT_VARIANTS,
+    REDUCED,
+    LearnedCache,
+    ReducedNetwork,
+    build_predictor,
+    default_reduced,
+    expand_variants,
+    is_companion,
+    is_reduced,
+    parse_variant,
+    reads_input,
+)
+from gati.caches.selectors import BASELINE
+from gati.caches.students import student_widths
+from gati.costs.least import Arithmetic
+from gati.costs.profile import measure_lookup
+from gati.errors import VariantError, one_line
+from gati.exploration.schedule import (
+    MOST_BYTES,
+    choose_places,
+    choose_widths,
+    dearer_than_a_student,
+    heaviest,
+    places_for,
+    too_dear,
+    too_heavy,
+    too_slow,
+)
+from gati.model.entry import INPUT_KIND
+from gati.model.segments import TracedModel
+from gati.types import BlockProfile, Profile, Trial, TrialId
+
+__all__ = [
+    "Measure",
+    "Specification",
+    "UntrainedCosts",
+    "Wanted",
+    "measured_costs",
+    "specify",
+    "trial_name",
+    "wanted",
+]
+
+STUDENT = "student"  # without a number, it stands for sizes that fit the base model
+
+
+@dataclass(frozen=True)
+class Specification:
+    """One trial to be: which variant, where, and what is known before training."""
+
+    trial: Trial
+    hidden_shape: tuple[int, ...]
+
+
+class Wanted(NamedTuple):
+    """What the user asked for: `defaults` are chosen among, all of `named` is trained if it can pay."""
+
+    defaults: tuple[str, ...]
+    named: tuple[str, ...]
+    all_blocks: bool  # exits by default go to every block, since these were named
+    students: int  # how many of our sizes
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """All of them, in order."""
+        return (*self.defaults, *self.named)
+
+
+class UntrainedCosts(NamedTuple):
+    """What a predictor costs before it is trained: weights, and milliseconds of one lookup if measured."""
+
+    parameters: int
+    lookup_ms: float | None = None
+
+
+Measure = Callable[[str, tuple[int, ...]], UntrainedCosts]
+
+_UNKNOWN = UntrainedCosts(0)
+
+
+def wanted(variants: Iterable[str] | None, blocks: str | None, students: int) -> Wanted:
+    """Tell what is chosen among from what was named; `default` among `variants` stands for our choice.
+
+    Where blocks are named and variants are not, there are no students: these sit before all blocks.
+    """
+    names = ("default",) if variants is None else tuple(variants)
+    chosen_among: tuple[str, ...] = DEFAULT_VARIANTS if "default" in names else ()
+    if blocks is not None and variants is None:
+        chosen_among = tuple(each for each in chosen_among if not reads_input(each))
+    named = expand_variants(name for name in names if name != "default")
+    return Wanted(
+        chosen_among, tuple(each for each in named if each not in chosen_among), blocks is not None, students
+    )
+
+
+def trial_name(block: str, variant: str) -> TrialId:
+    """A name for files: `layer2.3` and `conv(3,1)` give `layer2.3--conv-3-1`."""
+    if is_companion(variant):
+        return TrialId(f"{block}--{variant.replace('(', '-').rstrip(')')}")
+    family, numbers = parse_variant(variant)
+    return TrialId("--".join((block, "-".join((family, *map(str, numbers))))))
+
+
+def measured_costs(traced: TracedModel, module: nn.Module) -> Measure:
+    """Measure untrained lookups, each variant once for hidden outputs of one shape.
+
+    What it gives raises `VariantError` for a variant that cannot be built.
+    """
+    known: dict[tuple[str, tuple[int, ...]], UntrainedCosts] = {}
+
+    def measure(variant: str, shape: tuple[int, ...]) -> UntrainedCosts:
+        if (variant, shape) not in known:
+            predictor = _untrained_reduced(traced, module, variant) if is_reduced(variant) else None
+            cache = LearnedCache(variant, shape, traced.classes, BASELINE, predictor=predictor)
+            cache.to(traced.device)
+            request, hidden = traced.example(), torch.rand(1, *shape, device=traced.device)
+            lookup_ms = measure_lookup(cache, hidden, between=lambda: traced.base(request.clone()))
+            known[variant, shape] = UntrainedCosts(_weights(cache), lookup_ms)
+        return known[variant, shape]
+
+    return measure
+
+
+def _untrained_reduced(traced: TracedModel, module: nn.Module, variant: str) -> nn.Module:
+    example = torch.cat((traced.example(), traced.example()))
+    try:
+        return ReducedNetwork.of(module, variant, example, "logits").companion(example)
+    except VariantError:
+        raise
+    except Exception as error:  # whatever copying and tracing the user's network raises
+        raise VariantError(f"variant {variant} cannot be made ({one_line(error)}); leave it out") from error
+
+
+def specify(
+    traced: TracedModel, module: nn.Module, profile: Profile, asked: Wanted, measure: Measure
+) -> tuple[Specification, ...]:
+    """Return all trials in forward order of blocks, each to be trained or skipped with a reason.
+
+    **Raises:** `VariantError` for a variant that was named and cannot be built.
+    """
+    chooser = _Chooser(traced, module, profile, asked, measure)
+    before = [block for block in profile.blocks if block.kind == INPUT_KIND]
+    behind = [block for block in profile.blocks if block.kind != INPUT_KIND]
+    found = [row for block in before for row in chooser.at_the_input(block)]
+    first = sum(row.trial.status == "trained" for row in found)
+    shares = [block.reach_ms / profile.base_ms for block in behind]
+    everywhere = tuple(range(len(behind)))
+    places = everywhere if asked.all_blocks else choose_places(shares, places_for(first))
+    for place, block in enumerate(behind):
+        for variant in asked.variants:
+            if reads_input(variant):
+                continue
+            if variant in asked.named:
+                found.append(chooser.named(block, variant))
+            elif place in places:
+                found.append(chooser.default(block, variant))
+            else:
+                where = f"not one of the {len(places)} blocks at even distances of time"
+                found.append(_row(block, variant, f"{where}: name it with --blocks"))
+    return tuple(found)
+
+
+class _Chooser:
+    """Makes rows of the trials table, by what base model, blocks and lookups cost."""
+
+    def __init__(
+        self, traced: TracedModel, module: nn.Module, profile: Profile, asked: Wanted, measure: Measure
+    ) -> None:
+        self.traced, self.profile, self.asked, self.measure = traced, profile, asked, measure
+        self.limit_bytes = heaviest(_weights(module))
+
+    def named(self, block: BlockProfile, variant: str) -> Specification:
+        """A variant that the user named: only a lookup slower than what it saves is skipped."""
+        costs = self.measure(variant, block.output_shape)
+        return _row(block, variant, too_slow(costs.lookup_ms or 0.0, block, self.profile.base_ms), costs)
+
+    def default(self, block: BlockProfile, variant: str) -> Specification:
+        """An exit of ours at one of the places that were chosen."""
+        try:
+            parameters = self._weights_of(variant, block)
+        except VariantError as error:
+            return _row(block, variant, str(error))
+        if reason := too_heavy(parameters, self.limit_bytes):
+            return _row(block, variant, reason, UntrainedCosts(parameters))
+        return self.named(block, variant)
+
+    def at_the_input(self, block: BlockProfile) -> list[Specification]:
+        """What was named of students and of the network at fewer pixels, and so many of ours as asked for."""
+        rows: list[Specification] = []
+        for variant in (each for each in self.asked.variants if reads_input(each)):
+            try:
+                if variant == REDUCED:
+                    rows += self._reduced(block)
+                elif variant == STUDENT:
+                    instead = any(is_reduced(row.trial.variant) and not row.trial.reason for row in rows)
+                    instead = instead and variant not in self.asked.named
+                    rows += self._of_our_sizes(block, self.asked.students - instead)
+                else:
+                    rows.append(self.named(block, variant))
+            except VariantError as error:
+                if variant in self.asked.named:
+                    raise
+                rows.append(_row(block, variant, str(error)))
+        return list({row.trial.trial_id: row for row in rows}.values())
+
+    def _reduced(self, block: BlockProfile) -> list[Specification]:
+        variant = default_reduced(block.output_shape)
+        if variant is None:
+            if REDUCED in self.asked.named:
+                raise VariantError(f"its pictures are so small: say how many pixels, such as {REDUCED}(24)")
+            return []
+        costs = self.measure(variant, block.output_shape)
+        reason = dearer_than_a_student(costs.lookup_ms or 0.0, self.profile.base_ms)
+        return [_row(block, variant, reason, costs)]
+
+    def _of_our_sizes(self, block: BlockProfile, count: int) -> list[Specification]:
+        shape, classes = block.output_shape, self.traced.classes
+        widths = student_widths(shape, classes, Arithmetic(self.traced).base)
+        if not widths:
+            raise VariantError("the network is so small that a student would cost nearly as much")
+        costs: dict[int, UntrainedCosts] = {}
+        reasons: dict[int, str] = {}
+        for width in widths:
+            variant = f"{STUDENT}({width})"
+            costs[width] = UntrainedCosts(self._weights_of(variant, block))
+            reasons[width] = too_heavy(costs[width].parameters, MOST_BYTES)
+            if not reasons[width]:
+                costs[width] = self.measure(variant, shape)
+                reasons[width] = too_dear(costs[width].lookup_ms or 0.0, self.profile.base_ms)
+        fitting = [width for width in widths if not reasons[width]]
+        chosen = choose_widths(fitting, count)
+        left_out = f"the budget is for {len(chosen)} of {len(fitting)} sizes: name it with --variants"
+        if not count:
+            left_out = "the network at fewer pixels is trained in its place: name it with --variants"
+        reasons |= {width: left_out for width in fitting if width not in chosen}
+        return [_row(block, f"{STUDENT}({width})", reasons[width], costs[width]) for width in widths]
+
+    def _weights_of(self, variant: str, block: BlockProfile) -> int:
+        """Counted without making them: a hundred megabytes take their time."""
+        with torch.device("meta"):
+            return _weights(build_predictor(variant, block.output_shape, self.traced.classes))
+
+
+def _weights(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _row(block: BlockProfile, variant: str, reason: str, costs: UntrainedCosts = _UNKNOWN) -> Specification:
+    trial = Trial(
+        trial_id=trial_name(block.name, variant),
+        block_index=block.index,
+        block=block.name,
+        variant=variant,
+        status="skipped" if reason else "trained",
+        reason=reason,
+        parameters=costs.parameters,
+        memory_bytes=4 * costs.parameters,
+        lookup_ms=costs.lookup_ms,
+    )
+    return Specification(trial, block.output_shape)

@@ -1,0 +1,254 @@
+"""Companions of an exploration: networks that the user already has, measured as caches at the input.
+
+They need no training. What they read is worked out from both networks' preprocessing, what they answer from
+both networks' classes; a selector is chosen on the select inputs, as for any cache.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gati.caches import Companion, Reader, Reading, companion_variant, save_cache
+from gati.errors import ModelError, one_line
+from gati.exploration.candidates import trial_name
+from gati.exploration.library import Library, TrialOutcomes
+from gati.exploration.measure import held_out_probabilities, measure_cache
+from gati.exploration.prepare import PreparedModel
+from gati.exploration.progress import Progress
+from gati.exploration.state import FinishedTrial
+from gati.exploration.train import Learner
+from gati.model.entry import INPUT
+from gati.model.load import LoadedModel, load_model
+from gati.model.outputs import check_base_outputs, outputs_kind
+from gati.model.preprocess import Preprocessing
+from gati.types import Trial
+
+__all__ = [
+    "NamedNetwork",
+    "class_order",
+    "fit_companion",
+    "load_companions",
+    "measure_companions",
+    "reading_of",
+]
+
+_TRIED = 64  # inputs that tell whether it is usable
+_ROW_TOLERANCE = 1e-3
+
+
+class NamedNetwork(NamedTuple):
+    """A network that is to be a companion, and the variant it will be."""
+
+    variant: str
+    loaded: LoadedModel
+
+
+def load_companions(
+    given: Sequence[tuple[str | Path, str | Path | None]],
+) -> tuple[NamedNetwork, ...]:
+    """Load (model, checkpoint) pairs, as `load_model` takes them; those of one name get numbers.
+
+    **Raises:** as `load_model`, saying which.
+    """
+    candidates: list[NamedNetwork] = []
+    for source, checkpoint in given:
+        variant = companion_variant(_name(str(source), [each.variant for each in candidates]))
+        candidates.append(NamedNetwork(variant, load_model(source, checkpoint)))
+    return tuple(candidates)
+
+
+def _name(source: str, taken: Sequence[str]) -> str:
+    last = Path(source).stem if source.endswith(".pt2") else source.rpartition(":")[2]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("-") or "network"
+    numbered, number = name, 1
+    while companion_variant(numbered) in taken:
+        number += 1
+        numbered = f"{name}-{number}"
+    return numbered
+
+
+def measure_companions(
+    prepared: PreparedModel,
+    library: Library,
+    candidates: Sequence[NamedNetwork],
+    *,
+    seed: int,
+    progress: Progress,
+) -> list[FinishedTrial]:
+    """Make each a cache of the library, with its record on the held-out inputs.
+
+    **Raises:** `ModelError` for a network that cannot stand in for the base model.
+    """
+    if candidates:
+        progress.stage("companions", len(candidates))
+    rows = []
+    for candidate in candidates:
+        rows.append(_measured(prepared, library, candidate, seed))
+        trial = rows[-1].trial
+        progress.advance(1)
+        progress.note(
+            f"{trial.variant} agrees with the network on {trial.agreement:.1%} of the select inputs, "
+            f"hit rate {trial.hit_rate_at_97:.0%} at 97 % agreement"
+        )
+    return rows
+
+
+def _measured(prepared: PreparedModel, library: Library, candidate: NamedNetwork, seed: int) -> FinishedTrial:
+    companion = fit_companion(candidate, prepared)
+    trial_id = trial_name(INPUT, candidate.variant)
+    learner = Learner(trial_id, INPUT, companion.to(prepared.device))
+    probabilities = held_out_probabilities(
+        prepared.module, prepared.inputs.held_out, [learner], prepared.device
+    )
+    measured = measure_cache(
+        trial_id,
+        (candidate.variant, prepared.traced.input_shape, companion),
+        probabilities[trial_id],
+        prepared.held_out.base_class,
+        prepared.inputs.split,
+        seed,
+    )
+    save_cache(library.cache_path(trial_id), measured.cache, {"source": candidate.loaded.source})
+    library.write_outcomes(trial_id, TrialOutcomes(*measured.outcomes))
+    trial = Trial(
+        trial_id=trial_id,
+        block_index=prepared.traced.blocks.index(INPUT),
+        block=INPUT,
+        variant=candidate.variant,
+        status="trained",
+        selector=measured.cache.selector_name,
+        parameters=sum(parameter.numel() for parameter in companion.parameters()),
+        memory_bytes=measured.cache.memory_bytes,
+        agreement=measured.agreement,
+        hit_rate_at_97=measured.hit_rate_at_97,
+        hit_rate_at_99=measured.hit_rate_at_99,
+    )
+    return FinishedTrial(trial, tuple(measured.points))
+
+
+def fit_companion(candidate: NamedNetwork, prepared: PreparedModel) -> Companion:
+    """The companion that answers what the base model of `prepared` is asked, on the CPU.
+
+    **Raises:** `ModelError` for other channels or classes, or a network that cannot be run or traced.
+    """
+    variant, loaded = candidate
+    inputs, classes = prepared.inputs.held_out, prepared.held_out.classes
+    example = inputs.images(np.arange(min(_TRIED, len(inputs))))
+    reading = Reading("logits")
+    if inputs.is_images:
+        reading = reading_of(variant, prepared.loaded.preprocessing, loaded, example)
+    given = Reader(reading)(example)
+    outputs = _outputs(variant, loaded.module, given)
+    names = loaded.class_names
+    reading = replace(
+        reading,
+        outputs_kind=outputs_kind(outputs),
+        classes=class_order(variant, outputs.shape[1], names, classes, prepared.class_names),
+    )
+    try:
+        companion = Companion.of(loaded.module, reading, given[:2], Path(loaded.source))
+    except ModelError as error:
+        raise ModelError(f"{variant}: {error}") from error
+    expected = _outputs(variant, loaded.module, given)
+    if not torch.allclose(companion.network(given), expected, _ROW_TOLERANCE, _ROW_TOLERANCE):
+        raise ModelError(f"{variant}: its traced program computes something else than it does; leave it out")
+    return companion
+
+
+def reading_of(variant: str, base: Preprocessing, loaded: LoadedModel, example: Tensor) -> Reading:
+    """How to make of what the base model is given, such as `example` [B, C, H, W], what the other wants.
+
+    A network that nobody said anything about is given the same. Pictures of another size are averaged by a
+    whole factor where one fits, and stretched for the rest; what a crop has left out stays left out.
+
+    **Raises:** `ModelError` for another number of channels.
+    """
+    if example.ndim != 4 or not loaded.preprocessing_known:
+        return Reading("logits")
+    own = loaded.preprocessing
+    if own.channels != base.channels:
+        raise ModelError(
+            f"{variant} takes {own.channels} channels and the network {base.channels}; give one that takes "
+            "as many"
+        )
+    height, width = example.shape[2:]
+    size = _size_of(own, height, width)
+    most = max(1, min(height // size[0], width // size[1]))
+    pool = max(factor for factor in range(1, most + 1) if height % factor == width % factor == 0)
+    stretched = None if (height // pool, width // pool) == size else size
+    scale = tuple(theirs / mine for theirs, mine in zip(base.std, own.std, strict=True))
+    centres = zip(base.mean, own.mean, own.std, strict=True)
+    shift = tuple((theirs - mine) / spread for theirs, mine, spread in centres)
+    if all(value == 1.0 for value in scale) and not any(shift):
+        scale = shift = ()
+    return Reading("logits", scale, shift, pool, stretched)
+
+
+def _size_of(preprocessing: Preprocessing, height: int, width: int) -> tuple[int, int]:
+    """Height and width of what a network's own preprocessing ends with."""
+    if preprocessing.crop is not None:
+        return preprocessing.crop, preprocessing.crop
+    if preprocessing.resize is not None:
+        shorter = min(height, width)
+        return height * preprocessing.resize // shorter, width * preprocessing.resize // shorter
+    return preprocessing.size or (height, width)
+
+
+def class_order(
+    variant: str,
+    own: int,
+    own_names: Sequence[str] | None,
+    classes: int,
+    names: Sequence[str] | None,
+) -> tuple[int, ...] | None:
+    """Which of a companion's `own` outputs is each of the network's `classes`, None for the same in order.
+
+    By names where all of the network's are among the companion's; else there must be as many, and no name
+    may stand elsewhere.
+
+    **Raises:** `ModelError`.
+    """
+    where = {name: index for index, name in enumerate(own_names or ())}
+    clear = len(where) == own  # no name twice, and one for every output
+    found = [where.get(name) if clear else None for name in names or ()]
+    if found and None not in found:
+        order = tuple(index for index in found if index is not None)
+        return None if order == tuple(range(own)) else order
+    if own != classes:
+        missing = [name for name, index in zip(names or (), found, strict=True) if index is None]
+        reason = f"has no class named {missing[0]!r}" if clear and missing else "does not name all of them"
+        raise ModelError(
+            f"{variant} tells {own} classes apart and the network {classes}, and {reason}; give a network of "
+            "the same classes"
+        )
+    if elsewhere := [name for index, name in zip(found, names or (), strict=True) if index is not None]:
+        moved = [name for name in elsewhere if where[name] != list(names or ()).index(name)]
+        if moved:
+            raise ModelError(
+                f"{variant} has class {moved[0]!r} at another place than the network, and not all of the "
+                "network's names; give a network of the same classes"
+            )
+    return None
+
+
+@torch.inference_mode()
+def _outputs(variant: str, module: nn.Module, given: Tensor) -> Tensor:
+    try:
+        outputs = module(given.clone())
+    except Exception as error:  # whatever the user's code raises
+        raise ModelError(
+            f"{variant} does not accept inputs of shape {list(given.shape)} ({one_line(error)}); give its "
+            "callable an attribute preprocessing, or leave it out"
+        ) from error
+    try:
+        return check_base_outputs(outputs)
+    except ModelError as error:
+        raise ModelError(f"{variant}: {error}") from error

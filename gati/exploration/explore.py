@@ -1,0 +1,248 @@
+"""The verb `explore`: a network and held-out data in, a cache library out."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gati.caches import parse_variant
+from gati.errors import DataError, VariantError
+from gati.exploration.budget import Budget, Clock
+from gati.exploration.candidates import wanted
+from gati.exploration.companions import NamedNetwork, load_companions, measure_companions
+from gati.exploration.library import BaseOutcomes, Library, Manifest
+from gati.exploration.lookups import finish_trials, points_of
+from gati.exploration.memory import freed_memory_kept
+from gati.exploration.prepare import PreparedModel, prepare, resolve_device
+from gati.exploration.progress import Progress, SilentProgress
+from gati.exploration.schedule import students_for
+from gati.exploration.stages import Stages
+from gati.exploration.state import RunState, locked
+from gati.model.labels import ClassNames, LabelMap, read_class_names, read_label_map
+from gati.model.load import LoadedModel, load_model
+from gati.variants import FAMILIES
+from gati.version import __version__
+
+__all__ = ["explore"]
+
+
+def explore(
+    model: str,
+    checkpoint: str | Path | None = None,
+    *,
+    data: Any,
+    train_data: Any | None = None,
+    out: str | Path,
+    blocks: str | None = None,
+    variants: Sequence[str] | None = None,
+    device: str = "cpu",
+    epochs: float | None = None,
+    budget_s: float | None = None,
+    seed: int = 0,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    resize: int | None = None,
+    class_names: ClassNames | None = None,
+    label_map: LabelMap | None = None,
+    companions: Sequence[tuple[str | Path, str | Path | None]] = (),
+    progress: Progress | None = None,
+    clock: Clock = time.monotonic,
+) -> Library:
+    """Train and measure caches for a network, and write the cache library.
+
+    What lookups cost is measured first. Then what reads the network's input is trained: students, or in the
+    place of one a copy of the network for half of the pixels a side, where pictures have 96 or more and that
+    takes at most 35 % of the network's time. Exits at a few blocks follow, above all for what the best of
+    those does not answer. An interrupted exploration goes on where it stopped when called again with the same
+    arguments; a finished one is returned as it is, and `explore_more` trains it further. The network is never
+    changed. The same seed trains the same weights again on the same machine, if time does not decide;
+    latencies are measured anew, and with them which variants are skipped.
+
+    **Arguments:**
+
+    - `model`, `checkpoint`: what `gati.model.load_model` takes.
+    - `data`: inputs the network was *not* trained on. They are split by `seed` into inputs to select on
+      and inputs to certify on, half and half up to 800 and a third and two thirds from 1,200 on, after a
+      third for training when there is no `train_data`; copies of an input stay together. What is certified
+      later assumes that they were drawn independently from what will be served.
+    - `train_data`: more inputs, for the predictors alone; they may be the network's own training set. Those
+      that are in `data`, too, are left out.
+    - `out`: the cache library's directory.
+    - `blocks`: a pattern over module names; exits go to all of these. By default blocks are found, and a few
+      of them chosen.
+    - `variants`: such as `["student(48)", "pyramid(64)"]`, all trained, at all blocks; `student` alone is for
+      students of sizes that fit the network, `"published"` for several. `"reduced(112)"` is the network
+      itself on pictures of 112 pixels. `"default"`, which is the default, is chosen among by what it costs,
+      see `gati.exploration.candidates`.
+    - `epochs`: passes of exits over the training inputs; students make three times as many.
+    - `budget_s`: end within this many seconds. Without `epochs`, as much is trained as fits.
+    - `class_names`: the network's, in the order of its outputs: a list, or a file with one a line or a JSON
+      list. Otherwise those that come with it, or those of the data if they are as many.
+    - `label_map`: which class of the network each label of `data` is, by folder name or label number: a
+      mapping, or a file with a JSON object. Labels that do not fit otherwise are left out.
+    - `companions`: (model, checkpoint) of smaller networks for the same classes, or for more of which the
+      same names pick them. Each is a cache at the input, kept in the library, which needs neither code nor
+      checkpoint of it afterwards. With them `variants` may be empty: then nothing is trained.
+
+    **Returns:** the finished library.
+
+    **Raises:** `ModelError`, `DataError`, `VariantError`, `BackendError`, `StorageError`; `LibraryError` when
+    `out` holds another exploration or another process writes to it.
+    """
+    began = clock()
+    directory = Path(out)
+    asked = wanted(variants, blocks, students_for(budget_s))
+    if not asked.variants and not companions:
+        raise VariantError("no variants given: name at least one, such as pyramid(64)")
+    if epochs is not None and epochs <= 0:
+        raise DataError(f"epochs must be above 0 (got {epochs:g})")
+    target = resolve_device(device)
+    loaded = load_model(model, checkpoint, mean=mean, std=std, resize=resize)
+    for name in asked.variants:  # after the model, whose module may register predictors of its own
+        parse_variant(name)
+    candidates = load_companions(companions)
+    with locked(directory), freed_memory_kept(), progress or SilentProgress() as reporter:
+        for note in (loaded.note, *(candidate.loaded.note for candidate in candidates)):
+            if note:
+                reporter.note(note)
+        settings = {
+            **_settings(loaded, data, train_data, blocks, asked.variants, target, epochs, budget_s, seed),
+            **_named(class_names, label_map),
+            **_accompanied(candidates),
+        }
+        library, state = Library(directory), RunState(directory)
+        if library.manifest_path.is_file() and library.manifest.settings == settings:
+            reporter.note(f"{directory} is finished already: gati explore --more trains it further")
+            return library
+        state.claim({**settings, "families": FAMILIES})
+        budget = Budget(budget_s, clock, began, state)
+        prepared = prepare(
+            loaded,
+            data,
+            train_data,
+            blocks=blocks,
+            asked=asked,
+            device=target,
+            seed=seed,
+            state=state,
+            progress=reporter,
+            class_names=class_names,
+            label_map=label_map,
+            clock=clock,
+            companions=[candidate.variant for candidate in candidates],
+        )
+        library.write_input_record(prepared.inputs.record)
+        library.write_base_outcomes(
+            BaseOutcomes(prepared.held_out.base_class, prepared.labels, prepared.inputs.split)
+        )
+        accompanying = measure_companions(prepared, library, candidates, seed=seed, progress=reporter)
+        Stages(prepared, library, state, budget, epochs=epochs, seed=seed, progress=reporter).run()
+        notes: list[str] = []
+        finished = {row.trial.trial_id: row for row in (*accompanying, *state.finished().values())}
+        rows = finish_trials(prepared, library, finished, reporter, notes, budget.is_spent)
+        library.write_trials(rows, points_of(finished, rows))
+        library.write_manifest(_manifest(prepared, settings, seed, budget.spent_s, notes))
+        state.clear()
+    return library
+
+
+def _settings(
+    loaded: LoadedModel,
+    data: Any,
+    train_data: Any | None,
+    blocks: str | None,
+    variants: Sequence[str],
+    device: torch.device,
+    epochs: float | None,
+    budget_s: float | None,
+    seed: int,
+) -> dict[str, Any]:
+    """What makes two explorations the same one. JSON types only."""
+    return {
+        "model": loaded.source,
+        "checkpoint_sha256": loaded.checkpoint_sha256,
+        "preprocessing": loaded.preprocessing.to_json(),
+        "data": str(data),
+        "train_data": None if train_data is None else str(train_data),
+        "blocks": blocks,
+        "variants": list(variants),
+        "device": str(device),
+        "epochs": epochs,
+        "budget_s": budget_s,
+        "seed": seed,
+        "gati": __version__,
+    }
+
+
+def _named(class_names: ClassNames | None, label_map: LabelMap | None) -> dict[str, Any]:
+    """What was said about names and labels, itself and not the file; nothing where nothing was said."""
+    said: dict[str, Any] = {}
+    if class_names is not None:
+        said["class_names"] = list(read_class_names(class_names))
+    if label_map is not None:
+        said["label_map"] = read_label_map(label_map)
+    return said
+
+
+def _accompanied(candidates: Sequence[NamedNetwork]) -> dict[str, Any]:
+    """Which companions there are, nothing where there are none."""
+    said = [
+        [each.variant, each.loaded.source, each.loaded.checkpoint_sha256, each.loaded.preprocessing.to_json()]
+        for each in candidates
+    ]
+    return {"companions": said} if said else {}
+
+
+def _manifest(
+    prepared: PreparedModel, settings: dict[str, Any], seed: int, seconds: float, notes: Sequence[str]
+) -> Manifest:
+    loaded, inputs = prepared.loaded, prepared.inputs
+    disturbance = prepared.profile.disturbance or (f"{len(notes)} lookups: {notes[0]}" if notes else "")
+    return Manifest(
+        model_source=loaded.source,
+        checkpoint_path=loaded.checkpoint_path,
+        checkpoint_sha256=loaded.checkpoint_sha256,
+        preprocessing=loaded.preprocessing.to_json(),
+        class_names=prepared.class_names,
+        classes=prepared.held_out.classes,
+        outputs_kind=prepared.held_out.outputs_kind,
+        input_shape=prepared.traced.input_shape,
+        profile=replace(prepared.profile, disturbance=disturbance),
+        seed=seed,
+        counts={
+            "train": len(inputs.train),
+            "select": int((inputs.split == 0).sum()),
+            "certify": int((inputs.split == 1).sum()),
+        },
+        data={
+            "held_out": f"{inputs.held_out.name} {inputs.held_out.fingerprint}",
+            "train": f"{inputs.train.name} {inputs.train.fingerprint}",
+        },
+        settings=settings,
+        versions={
+            "gati": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+            "safetensors": importlib.metadata.version("safetensors"),
+        },
+        peak_memory_bytes=peak_memory_bytes(),
+        explore_seconds=seconds,
+        complete=True,
+    )
+
+
+def peak_memory_bytes() -> int:
+    """The largest resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak if sys.platform == "darwin" else peak * 1024)

@@ -1,0 +1,97 @@
+"""Which inputs explore has not seen: only those may certify a composition, and each once."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.errors import DataError
+from gati.exploration.alike import warning_of_neighbours
+from gati.exploration.library import Library
+from gati.model.data import Data
+from gati.model.identity import group_copies
+
+__all__ = ["Fresh", "fresh_inputs", "note_of_seen"]
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Different inputs that explore has not seen, and how many copies there were of each, [n].
+
+    `identity` names them by what they are, in whatever order or file; `note` says what was left out, or is
+    empty.
+    """
+
+    inputs: Data
+    copies: NDArray[np.int64]
+    identity: str
+    note: str = ""
+
+
+def fresh_inputs(library: Library, inputs: Data) -> Fresh:
+    """Leave out what explore has trained, chosen or counted on, under whatever name, label or order.
+
+    A library of an older Gati does not know what it has seen; then only the very same data is refused.
+
+    **Raises:** `DataError` for no inputs, or none that is new.
+    """
+    if len(inputs) == 0:
+        raise DataError("the certification data is empty; give at least one input")
+    record = library.input_record()
+    if record is None:
+        _refuse_same_data(library, inputs)
+    identities = inputs.identities
+    first, copies = group_copies(identities)
+    new = np.ones(len(inputs), dtype=bool) if record is None else ~np.isin(identities, record.seen)
+    if not new.any():
+        raise _not_new(inputs)
+    rows = np.flatnonzero(new & (first == np.arange(len(inputs))))
+    notes = []
+    if record is None:
+        notes.append(
+            "explored by an older Gati, which kept no record of its inputs: that these are new is unknown"
+        )
+    if not new.all():
+        notes.append(
+            f"left {int((~new).sum())} of {len(inputs)} inputs out, which gati explore has seen already"
+        )
+    if len(rows) < new.sum():
+        notes.append(
+            f"{int(new.sum()) - len(rows)} inputs are copies of another and count only where the answers "
+            "differ"
+        )
+    notes += [warning] if (warning := warning_of_neighbours(inputs)) else []
+    return Fresh(inputs.subset(rows), copies[rows], _named(identities[rows], copies[rows]), "; ".join(notes))
+
+
+def _named(identities: NDArray[np.uint64], copies: NDArray[np.int64]) -> str:
+    order = np.argsort(identities)
+    return hashlib.sha256(identities[order].tobytes() + copies[order].tobytes()).hexdigest()
+
+
+def note_of_seen(library: Library, inputs: Data) -> str:
+    """Return a line for inputs to measure on of which explore has seen some, else an empty one."""
+    record = library.input_record()
+    seen = 0 if record is None else int(np.isin(inputs.identities, record.seen).sum())
+    if seen == 0:
+        return ""
+    return f"gati explore has seen {seen} of these {len(inputs)} inputs, which flatters the caches"
+
+
+def _refuse_same_data(library: Library, inputs: Data) -> None:
+    used = {entry.rsplit(" ", 1)[-1] for entry in library.manifest.data.values()}
+    # explore keeps the fingerprint of the part that it measured on: all of VAL, or two thirds of it
+    order = np.random.default_rng((library.manifest.seed, 0)).permutation(len(inputs))
+    parts = [inputs, *(inputs.subset(np.sort(order[cut:])) for cut in (0, len(inputs) // 3))]
+    if used & {part.fingerprint for part in parts}:
+        raise _not_new(inputs)
+
+
+def _not_new(inputs: Data) -> DataError:
+    return DataError(
+        f"{inputs.name} is data that this composition was made from, so it proves nothing; "
+        "give inputs that gati explore has not seen"
+    )

@@ -1,0 +1,282 @@
+"""Training on what an exploration has trained: another round for a finished library.
+
+A round begins with the weights that the last one ended with, and the learning rate rises and falls once
+more. Its caches get names and files of their own, `layer2.3--pyramid-64--r2`: nothing that a composition
+names ever changes. Where a cache of the round is better on the select split, its row takes the place of the
+older one, which stays in the table as `replaced`: compositions that use it go on, new ones choose among the
+better ones. Inputs, split and ledger stay as they are.
+
+    training/TRIAL.safetensors  weights to go on from
+    training/rounds.json        what each further round did
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gati.errors import DataError, LibraryError
+from gati.exploration.budget import Budget, Clock
+from gati.exploration.candidates import Specification
+from gati.exploration.library import Library
+from gati.exploration.lookups import finish_trials, lookup_seconds, points_of
+from gati.exploration.measure import base_answers, selector_seconds
+from gati.exploration.memory import freed_memory_kept
+from gati.exploration.network import load_network
+from gati.exploration.prepare import (
+    KEPT_PICTURES_BYTES,
+    HeldOut,
+    MeasuringTimes,
+    Prepared,
+    choose_augmentations,
+    resolve_device,
+)
+from gati.exploration.progress import Progress, SilentProgress
+from gati.exploration.splits import Inputs, left_over, recorded_inputs
+from gati.exploration.stages import Stages
+from gati.exploration.state import RunState, locked
+from gati.files import atomic_write_text
+from gati.model.data import load_data
+from gati.model.preprocess import Preprocessing
+from gati.types import OperatingPoint, Trial, TrialId
+
+__all__ = ["explore_more", "named_in_round", "with_round"]
+
+FORMAT = 1
+_OF_ROUND = re.compile(r"--r\d+$")
+
+
+@dataclass(frozen=True)
+class Round:
+    """One further round: its number, from 2, and what came of it."""
+
+    number: int
+    budget_s: float | None
+    epochs: float | None
+    seconds: float
+    better: tuple[TrialId, ...]
+    no_better: tuple[TrialId, ...]
+
+
+def explore_more(
+    directory: str | Path,
+    *,
+    budget_s: float | None = None,
+    epochs: float | None = None,
+    data: Any | None = None,
+    train_data: Any | None = None,
+    progress: Progress | None = None,
+    clock: Clock = time.monotonic,
+) -> Library:
+    """Train the caches of a finished library further, and keep those that get better.
+
+    Interrupted, the same call goes on where it stopped; called again after that, it begins another round. The
+    library can be used meanwhile, and what it holds stays: caches that compositions name never change.
+
+    - `budget_s`, `epochs`: as for `explore`; one of them is needed.
+    - `data`, `train_data`: the same inputs as then; needed when they were given as objects or have moved.
+
+    **Returns:** the library.
+
+    **Raises:** `LibraryError` for a library that is unfinished, busy, or has nothing to go on from;
+    `DataError` when its inputs are gone or others; otherwise as `explore`.
+    """
+    began = clock()
+    if budget_s is None and epochs is None:
+        raise DataError("nothing says how long to train: give --more TIME, such as 1h")
+    if epochs is not None and epochs <= 0:
+        raise DataError(f"epochs must be above 0 (got {epochs:g})")
+    library = Library.open(directory)
+    with locked(library.directory), freed_memory_kept(), progress or SilentProgress() as reporter:
+        state, rounds = RunState(library.directory), _rounds(library)
+        if state.claimed().get("round") in [each["number"] for each in rounds]:
+            state.clear()  # all that was left to do when it was interrupted
+            return library
+        number = 2 + len(rounds)
+        state.claim({"round": number, "budget_s": budget_s, "epochs": epochs})
+        budget = Budget(budget_s, clock, began, state)
+        specifications, before = _to_train(library, number)
+        prepared = _prepare(library, data, train_data, specifications, clock, state)
+        reporter.note(f"round {number}: {len(specifications)} caches are trained further")
+        Stages(
+            prepared,
+            library,
+            state,
+            budget,
+            epochs=epochs,
+            seed=_seed(library.manifest.seed, number),
+            progress=reporter,
+            before=before,
+        ).run()
+        finished = state.finished()
+        rows = finish_trials(prepared, library, finished, reporter, [], budget.is_spent)
+        new = [row for row in rows if row.status == "trained"]
+        library.write_trials(
+            with_round(library.trials, new, before),
+            _with_points(library.operating_points, points_of(finished, new)),
+        )
+        _enter(library, Round(number, budget_s, epochs, budget.spent_s, *_outcome(finished, new)))
+        for row in new:  # the older weights are not gone on from any more
+            library.training_path(before[row.trial_id].trial_id).unlink(missing_ok=True)
+        state.clear()
+    return library
+
+
+def named_in_round(trial_id: TrialId, number: int) -> TrialId:
+    """The name of a trial's cache of round `number`: `a--grid-8` and `a--grid-8--r2` give `a--grid-8--r3`."""
+    return TrialId(f"{_OF_ROUND.sub('', trial_id)}--r{number}")
+
+
+def with_round(trials: Sequence[Trial], new: Sequence[Trial], before: Mapping[TrialId, Trial]) -> list[Trial]:
+    """The trials table after a round: each new row before the one it replaces. Twice does what once does."""
+    replacing = {before[row.trial_id].trial_id: row for row in new}
+    added = {row.trial_id for row in new}
+    rows: list[Trial] = []
+    for trial in trials:
+        if trial.trial_id in added:
+            continue
+        better = replacing.get(trial.trial_id)
+        if better is None:
+            rows.append(trial)
+        else:
+            reason = f"trained further as {better.trial_id}"
+            rows += [better, replace(trial, status="replaced", reason=reason)]
+    return rows
+
+
+def _with_points(old: Sequence[OperatingPoint], new: Sequence[OperatingPoint]) -> list[OperatingPoint]:
+    added = {point.trial_id for point in new}
+    return [*(point for point in old if point.trial_id not in added), *new]
+
+
+def _to_train(library: Library, number: int) -> tuple[tuple[Specification, ...], dict[TrialId, Trial]]:
+    """What goes on, under the names of this round, and the trial that each of them goes on from."""
+    shapes = {block.index: block.output_shape for block in library.manifest.blocks}
+    found, before = [], {}
+    for trial in library.trials:
+        started = trial
+        if trial.status == "replaced" and trial.reason.endswith(f"--r{number}"):
+            started = replace(trial, status="trained", reason="")  # by this round, which was interrupted
+        if started.status != "trained" or named_in_round(trial.trial_id, number) == trial.trial_id:
+            continue
+        if not library.training_path(trial.trial_id).is_file():
+            continue
+        name = named_in_round(trial.trial_id, number)
+        found.append(Specification(replace(started, trial_id=name), shapes[trial.block_index]))
+        before[name] = started
+    if not found:
+        raise LibraryError(
+            f"{library.directory} has no weights to go on from (training/): an older Gati explored it, "
+            "or nothing was trained; run gati explore again"
+        )
+    return tuple(found), before
+
+
+def _prepare(
+    library: Library,
+    data: Any | None,
+    train_data: Any | None,
+    specifications: tuple[Specification, ...],
+    clock: Clock,
+    state: RunState,
+) -> Prepared:
+    manifest = library.manifest
+    device = resolve_device(manifest.profile.device)
+    network = load_network(library, device)
+    inputs = _inputs(library, data, train_data)
+    inputs.train.keep(KEPT_PICTURES_BYTES)
+    base = library.base_outcomes()
+    stored = state.costs()
+    if stored is None:
+        measured = clock()
+        outputs = base_answers(network.module, inputs.held_out, device)
+        expected = MeasuringTimes(
+            clock() - measured,
+            selector_seconds(outputs, inputs.split, manifest.seed, clock),
+            lookup_seconds(network.traced, specifications, clock),
+        )
+        state.write_costs({"expected": expected})
+    else:
+        expected = MeasuringTimes(*stored["expected"])
+    plain, bold = choose_augmentations(inputs, network.module, device)
+    return Prepared(
+        network.module,
+        network.traced,
+        inputs,
+        HeldOut(base.base_class, manifest.outputs_kind, manifest.classes),
+        manifest.profile,
+        specifications,
+        plain,
+        bold,
+        device,
+        expected,
+    )
+
+
+def _inputs(library: Library, data: Any | None, train_data: Any | None) -> Inputs:
+    """The inputs of the exploration, split as they were."""
+    manifest, record = library.manifest, library.input_record()
+    if record is None:
+        raise LibraryError(
+            f"{library.directory} does not say which inputs it has seen: an older Gati explored it; "
+            "run gati explore again"
+        )
+    preprocessing = Preprocessing.from_json(manifest.preprocessing)
+    source = manifest.settings["data"] if data is None else data
+    held = load_data(source, preprocessing, what="--data")
+    measured_on = recorded_inputs(held, record, source)
+    more = manifest.settings.get("train_data") if train_data is None else train_data
+    train = held if more is None else load_data(more, preprocessing, what="--train-data")
+    # Without training data of their own, copies of a held-out input are held out with it.
+    train = left_over(train, record.identities if more is None else held.identities)
+    if train.fingerprint != manifest.data["train"].rpartition(" ")[2]:
+        raise DataError(
+            f"the training inputs in {source if more is None else more} are not those of the exploration; "
+            "bring the old ones back, or explore again"
+        )
+    return Inputs(train, measured_on, library.base_outcomes().split, record)
+
+
+def _seed(seed: int, number: int) -> int:
+    """Another order and other views than in the rounds before."""
+    return seed + 1_000_003 * (number - 1)
+
+
+# What was done ----------------------------------------------------------------------------------------------
+
+
+def _outcome(
+    finished: Mapping[TrialId, Any], new: Sequence[Trial]
+) -> tuple[tuple[TrialId, ...], tuple[TrialId, ...]]:
+    better = tuple(row.trial_id for row in new)
+    return better, tuple(name for name in finished if name not in better)
+
+
+def _rounds(library: Library) -> list[dict[str, Any]]:
+    path = _rounds_path(library)
+    if not path.is_file():
+        return []
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if int(document["format"]) > FORMAT:
+            raise LibraryError(f"{path} is of a newer format than this Gati reads; upgrade gati")
+        found: list[dict[str, Any]] = list(document["rounds"])
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"{path} is damaged ({error!r}): put it back from a copy, or explore again"
+        raise LibraryError(message) from error
+    return found
+
+
+def _enter(library: Library, done: Round) -> None:
+    rounds = [each for each in _rounds(library) if each["number"] != done.number]
+    document = {"format": FORMAT, "rounds": [*rounds, asdict(done)]}
+    atomic_write_text(_rounds_path(library), json.dumps(document, indent=1) + "\n")
+
+
+def _rounds_path(library: Library) -> Path:
+    return library.directory / "training" / "rounds.json"

@@ -1,0 +1,117 @@
+"""What learners at the input are shown in a step, and what they are to answer to it.
+
+They need nothing of the base model but its answers: these are computed by the fastest engine here, and kept
+for when a view comes round again. So is the view itself, where all learners begin by making fewer numbers
+of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gati.exploration.answers import BaseAnswers, Engine, fastest_engine, open_engine
+from gati.exploration.fronts import Front, Fronts
+from gati.exploration.precision import training_precision
+from gati.exploration.recipes import Emphasis
+from gati.exploration.remembered import BatchMemory, rounded
+from gati.exploration.views import ViewedBatch, Viewer
+from gati.model.entry import INPUT
+
+__all__ = ["BatchLesson", "InputLessons"]
+
+_WORTH_KEEPING = 0.5  # of an input's numbers: views that are read in more are made again
+
+
+class BatchLesson(NamedTuple):
+    """What is read in a step, and what all learners are to imitate."""
+
+    read: Mapping[str, Tensor]  # by trial
+    rows: Tensor  # [B, K + D], the base model's logits and pooled hidden outputs
+    row_weights: Tensor | None  # [B]
+    mixed: bool
+
+
+class InputLessons:
+    """Lessons on the batches of `viewer` for learners at the input, whose beginnings are `fronts`.
+
+    `rounds` is after how many rounds views come again, None for never or for not in this training. `engine`
+    computes base answers, or the fastest one here. After a lesson `fresh_s` says how many seconds of it went
+    into what is computed once a view.
+    """
+
+    def __init__(
+        self,
+        viewer: Viewer,
+        base: BaseAnswers,
+        fronts: Fronts,
+        emphasis: Emphasis | None,
+        device: torch.device,
+        *,
+        rounds: int | None,
+        engine: str | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.viewer, self.base, self.fronts = viewer, base, fronts
+        self.emphasis, self.device = emphasis, device
+        self.engine_name, self.fresh_s = engine, 0.0
+        self._engine: Engine | None = None
+        self._clock, self._rounds = clock, rounds
+        self._answers = BatchMemory(rounds, viewer.places) if rounds else None
+        self._views: dict[Front, BatchMemory] = {}
+        self._mixed: dict[ViewedBatch, bool] = {}
+
+    def __call__(self, batch: ViewedBatch) -> BatchLesson:
+        """Return the lesson on a batch, on the device."""
+        self.fresh_s = 0.0
+        known = None if self._answers is None else self._answers.get(batch)
+        seen = {front: memory.get(batch) for front, memory in self._views.items()}
+        views = {front: view for front, view in seen.items() if view is not None}
+        if known is None or not views or len(views) < len(seen):
+            kept_since_s = self._clock() if self._views else None
+            images, views = self._show(batch)
+            if known is None:
+                began_s = self._clock() if kept_since_s is None else kept_since_s
+                known = self._answer(batch, images)
+                self.fresh_s = self._clock() - began_s
+        views = {front: _as_liked(view.to(self.device)) for front, view in views.items()}
+        rows, weights = known.to(self.device), None
+        if self.emphasis is not None:
+            rows, weights = rows[:, :-1], rows[:, -1]
+        return BatchLesson(self.fronts.read(views), rows, weights, self._mixed[batch])
+
+    def _show(self, batch: ViewedBatch) -> tuple[Tensor, dict[Front, Tensor]]:
+        shown = self.viewer.show(batch)
+        self._mixed[batch] = shown.mixed
+        images = shown.images.to(self.device)
+        views = self.fronts.look({INPUT: images})
+        numbers = sum(view.numel() for view in views.values())
+        if self._rounds is not None and numbers <= _WORTH_KEEPING * images.numel():
+            for front, view in views.items():
+                memory = self._views.setdefault(front, BatchMemory(self._rounds, self.viewer.places))
+                memory.put(batch, view)
+            views = {front: rounded(view) for front, view in views.items()}
+        return images, views
+
+    def _answer(self, batch: ViewedBatch, images: Tensor) -> Tensor:
+        if self._engine is None:
+            if self.engine_name is None:
+                self.engine_name, self._engine = fastest_engine(self.base, images)
+            else:
+                self._engine = open_engine(self.engine_name, self.base, images)
+        rows = self._engine(images)
+        if self.emphasis is not None:
+            with training_precision(self.device):
+                rows = torch.cat((rows, self.emphasis(images)[:, None]), 1)
+        if self._answers is not None:
+            self._answers.put(batch, rows)
+        return rounded(rows)
+
+
+def _as_liked(view: Tensor) -> Tensor:
+    """Convolutions of the input are fastest with channels last."""
+    return view.contiguous(memory_format=torch.channels_last) if view.dim() == 4 else view

@@ -1,0 +1,104 @@
+"""What lookups cost once they are trained, for the trials table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from gati.caches import LearnedCache, is_reduced, load_cache
+from gati.caches.selectors import BASELINE
+from gati.costs.profile import measure_lookup, measure_overlap
+from gati.exploration.budget import Clock
+from gati.exploration.candidates import Specification
+from gati.exploration.library import Library
+from gati.exploration.progress import Progress
+from gati.exploration.state import FinishedTrial
+from gati.model.segments import TracedModel
+from gati.types import OperatingPoint, Trial, TrialId
+
+if TYPE_CHECKING:
+    from gati.exploration.prepare import Prepared
+
+__all__ = ["finish_trials", "lookup_seconds", "points_of"]
+
+
+def finish_trials(
+    prepared: Prepared,
+    library: Library,
+    finished: Mapping[TrialId, FinishedTrial],
+    progress: Progress,
+    notes: list[str],
+    late: Callable[[], bool],
+) -> list[Trial]:
+    """Every row of the trials table, its lookup measured as it will run: trained, with its selector.
+
+    `notes` gets a line for each measurement that other work on the machine disturbed. Once `late` says that
+    time is up, what an untrained lookup took stands for the rest, and nothing is known of overlapped ones.
+    """
+    measured: dict[tuple[str, tuple[int, ...], str], tuple[float, float, float]] = {}
+    specified = {item.trial.trial_id: item.trial for item in prepared.specifications}
+    every = [*(row.trial for row in finished.values() if row.trial.trial_id not in specified)]
+    every = sorted((*every, *specified.values()), key=lambda trial: trial.block_index)
+    progress.stage("measuring lookups", len(finished))
+    rows, unmeasured = [], 0
+    for trial in every:
+        row = finished.get(trial.trial_id)
+        if row is None or row.trial.status != "trained":
+            rows.append(trial if row is None else row.trial)
+            continue
+        key = (trial.variant, prepared.traced.hidden_shapes[trial.block], row.trial.selector)
+        if key not in measured and trial.lookup_ms is not None and late():
+            unmeasured += 1
+            rows.append(row.trial)
+            continue
+        if key not in measured:
+            cache = load_cache(library.cache_path(trial.trial_id)).to(prepared.device)
+            measured[key] = _costs(prepared.traced, trial.block, cache, notes)
+        progress.advance(1)
+        lookup_ms, overlapped_ms, penalty_ms = measured[key]
+        rows.append(
+            replace(
+                row.trial,
+                lookup_ms=lookup_ms,
+                overlapped_lookup_ms=overlapped_ms,
+                overlapped_penalty_ms=penalty_ms,
+            )
+        )
+    if unmeasured:
+        progress.note(f"the time is up: {unmeasured} lookups were measured untrained and inline only")
+    return rows
+
+
+def points_of(finished: Mapping[TrialId, FinishedTrial], rows: Sequence[Trial]) -> list[OperatingPoint]:
+    """The operating points of all rows that were trained."""
+    trained = [row.trial_id for row in rows if row.trial_id in finished]
+    return [point for trial_id in trained for point in finished[trial_id].points]
+
+
+def lookup_seconds(traced: TracedModel, specifications: Sequence[Specification], clock: Clock) -> float:
+    """How long it takes to measure one lookup as `explore` does at its end, of those built from a name."""
+    trained = [item for item in specifications if item.trial.status == "trained"]
+    costly = [item for item in trained if not is_reduced(item.trial.variant)]
+    if not costly:
+        return 0.0
+    item = costly[len(costly) // 2]
+    cache = LearnedCache(item.trial.variant, item.hidden_shape, traced.classes, BASELINE).to(traced.device)
+    began = clock()
+    _costs(traced, item.trial.block, cache)
+    return clock() - began
+
+
+def _costs(
+    traced: TracedModel, block: str, cache: LearnedCache, notes: list[str] | None = None
+) -> tuple[float, float, float]:
+    """Milliseconds of a lookup inline, of one overlapped, and what that one costs the base model."""
+    hidden = torch.rand(1, *cache.hidden_shape, device=traced.device)
+    request = traced.example()
+    inline_ms = measure_lookup(cache, hidden, between=lambda: traced.base(request.clone()), notes=notes)
+    # Each measurement takes the worker's core away from the base model by itself, as serving will: what
+    # that costs the base model is part of the penalty.
+    overlap = measure_overlap(traced, block, cache, repetitions=10, notes=notes)
+    return inline_ms, overlap.lookup_ms, overlap.penalty_ms

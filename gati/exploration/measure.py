@@ -1,0 +1,209 @@
+"""What a trained predictor is worth on inputs nobody trained on: outcomes, selectors, operating points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from gati.caches import LearnedCache, build_selector, fit_selector_networks, selector_names
+from gati.caches.selectors import BASELINE, NETWORK, TEMPERATURE_SCALED, fit_temperature
+from gati.exploration.library import SELECT, TrialOutcomes
+from gati.exploration.train import InputSource, Learner
+from gati.model.entry import INPUT, means_input
+from gati.model.hooks import collect_hidden
+from gati.types import OperatingPoint, TrialId
+
+__all__ = [
+    "Measured",
+    "accuracy_curve",
+    "base_answers",
+    "held_out_probabilities",
+    "hit_rate_at",
+    "measure_cache",
+    "selector_seconds",
+]
+
+ACCURACY_LEVELS = (0.95, 0.96, 0.965, 0.97, 0.975, 0.98, 0.985, 0.99, 0.9925, 0.995, 0.9975, 1.0)
+_TARGETS = (0.97, 0.985, 0.99)
+_WORTH_A_NETWORK = 0.005  # hit rate a selector must gain over the plain maximum probability
+_BATCH = 250
+
+
+class Measured(NamedTuple):
+    """A finished learned cache with its held-out record; the three numbers are of the select split."""
+
+    cache: LearnedCache
+    outcomes: TrialOutcomes
+    points: list[OperatingPoint]
+    agreement: float
+    hit_rate_at_97: float
+    hit_rate_at_99: float
+
+
+@torch.no_grad()
+def base_answers(module: nn.Module, inputs: InputSource, device: torch.device) -> Tensor:
+    """The base model's raw outputs [n, K] on all inputs, in float32."""
+    batches = []
+    for start in range(0, len(inputs), _BATCH):
+        indices = np.arange(start, min(start + _BATCH, len(inputs)))
+        batches.append(module(inputs.images(indices).to(device)).float().cpu())
+    return torch.cat(batches)
+
+
+@torch.no_grad()
+def held_out_probabilities(
+    module: nn.Module, inputs: InputSource, learners: Sequence[Learner], device: torch.device
+) -> dict[TrialId, Tensor]:
+    """Class probabilities [n, K] of each (folded) predictor, from one forward pass a batch."""
+    blocks = sorted({learner.block for learner in learners})
+    found: dict[TrialId, list[Tensor]] = {learner.trial_id: [] for learner in learners}
+    for start in range(0, len(inputs), _BATCH):
+        indices = np.arange(start, min(start + _BATCH, len(inputs)))
+        images = inputs.images(indices).to(device)
+        if blocks == [INPUT] and means_input(module, INPUT):
+            hidden = {INPUT: images}
+        else:
+            with collect_hidden(module, blocks) as hidden:
+                module(images)
+        for learner in learners:
+            logits = learner.predictor(hidden[learner.block])
+            found[learner.trial_id].append(logits.float().softmax(1).cpu())
+    return {trial_id: torch.cat(batches) for trial_id, batches in found.items()}
+
+
+def accuracy_curve(
+    score: npt.NDArray[np.float32], agrees: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Every distinct threshold with its hits and the agreement among them, strictest first.
+
+    Thresholds lie half-way between neighbouring scores, so that rounding elsewhere cannot turn an
+    input of this set from hit to miss.
+    """
+    order = np.argsort(-score, kind="stable")
+    ranked = score[order].astype(np.float64)
+    last_of_equals = np.flatnonzero(np.append(ranked[:-1] > ranked[1:], True))
+    hits = last_of_equals + 1
+    accuracy = np.cumsum(agrees[order])[last_of_equals] / hits
+    below = np.append(ranked, ranked[-1] - 1e-6)[hits]
+    return (ranked[last_of_equals] + below) / 2, hits.astype(np.int64), accuracy
+
+
+def hit_rate_at(score: npt.NDArray[np.float32], agrees: npt.NDArray[np.bool_], accuracy: float) -> float:
+    """The largest hit rate whose agreement among hits is at least `accuracy`."""
+    _, hits, accuracies = accuracy_curve(score, agrees)
+    good = np.flatnonzero(accuracies >= accuracy)
+    return float(hits[good[-1]] / len(score)) if len(good) else 0.0
+
+
+def measure_cache(
+    trial_id: TrialId,
+    cache_parts: tuple[str, tuple[int, ...], nn.Module],
+    probabilities: Tensor,
+    base_class: npt.NDArray[np.int64],
+    split: npt.NDArray[np.uint8],
+    seed: int,
+) -> Measured:
+    """Pick the best selector for a predictor and record what the cache does on the held-out inputs.
+
+    `cache_parts` is (variant, hidden shape, folded predictor). Selectors are chosen, thresholds tabulated and
+    agreement counted on the select split alone: what chooses among caches must not know the certify split.
+    """
+    variant, hidden_shape, predictor = cache_parts
+    classes = probabilities.shape[1]
+    predicted = probabilities.argmax(1).numpy()
+    agrees = predicted == base_class
+    select = split == SELECT
+    name, module, score = _choose_selector(probabilities, base_class, select, seed)
+    cache = LearnedCache(
+        variant, hidden_shape, classes, name, predictor=predictor.cpu(), selector_module=module
+    )
+    chosen_score, chosen_agrees = score[select], agrees[select]
+    return Measured(
+        cache,
+        TrialOutcomes(score, predicted.astype(np.int64)),
+        _operating_points(trial_id, chosen_score, chosen_agrees),
+        float(chosen_agrees.mean()),
+        hit_rate_at(chosen_score, chosen_agrees, 0.97),
+        hit_rate_at(chosen_score, chosen_agrees, 0.99),
+    )
+
+
+def selector_seconds(
+    outputs: Tensor, split: npt.NDArray[np.uint8], seed: int, clock: Callable[[], float]
+) -> float:
+    """How long choosing a selector takes: tried on the base model's outputs [n, K] with noise."""
+    noise = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(seed)) * outputs.std()
+    began = clock()
+    _choose_selector((outputs + noise).softmax(1), outputs.argmax(1).numpy(), split == SELECT, seed)
+    return clock() - began
+
+
+@torch.no_grad()
+def _choose_selector(
+    probabilities: Tensor, base_class: npt.NDArray[np.int64], select: npt.NDArray[np.bool_], seed: int
+) -> tuple[str, nn.Module, npt.NDArray[np.float32]]:
+    classes = probabilities.shape[1]
+    agrees = probabilities.argmax(1).numpy() == base_class
+    inside = torch.from_numpy(select)
+    candidates: dict[str, tuple[nn.Module, npt.NDArray[np.float32]]] = {}
+    for name in selector_names():
+        if name == NETWORK:
+            continue
+        if name == TEMPERATURE_SCALED:
+            selector: nn.Module = fit_temperature(probabilities[inside], torch.from_numpy(base_class[select]))
+        else:
+            selector = build_selector(name, classes).eval()
+        candidates[name] = (selector, selector(probabilities).numpy().astype(np.float32))
+    if select.sum() >= 200:
+        with _single_thread():
+            fitted = fit_selector_networks(
+                probabilities[inside].clone(), torch.from_numpy(agrees[select]), seed=seed
+            )
+        score = fitted.network(probabilities).numpy().astype(np.float32)
+        score[select] = fitted.held_out_scores.numpy()
+        candidates[NETWORK] = (fitted.network, score)
+
+    def worth(name: str) -> float:
+        score = candidates[name][1][select]
+        return float(np.mean([hit_rate_at(score, agrees[select], target) for target in _TARGETS]))
+
+    best = max(candidates, key=lambda name: (worth(name), name == BASELINE))
+    if worth(best) < worth(BASELINE) + _WORTH_A_NETWORK:
+        best = BASELINE
+    return best, *candidates[best]
+
+
+@contextmanager
+def _single_thread() -> Iterator[None]:
+    """Selector networks are so small that handing work between threads takes longer than the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _operating_points(
+    trial_id: TrialId, score: npt.NDArray[np.float32], agrees: npt.NDArray[np.bool_]
+) -> list[OperatingPoint]:
+    thresholds, hits, accuracies = accuracy_curve(score, agrees)
+    count = len(score)
+    chosen = {int(np.searchsorted(hits, quantile * count)) for quantile in np.linspace(0.05, 1.0, 20)}
+    for level in ACCURACY_LEVELS:
+        good = np.flatnonzero(accuracies >= level)
+        if len(good):
+            chosen.add(int(good[-1]))
+    return [
+        OperatingPoint(
+            trial_id, float(thresholds[index]), float(hits[index] / count), float(accuracies[index])
+        )
+        for index in sorted(chosen)
+        if index < len(hits)
+    ]

@@ -1,0 +1,43 @@
+"""The base model of a cache library, loaded and checked."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from gati.errors import LibraryError
+from gati.exploration.library import Library
+from gati.model.load import load_model
+from gati.model.segments import TracedModel, trace
+
+__all__ = ["Network", "load_network"]
+
+_EXAMPLE_SEED = 0
+
+
+class Network(NamedTuple):
+    """A base model as the user's code built it, and the same ready to be cut; they share their weights."""
+
+    module: nn.Module
+    traced: TracedModel
+
+
+def load_network(library: Library, device: torch.device) -> Network:
+    """Load the base model on `device`; the model's own code runs.
+
+    **Raises:** `LibraryError` for other weights than the library was made from, and as `load_model` does.
+    """
+    manifest = library.manifest
+    loaded = load_model(manifest.model_source, manifest.checkpoint_path)
+    if loaded.checkpoint_sha256 != manifest.checkpoint_sha256:
+        raise LibraryError(
+            f"the library in {library.directory} was made from weights {manifest.checkpoint_sha256[:12]}, "
+            f"but {manifest.checkpoint_path or manifest.model_source} now has "
+            f"{loaded.checkpoint_sha256[:12]}; bring the old checkpoint back or run gati explore again"
+        )
+    module = loaded.module.to(device)
+    generator = torch.Generator().manual_seed(_EXAMPLE_SEED)
+    example = torch.randn(2, *manifest.input_shape, generator=generator).to(device)
+    return Network(module, trace(module, example, [block.name for block in manifest.blocks]))

@@ -1,0 +1,252 @@
+"""Everything explore needs before it trains: network, data, splits, blocks, latencies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from gati.caches import reads_input
+from gati.costs.profile import measure_profile
+from gati.errors import BackendError, VariantError
+from gati.exploration.alike import warning_of_neighbours
+from gati.exploration.augment import Augmentation, choose_augmentation
+from gati.exploration.budget import Clock
+from gati.exploration.candidates import Specification, Wanted, measured_costs, specify
+from gati.exploration.lookups import lookup_seconds
+from gati.exploration.measure import base_answers, selector_seconds
+from gati.exploration.progress import Progress
+from gati.exploration.splits import Inputs, split_inputs
+from gati.exploration.state import RunState
+from gati.model.blocks import find_blocks
+from gati.model.data import Data, load_data
+from gati.model.entry import INPUT, means_input
+from gati.model.labels import (
+    ClassNames,
+    Labelled,
+    LabelMap,
+    fit_labels,
+    names_of_classes,
+    read_class_names,
+    read_label_map,
+)
+from gati.model.load import LoadedModel
+from gati.model.outputs import check_base_outputs, check_more_than_one_class, outputs_kind
+from gati.model.segments import TracedModel, trace
+from gati.types import BlockProfile, OutputsKind, Profile, Trial
+
+__all__ = [
+    "KEPT_PICTURES_BYTES",
+    "MeasuringTimes",
+    "HeldOut",
+    "Prepared",
+    "PreparedModel",
+    "choose_augmentations",
+    "prepare",
+    "resolve_device",
+]
+
+_TRIED = 128  # inputs that tell what they may be changed by
+KEPT_PICTURES_BYTES = 1 << 30  # of decoded training pictures
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The base model's class of every held-out input, int64 [n]."""
+
+    base_class: npt.NDArray[np.int64]
+    outputs_kind: OutputsKind
+    classes: int
+
+
+class MeasuringTimes(NamedTuple):
+    """Seconds that measuring will take, by what it took so far: kept free at the end of a budget."""
+
+    held_out_s: float  # all held-out inputs through the base model
+    selector_s: float  # choosing one trial's selector
+    lookup_s: float  # the costs of one lookup, inline and overlapped
+
+    def all_of(self, trials: int, lookups: int, passes: int) -> float:
+        """Of so many trials with so many different lookups, in so many passes over the held-out inputs."""
+        return passes * 1.5 * self.held_out_s + trials * self.selector_s + lookups * self.lookup_s
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The stage is set: what all training shares."""
+
+    module: nn.Module  # the base model
+    traced: TracedModel
+    inputs: Inputs
+    held_out: HeldOut
+    profile: Profile
+    specifications: tuple[Specification, ...]
+    augmentation: Augmentation
+    bold_augmentation: Augmentation  # for students, which have time to learn from stronger changes
+    device: torch.device
+    expected: MeasuringTimes
+
+
+@dataclass(frozen=True)
+class PreparedModel(Prepared):
+    """The stage set for a network that was just loaded, with what its classes are called."""
+
+    loaded: LoadedModel
+    class_names: tuple[str, ...] | None
+    labels: npt.NDArray[np.int64] | None  # of the held-out inputs, as the network numbers its classes
+
+
+def resolve_device(name: str) -> torch.device:
+    """Turn `cpu`, `cuda` or `cuda:1` into a device. Raises `BackendError` if it is not there."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise BackendError(f"unknown device {name!r}: choose cpu, cuda or cuda:INDEX") from error
+    if device.type not in ("cpu", "cuda"):
+        raise BackendError(f"device {name!r} is not supported: choose cpu, cuda or cuda:INDEX")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BackendError(
+            "no CUDA device is available here: use --device cpu, or install the GPU build of torch"
+        )
+    return device
+
+
+def prepare(
+    loaded: LoadedModel,
+    data: Any,
+    train_data: Any | None,
+    *,
+    blocks: str | None,
+    asked: Wanted,
+    device: torch.device,
+    seed: int,
+    state: RunState,
+    progress: Progress,
+    class_names: ClassNames | None = None,
+    label_map: LabelMap | None = None,
+    companions: Sequence[str] = (),
+    clock: Clock = time.monotonic,
+) -> PreparedModel:
+    """Check model and data, measure the base model and what could be trained, say what cannot pay.
+
+    `companions` are variants that read the input, too, and are not specified here.
+    """
+    held = load_data(data, loaded.preprocessing, what="--data")
+    more = None if train_data is None else load_data(train_data, loaded.preprocessing, what="--train-data")
+    inputs = split_inputs(held, more, seed)
+    module = loaded.module.to(device)
+    example = inputs.held_out.images(np.arange(min(64, len(inputs.held_out)))).to(device)
+    found = find_blocks(module, blocks, example=example[:2])
+    names, no_entry = _places(module, found, asked.variants, companions)
+    traced = trace(module, example[:2], names)
+    named, labelled = _name_classes(loaded, held, traced.classes, class_names, label_map)
+    rows = inputs.record.rows
+    labels = None if labelled.data.labels is None else labelled.data.labels[rows]
+    for note in (no_entry, *inputs.notes, labelled.note, warning_of_neighbours(held)):
+        if note:
+            progress.note(note)
+    inputs.train.keep(KEPT_PICTURES_BYTES)
+    began = clock()
+    outputs = check_base_outputs(base_answers(module, inputs.held_out, device))
+    held_out_s = clock() - began
+    held_out = _answers(outputs)
+    stored = state.costs()
+    if stored is None:
+        progress.note(f"measuring {len(names)} blocks and what lookups cost on {device}")
+        profile = measure_profile(traced)
+        specifications = specify(traced, module, profile, asked, measured_costs(traced, module))
+        expected = MeasuringTimes(
+            held_out_s,
+            selector_seconds(outputs, inputs.split, seed, clock),
+            lookup_seconds(traced, specifications, clock),
+        )
+        state.write_costs(
+            {
+                "profile": asdict(profile),
+                "specifications": [asdict(item) for item in specifications],
+                "expected": expected,
+            }
+        )
+    else:
+        profile, specifications, expected = _from_stored(stored)
+    plain, bold = choose_augmentations(inputs, module, device)
+    return PreparedModel(
+        module,
+        traced,
+        inputs,
+        held_out,
+        profile,
+        specifications,
+        plain,
+        bold,
+        device,
+        expected,
+        loaded,
+        named,
+        labels,
+    )
+
+
+def choose_augmentations(
+    inputs: Inputs, module: torch.nn.Module, device: torch.device
+) -> tuple[Augmentation, Augmentation]:
+    """What training inputs may be changed by, for exits and for students; nothing if they are no images."""
+    if not inputs.train.is_images:
+        return Augmentation(), Augmentation()
+    sample = inputs.train.images(np.arange(min(_TRIED, len(inputs.train)))).to(device)
+    bold = choose_augmentation(module, sample, bold=True)
+    return bold._replace(least_side=1.0, light=0.0), bold
+
+
+def _places(
+    module: torch.nn.Module, blocks: Sequence[str], variants: Sequence[str], companions: Sequence[str]
+) -> tuple[tuple[str, ...], str]:
+    """The blocks, the input before them if anything reads it, and a line for variants without a place."""
+    reading = [variant for variant in variants if reads_input(variant)]
+    if not reading and not companions:
+        return tuple(blocks), ""
+    if means_input(module, INPUT):
+        return (INPUT, *blocks), ""
+    reason = f"the network has a module of its own called '{INPUT}'"
+    if companions or len(reading) == len(variants):
+        without = ", ".join((*reading, *companions))
+        raise VariantError(f"{reason}, so {without} cannot be placed before it: leave that out")
+    return tuple(blocks), f"left {', '.join(reading)} out: {reason}"
+
+
+def _name_classes(
+    loaded: LoadedModel,
+    held: Data,
+    classes: int,
+    class_names: ClassNames | None,
+    label_map: LabelMap | None,
+) -> tuple[tuple[str, ...] | None, Labelled]:
+    mapped = None if label_map is None else read_label_map(label_map, classes)
+    given = loaded.class_names if class_names is None else read_class_names(class_names, classes)
+    named = names_of_classes(classes, given, held, mapped)
+    return named, fit_labels(held, classes, named, mapped)
+
+
+def _answers(outputs: torch.Tensor) -> HeldOut:
+    base_class = outputs.argmax(1).numpy()
+    check_more_than_one_class(base_class, "--data")
+    return HeldOut(base_class, outputs_kind(outputs), outputs.shape[1])
+
+
+def _from_stored(stored: dict[str, Any]) -> tuple[Profile, tuple[Specification, ...], MeasuringTimes]:
+    blocks = tuple(
+        BlockProfile(**{**block, "output_shape": tuple(block["output_shape"])})
+        for block in stored["profile"]["blocks"]
+    )
+    profile = replace(Profile(**{**stored["profile"], "blocks": ()}), blocks=blocks)
+    specifications = tuple(
+        Specification(Trial(**item["trial"]), tuple(item["hidden_shape"]))
+        for item in stored["specifications"]
+    )
+    return profile, specifications, MeasuringTimes(*stored["expected"])

@@ -1,0 +1,101 @@
+"""How predictors are trained: optimisers, learning rates, what they are shown, and what they imitate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gati.exploration.muon import Muon
+
+__all__ = ["EXITS", "REDUCED_NETWORK", "STUDENTS", "Emphasis", "Recipe", "make_optimiser"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One way to train.
+
+    On rows that are not mixed `soft_weight` of the loss is divergence from the base model, the rest the
+    cross-entropy of its class; mixed rows have no class, so there it is divergence alone.
+    """
+
+    optimiser: Literal["adamw", "sgd", "muon"] = "adamw"
+    learning_rate: float = 4e-3
+    weight_decay: float = 1e-2
+    warm_up: float = 0.15  # share of training in which the learning rate rises
+    mixed: float = 0.0  # share of batches whose inputs are mixed with others
+    rounds: int | None = None  # of views, after which the first come again; None: never
+    soft_weight: float = 0.5
+    average_decay: float = 0.0  # of the average of weights that training ends with; 0: the last weights
+    feature_weight: float = 1.0  # of matching hidden outputs, where a block is named for it
+    temperature: float = 2.0  # of the divergence
+    longest_gradient: float | None = None  # the norm that a step's gradient is cut down to
+    most_inputs: int | None = None  # a batch
+
+
+EXITS = Recipe()
+STUDENTS = Recipe(
+    optimiser="muon",
+    learning_rate=0.03,
+    weight_decay=5e-4,
+    mixed=0.5,
+    rounds=6,
+    soft_weight=1.0,
+    average_decay=0.998,
+)
+REDUCED_NETWORK = Recipe(  # it knows nearly everything already: small steps, few views
+    optimiser="sgd",
+    learning_rate=0.02,
+    weight_decay=1e-4,
+    warm_up=0.05,
+    mixed=0.5,
+    rounds=6,
+    soft_weight=1.0,
+    average_decay=0.99,
+    temperature=1.0,
+    longest_gradient=5.0,
+    most_inputs=32,
+)
+
+
+@dataclass(frozen=True)
+class Emphasis:
+    """Less weight for the inputs that an earlier cache answers anyway.
+
+    `predictor` is a trained one that reads the network's input and does not change. Inputs whose largest
+    class probability is at least `threshold` count `sure_weight`, others 1.
+    """
+
+    predictor: nn.Module
+    threshold: float
+    sure_weight: float = 0.2
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Weights [B] of inputs [B, ...]."""
+        sure = self.predictor(images).float().softmax(1).amax(1) >= self.threshold
+        return torch.where(sure, self.sure_weight, 1.0)
+
+
+def make_optimiser(recipe: Recipe, parameters: Iterable[nn.Parameter], device: torch.device) -> Any:
+    """Build the optimiser of a recipe for those parameters."""
+    given = list(parameters)
+    fused = device.type in ("cpu", "cuda")
+    makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
+        "adamw": lambda: torch.optim.AdamW(
+            given, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=fused
+        ),
+        "sgd": lambda: torch.optim.SGD(
+            given,
+            lr=recipe.learning_rate,
+            momentum=0.9,
+            nesterov=True,
+            weight_decay=recipe.weight_decay,
+            fused=fused,
+        ),
+        "muon": lambda: Muon(given, recipe.learning_rate, weight_decay=recipe.weight_decay),
+    }
+    return makers[recipe.optimiser]()

@@ -1,0 +1,51 @@
+"""Tensors that belong to batches that come round again: kept, so that they are computed once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gati.exploration.views import ViewedBatch
+
+__all__ = ["BatchMemory", "rounded"]
+
+
+class BatchMemory:
+    """A tensor [B, ...] a batch, kept as float16 in at most `limit_bytes`; further batches are not kept.
+
+    What is given back equals what was put in as `rounded` makes it, so that it makes no difference whether
+    rows come from here or are computed again.
+    """
+
+    def __init__(self, rounds: int, places: int, limit_bytes: int = 2**30) -> None:
+        self._slots, self._places, self._limit_bytes = rounds * places, places, limit_bytes
+        self._rows: Tensor | None = None
+        self._known: set[int] = set()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that are reserved."""
+        return 0 if self._rows is None else 2 * self._rows.numel()
+
+    def get(self, batch: ViewedBatch) -> Tensor | None:
+        """Return the tensor of a batch in float32, or None."""
+        slot = self._slot(batch)
+        return self._rows[slot].float() if self._rows is not None and slot in self._known else None
+
+    def put(self, batch: ViewedBatch, rows: Tensor) -> None:
+        """Keep the tensor of a batch, of one shape for all."""
+        if self._rows is None:
+            fitting = min(self._slots, self._limit_bytes // max(1, 2 * rows.numel()))
+            self._rows = torch.empty((fitting, *rows.shape), dtype=torch.float16)
+        slot = self._slot(batch)
+        if slot < len(self._rows):
+            self._rows[slot] = rows.half().cpu()
+            self._known.add(slot)
+
+    def _slot(self, batch: ViewedBatch) -> int:
+        return batch.round * self._places + batch.place
+
+
+def rounded(rows: Tensor) -> Tensor:
+    """Return a tensor as `BatchMemory` gives it back."""
+    return rows.half().float()

@@ -1,0 +1,304 @@
+"""Train many predictors at once: one frozen forward pass a batch feeds them all.
+
+Everything random in a step is drawn from (seed, step), so a run that stops after any step and starts again
+from a saved state ends with the same weights as one that never stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from gati.caches import distillation_loss, feature_loss
+from gati.exploration.answers import BaseAnswers
+from gati.exploration.augment import Augmentation
+from gati.exploration.average import RunningAverage
+from gati.exploration.fronts import Fronts
+from gati.exploration.lessons import BatchLesson, InputLessons
+from gati.exploration.pace import Pace, Stopwatch
+from gati.exploration.precision import bfloat16_pays, gains_by_bfloat16, training_precision
+from gati.exploration.recipes import EXITS, Emphasis, Recipe, make_optimiser
+from gati.exploration.views import InputSource, ViewedBatch, Viewer, Views
+from gati.files import atomic_write
+from gati.model.entry import means_input
+from gati.model.hooks import collect_hidden
+from gati.types import OutputsKind, TrialId
+
+__all__ = ["LATENESS", "InputSource", "Learner", "SharedTraining", "bfloat16_pays", "training_precision"]
+
+LATENESS = 0.05  # by how much of an allowed time training may lag before it hurries
+
+
+class Learner(NamedTuple):
+    """A predictor in training, and the block whose hidden output it reads."""
+
+    trial_id: TrialId
+    block: str
+    predictor: nn.Module
+
+
+class SharedTraining:
+    """Trains `learners` for `total_steps` batches by `recipe`, the learning rate rising and falling once.
+
+    The base model is not changed: it runs in inference mode, and its hidden outputs live for one batch. Where
+    all learners read the network's input, nothing but its answers is needed: they are computed by the fastest
+    engine here (`engine` names one instead), and kept for when a view comes round again.
+
+    Learners whose predictor ends with a linear layer also match the pooled hidden output of `feature_block`,
+    if one is named, by a projection that is not kept. `emphasis` says how much each input counts.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: InputSource,
+        learners: Sequence[Learner],
+        *,
+        total_steps: int,
+        batch_size: int,
+        seed: int,
+        augmentation: Augmentation,
+        outputs_kind: OutputsKind,
+        device: torch.device,
+        recipe: Recipe = EXITS,
+        emphasis: Emphasis | None = None,
+        feature_block: str | None = None,
+        engine: str | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.module, self.inputs, self.learners = module, inputs, tuple(learners)
+        self.total_steps, self.batch_size, self.seed = total_steps, min(batch_size, len(inputs)), seed
+        self.recipe, self.augmentation, self.emphasis, self.device = recipe, augmentation, emphasis, device
+        self.step = 0
+        self.finished = False  # the learners have their averages, if the recipe wants them
+        self.losses: dict[TrialId, float] = {}
+        self._clock, self._stopwatch = clock, Stopwatch()
+        self._base = BaseAnswers(module, outputs_kind, feature_block)
+        views = Views(augmentation, recipe.mixed, recipe.rounds)
+        self._viewer = Viewer(inputs, views, self.batch_size, seed)
+        self._blocks = sorted({x.block for x in learners})
+        at_the_input = all(means_input(module, block) for block in self._blocks)
+        for learner in self.learners:
+            learner.predictor.to(device).train()
+            if means_input(module, learner.block):
+                learner.predictor.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._fronts = Fronts({x.trial_id: (x.block, x.predictor) for x in learners})
+        self._lessons = (
+            InputLessons(
+                self._viewer,
+                self._base,
+                self._fronts,
+                emphasis,
+                device,
+                rounds=recipe.rounds,
+                engine=engine,
+                clock=clock,
+            )
+            if at_the_input
+            else None
+        )
+        self._gains = {x.trial_id: gains_by_bfloat16(x.predictor) for x in learners}
+        self._projections = self._make_projections()
+        self._averages = {
+            x.trial_id: RunningAverage(x.predictor, recipe.average_decay)
+            for x in learners
+            if recipe.average_decay
+        }
+        trained = [*(x.predictor for x in learners), *self._projections.values()]
+        self._parameters = [p for part in trained for p in part.parameters()]
+        self._optimiser = make_optimiser(recipe, self._parameters, device)
+
+    @property
+    def images_seen(self) -> int:
+        """Inputs each learner has been shown so far."""
+        return self.step * self.batch_size
+
+    @property
+    def pace(self) -> Pace:
+        """Seconds of the usual step so far."""
+        return self._stopwatch.pace
+
+    @property
+    def engine_name(self) -> str | None:
+        """The engine that computes base answers, once it is known; None where hidden outputs are read."""
+        return self._lessons.engine_name if self._lessons else None
+
+    @property
+    def steps_per_round(self) -> int:
+        """Batches that show every input once."""
+        return self._viewer.places
+
+    def run(self, share_of_time: Callable[[], float] | None = None) -> Iterator[float]:
+        """Yield the mean loss of all learners after each batch, from the current step to the last.
+
+        `share_of_time` says how much of an allowed time has passed. As long as the steps keep up with it, it
+        changes nothing, so that the same seed gives the same weights; once they lag by more than
+        `LATENESS`, the learning rate falls with the time, and training stops when 1 + `LATENESS` of it is
+        used. Closing the iterator removes every hook.
+        """
+        with self._watched() as hidden:
+            while self.step < self.total_steps:
+                share = self.step / self.total_steps
+                if share_of_time is not None:
+                    share = max(share, share_of_time() - LATENESS)
+                if share >= 1:
+                    break
+                yield self._advance(hidden, share)
+        self._finish()
+
+    def _watched(self) -> AbstractContextManager[Mapping[str, Tensor]]:
+        return nullcontext({}) if self._lessons else collect_hidden(self.module, self._blocks)
+
+    def _advance(self, hidden: Mapping[str, Tensor], share: float) -> float:
+        began_s = self._clock()
+        batch = self._viewer.batch(self.step)
+        lesson = self._lessons(batch) if self._lessons else self._hidden_lesson(batch, hidden)
+        for group in self._optimiser.param_groups:
+            group["lr"] = self._learning_rate_at(share)
+        self._optimiser.zero_grad(set_to_none=False)
+        total = 0.0
+        for learner in self.learners:
+            loss, value = self._loss(learner, lesson)
+            loss.backward()
+            total += value
+            self._note_loss(learner.trial_id, value)
+            if self.recipe.longest_gradient is not None:
+                nn.utils.clip_grad_norm_(learner.predictor.parameters(), self.recipe.longest_gradient)
+        self._optimiser.step()
+        for learner in self.learners:
+            if learner.trial_id in self._averages:
+                self._averages[learner.trial_id].update(learner.predictor, self.step)
+        self.step += 1
+        self._stopwatch.note(self._clock() - began_s, self._lessons.fresh_s if self._lessons else 0.0)
+        return total / max(1, len(self.learners))
+
+    def _hidden_lesson(self, batch: ViewedBatch, hidden: Mapping[str, Tensor]) -> BatchLesson:
+        """What the base model hands on and answers to the view; `hidden` is filled by that."""
+        shown = self._viewer.show(batch)
+        images = shown.images.to(self.device)
+        with training_precision(self.device), torch.no_grad():
+            rows = self._base(images).float()
+            weights = None if self.emphasis is None else self.emphasis(images)
+        return BatchLesson(self._fronts.read(self._fronts.look(hidden)), rows, weights, shown.mixed)
+
+    def _loss(self, learner: Learner, lesson: BatchLesson) -> tuple[Tensor, float]:
+        """The loss of a learner, and how far it is from the base model's answers."""
+        projection = self._projections.get(learner.trial_id)
+        predictor, read = self._fronts.rests[learner.trial_id], lesson.read[learner.trial_id]
+        with training_precision(self.device, self._gains[learner.trial_id]):
+            if projection is None:
+                logits, found = predictor(read), None
+            else:
+                features = predictor[:-1](read)  # type: ignore[index]
+                logits, found = predictor[-1](features), projection(features)  # type: ignore[index]
+        classes = logits.shape[1]
+        loss = distillation_loss(
+            logits.float(),
+            lesson.rows[:, :classes],
+            temperature=self.recipe.temperature,
+            soft_weight=1.0 if lesson.mixed else self.recipe.soft_weight,
+            row_weights=lesson.row_weights,
+        )
+        value = float(loss.detach())
+        if found is not None:
+            wanted = lesson.rows[:, classes:]
+            matched = feature_loss(found.float(), wanted, row_weights=lesson.row_weights)
+            loss = loss + self.recipe.feature_weight * matched
+        return loss, value
+
+    def _make_projections(self) -> dict[TrialId, nn.Linear]:
+        """One from the features of each learner that ends with a linear layer to those of the base model."""
+        if self._base.feature_block is None:
+            return {}
+        example = self.inputs.images(np.arange(1)).to(self.device)
+        with torch.no_grad():
+            wanted = self._base(example).shape[1] - self.module(example).shape[1]
+        found = {}
+        for learner in self.learners:
+            last = learner.predictor[-1] if isinstance(learner.predictor, nn.Sequential) else None
+            if isinstance(last, nn.Linear):
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(zlib.crc32(f"{self.seed} {learner.trial_id}".encode()))
+                    found[learner.trial_id] = nn.Linear(last.in_features, wanted).to(self.device)
+        return found
+
+    def _finish(self) -> None:
+        if self.finished:
+            return
+        for learner in self.learners:
+            if learner.trial_id in self._averages:
+                self._averages[learner.trial_id].copy_to(learner.predictor)
+        self.finished = True
+
+    def _learning_rate_at(self, share: float) -> float:
+        rise = self.recipe.warm_up
+        if share < rise:
+            return self.recipe.learning_rate * max(0.04, share / rise)
+        falling = (share - rise) / (1 - rise)
+        return self.recipe.learning_rate * max(0.005, 0.5 * (1 + math.cos(math.pi * falling)))
+
+    def _note_loss(self, trial_id: TrialId, value: float) -> None:
+        before = self.losses.get(trial_id)
+        self.losses[trial_id] = value if before is None else 0.95 * before + 0.05 * value
+
+    # State: plain tensors, so that nothing is ever unpickled --------------------------------------------
+
+    def save(self, path: Path) -> None:
+        """Write weights, their averages, the optimiser's state and the step number, atomically."""
+        tensors = dict(self._tensors())
+        tensors["step"] = torch.tensor(self.step)
+        tensors["finished"] = torch.tensor(self.finished)
+        tensors["losses"] = torch.tensor([self.losses.get(x.trial_id, 0.0) for x in self.learners])
+        engine = (self.engine_name or "").encode()
+        tensors["engine"] = torch.tensor(list(engine), dtype=torch.uint8)
+        atomic_write(path, lambda temporary: save_file(tensors, temporary))
+
+    def restore(self, path: Path) -> None:
+        """Go on from what `save` wrote for the same learners."""
+        saved = load_file(path)
+        with torch.no_grad():
+            for index, parameter in enumerate(self._parameters):
+                prefix = f"optimiser.{index}."
+                for name in (key for key in saved if key.startswith(prefix)):
+                    value = saved[name].clone()
+                    if value.shape == parameter.shape:  # fused optimisers want both alike in memory
+                        value = torch.empty_like(parameter).copy_(value)
+                    self._optimiser.state[parameter][name.removeprefix(prefix)] = value
+            for name, tensor in self._state():
+                tensor.copy_(saved[name])
+        self.step, self.finished = int(saved["step"]), bool(saved["finished"])
+        if self._lessons:
+            self._lessons.engine_name = bytes(saved["engine"].tolist()).decode() or self.engine_name
+        if self.step:
+            values = saved["losses"].tolist()
+            self.losses = {x.trial_id: value for x, value in zip(self.learners, values, strict=True)}
+
+    def _state(self) -> Iterator[tuple[str, Tensor]]:
+        """Tensors of all that learns, by name."""
+        for learner in self.learners:
+            for name, tensor in learner.predictor.state_dict().items():
+                yield f"{learner.trial_id}.{name}", tensor
+        for trial_id, projection in self._projections.items():
+            for name, tensor in projection.state_dict().items():
+                yield f"projection.{trial_id}.{name}", tensor
+        for trial_id, average in self._averages.items():
+            for name, tensor in average.tensors.items():
+                yield f"average.{trial_id}.{name}", tensor
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._state():
+            yield name, tensor.detach().cpu().contiguous()
+        for index, parameter in enumerate(self._parameters):
+            for name, value in self._optimiser.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    yield f"optimiser.{index}.{name}", value.detach().cpu().contiguous()

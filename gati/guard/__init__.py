@@ -1,0 +1,1 @@
+"""Keeping the promise while serving: audits, the detector, proofs, and the watch over each version."""

@@ -1,0 +1,208 @@
+"""How the versions of one model stand: kept over restarts, so that what was disproven stays disproven.
+
+    standing = Standing(0.05, path=state / "standing.json")
+    watch = standing.watch(identity_of(composition), 0.97, proven=is_proven(composition, 0.97, 0.95))
+
+The file holds the state and the evidence of every watch and how much of delta was spent. It is written before
+anybody acts on a change of state, and otherwise at most every second: what a kill loses is the evidence of
+that second, which was lost for reasons that have nothing to do with how audits came out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gati.composition.composition import Composition
+from gati.errors import AdaptError, StorageError
+from gati.files import atomic_write_text
+from gati.guard.proof import Spending
+from gati.guard.watch import Event, OnEvent, Watch
+
+__all__ = ["Snapshot", "Standing", "identity_of", "is_proven"]
+
+_log = logging.getLogger(__name__)
+
+_FORMAT = 1
+_SAVED_EVERY_S = 1.0
+_MOST_VERSIONS = 100
+_PRESUMED_SPENT = 20  # proofs, where the count was lost
+
+
+def identity_of(composition: Composition) -> str:
+    """What tells caches from others: a digest of the exits, the backend, and when they were made."""
+    exits = [
+        (leaving.trial_id, leaving.block, leaving.variant, leaving.threshold, leaving.placement)
+        for leaving in composition.exits
+    ]
+    named = (composition.name, composition.created, composition.checkpoint_sha256, composition.backend)
+    return hashlib.sha256(json.dumps([*named, exits]).encode()).hexdigest()[:24]
+
+
+def is_proven(composition: Composition, accuracy: float, confidence: float) -> bool:
+    """Whether a certificate covers agreement of `accuracy` at `confidence`; so does having no caches."""
+    return not composition.exits or composition.proves(accuracy, confidence)
+
+
+class Snapshot(NamedTuple):
+    """How everything stood; later ones have higher numbers."""
+
+    number: int
+    text: str
+
+
+class Standing:
+    """The watches of one model's versions, and the delta that all their proofs share.
+
+    `delta` bounds the chance that any proof of this model errs, over its whole life: each proof takes a share
+    (`gati.guard.proof.Spending`). `path` None keeps nothing. Not thread-safe, but for `write`.
+    """
+
+    def __init__(
+        self,
+        delta: float,
+        path: Path | None = None,
+        *,
+        audits_to_false_alarm: float = 10_000.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._audits_to_false_alarm = audits_to_false_alarm
+        self._clock = clock
+        self._saved_s = -_SAVED_EVERY_S
+        self._taken = self._written = 0  # snapshots
+        self._writing = threading.Lock()
+        self._failing = False
+        self._watches: dict[str, Watch] = {}
+        self._kept: dict[str, Any] = {}
+        self.distrusted = ""  # why what was kept is not believed
+        self._surer = False  # than what was kept: more confidence is asked for
+        self.spending = Spending(delta)
+        if path is not None and path.exists():
+            self._read(path)
+
+    def watch(
+        self,
+        identity: str,
+        agreement: float,
+        *,
+        proven: bool,
+        delta: float | None = None,
+        on_event: OnEvent | None = None,
+    ) -> Watch:
+        """The watch of a version: the one it had, or a new one.
+
+        Where it was kept for another promise or proven with less confidence, or the file is damaged, the
+        version is on probation. Its proofs err with probability `delta` in all, the model's unless given.
+        """
+
+        def spend() -> float:
+            share = self.spending.next()
+            return share if delta is None else share * (delta / self.spending.delta)
+
+        def told(event: Event) -> None:
+            self.save()
+            if on_event is not None:
+                on_event(event)
+
+        known = self._known(identity)
+        if known is not None:
+            try:
+                watch = Watch.from_json(known, spend=spend, on_event=told)
+            except (KeyError, TypeError, ValueError, AttributeError, AdaptError) as error:
+                self._distrust(f"version {identity}: {error}")
+            else:
+                if abs(watch.agreement - agreement) < 1e-9:
+                    if self._surer and watch.may_hit and (watch.proven_on or not proven):
+                        watch.prove_anew()
+                    return self._take(identity, watch)
+                proven = proven and watch.may_hit  # other audits, another promise: what stood stands
+        watch = Watch(
+            agreement,
+            spend=spend,
+            proven=proven and not self.distrusted,
+            audits_to_false_alarm=self._audits_to_false_alarm,
+            on_event=told,
+        )
+        return self._take(identity, watch)
+
+    def audited(self) -> Snapshot | None:
+        """Some watch has taken in an audit: what is to be written, now and then.
+
+        Taking it needs the caller's lock, writing it does not: nobody has to wait for a disk.
+        """
+        if self._path is None or self._clock() - self._saved_s < _SAVED_EVERY_S:
+            return None
+        return self._snapshot()
+
+    def save(self) -> None:
+        """Write everything down now."""
+        if self._path is not None:
+            self.write(self._snapshot())
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Write a snapshot, unless a later one was written; any thread may.
+
+        Where that fails it is logged, and what was written last stays.
+        """
+        if self._path is None:
+            return
+        with self._writing:
+            if snapshot.number <= self._written:
+                return
+            self._written = snapshot.number
+            try:
+                atomic_write_text(self._path, snapshot.text)
+            except StorageError as error:  # caches must stop, written down or not
+                if not self._failing:
+                    _log.error("how versions stand is not kept", extra={"reason": str(error)})
+                self._failing = True
+            else:
+                self._failing = False
+
+    def _snapshot(self) -> Snapshot:
+        self._saved_s = self._clock()
+        self._taken += 1
+        versions = {**self._kept, **{name: watch.to_json() for name, watch in self._watches.items()}}
+        while len(versions) > _MOST_VERSIONS:
+            del versions[next(iter(versions))]
+        document = {
+            "format": _FORMAT,
+            "delta": self.spending.delta,
+            "spent": self.spending.used,
+            "versions": versions,
+        }
+        return Snapshot(self._taken, json.dumps(document, allow_nan=False) + "\n")
+
+    def _take(self, identity: str, watch: Watch) -> Watch:
+        self._kept.pop(identity, None)
+        self._watches[identity] = watch
+        self.save()
+        return watch
+
+    def _known(self, identity: str) -> Any:
+        if identity in self._watches:
+            return self._watches[identity].to_json()
+        return self._kept.get(identity)
+
+    def _read(self, path: Path) -> None:
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if int(document["format"]) > _FORMAT:
+                raise ValueError(f"format {document['format']} is newer than this Gati reads")
+            self.spending.used = max(0, int(document["spent"]))
+            self._surer = self.spending.delta < float(document["delta"]) - 1e-9
+            self._kept = dict(document["versions"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self._distrust(f"{path}: {error}")
+
+    def _distrust(self, reason: str) -> None:
+        self.distrusted = reason
+        self.spending.used = max(self.spending.used, _PRESUMED_SPENT)
+        _log.warning("how versions stood is not known, they are on probation", extra={"reason": reason})

@@ -1,0 +1,92 @@
+"""From outcomes, input by input, to what an option does with inputs that were easy or hard one stage before.
+
+Easy inputs leave early, get the right label from every network, and are easy for the next stage too. A
+planner that took stages for independent would run the large network on inputs that do not need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gati.pipelines.measurements import BehaviourMeasurement
+
+__all__ = ["Answers", "behaviours", "confidence_levels", "spread"]
+
+_LEVEL_SHARES = (0.5, 0.25, 0.1)  # the surest half, the next quarter, and so on
+_LATENCIES_A_LEVEL = 200
+_FEWEST_LATENCIES = 20  # below that, those of all inputs of the level
+_PRIOR_INPUTS = 10.0  # by how many inputs of all kinds an accuracy is steadied
+
+_Floats = npt.NDArray[np.float64]
+_Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one option of a stage did on all inputs of the data: arrays [n]. `level` is of its confidence."""
+
+    right: _Bools
+    level: npt.NDArray[np.int64]
+    latency_ms: _Floats
+
+
+def confidence_levels(confidence: _Floats) -> tuple[float, ...]:
+    """Falling bounds of confidence: half of the inputs are above the first, a tenth is below the last."""
+    return tuple(float(np.quantile(confidence, share)) for share in _LEVEL_SHARES)
+
+
+def behaviours(
+    own: Answers, among: _Bools, before: dict[str, Answers]
+) -> Iterator[BehaviourMeasurement]:
+    """What an option does with all inputs of its stage, then after each answer of the stage before.
+
+    `among` [n] marks the stage's own inputs; `before` are the answers of the options of the stage before it.
+    Only inputs count that were right there: on others the query is lost, whatever follows.
+    """
+    levels = range(len(_LEVEL_SHARES) + 1)
+    overall = [_Level.of(own, among & (own.level == level)) for level in levels]
+    total = int(among.sum())
+    yield _measured(None, None, overall, overall, total)
+    for option, answers in before.items():
+        for level in levels:
+            members = among & answers.right & (answers.level == level)
+            if members.any():
+                found = [_Level.of(own, members & (own.level == mine)) for mine in levels]
+                yield _measured(option, level, found, overall, int(members.sum()))
+
+
+def spread(latency_ms: _Floats, most: int) -> tuple[float, ...]:
+    """At most so many of the latencies, in rising order and evenly spaced."""
+    ordered = np.sort(latency_ms)
+    kept = np.unique(np.linspace(0, ordered.size - 1, min(ordered.size, most)).round().astype(int))
+    return tuple(ordered[kept].round(4).tolist())
+
+
+@dataclass(frozen=True)
+class _Level:
+    count: int
+    right: int
+    latency_ms: _Floats
+
+    @classmethod
+    def of(cls, answers: Answers, members: _Bools) -> _Level:
+        return cls(int(members.sum()), int(answers.right[members].sum()), answers.latency_ms[members])
+
+
+def _measured(
+    after: str | None, level: int | None, found: list[_Level], overall: list[_Level], total: int
+) -> BehaviourMeasurement:
+    shares, accuracies, latencies = [], [], []
+    pooled = max(overall, key=lambda one: one.count)
+    for mine, everywhere in zip(found, overall, strict=True):
+        usual = everywhere.right / max(everywhere.count, 1)
+        enough = mine if mine.count >= _FEWEST_LATENCIES else everywhere
+        timed = enough if enough.count else pooled
+        shares.append(mine.count / total)
+        accuracies.append((mine.right + _PRIOR_INPUTS * usual) / (mine.count + _PRIOR_INPUTS))
+        latencies.append(spread(timed.latency_ms, _LATENCIES_A_LEVEL))
+    return BehaviourMeasurement(after, level, tuple(shares), tuple(accuracies), tuple(latencies))

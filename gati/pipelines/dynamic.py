@@ -1,0 +1,227 @@
+"""Policy `dynamic`: dynamic programming over the rest of the graph, with measured distributions.
+
+**The problem.** For every stage, remaining time and finding of the stage before, choose an option so that
+the expected worth of the answer is greatest, among all ways to choose under which a query meets its SLO
+with probability `attainment` or more. A right answer in time is worth 1, a late one `late_worth`, by default
+a half: with 1 nothing but the constraint keeps queries in time, with 0 a rare slow request decides too much.
+Up to `tolerance` of the worth is given up where it saves time.
+
+**The solution.** With a price q on meeting the SLO and c on a millisecond, the value of starting stage s
+with remaining time t after finding f is
+
+    V_s(t, f) = max over options o:  E over latency x, finding g and label of o after f [ V_next(t - x, g) ]
+
+where V keeps four numbers (see `gati.pipelines.tables`): worth W (the option's accuracy multiplies it),
+accuracy, probability P to be in time, and expected busy time B; the maximum is of W + q P - c B. One such
+table for each pair of prices; when a query begins, the best of those with P >= attainment is taken, or the
+one with the largest P where none has that. A decision is then one look-up.
+
+**Findings.** Inputs that a network answers with confidence are easy for the next one, too: they leave early
+and even a small network is right. What `gati pipeline measure` measured apart for each level of confidence of
+the stage before is planned apart, and the large networks run where they help.
+
+**Never worse than static.** The plans of policy `static`, fixed for the whole query, are evaluated the same
+way and stand for choice beside the tables, as do the choices of `equal` and `proportional`. Where the static
+plan reaches `attainment`, what is taken has at least its worth and its probability of a right answer; where
+nothing reaches it, at least its P.
+
+**Exact** on the grid of remaining times, at each pair of prices, where no two stages run in parallel:
+chains, trees and diamonds of conditions, if latencies and mistakes of two stages depend on each other through
+findings only. Rounding never overstates P. **Approximate** where branches run in parallel: each decides by
+the time left as if it alone delayed the join, and findings are not used inside. What W, P and B then are is
+still computed with the maximum over the branches, so the attainment holds there, too. Approximate, too, is
+the step from prices to the constraint: what lies between two neighbouring prices may be missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gati.pipelines.forks import follows
+from gati.pipelines.pipeline import Finding, Pipeline
+from gati.pipelines.policies import (
+    Choice,
+    Policy,
+    StaticPolicy,
+    equal,
+    longest,
+    proportional,
+    register_policy,
+)
+from gati.pipelines.tables import BUSY, IN_TIME, RIGHT, WORTH, Array, Choices, Grid, Key, Table, column_of
+
+__all__ = ["DEFAULT_LATE_WORTH", "DEFAULT_TOLERANCE", "DynamicPolicy", "Forecast"]
+
+DEFAULT_TOLERANCE = 0.001
+DEFAULT_LATE_WORTH = 0.5
+_COLUMNS = 1024
+_PARALLEL_COLUMNS = 256  # where branches need matrices over it
+_PRICES = (0.0, *np.geomspace(0.02, 20.0, 10).tolist(), 1e6)
+_LATENCY_PRICES = (1e-6, 5e-4, 2e-3)
+_SURE = 1e-9  # rounding errors of probabilities
+
+
+class Forecast(NamedTuple):
+    """What is expected of a query with some SLO, before it begins.
+
+    `worth` is the probability of a right answer, late ones counted less, `accuracy` that of any right answer,
+    `attainment` that of any answer in time, `busy_ms` the time of all stages together.
+    """
+
+    worth: float
+    accuracy: float
+    attainment: float
+    busy_ms: float
+
+
+class _Entry(NamedTuple):
+    option: str
+    part: float  # of the remaining time, the rest is for what follows
+
+
+class DynamicPolicy:
+    """Tables for every stage, remaining time and finding; see the module. Building them takes a second or so.
+
+    `columns` is the number of remaining times told apart; by default 1024, or 256 with parallel branches.
+
+    **Raises:** `PipelineError` for parallel branches that do not meet in one stage, or share stages.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        attainment: float,
+        *,
+        late_worth: float = DEFAULT_LATE_WORTH,
+        tolerance: float = DEFAULT_TOLERANCE,
+        columns: int | None = None,
+    ) -> None:
+        following = follows(pipeline)
+        parallel = any(follow.join is not None for several in following.values() for follow in several)
+        self._columns = columns or (_PARALLEL_COLUMNS if parallel else _COLUMNS)
+        slowest = {
+            name: max(option.measured_latency.quantile_ms(0.999) for option in stage.options.values())
+            for name, stage in pipeline.stages.items()
+        }
+        self._cell_ms = longest(pipeline, slowest)[1][pipeline.input] * 1.02 / (self._columns - 1)
+        grid = Grid(pipeline, following, self._cell_ms, self._columns, late_worth)
+        static, plans = self._static_plans(pipeline, attainment)
+        tables = [Table(grid, given=plan) for plan in plans]
+        for split in (equal, proportional):
+            tables.append(Table(grid, given=self._choices_of(pipeline, split(pipeline, attainment))))
+        tables += [Table(grid, price, cost) for price in _PRICES for cost in _LATENCY_PRICES]
+        values = np.stack([table.values[pipeline.input, None] for table in tables])  # [tables, 4, columns]
+        self._taken = _take(values, static, attainment, tolerance)
+        self._forecasts = values[self._taken, :, np.arange(self._columns)]  # [columns, 4]
+        entries = _entries(pipeline, attainment)
+        self._tables: dict[int, dict[Key, list[_Entry]]] = {
+            int(taken): {
+                key: [entries[key[0]][index] for index in choice.tolist()]
+                for key, choice in tables[taken].choices.items()
+            }
+            for taken in np.unique(self._taken)
+        }
+
+    def begin(self, latency_slo_ms: float) -> _DynamicPlan:
+        """Take the table for this SLO."""
+        column = column_of(latency_slo_ms, self._cell_ms, self._columns)
+        return _DynamicPlan(self._tables[int(self._taken[column])], self._cell_ms, self._columns)
+
+    def forecast(self, latency_slo_ms: float) -> Forecast:
+        """What is expected of a query with this SLO."""
+        return Forecast(*self._forecasts[column_of(latency_slo_ms, self._cell_ms, self._columns)].tolist())
+
+    def _static_plans(
+        self, pipeline: Pipeline, attainment: float
+    ) -> tuple[npt.NDArray[np.intp], list[Choices]]:
+        """Every plan that policy `static` makes for some SLO, and which one for each column."""
+        static = StaticPolicy(pipeline, attainment)
+        position: dict[tuple[str, ...], int] = {}
+        at_column = []
+        for column in range(self._columns):  # by the most time that has this column
+            choices = static.begin((column + 1 - 1e-6) * self._cell_ms).choices
+            plan = tuple(choices[name].option for name in pipeline.stages)
+            at_column.append(position.setdefault(plan, len(position)))
+        return np.array(at_column, dtype=np.intp), [self._fixed(pipeline, plan) for plan in position]
+
+    def _fixed(self, pipeline: Pipeline, plan: tuple[str, ...]) -> Choices:
+        return {
+            name: np.full(self._columns, list(stage.options).index(option), dtype=np.intp)
+            for (name, stage), option in zip(pipeline.stages.items(), plan, strict=True)
+        }
+
+    def _choices_of(self, pipeline: Pipeline, policy: Policy) -> Choices:
+        """What a policy that looks at the remaining time only chooses at each column."""
+        plan = policy.begin(1.0)
+        found = {}
+        for name, stage in pipeline.stages.items():
+            position = {option: index for index, option in enumerate(stage.options)}
+            left_ms = (np.arange(self._columns) - 1) * self._cell_ms
+            found[name] = np.array([position[plan.choose(name, ms, None).option] for ms in left_ms.tolist()])
+        return found
+
+
+class _DynamicPlan(NamedTuple):
+    """One query's table. A budget leaves what follows its fastest options' share of the time."""
+
+    table: dict[Key, list[_Entry]]
+    cell_ms: float
+    columns: int
+
+    def choose(self, stage: str, remaining_ms: float, finding: Finding | None = None) -> Choice:
+        """One look-up."""
+        entries = self.table.get((stage, finding)) or self.table[stage, None]
+        option, part = entries[column_of(remaining_ms, self.cell_ms, self.columns)]
+        return Choice(option, max(remaining_ms, 0.0) * part)
+
+
+def _entries(pipeline: Pipeline, attainment: float) -> dict[str, list[_Entry]]:
+    """By stage and option: what its budget is of the remaining time."""
+    needs = {
+        name: [option.measured_latency.quantile_ms(attainment) for option in stage.options.values()]
+        for name, stage in pipeline.stages.items()
+    }
+    fastest = {name: min(values) for name, values in needs.items()}
+    onward = longest(pipeline, fastest)[1]
+    return {
+        name: [
+            _Entry(option, need / (need + onward[name] - fastest[name]))
+            for option, need in zip(stage.options, needs[name], strict=True)
+        ]
+        for name, stage in pipeline.stages.items()
+    }
+
+
+def _take(
+    values: Array, static: npt.NDArray[np.intp], attainment: float, tolerance: float
+) -> npt.NDArray[np.intp]:
+    """The table to take for each column of [tables, 4, columns]; `static` is what a static plan would be."""
+    return np.fromiter(_taken(values, static, attainment, tolerance), dtype=np.intp)
+
+
+def _taken(
+    values: Array, static: npt.NDArray[np.intp], attainment: float, tolerance: float
+) -> Iterator[int]:
+    for column, baseline in enumerate(static.tolist()):
+        worth, right, in_time, busy = values[:, [WORTH, RIGHT, IN_TIME, BUSY], column].T
+        enough = in_time >= attainment - _SURE
+        if in_time.max() < _SURE:  # late whatever is done: be done soon
+            yield int(busy.argmin())
+            continue
+        if not enough.any():
+            yield int(np.lexsort((busy, -worth.round(9), -in_time.round(9)))[0])
+            continue
+        if enough[baseline]:
+            enough &= (right >= right[baseline] - _SURE) & (worth >= worth[baseline] - _SURE)
+        good = enough & (worth >= worth[enough].max() - tolerance)
+        yield int(np.where(good, busy, np.inf).argmin())
+
+
+@register_policy("dynamic")
+def dynamic(pipeline: Pipeline, attainment: float) -> Policy:
+    """The policy of this module, with its defaults."""
+    return DynamicPolicy(pipeline, attainment)

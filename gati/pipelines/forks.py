@@ -1,0 +1,86 @@
+"""Where stages run in parallel, and where they meet again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gati.errors import PipelineError
+from gati.pipelines.check import outcomes
+from gati.pipelines.pipeline import Pipeline
+
+__all__ = ["Follow", "follows"]
+
+
+class Follow(NamedTuple):
+    """What may follow a stage: with probability `share` all of `targets`, which meet again at `join`.
+
+    `join` is None unless there are several targets. No target at all: a branch that ends before its join.
+    """
+
+    share: float
+    targets: tuple[str, ...]
+    join: str | None
+
+
+def follows(pipeline: Pipeline) -> dict[str, tuple[Follow, ...]]:
+    """What may follow each stage.
+
+    **Raises:** `PipelineError` where branches that run in parallel share a stage, or never meet again.
+    """
+    after = _always_after(pipeline)
+    found = {}
+    for name, stage in pipeline.stages.items():
+        found[name] = tuple(
+            _follow(pipeline, name, targets, sum(stage.shares[index] for index in labels), after)
+            for targets, labels in outcomes(stage, pipeline.edges_from[name]).items()
+        )
+    return found
+
+
+def _follow(
+    pipeline: Pipeline, stage: str, targets: frozenset[str], share: float, after: Mapping[str, frozenset[str]]
+) -> Follow:
+    order = list(pipeline.stages)
+    listed = tuple(sorted(targets, key=order.index))
+    if len(listed) < 2:
+        return Follow(share, listed, None)
+    common = frozenset.intersection(*(after[target] for target in listed))
+    if not common:
+        raise _unplannable(stage, listed, "end in different outputs")
+    join = min(common, key=order.index)
+    seen: set[str] = set()
+    for target in listed:
+        inside = _before(pipeline, target, join)
+        if seen & inside:
+            raise _unplannable(stage, listed, f"share stage '{min(seen & inside, key=order.index)}'")
+        seen |= inside
+    return Follow(share, listed, join)
+
+
+def _unplannable(stage: str, targets: tuple[str, ...], problem: str) -> PipelineError:
+    return PipelineError(
+        f"the branches {', '.join(targets)} after stage '{stage}' {problem} before they meet, and policy "
+        "'dynamic' plans chains and fork-joins; let them meet in one stage, or take policy 'proportional'"
+    )
+
+
+def _always_after(pipeline: Pipeline) -> dict[str, frozenset[str]]:
+    """The stages on every path from each stage to an output, itself included: its post-dominators."""
+    found: dict[str, frozenset[str]] = {}
+    for name in reversed(list(pipeline.stages)):
+        onward = [found[edge.target] for edge in pipeline.edges_from[name]]
+        found[name] = frozenset([name]) | (frozenset.intersection(*onward) if onward else frozenset())
+    return found
+
+
+def _before(pipeline: Pipeline, stage: str, join: str) -> set[str]:
+    """The stages from `stage` on that come before `join`."""
+    found: set[str] = set()
+    pending = [stage]
+    while pending:
+        name = pending.pop()
+        if name != join and name not in found:
+            found.add(name)
+            pending += [edge.target for edge in pipeline.edges_from[name]]
+    return found

@@ -1,0 +1,269 @@
+"""Measure every option of a pipeline on data: how long an input takes, and how often its label is right."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gati.errors import DataError, PipelineError
+from gati.pipelines.behaviours import Answers, behaviours, confidence_levels, spread
+from gati.pipelines.engines import open_engine
+from gati.pipelines.measurements import (
+    KEPT_SAMPLES,
+    Measurements,
+    OptionMeasurement,
+    StageMeasurement,
+    beside,
+)
+from gati.pipelines.pipeline import CacheLibrary, Option, Pipeline, PlainModel, Stage, describe_source
+from gati.pipelines.read import load_pipeline
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gati.engine.engine import Engine
+    from gati.model.data import Data
+
+__all__ = ["Outcomes", "measure_outcomes", "measure_pipeline", "summarize"]
+
+_WARM_UP_REQUESTS = 20
+
+Source = CacheLibrary | PlainModel
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What one source answered, input by input: latency_ms [n], probabilities [n, classes], exits [n]."""
+
+    latency_ms: npt.NDArray[np.float64]
+    probabilities: npt.NDArray[np.float64]
+    exits: tuple[str, ...]
+    backend: str
+
+
+def measure_pipeline(
+    path: str | Path,
+    data: Any,
+    *,
+    limit: int | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Measurements:
+    """Measure every option on inputs it has not seen, and write the numbers beside the pipeline file.
+
+    All options answer every input in turn, one request at a time, so that a slow moment of the machine hits
+    all. `data` is an `.npz`, a folder, a dataset callable or a `Data` (see `gati.model.data.load_data`), its
+    labels numbers of the pipeline's `class_names`. An option is measured on the inputs of its own stage,
+    those whose true class is one of the stage's, and apart for inputs that were easy or hard one stage
+    before (`gati.pipelines.behaviours`). Without labels only latencies are measured.
+
+    **Raises:** `PipelineError` for the file, `DataError` for the data, and what loading an option raises.
+    """
+    pipeline = load_pipeline(path, measured=False)
+    outcomes, inputs = measure_outcomes(
+        pipeline, data, limit=limit, device=device, threads=threads, progress=progress
+    )
+    measurements = summarize(pipeline, outcomes, inputs, device=device)
+    measurements.save(beside(Path(path)))
+    return measurements
+
+
+def measure_outcomes(
+    pipeline: Pipeline,
+    data: Any,
+    *,
+    limit: int | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[dict[Source, Outcomes], Data]:
+    """Let every source of the pipeline answer every input; raises as `measure_pipeline` does."""
+    from gati.costs.profile import quiet
+    from gati.model.data import load_data
+
+    if limit is not None and limit < 2:
+        raise DataError(f"limit is {limit}; at least 2 inputs are needed")
+    stages = pipeline.stages.values()
+    sources = list(dict.fromkeys(option.source for stage in stages for option in stage.options.values()))
+    images = _first_images(data) if any(isinstance(source, PlainModel) for source in sources) else None
+    turns = []
+    for source in sources:
+        engine = open_engine(source, images, device=device, threads=threads)
+        if engine.preprocessing is None:
+            raise AssertionError("engines are opened with their preprocessing")
+        found = load_data(data, engine.preprocessing, what="pipeline data")
+        turns.append(_Turn(engine, found if limit is None else found.subset(range(min(limit, len(found))))))
+    count = len(turns[0].data)
+    with quiet():
+        for turn in turns:
+            turn.warm_up()
+        for index in range(count):
+            for place in range(len(turns)):
+                turns[(index + place) % len(turns)].answer(index)
+            if progress is not None and (index + 1) % 50 == 0:
+                progress(index + 1, count)
+    if progress is not None:
+        progress(count, count)
+    return {source: turn.outcomes() for source, turn in zip(sources, turns, strict=True)}, turns[0].data
+
+
+def summarize(
+    pipeline: Pipeline, outcomes: dict[Source, Outcomes], data: Data, *, device: str = "cpu"
+) -> Measurements:
+    """Reduce outcomes on `data` to what planning needs. Raises `DataError` for labels of unknown classes."""
+    import torch
+
+    labels = data.labels
+    classes = next(iter(pipeline.stages.values())).truth.classes
+    if labels is not None and int(labels.max()) >= classes:
+        raise DataError(
+            f"{data.name} has label {int(labels.max())} and the pipeline names {classes} classes; "
+            "correct class_names"
+        )
+    folder = Path() if pipeline.path is None else pipeline.path.parent
+    return Measurements(
+        pipeline.name,
+        data.name,
+        data.fingerprint,
+        device,
+        torch.get_num_threads(),
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        {
+            name: _summarize_stage(pipeline, stage, outcomes, labels, folder)
+            for name, stage in pipeline.stages.items()
+        },
+    )
+
+
+def _summarize_stage(
+    pipeline: Pipeline,
+    stage: Stage,
+    outcomes: dict[Source, Outcomes],
+    labels: npt.NDArray[np.int64] | None,
+    folder: Path,
+) -> StageMeasurement:
+    count = len(next(iter(outcomes.values())).latency_ms)
+    truth = None if labels is None else stage.truth.by_class[labels]
+    among = np.ones(count, dtype=np.bool_) if truth is None else truth >= 0
+    if not among.any():
+        raise DataError(f"no input of the data belongs to stage '{stage.name}'; measure on more data")
+    shares = {}
+    if truth is not None:
+        shares = {label: float(np.mean(truth[among] == index)) for index, label in enumerate(stage.labels)}
+    before: dict[str, Answers] = {}
+    edges = pipeline.edges_to[stage.name]
+    if labels is not None and len(edges) == 1:
+        earlier = pipeline.stages[edges[0].source]
+        before = {
+            name: _answers(earlier, option, outcomes[option.source], labels)[0]
+            for name, option in earlier.options.items()
+        }
+    options = {
+        name: _summarize_option(stage, option, outcomes[option.source], among, labels, before, folder)
+        for name, option in stage.options.items()
+    }
+    return StageMeasurement(int(among.sum()), shares, options)
+
+
+def _summarize_option(
+    stage: Stage,
+    option: Option,
+    outcomes: Outcomes,
+    among: npt.NDArray[np.bool_],
+    labels: npt.NDArray[np.int64] | None,
+    before: dict[str, Answers],
+    folder: Path,
+) -> OptionMeasurement:
+    left = Counter(name for name, own in zip(outcomes.exits, among, strict=True) if own)
+    measured = OptionMeasurement(
+        describe_source(option.source, folder),
+        None,
+        spread(outcomes.latency_ms[among], KEPT_SAMPLES),
+        {name: times / int(among.sum()) for name, times in left.items()},
+        outcomes.backend,
+    )
+    if labels is None:
+        return measured
+    answers, levels = _answers(stage, option, outcomes, labels)
+    return replace(
+        measured,
+        accuracy=float(answers.right[among].mean()),
+        levels=levels,
+        behaviours=tuple(behaviours(answers, among, before)),
+    )
+
+
+def _answers(
+    stage: Stage, option: Option, outcomes: Outcomes, labels: npt.NDArray[np.int64]
+) -> tuple[Answers, tuple[float, ...]]:
+    """What an option did with all inputs, and the levels of its confidence on those of its stage."""
+    if outcomes.probabilities.shape[1] != option.label_map.classes:
+        raise PipelineError(
+            f"stage '{stage.name}', option '{option.name}': {outcomes.probabilities.shape[1]} classes where "
+            f"the pipeline names {option.label_map.classes}; correct class_names"
+        )
+    truth = stage.truth.by_class[labels]
+    confidence = outcomes.probabilities.max(axis=1)
+    levels = confidence_levels(confidence[truth >= 0])
+    level = (confidence[:, None] < np.array(levels)).sum(axis=1)
+    return Answers(option.label_map.rows(outcomes.probabilities) == truth, level, outcomes.latency_ms), levels
+
+
+class _Turn:
+    """One engine among several that answer the same inputs in turn."""
+
+    def __init__(self, engine: Engine, data: Data) -> None:
+        self.engine = engine
+        self.data = data
+        self._latency_ms: list[float] = []
+        self._probabilities: list[npt.NDArray[np.float64]] = []
+        self._exits: list[str] = []
+
+    def warm_up(self) -> None:
+        for index in range(min(_WARM_UP_REQUESTS, len(self.data))):
+            self.engine(self._input(index))
+        self.engine.close()
+
+    def answer(self, index: int) -> None:
+        x = self._input(index)
+        if self.engine.overlapped:  # takes cores of its own, and wakes them with an untimed request
+            self.engine.open()
+            self.engine(x.clone())
+        start = time.perf_counter_ns()
+        prediction = self.engine(x)[0]
+        self._latency_ms.append((time.perf_counter_ns() - start) / 1e6)
+        self.engine.close()
+        self._probabilities.append(prediction.probabilities.double().numpy())
+        self._exits.append(prediction.exit)
+
+    def outcomes(self) -> Outcomes:
+        return Outcomes(
+            np.array(self._latency_ms),
+            np.stack(self._probabilities),
+            tuple(self._exits),
+            self.engine.backend,
+        )
+
+    def _input(self, index: int) -> Tensor:
+        return self.data.images([index])
+
+
+def _first_images(data: Any) -> npt.NDArray[np.uint8]:
+    """Two images as they are stored, for a network that does not say what size it takes."""
+    if not isinstance(data, str | Path) or Path(data).suffix != ".npz":
+        raise DataError("pipelines with plain models are measured on an .npz with images; give one")
+    try:
+        with np.load(data, allow_pickle=False) as archive:
+            images: npt.NDArray[np.uint8] = archive["images"][:2]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"pipeline data: {data} is no .npz with `images` ({error}); correct it") from error
+    return images[..., None] if images.ndim == 3 else images

@@ -1,0 +1,159 @@
+"""The file of measurements that lies beside a pipeline's TOML: `NAME.toml` has `NAME.measured.json`.
+
+Strict JSON that a person can read. `latency_ms` of an option are measured latencies in rising order, of at
+most `KEPT_SAMPLES` requests evenly spaced among all.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gati.errors import PipelineError
+from gati.files import atomic_write_text
+from gati.pipelines.fields import number, table, text
+
+__all__ = [
+    "FORMAT",
+    "KEPT_SAMPLES",
+    "BehaviourMeasurement",
+    "Measurements",
+    "OptionMeasurement",
+    "StageMeasurement",
+    "beside",
+]
+
+FORMAT = 1
+KEPT_SAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class BehaviourMeasurement:
+    """What an option did on inputs on which the stage before it, with option `after`, was as sure as `level`.
+
+    `after` None means all inputs. One entry a level of the option's own confidence.
+    """
+
+    after: str | None
+    level: int | None
+    shares: tuple[float, ...]
+    accuracies: tuple[float, ...]
+    latencies_ms: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class OptionMeasurement:
+    """What one option did on its stage's inputs; `exits` maps where answers came from to their share.
+
+    `source` says what was measured, so that a changed option is not taken for a measured one. `accuracy` is
+    None where the data had no labels.
+    """
+
+    source: str
+    accuracy: float | None
+    latency_ms: tuple[float, ...]
+    exits: dict[str, float] = field(default_factory=dict)
+    backend: str = ""
+    levels: tuple[float, ...] = ()
+    behaviours: tuple[BehaviourMeasurement, ...] = ()
+
+
+@dataclass(frozen=True)
+class StageMeasurement:
+    """`inputs` of the data belong to this stage; `shares` of each label among them, empty without labels."""
+
+    inputs: int
+    shares: dict[str, float]
+    options: dict[str, OptionMeasurement]
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """All that is known of a pipeline's options, and what it was measured on."""
+
+    pipeline: str
+    data: str
+    data_sha256: str
+    device: str
+    threads: int
+    created: str
+    stages: dict[str, StageMeasurement]
+
+    def save(self, path: Path) -> None:
+        """Write strict JSON, atomically. Raises `StorageError`."""
+        document = {"format": FORMAT, **asdict(self)}
+        atomic_write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Measurements:
+        """Read what `save` wrote. Raises `PipelineError` for a damaged file or a newer format."""
+        where = str(path)
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            found = document["format"]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise PipelineError(
+                f"{where}: no readable measurements ({type(error).__name__}); run gati pipeline measure"
+            ) from error
+        if found != FORMAT:
+            raise PipelineError(
+                f"{where}: has format {found!r} and this Gati reads {FORMAT}; run gati pipeline measure"
+            )
+        try:
+            return _measurements(document, where)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise PipelineError(
+                f"{where}: damaged ({type(error).__name__}: {error}); run gati pipeline measure"
+            ) from error
+
+
+def beside(path: Path) -> Path:
+    """Where the measurements of the pipeline file `path` lie."""
+    return path.with_suffix(".measured.json")
+
+
+def _measurements(raw: dict[str, Any], where: str) -> Measurements:
+    stages = {
+        name: StageMeasurement(
+            int(stage["inputs"]),
+            {label: number(share, f"{where}: share", 0.0, 1.0) for label, share in stage["shares"].items()},
+            {
+                option: _option(values, f"{where}: stage '{name}', option '{option}'")
+                for option, values in stage["options"].items()
+            },
+        )
+        for name, stage in table(raw["stages"], f"{where}: stages").items()
+    }
+    return Measurements(
+        raw["pipeline"],
+        raw["data"],
+        raw["data_sha256"],
+        raw["device"],
+        int(raw["threads"]),
+        raw["created"],
+        stages,
+    )
+
+
+def _option(raw: dict[str, Any], where: str) -> OptionMeasurement:
+    accuracy = raw["accuracy"]
+    return OptionMeasurement(
+        text(raw["source"], f"{where}: source"),
+        None if accuracy is None else number(accuracy, f"{where}: accuracy", 0.0, 1.0),
+        tuple(number(value, f"{where}: latency_ms", 0.0, float("inf")) for value in raw["latency_ms"]),
+        dict(raw["exits"]),
+        str(raw["backend"]),
+        tuple(number(level, f"{where}: levels", 0.0, 1.0) for level in raw["levels"]),
+        tuple(
+            BehaviourMeasurement(
+                entry["after"],
+                entry["level"],
+                tuple(number(share, f"{where}: shares", 0.0, 1.0) for share in entry["shares"]),
+                tuple(number(value, f"{where}: accuracies", 0.0, 1.0) for value in entry["accuracies"]),
+                tuple(tuple(float(value) for value in values) for values in entry["latencies_ms"]),
+            )
+            for entry in raw["behaviours"]
+        ),
+    )

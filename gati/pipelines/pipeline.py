@@ -1,0 +1,183 @@
+"""What a pipeline is: stages with options, edges with conditions. Plain data, checked by `check`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gati.errors import PipelineError
+from gati.pipelines.distribution import Distribution
+from gati.pipelines.labels import Labelled, LabelMap
+
+__all__ = [
+    "Behaviour",
+    "CacheLibrary",
+    "Edge",
+    "Finding",
+    "Option",
+    "Pipeline",
+    "PlainModel",
+    "Stage",
+    "describe_source",
+]
+
+
+@dataclass(frozen=True)
+class CacheLibrary:
+    """An option that a cache library serves; `composition` None runs its base model without any cache."""
+
+    directory: Path
+    composition: str | None = "default"
+
+
+@dataclass(frozen=True)
+class PlainModel:
+    """An option that is a network as `gati explore` would take it, without caches."""
+
+    model: str
+    checkpoint: Path | None = None
+
+
+class Finding(NamedTuple):
+    """What a finished stage tells of an input: the option that answered, and the level of its confidence."""
+
+    option: str
+    level: int
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What an option does with some kind of input, one entry for each level of its own confidence.
+
+    `shares` of the inputs get an answer of that level, with that accuracy and that latency.
+    """
+
+    shares: tuple[float, ...]
+    accuracies: tuple[float, ...]
+    latencies: tuple[Distribution, ...]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to run a stage: what serves it, what its outputs mean, how right and how fast it is.
+
+    `accuracy` is the share of the stage's own inputs that get the right label, `latency` how long one takes,
+    exits and all; both None until measured. What answers requests to it is not the pipeline's business.
+
+    `levels` are falling confidences that tell easy inputs from hard ones, and `behaviours` what the option
+    does with inputs on which the stage before it found something: an input that was hard there is hard here.
+    """
+
+    name: str
+    source: CacheLibrary | PlainModel
+    label_map: LabelMap
+    accuracy: float | None = None
+    latency: Distribution | None = None
+    levels: tuple[float, ...] = ()
+    behaviours: Mapping[Finding | None, Behaviour] = field(default_factory=dict)
+
+    def behaviour(self, finding: Finding | None = None) -> Behaviour:
+        """What is known of inputs after `finding`, or of all inputs where that was not measured."""
+        known = self.behaviours.get(finding) or self.behaviours.get(None)
+        return known or Behaviour((1.0,), (self.measured_accuracy,), (self.measured_latency,))
+
+    def level(self, confidence: float) -> int:
+        """The level of an answer: 0 for the surest."""
+        return sum(confidence < bound for bound in self.levels)
+
+    @property
+    def measured_accuracy(self) -> float:
+        """The accuracy. Raises `PipelineError` where it is not measured."""
+        if self.accuracy is None:
+            raise PipelineError(f"option '{self.name}' has no accuracy; run gati pipeline measure")
+        return self.accuracy
+
+    @property
+    def measured_latency(self) -> Distribution:
+        """The latency. Raises `PipelineError` where it is not measured."""
+        if self.latency is None:
+            raise PipelineError(f"option '{self.name}' has no latency; run gati pipeline measure")
+        return self.latency
+
+    def label(self, probabilities: Sequence[float] | npt.NDArray[np.floating]) -> Labelled:
+        """The stage's label for one answer of this option, class probabilities [classes]."""
+        return self.label_map(probabilities)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A step of a pipeline. Every stage gets the query's input; exactly one of its options answers.
+
+    `truth` says which label is right for an input of each of the pipeline's classes; inputs of classes with
+    no label are not this stage's. `shares` says how often each label is right among the stage's own inputs.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    options: Mapping[str, Option]  # in the order of the file
+    truth: LabelMap
+    shares: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """`target` runs after `source`, when `source` says one of the labels in `when`; None means always."""
+
+    source: str
+    target: str
+    when: frozenset[str] | None = None
+
+    def holds(self, label: str) -> bool:
+        """Whether this label of the source lets the target run."""
+        return self.when is None or label in self.when
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A DAG of stages with one input and, whatever the labels, exactly one output.
+
+    A stage runs when everything before it has been decided and at least one edge into it holds; otherwise it
+    is skipped, and no edge out of it holds. `stages` are in an order in which each follows all before it.
+    `outputs` are the stages that nothing follows; of several, every query runs exactly one.
+    """
+
+    name: str
+    stages: Mapping[str, Stage]
+    edges: tuple[Edge, ...]
+    input: str
+    outputs: tuple[str, ...]
+    path: Path | None = field(default=None, compare=False)
+
+    @cached_property
+    def edges_from(self) -> Mapping[str, tuple[Edge, ...]]:
+        """The edges out of each stage."""
+        return {name: tuple(edge for edge in self.edges if edge.source == name) for name in self.stages}
+
+    @cached_property
+    def edges_to(self) -> Mapping[str, tuple[Edge, ...]]:
+        """The edges into each stage."""
+        return {name: tuple(edge for edge in self.edges if edge.target == name) for name in self.stages}
+
+    def stage(self, name: str) -> Stage:
+        """The stage of that name. Raises `PipelineError` when there is none."""
+        if name not in self.stages:
+            raise PipelineError(f"no stage '{name}' in {self.name}; there are {', '.join(self.stages)}")
+        return self.stages[name]
+
+
+def describe_source(source: CacheLibrary | PlainModel, folder: Path) -> str:
+    """What serves an option, in one line; paths relative to `folder`, so that a copy means the same."""
+    if isinstance(source, PlainModel):
+        checkpoint = "" if source.checkpoint is None else f" {_near(source.checkpoint, folder)}"
+        return f"{source.model}{checkpoint}"
+    return f"{_near(source.directory, folder)} {source.composition or '(no caches)'}"
+
+
+def _near(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)

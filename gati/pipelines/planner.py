@@ -1,0 +1,150 @@
+"""The planner: which stages of a query may start, and with which option each does.
+
+Nothing here knows a clock or a thread. Times come in as milliseconds since the query began.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from gati.errors import PipelineError
+from gati.pipelines.pipeline import Finding, Pipeline
+from gati.pipelines.policies import Plan, build_policy
+
+__all__ = ["DEFAULT_ATTAINMENT", "Planner", "Run", "Step"]
+
+DEFAULT_ATTAINMENT = 0.95
+
+
+class Step(NamedTuple):
+    """A started stage: the option to run it with, the time it was given, and what is left of the SLO."""
+
+    stage: str
+    option: str
+    budget_ms: float
+    remaining_ms: float  # below zero: the deadline has passed
+
+
+class Planner:
+    """Plans queries through one measured pipeline under one policy.
+
+    Building one may take a second (`dynamic` computes its tables); `begin`, `start` and `finish` take
+    microseconds. A planner may be shared between threads, a `Run` belongs to one query.
+
+    **Raises:** `PipelineError` for an unknown policy, an `attainment` outside (0, 1), an option without
+    measurements, or a shape of pipeline that the policy cannot plan.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, policy: str = "dynamic", *, attainment: float = DEFAULT_ATTAINMENT
+    ) -> None:
+        if not 0.0 < attainment < 1.0:
+            raise PipelineError(f"attainment is {attainment}; give a share between 0 and 1, such as 0.95")
+        self.pipeline = pipeline
+        self.policy = policy
+        self.attainment = attainment
+        self._policy = build_policy(policy, pipeline, attainment)
+
+    def begin(self, latency_slo_ms: float) -> Run:
+        """Begin a query that should be answered within `latency_slo_ms`. Raises `PipelineError`."""
+        if not (math.isfinite(latency_slo_ms) and latency_slo_ms > 0.0):
+            raise PipelineError(f"latency_slo_ms is {latency_slo_ms}; give milliseconds above zero")
+        return Run(self.pipeline, self._policy.begin(latency_slo_ms), latency_slo_ms)
+
+
+class Run:
+    """One query on its way through a pipeline.
+
+    Start every stage in `ready` (in any order, in parallel), report each with `finish`, until `done`:
+
+        run = planner.begin(latency_slo_ms=20.0)
+        while not run.done:
+            step = run.start(run.ready[0], elapsed_ms())
+            found = ask(step.stage, step.option, within_ms=step.remaining_ms)  # a Labelled
+            run.finish(step.stage, found.label, elapsed_ms(), found.confidence)
+        run.answer
+
+    The option of a stage is chosen in `start` and not before, from the time that is then left.
+    """
+
+    def __init__(self, pipeline: Pipeline, plan: Plan, latency_slo_ms: float) -> None:
+        self.latency_slo_ms = latency_slo_ms
+        self.labels: dict[str, str] = {}  # of finished stages
+        self.steps: dict[str, Step] = {}  # of started stages
+        self.skipped: set[str] = set()
+        self._pipeline = pipeline
+        self._plan = plan
+        self._ready = [pipeline.input]
+        self._undecided = {name: len(edges) for name, edges in pipeline.edges_to.items()}
+        self._wanted: set[str] = set()  # stages with an edge that holds
+        self._findings: dict[str, Finding] = {}
+
+    @property
+    def ready(self) -> tuple[str, ...]:
+        """The stages that may start now."""
+        return tuple(self._ready)
+
+    @property
+    def done(self) -> bool:
+        """Whether the output stage has answered. Nothing is then running or ready."""
+        return self.output is not None
+
+    @property
+    def output(self) -> str | None:
+        """The stage whose label is the answer, None before it has finished."""
+        return next((name for name in self._pipeline.outputs if name in self.labels), None)
+
+    @property
+    def answer(self) -> str | None:
+        """The label of the output stage, None before it has finished."""
+        return None if self.output is None else self.labels[self.output]
+
+    def start(self, stage: str, elapsed_ms: float) -> Step:
+        """Choose the option of a ready stage, which starts now. Raises `PipelineError` if it is not ready."""
+        if stage not in self._ready:
+            ready = ", ".join(self._ready) or "none"
+            raise PipelineError(f"stage '{stage}' cannot start now; ready: {ready}")
+        remaining_ms = self.latency_slo_ms - elapsed_ms
+        choice = self._plan.choose(stage, remaining_ms, self._finding_for(stage))
+        self._ready.remove(stage)
+        step = Step(stage, choice.option, choice.budget_ms, remaining_ms)
+        self.steps[stage] = step
+        return step
+
+    def finish(self, stage: str, label: str, elapsed_ms: float, confidence: float | None = None) -> None:
+        """Report the label of a started stage. Decides what runs next, and what is skipped.
+
+        `confidence` is that of `Labelled`: with it, what follows is chosen by how hard this input is.
+
+        **Raises:** `PipelineError` when the stage is not running, or has no such label.
+        """
+        if stage not in self.steps or stage in self.labels:
+            raise PipelineError(f"stage '{stage}' is not running; start it first")
+        labels = self._pipeline.stages[stage].labels
+        if label not in labels:
+            raise PipelineError(f"stage '{stage}' has no label '{label}'; its labels are {', '.join(labels)}")
+        self.labels[stage] = label
+        if confidence is not None:
+            option = self._pipeline.stages[stage].options[self.steps[stage].option]
+            self._findings[stage] = Finding(option.name, option.level(confidence))
+        for edge in self._pipeline.edges_from[stage]:
+            self._settle(edge.target, edge.holds(label))
+
+    def _finding_for(self, stage: str) -> Finding | None:
+        before = self._pipeline.edges_to[stage]
+        return self._findings.get(before[0].source) if len(before) == 1 else None
+
+    def _settle(self, stage: str, holds: bool) -> None:
+        """One more edge into `stage` is decided; when all are, it is ready or skipped."""
+        self._undecided[stage] -= 1
+        if holds:
+            self._wanted.add(stage)
+        if self._undecided[stage]:
+            return
+        if stage in self._wanted:
+            self._ready.append(stage)
+            return
+        self.skipped.add(stage)
+        for edge in self._pipeline.edges_from[stage]:
+            self._settle(edge.target, False)

@@ -1,0 +1,258 @@
+"""From a pipeline file, and the measurements beside it, to a `Pipeline`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gati.errors import PipelineError
+from gati.pipelines.check import check_graph, outputs_of
+from gati.pipelines.distribution import Distribution
+from gati.pipelines.fields import Table, number, table, text, texts
+from gati.pipelines.labels import LabelMap
+from gati.pipelines.measurements import Measurements, OptionMeasurement, StageMeasurement, beside
+from gati.pipelines.pipeline import (
+    Behaviour,
+    CacheLibrary,
+    Edge,
+    Finding,
+    Option,
+    Pipeline,
+    PlainModel,
+    Stage,
+    describe_source,
+)
+from gati.types import is_name
+
+__all__ = ["load_pipeline", "parse_pipeline"]
+
+
+def load_pipeline(path: str | Path, *, measured: bool = True) -> Pipeline:
+    """Read a pipeline from a TOML file, with the measurements that `gati pipeline measure` left beside it.
+
+    Folders and checkpoints are relative to the file. What they hold is not looked at: the scheduler need not
+    have them. `measured=False` reads the file alone; its options may then lack what planning needs.
+
+    **Raises:** `PipelineError`, one line that says what is wrong, in which stage, and what to do.
+    """
+    file = Path(path)
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PipelineError(f"no pipeline file {file}; check the path") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise PipelineError(f"{file}: not readable as TOML ({error}); correct it") from error
+    found = Measurements.load(beside(file)) if measured and beside(file).is_file() else None
+    return parse_pipeline(document, file, found, measured=measured)
+
+
+def parse_pipeline(
+    document: Mapping[str, Any],
+    path: str | Path = "pipeline.toml",
+    measurements: Measurements | None = None,
+    *,
+    measured: bool = True,
+) -> Pipeline:
+    """As `load_pipeline`, from the tables of a file; `path` gives messages, name and folders their place."""
+    file = Path(path)
+    top = Table(document, str(file))
+    name = _valid_name(top.take("name") or file.stem, "name", str(file))
+    declared_input = top.take("input")
+    classes = _class_names(top, ())
+    stages = {}
+    for key, value in table(top.take("stages"), top.at("stages")).items():
+        where = f"{file}: stage '{_valid_name(key, 'stage', str(file))}'"
+        kept = None if measurements is None else measurements.stages.get(key)
+        stages[key] = _stage(key, table(value, where), classes, kept, file.parent, where, measured)
+    edges = _edges(top.take("edges"), str(file))
+    top.finish()
+    order, first = check_graph(
+        stages, edges, None if declared_input is None else text(declared_input, top.at("input")), str(file)
+    )
+    return Pipeline(
+        name, {key: stages[key] for key in order}, edges, first, outputs_of(order, edges), file
+    )
+
+
+def _stage(
+    name: str,
+    values: Mapping[str, Any],
+    classes: tuple[str, ...],
+    kept: StageMeasurement | None,
+    folder: Path,
+    where: str,
+    measured: bool,
+) -> Stage:
+    fields = Table(values, where)
+    groups = _groups(fields, classes)
+    labels = tuple(groups)
+    try:
+        truth = LabelMap.from_groups(groups, classes)
+    except PipelineError as error:
+        raise PipelineError(f"{where}: {error}") from None
+    given_shares = fields.take("shares")
+    options = {}
+    for key, value in table(fields.take("options"), fields.at("options")).items():
+        here = f"{where}, option '{_valid_name(key, 'option', where)}'"
+        known = None if kept is None else kept.options.get(key)
+        options[key] = _option(key, table(value, here), groups, classes, known, folder, here, measured)
+    fields.finish()
+    shares = given_shares if given_shares is not None or kept is None else kept.shares or None
+    return Stage(name, labels, options, truth, _shares(shares, labels, fields.at("shares")))
+
+
+def _option(
+    name: str,
+    values: Mapping[str, Any],
+    groups: Mapping[str, Sequence[str]],
+    classes: tuple[str, ...],
+    kept: OptionMeasurement | None,
+    folder: Path,
+    where: str,
+    measured: bool,
+) -> Option:
+    fields = Table(values, where)
+    own_classes = _class_names(fields, classes)
+    if own_classes != classes and all(label in own_classes for label in groups):
+        groups = {label: (label,) for label in groups}  # a network that was trained for these very labels
+    try:
+        label_map = LabelMap.from_groups(groups, own_classes)
+    except PipelineError as error:
+        raise PipelineError(f"{where}: {error}") from None
+    source = _source(fields, folder)
+    accuracy, latency = fields.take("accuracy"), fields.take("latency_ms")
+    fields.finish()
+    option = Option(
+        name,
+        source,
+        label_map,
+        None if accuracy is None else number(accuracy, fields.at("accuracy"), 0.0, 1.0),
+        None if latency is None else _latency(latency, fields.at("latency_ms")),
+    )
+    option = _with_measurements(option, kept, folder, where, measured)
+    if measured and (option.accuracy is None or option.latency is None):
+        missing = "latency_ms" if option.latency is None else "accuracy"
+        raise PipelineError(
+            f"{where} has no measurements ({missing}); run gati pipeline measure, or write it into the file"
+        )
+    return option
+
+
+def _with_measurements(
+    option: Option, kept: OptionMeasurement | None, folder: Path, where: str, measured: bool
+) -> Option:
+    """What the file itself says of an option goes before what was measured."""
+    if kept is None or (option.accuracy is not None and option.latency is not None):
+        return option
+    described = describe_source(option.source, folder)
+    if kept.source != described:
+        if measured:
+            raise PipelineError(
+                f"{where} was measured as {kept.source} and is {described} now; run gati pipeline measure"
+            )
+        return option
+    latency = option.latency or _latency(list(kept.latency_ms), f"{where}: latency_ms")
+    accuracy = kept.accuracy if option.accuracy is None else option.accuracy
+    if accuracy != kept.accuracy or option.latency is not None:
+        return replace(option, accuracy=accuracy, latency=latency)
+    behaviours = {
+        None if known.after is None or known.level is None else Finding(known.after, known.level): Behaviour(
+            known.shares,
+            known.accuracies,
+            tuple(_latency(list(values), f"{where}: latencies_ms") for values in known.latencies_ms),
+        )
+        for known in kept.behaviours
+    }
+    return replace(option, accuracy=accuracy, latency=latency, levels=kept.levels, behaviours=behaviours)
+
+
+def _source(fields: Table, folder: Path) -> CacheLibrary | PlainModel:
+    library, composition, caches = (fields.take(key) for key in ("library", "composition", "caches"))
+    model, checkpoint = fields.take("model"), fields.take("checkpoint")
+    if (library is None) == (model is None):
+        found = "neither" if library is None else "both"
+        raise PipelineError(f"{fields.where} names {found}: give library or model, one of the two")
+    if model is not None:
+        for key, value in (("composition", composition), ("caches", caches)):
+            if value is not None:
+                raise PipelineError(f"{fields.at(key)} goes with library, not with model; remove it")
+        file = None if checkpoint is None else folder / text(checkpoint, fields.at("checkpoint"))
+        return PlainModel(text(model, fields.at("model")), file)
+    if checkpoint is not None:
+        raise PipelineError(f"{fields.at('checkpoint')} goes with model; a library knows its own")
+    if caches not in (None, True, False):
+        raise PipelineError(f"{fields.at('caches')} is {caches!r}; write true or false")
+    directory = folder / text(library, fields.at("library"))
+    if caches is False:
+        if composition is not None:
+            raise PipelineError(f"{fields.at('composition')} means nothing with caches = false; remove one")
+        return CacheLibrary(directory, None)
+    chosen = "default" if composition is None else text(composition, fields.at("composition"))
+    return CacheLibrary(directory, chosen)
+
+
+def _latency(value: Any, where: str) -> Distribution:
+    values = value if isinstance(value, list) else [value]
+    samples = [number(item, where, 0.0, float("inf")) for item in values]
+    try:
+        return Distribution.from_samples(samples)
+    except PipelineError as error:
+        raise PipelineError(f"{where}: {error}") from None
+
+
+def _groups(fields: Table, classes: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    groups, restricted = fields.take("groups"), fields.take("classes")
+    if groups is not None and restricted is not None:
+        raise PipelineError(f"{fields.where} has groups and classes; give one of the two")
+    if groups is not None:
+        entries = table(groups, fields.at("groups"))
+        return {label: texts(members, fields.at(f"groups.{label}")) for label, members in entries.items()}
+    names = classes if restricted is None else texts(restricted, fields.at("classes"))
+    if not names:
+        raise PipelineError(f"{fields.where} has no labels; give class_names, what a network's outputs mean")
+    return {name: (name,) for name in names}
+
+
+def _class_names(fields: Table, inherited: tuple[str, ...]) -> tuple[str, ...]:
+    names = fields.take("class_names")
+    return inherited if names is None else texts(names, fields.at("class_names"))
+
+
+def _shares(value: Any, labels: tuple[str, ...], where: str) -> tuple[float, ...]:
+    if value is None:
+        return tuple(1.0 / len(labels) for _ in labels)
+    given = table(value, where)
+    if set(given) != set(labels):
+        raise PipelineError(f"{where} is for {', '.join(given)}; give one for each of {', '.join(labels)}")
+    shares = [number(given[label], where, 0.0, 1.0) for label in labels]
+    if abs(sum(shares) - 1.0) > 1e-3:
+        raise PipelineError(f"{where} sums to {sum(shares):g}; make it 1")
+    return tuple(share / sum(shares) for share in shares)
+
+
+def _edges(value: Any, where: str) -> tuple[Edge, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise PipelineError(f"{where}: edges is {value!r}; give a list of {{ from = ..., to = ... }}")
+    edges = []
+    for index, entry in enumerate(value):
+        here = f"{where}: edges[{index}]"
+        fields = Table(table(entry, here), here)
+        source, target = (text(fields.take(key), fields.at(key)) for key in ("from", "to"))
+        when = fields.take("when")
+        fields.finish()
+        held = None if when is None else frozenset(texts(when, fields.at("when")))
+        edges.append(Edge(source, target, held))
+    return tuple(edges)
+
+
+def _valid_name(value: Any, what: str, where: str) -> str:
+    if not isinstance(value, str) or not is_name(value):
+        raise PipelineError(
+            f"{where}: {what} {value!r} is no name; use letters, digits, dot, dash and underscore"
+        )
+    return value

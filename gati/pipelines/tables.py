@@ -1,0 +1,256 @@
+"""Values and choices of every stage at every remaining time, on a grid: what policy `dynamic` looks up.
+
+A value is an array [4, columns]: the worth of the answer (1 if right and in time, less if right and late),
+the probabilities of a right answer and of any answer in time, and the expected busy time in milliseconds.
+Column 0 means that the deadline has passed, where the fastest option runs; column j that j - 1 cells are
+left. Latencies are rounded up to cells and remaining time down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gati.pipelines.forks import Follow
+from gati.pipelines.pipeline import Behaviour, Finding, Pipeline
+
+__all__ = ["BUSY", "IN_TIME", "RIGHT", "WORTH", "Choices", "Grid", "Key", "Table", "column_of"]
+
+WORTH, RIGHT, IN_TIME, BUSY = range(4)
+LATENCY_PRICE = 1e-6  # worth a millisecond at least: decides between what is otherwise equal
+
+Array = npt.NDArray[np.float64]
+Key = tuple[str, Finding | None]  # a stage, and what the stage before it found
+Choices = Mapping[str, npt.NDArray[np.intp]]  # by stage: the option's position at each column
+
+
+def column_of(remaining_ms: float, cell_ms: float, columns: int) -> int:
+    """The column of a remaining time; 0 when it is late, the last one when more is left than matters."""
+    return 0 if remaining_ms < 0.0 else min(int(remaining_ms / cell_ms + 1e-9) + 1, columns - 1)
+
+
+class _Moves(NamedTuple):
+    """An option after some finding, by level of its own confidence."""
+
+    spectra: npt.NDArray[np.complex128]  # [levels, 1, frequencies]
+    pmfs: Array  # [levels, columns]: probability of each number of cells
+    shares: Array  # [levels]
+    accuracies: Array  # [levels]
+    mean_ms: float
+
+
+class Grid:
+    """A measured pipeline on a grid of remaining times: everything that tables have in common."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        follows: Mapping[str, tuple[Follow, ...]],
+        cell_ms: float,
+        columns: int,
+        late_worth: float,
+    ) -> None:
+        self.pipeline = pipeline
+        self.follows = follows
+        self.cell_ms = cell_ms
+        self.columns = columns
+        self.ends = _ends(pipeline, follows)
+        self.answered = np.zeros((4, columns))
+        self.answered[:BUSY] = 1.0
+        self.answered[:, 0] = (late_worth, 1.0, 0.0, 0.0)
+        self.keys = {name: self._keys(name) for name in pipeline.stages}
+        self._transitions: dict[tuple[str, int], tuple[Array, Array]] = {}
+        self.moves = {
+            key: [self._moves(option.behaviour(key[1])) for option in pipeline.stages[name].options.values()]
+            for name, keys in self.keys.items()
+            for key in keys
+        }
+
+    def transitions(self, stage: str, option: int) -> tuple[Array, Array]:
+        """Running an option as matrices from column to column: of probabilities, and of those to be right."""
+        if (stage, option) not in self._transitions:
+            moves = self.moves[stage, None][option]
+            correct = moves.shares * moves.accuracies
+            self._transitions[stage, option] = (
+                _transitions(moves.shares @ moves.pmfs, float(moves.shares.sum())),
+                _transitions(correct @ moves.pmfs, float(correct.sum())),
+            )
+        return self._transitions[stage, option]
+
+    def _keys(self, name: str) -> list[Key]:
+        """Findings are told apart where a stage follows one other and nothing runs beside it."""
+        found: dict[Finding | None, None] = {None: None}
+        if name not in self.ends and len(self.pipeline.edges_to[name]) == 1:
+            for option in self.pipeline.stages[name].options.values():
+                found |= dict.fromkeys(option.behaviours)
+        return [(name, finding) for finding in found]
+
+    def _moves(self, behaviour: Behaviour) -> _Moves:
+        pmfs = np.zeros((len(behaviour.shares), self.columns))
+        for row, latency in zip(pmfs, behaviour.latencies, strict=True):
+            cells = np.ceil(np.asarray(latency.values_ms) / self.cell_ms - 1e-9).astype(np.int64).clip(1)
+            fits = cells < self.columns  # what takes longer than the grid is late whenever it starts
+            np.add.at(row, cells[fits], np.asarray(latency.probabilities)[fits])
+        shares = np.asarray(behaviour.shares)
+        mean_ms = float(shares @ [latency.mean_ms for latency in behaviour.latencies])
+        spectra = np.fft.rfft(pmfs, 2 * self.columns, axis=1)[:, None, :]
+        return _Moves(spectra, pmfs, shares, np.asarray(behaviour.accuracies), mean_ms)
+
+
+class Table:
+    """Choices and values of every stage: the best at given prices, or those of given choices.
+
+    `price` is what meeting the SLO is worth, `latency_price` what a millisecond costs, both in worth.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        price: float = 0.0,
+        latency_price: float = LATENCY_PRICE,
+        given: Choices | None = None,
+    ) -> None:
+        self._grid = grid
+        self._prices = np.zeros(4)
+        self._prices[[WORTH, IN_TIME, BUSY]] = (1.0, price, -latency_price)
+        self._given = given
+        self.choices: dict[Key, npt.NDArray[np.intp]] = {}
+        self.values: dict[Key, Array] = {}
+        self._kernels: dict[tuple[str, str], tuple[Array, Array, Array]] = {}
+        for stage in reversed(list(grid.pipeline.stages)):
+            self._solve(stage)
+
+    def _solve(self, stage: str) -> None:
+        # What follows depends on what this stage finds, not on what the one before it found.
+        after = [
+            np.stack([self._after(stage, Finding(option, level)) for level in range(moves.shares.size)])
+            for option, moves in zip(
+                self._grid.pipeline.stages[stage].options, self._grid.moves[stage, None], strict=True
+            )
+        ]  # of each option: [levels, 4, columns]
+        late = [value[:, :, :1] for value in after]
+        spectra = [
+            np.fft.rfft(value - end, 2 * self._grid.columns, axis=2)
+            for value, end in zip(after, late, strict=True)
+        ]
+        for key in self._grid.keys[stage]:
+            options = np.stack(
+                [self._run(*one) for one in zip(self._grid.moves[key], spectra, late, strict=True)]
+            )
+            if self._given is not None:
+                best = self._given[stage]
+            else:
+                best = np.einsum("c,ocj->oj", self._prices, options).argmax(axis=0)
+                best[0] = options[:, BUSY, 0].argmin()  # too late: let others have the machine
+            self.choices[key] = best
+            self.values[key] = np.take_along_axis(options, best[None, None, :], axis=0)[0]
+
+    def _run(self, moves: _Moves, spectra: npt.NDArray[np.complex128], late: Array) -> Array:
+        """The value [4, columns] of running an option: E[what follows, at what is then left]."""
+        weights = np.repeat(moves.shares[:, None], 4, axis=1)  # [levels, 4]
+        weights[:, :IN_TIME] *= moves.accuracies[:, None]
+        mixed = (weights[:, :, None] * moves.spectra * spectra).sum(axis=0)
+        value: Array = np.fft.irfft(mixed, 2 * self._grid.columns, axis=1)[:, : self._grid.columns]
+        value += (weights[:, :, None] * late).sum(axis=0)
+        value[BUSY] += moves.mean_ms
+        return value
+
+    def _after(self, stage: str, finding: Finding | None) -> Array:
+        """What comes after a stage that found this, [4, columns]."""
+        parts = [follow.share * self._follow(stage, follow, finding) for follow in self._grid.follows[stage]]
+        return reduce(np.add, parts)
+
+    def _follow(self, stage: str, follow: Follow, finding: Finding | None) -> Array:
+        if len(follow.targets) == 1:
+            target = follow.targets[0]
+            return self.values.get((target, finding), self.values[target, None])
+        if follow.join is None:  # nothing follows: the query is answered, or its branch has ended
+            end = self._grid.ends.get(stage)
+            return self._grid.answered if end is None else self.values[end, None]
+        reached, right, busy = self._parallel(follow)
+        join = self.values[follow.join, None]
+        return np.stack(
+            [right @ join[WORTH], right @ join[RIGHT], reached @ join[IN_TIME], reached @ join[BUSY] + busy]
+        )
+
+    def _parallel(self, follow: Follow) -> tuple[Array, Array, Array]:
+        """From the start of parallel branches to their join, as `_kernel`: the last to arrive decides."""
+        if follow.join is None:
+            raise AssertionError("branches in parallel have a join")
+        kernels = [self._kernel(target, follow.join) for target in follow.targets]
+        reached = _least([kernel[0] for kernel in kernels])
+        right = _least([kernel[1] for kernel in kernels])
+        return reached, right, reduce(np.add, [kernel[2] for kernel in kernels])
+
+    def _kernel(self, stage: str, join: str) -> tuple[Array, Array, Array]:
+        """From a stage to a join: column at start by column at arrival, twice, and the busy time between.
+
+        The first matrix holds probabilities, the second those times the accuracy of what was chosen, so that
+        accuracy and time of arrival stay together.
+        """
+        if stage == join:
+            unit = np.eye(self._grid.columns)
+            return unit, unit, np.zeros(self._grid.columns)
+        if (stage, join) not in self._kernels:
+            self._kernels[stage, join] = self._run_kernel(stage, join)
+        return self._kernels[stage, join]
+
+    def _run_kernel(self, stage: str, join: str) -> tuple[Array, Array, Array]:
+        size = self._grid.columns
+        after = [np.zeros((size, size)), np.zeros((size, size)), np.zeros(size)]
+        for follow in self._grid.follows[stage]:
+            for total, part in zip(after, self._kernel_of(follow, join), strict=True):
+                total += follow.share * part
+        reached, right, busy = (np.zeros_like(array) for array in after)
+        for index, moves in enumerate(self._grid.moves[stage, None]):
+            rows = np.flatnonzero(self.choices[stage, None] == index)
+            if rows.size:
+                step, correct = self._grid.transitions(stage, index)
+                reached[rows] = step[rows] @ after[0]
+                right[rows] = correct[rows] @ after[1]
+                busy[rows] = moves.mean_ms + step[rows] @ after[2]
+        return reached, right, busy
+
+    def _kernel_of(self, follow: Follow, join: str) -> tuple[Array, Array, Array]:
+        if not follow.targets:
+            return self._kernel(join, join)
+        if follow.join is None:
+            return self._kernel(follow.targets[0], join)
+        reached, right, busy = self._parallel(follow)
+        onward = self._kernel(follow.join, join)
+        return reached @ onward[0], right @ onward[1], busy + reached @ onward[2]
+
+
+def _least(kernels: list[Array]) -> Array:
+    """The distribution of the least of independent arrivals, row by row: products of the upper tails."""
+    tails = [np.cumsum(kernel[:, ::-1], axis=1)[:, ::-1] for kernel in kernels]
+    together: Array = reduce(np.multiply, tails)
+    return together - np.pad(together[:, 1:], ((0, 0), (0, 1)))
+
+
+def _transitions(weights: Array, total: float) -> Array:
+    """[columns, columns]: weight of coming from one column to another; what is missing to `total` is late."""
+    size = weights.size
+    matrix = np.zeros((size, size))
+    for step in np.flatnonzero(weights):
+        later = np.arange(step + 1, size)
+        matrix[later, later - step] = weights[step]
+    matrix[:, 0] = total - matrix.sum(axis=1)
+    return matrix
+
+
+def _ends(pipeline: Pipeline, follows: Mapping[str, tuple[Follow, ...]]) -> dict[str, str]:
+    """The stages inside parallel branches, and the join that each leads to if its branch ends there."""
+    found: dict[str, str] = {}
+    for follow in (follow for several in follows.values() for follow in several):
+        pending = [target for target in follow.targets if follow.join is not None]
+        while pending:
+            name = pending.pop()
+            if name != follow.join:
+                found[name] = str(follow.join)  # in order of the graph, so the innermost fork writes last
+                pending += [edge.target for edge in pipeline.edges_from[name]]
+    return found

@@ -1,0 +1,99 @@
+"""Which version of a model serves, and which served before: a history that is only added to.
+
+Each entry holds the whole stack of versions that can be gone back to, the active one last. Names sort in the
+order of writing; of two written at once under the same number the later in the alphabet counts, and whoever
+wrote the other one writes again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from gati.versions.places import Place
+
+__all__ = ["Action", "Activation", "History"]
+
+Action = Literal["activate", "rollback"]
+
+_DEEPEST = 32  # versions that can be rolled back, one after the other
+_ENTRY = re.compile(r"(\d{12})-[0-9a-f]{32}\.json")
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One entry of a model's history; `time_s` in seconds since 1970."""
+
+    version: int
+    action: Action
+    time_s: float
+    stack: tuple[int, ...]  # versions to go back to, the active one last
+
+
+class History:
+    """The activations of all models of a repository."""
+
+    def __init__(self, place: Place, clock: Callable[[], float]) -> None:
+        self._place = place
+        self._clock = clock
+
+    def token(self, model: str) -> str:
+        """The name of the last entry, empty where there is none."""
+        return (self._names(model) or [""])[-1]
+
+    def active(self, model: str) -> int | None:
+        """The active version."""
+        return (self.stack(model) or (None,))[-1]
+
+    def entries(self, model: str) -> list[Activation]:
+        """All entries, oldest first."""
+        found = (self._read(model, name) for name in self._names(model))
+        return [entry for entry in found if entry is not None]
+
+    def stack(self, model: str) -> tuple[int, ...]:
+        """The active version, last, after those active before."""
+        for name in reversed(self._names(model)):
+            if (entry := self._read(model, name)) is not None:
+                return entry.stack
+        return ()
+
+    def append(self, model: str, number: int, action: Action) -> str:
+        """Write that `number` is active now; returns the entry's path."""
+        stack, names = self.stack(model), self._names(model)
+        if action == "activate":
+            stack = (*stack, number)[-_DEEPEST:]
+        else:
+            below = stack[:-1]
+            stack = below[: len(below) - below[::-1].index(number)] if number in below else (number,)
+        last = int(names[-1].split("-")[0]) if names else 0
+        path = f"{model}/activations/{last + 1:012d}-{uuid.uuid4().hex}.json"
+        document = {"action": action, "time_s": self._clock(), "stack": stack}
+        self._place.put(path, json.dumps(document).encode())
+        return path
+
+    def is_overtaken(self, model: str, path: str) -> bool:
+        """Whether an entry written at the same time counts instead."""
+        mine, last = path.rsplit("/", 1)[1], self.token(model)
+        return last != mine and last.split("-")[0] == mine.split("-")[0]
+
+    def shorten(self, model: str, most: int) -> None:
+        """Forget all but the newest `most` entries."""
+        for name in self._names(model)[:-most]:
+            self._place.remove(f"{model}/activations/{name}")
+
+    def _names(self, model: str) -> list[str]:
+        return [name for name in self._place.children(f"{model}/activations") if _ENTRY.fullmatch(name)]
+
+    def _read(self, model: str, name: str) -> Activation | None:
+        """One entry; None where it was cut short or is gone."""
+        document = self._place.read(f"{model}/activations/{name}")
+        try:
+            entry = json.loads(document or b"")
+            stack = tuple(int(number) for number in entry["stack"])
+            return Activation(stack[-1], entry["action"], float(entry["time_s"]), stack)
+        except (ValueError, TypeError, KeyError, IndexError):
+            return None

@@ -1,0 +1,535 @@
+"""Adaptation on streams of digits that change: what is swapped, when caches stop, what a restart finds."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gati.adaptation import adaptation as adaptation_module
+from gati.adaptation import renewal
+from gati.adaptation.adaptation import Adaptation
+from gati.adaptation.background import Background
+from gati.adaptation.recall import RECALL
+from gati.adaptation.replay import Recording, replay, sweep
+from gati.adaptation.retrain import Retrained, retrain
+from gati.adaptation.settings import AdaptSettings, Answered, Audit, Change
+from gati.composition.load import Served
+from gati.engine.engine import Engine
+from gati.engine.exits import Prediction
+from gati.errors import AdaptError, StorageError
+from gati.samples.store import RecordStore
+from gati.samples.writer import BackgroundWriter
+from gati.versions.repository import ModelRepository
+from tests.adaptation.deployed import FAMILIAR, STRANGE, make_deployed, stream
+from tests.waiting import LONG_S
+
+SETTINGS = AdaptSettings(
+    interval_s=1e9, window_inputs=600, accuracy=0.9, blocks=("blocks.0",), original_inputs=0,
+    rest=False, seed=1,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return make_deployed(tmp_path_factory.mktemp("deployed"))
+
+
+@pytest.fixture(scope="module")
+def drift() -> Tensor:
+    """What the caches do not know, then what they know, then the former again."""
+    parts = [stream(STRANGE, 1200, seed=2), stream(FAMILIAR, 1200, seed=5), stream(STRANGE, 600, seed=7)]
+    return torch.cat(parts)
+
+
+class Told:
+    """Keeps changes and audits."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.audits: list[Audit] = []
+
+    @property
+    def kinds(self) -> list[str]:
+        return [change.kind for change in self.changes]
+
+    def first(self, kind: str) -> Change:
+        return next(change for change in self.changes if change.kind == kind)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+def adapting(served: Served, told: Told, settings: AdaptSettings = SETTINGS, **options: Any) -> Adaptation:
+    options = {"deterministic": True, **options}
+    return Adaptation(
+        served, settings, on_change=told.changes.append, on_audit=told.audits.append, **options
+    )
+
+
+def feed(adaptation: Adaptation, inputs: Tensor, begin_s: float = 0.0) -> Iterator[Answered]:
+    for number, x in enumerate(inputs.split(1)):
+        yield adaptation.answer(x, time_s=begin_s + 0.1 * number, source="test")
+
+
+def test_the_course_of_things(served: Served, drift: Tensor, told: Told) -> None:
+    """Alarm, retraining, probation, and versions that serve once what follows has proven them."""
+    with adapting(served, told) as adaptation:
+        answers = list(feed(adaptation, drift))
+        status = adaptation.status
+    stopped, activated = told.first("alarm").request, told.first("activated").request
+    assert stopped < activated < 1200
+    assert not any(answer.hit for answer in answers[stopped:activated])  # from the very next request on
+    assert np.mean([answer.hit for answer in answers[activated:1200]]) > 0.5
+    for change in told.changes:
+        if change.kind == "activated":  # looked up before, for as many audits as the proof took
+            shadow = [a for a in told.audits if a.shadow and a.version == change.version]
+            proving = [audit for audit in shadow if audit.request <= change.request]
+            assert len(proving) > 50 and np.mean([audit.agreed for audit in proving]) > 0.9
+    assert status.requests == len(drift) and status.hits == sum(answer.hit for answer in answers)
+    base = served.engine.reference(drift).tolist()
+    agreed = [answer.prediction.class_index == other for answer, other in zip(answers, base, strict=True)]
+    assert np.mean(agreed[stopped:]) >= 0.9
+
+
+def test_every_request_is_answered_by_one_version(served: Served, drift: Tensor, told: Told) -> None:
+    with adapting(served, told) as adaptation:
+        names: dict[int, set[str]] = {}
+        for answer, x in zip(feed(adaptation, drift[:2400]), drift.split(1), strict=False):
+            names.setdefault(answer.version, set()).add(answer.prediction.version)
+            if answer.hit:  # what that version says of this input, and no other
+                again = adaptation._deployments.open(answer.version).served.engine(x)[0]
+                assert again.exit == answer.prediction.exit
+                assert torch.equal(again.probabilities, answer.prediction.probabilities)
+    assert len(names) >= 2 and all(len(each) == 1 for each in names.values())
+
+
+def test_while_stopped_the_base_model_answers(served: Served, drift: Tensor, told: Told) -> None:
+    with adapting(served, told, replace(SETTINGS, enabled=False, audit_budget=0.5)) as adaptation:
+        answers = list(feed(adaptation, drift[:1000]))
+        x = drift[650:651]
+        assert told.kinds == ["alarm"]
+        assert not any(answer.hit for answer in answers[told.first("alarm").request :])
+        given = adaptation.answer(x, time_s=1e3).prediction
+        assert torch.equal(given.probabilities, served.engine.base(x)[0].probabilities)
+
+
+@pytest.mark.parametrize("fault", ["slower", "hardly faster", "not certified"])
+def test_new_caches_that_are_not_better_do_not_serve(
+    served: Served, told: Told, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def worse(*arguments: Any, **options: Any) -> Retrained:
+        found = retrain(*arguments, **options)
+        before = replace(found.before, certified=True)
+        factor = 1.1 if fault == "slower" else 0.99 if fault == "hardly faster" else 0.5
+        latency_ms = before.mean_latency_ms * factor
+        after = replace(found.after, mean_latency_ms=latency_ms, certified=fault != "not certified")
+        return replace(found, before=before, after=after)
+
+    monkeypatch.setattr(renewal, "retrain", worse)
+    settings = replace(SETTINGS, interval_s=20.0, falls_to=0.0, accuracy=0.8)
+    with adapting(served, told, settings) as adaptation:
+        answers = list(feed(adaptation, stream(FAMILIAR, 600, seed=3)))
+    assert "kept" in told.kinds and "activated" not in told.kinds
+    assert {answer.version for answer in answers} == {0} and any(answer.hit for answer in answers[-50:])
+
+
+def test_a_new_version_waits_for_its_time(served: Served, drift: Tensor, told: Told) -> None:
+    with adapting(served, told, replace(SETTINGS, delay_s=5.0)) as adaptation:
+        list(feed(adaptation, drift[:800]))
+    assert told.first("probation").time_s >= told.first("retraining").time_s + 5.0
+
+
+def test_audits_are_of_drawn_requests_and_within_the_budget(served: Served, told: Told) -> None:
+    inputs = stream(FAMILIAR, 2000, seed=11)
+    settings = replace(SETTINGS, sampling=1e-9, audit_budget=0.05, enabled=False, accuracy=0.5)
+    with adapting(served, told, settings) as adaptation:
+        answers = list(feed(adaptation, inputs))
+    paid = [audit for audit in told.audits if audit.exit != "base"]
+    assert 0 < len(paid) <= 0.05 * len(inputs)
+    assert sum(answer.audited for answer in answers) == len(told.audits)
+    base = served.engine.reference(inputs).tolist()
+    for audit in told.audits:
+        given = answers[audit.request - 1].prediction.class_index
+        assert (audit.class_index, audit.base_class) == (given, base[audit.request - 1])
+
+
+def recorded(served: Served, inputs: Tensor) -> Recording:
+    rows = inputs.split(1)
+    frames = np.arange(len(rows))
+    return Recording("test", rows, 0.1 * frames, frames, [served.engine.base(x)[0] for x in rows])
+
+
+def test_a_replay_gives_the_same_twice(served: Served, drift: Tensor) -> None:
+    recording = recorded(served, drift[:1500])
+    one, other = replay(served, recording, SETTINGS), replay(served, recording, SETTINGS)
+    assert (one.exits, one.classes) == (other.exits, other.classes)
+    assert [(c.kind, c.request, c.version) for c in one.changes] == [
+        (c.kind, c.request, c.version) for c in other.changes
+    ]
+    assert sum(period.requests for period in one.periods) == one.total.requests == 1500
+
+
+def test_a_replay_counts_agreement_over_all_requests_and_windows(served: Served, drift: Tensor) -> None:
+    recording = recorded(served, drift[:900])
+    report = replay(served, recording, SETTINGS)
+    agreed = np.array(
+        [given == base.class_index for given, base in zip(report.classes, recording.base, strict=True)]
+    )
+    assert report.total.agreement == agreed.mean()
+    assert report.total.worst_agreement == min(agreed[at : at + 200].mean() for at in range(701))
+    assert report.total.hit_rate == np.mean([name != "base" for name in report.exits])
+
+
+def test_memory_answers_what_a_place_has_shown_before(served: Served, told: Told) -> None:
+    """Two cameras, each with a few pictures and noise: most answers come from memory, and agree."""
+    pictures = stream(FAMILIAR, 6, seed=5)
+    noise = torch.randn(1200, *pictures.shape[1:], generator=torch.Generator().manual_seed(0))
+    inputs = pictures.repeat_interleave(20, 0).repeat(10, 1, 1, 1) + 0.005 * noise
+    base = served.engine.reference(inputs).tolist()
+    with adapting(served, told) as adaptation:
+        answers = [
+            adaptation.answer(x, time_s=0.1 * number, source="test", place=f"camera:{number % 2}")
+            for number, x in enumerate(inputs.split(1))
+        ]
+        status = adaptation.status
+    began = told.first("recalling").request
+    recalled = [answer.prediction.exit == RECALL for answer in answers]
+    assert not any(recalled[:began]) and np.mean(recalled[600:]) > 0.8
+    assert status.recalled == sum(recalled) and status.hits == sum(answer.hit for answer in answers)
+    agreed = [answer.prediction.class_index == other for answer, other in zip(answers, base, strict=True)]
+    assert np.mean(agreed) >= 0.9
+    from_memory = [audit for audit in told.audits if audit.exit == RECALL]
+    assert from_memory and all(recalled[audit.request - 1] for audit in from_memory)
+
+
+def test_without_a_place_nothing_is_recalled(served: Served, told: Told) -> None:
+    still = stream(FAMILIAR, 1, seed=5).repeat(500, 1, 1, 1)
+    with adapting(served, told, replace(SETTINGS, falls_to=0.0)) as adaptation:
+        assert not any(answer.prediction.exit == RECALL for answer in feed(adaptation, still))
+
+
+def test_lookups_that_do_not_pay_are_left_out(served: Served, told: Told) -> None:
+    """Inputs that nothing answers early: after a while the base model is asked at once."""
+    chosen = served.composition
+    dear = replace(
+        chosen, exits=tuple(replace(leaving, lookup_ms=0.9, exit_ms=1.9) for leaving in chosen.exits)
+    )
+    inputs = stream(STRANGE, 200, seed=9)
+    with adapting(replace(served, composition=dear), told, replace(SETTINGS, rest=True)) as adaptation:
+        answers = list(feed(adaptation, inputs))
+    resting = told.first("resting").request
+    assert 60 <= resting <= 100 and told.kinds.count("resting") == 1
+    assert not any(answer.hit for answer in answers[resting:])
+    base = served.engine.reference(inputs).tolist()
+    assert [answer.prediction.class_index for answer in answers[resting:]] == base[resting:]
+
+
+def test_caches_found_while_lookups_rest_prove_themselves_on_what_follows(served: Served, told: Told) -> None:
+    """Nothing is lost by waiting: until the proof is there, the base model answers, as it did before."""
+    strict = [replace(leaving, threshold=1e30) for leaving in served.engine.exits]
+    idle = replace(served, engine=Engine(served.engine.traced, strict, outputs_kind="logits"))
+    settings = replace(SETTINGS, rest=True, interval_s=30.0, falls_to=0.0)
+    with adapting(idle, told, settings) as adaptation:
+        answers = list(feed(adaptation, stream(STRANGE, 1800, seed=9)))
+    assert told.kinds[0] == "resting" and "alarm" not in told.kinds
+    tried, activated = told.first("probation").request, told.first("activated").request
+    assert tried < activated < 1500
+    assert not any(answer.hit for answer in answers[:activated])
+    assert np.mean([answer.hit for answer in answers[activated:]]) > 0.2
+
+
+def test_a_sweep_has_every_combination() -> None:
+    found = sweep(SETTINGS, sampling=[0.1, 0.2], interval_s=[5.0, 10.0, 20.0])
+    counted = Counter((each.sampling, each.interval_s, each.window_s) for each in found)
+    assert len(counted) == 6 and set(counted.values()) == {1}
+
+
+def test_a_restart_goes_on_with_the_active_version_and_the_samples(
+    served: Served, drift: Tensor, told: Told, tmp_path: Path
+) -> None:
+    repository = ModelRepository(tmp_path / "versions")
+    with (
+        RecordStore.open(f"sqlite:///{tmp_path}/records.db", clock=lambda: 1000.0) as store,
+        BackgroundWriter(store) as writer,
+    ):
+        kept: Any = {"model": "digits", "standing": tmp_path / "standing.json"}
+        with adapting(served, told, repository=repository, writer=writer, **kept) as adaptation:
+            list(feed(adaptation, drift[:1200], begin_s=900.0))
+            before = adaptation.status
+        assert writer.flush()
+        history = store.window("digits")
+    assert len(history) >= before.samples == SETTINGS.window_inputs and before.version >= 1
+    again = Told()
+    options: Any = {**kept, "repository": ModelRepository(tmp_path / "versions")}
+    with adapting(served, again, history=history, **options) as adaptation:
+        assert again.kinds == ["resumed"]
+        assert adaptation.status.version == before.version and adaptation.status.samples == before.samples
+        assert any(answer.hit for answer in feed(adaptation, drift[1200:1300], begin_s=1020.0))
+    unproven = Told()
+    with adapting(served, unproven, model="digits", repository=options["repository"]) as adaptation:
+        assert unproven.kinds == ["resumed", "probation"]  # what was proven of it is not known any more
+        assert adaptation.status.version == 0
+
+
+class KilledError(BaseException):
+    """The process dies here."""
+
+
+@pytest.mark.parametrize("moment", ["publish", "activate"])
+def test_killed_while_publishing_the_old_version_serves_and_the_next_attempt_succeeds(
+    served: Served, drift: Tensor, told: Told, tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = ModelRepository(tmp_path / "versions")
+
+    def killed(*_: object, **__: object) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            repository._place if moment == "publish" else repository,
+            "publish" if moment == "publish" else "activate",
+            killed,
+        )
+        with pytest.raises(KilledError), adapting(served, told, repository=repository) as adaptation:
+            list(feed(adaptation, drift[:1200]))
+    again = Told()
+    with adapting(served, again, repository=ModelRepository(tmp_path / "versions")) as adaptation:
+        assert adaptation.status.version == 0
+        assert again.kinds == ([] if moment == "publish" else ["probation"])
+        list(feed(adaptation, drift[:1200]))
+        assert adaptation.status.version >= 1 and {"activated", "reused"} & set(again.kinds)
+
+
+def test_a_full_disk_keeps_the_old_version(
+    served: Served, drift: Tensor, told: Told, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    repository = ModelRepository(tmp_path)
+
+    def full(*_: object, **__: object) -> None:
+        raise StorageError("disk full")
+
+    monkeypatch.setattr(repository, "publish", full)
+    with adapting(served, told, repository=repository) as adaptation:
+        answers = list(feed(adaptation, drift[:500]))
+    assert "failed" in told.kinds and {answer.version for answer in answers} == {0}
+
+
+def fed_as_by_a_camera(adaptation: Adaptation, told: Told, inputs: Tensor, until: str) -> list[Answered]:
+    """The answers up to the first change of the kind `until`: background work has time in between."""
+    answers: list[Answered] = []
+    for answer in feed(adaptation, inputs):
+        answers.append(answer)
+        if len(answers) % 20 == 0:
+            assert adaptation.wait(LONG_S)
+        if until in told.kinds:
+            break
+    return answers
+
+
+def test_live_it_adapts_in_the_background_and_counts_everything(
+    served: Served, drift: Tensor, told: Told
+) -> None:
+    """Live, chance decides what is audited: the alarm or the lower hit rate begins the retraining."""
+    with adapting(served, told, deterministic=False) as adaptation:
+        answers = fed_as_by_a_camera(adaptation, told, drift[:1200].repeat(6, 1, 1, 1), "activated")
+        status = adaptation.status
+    assert {"retraining", "probation", "activated"} <= set(told.kinds)
+    activated = told.first("activated").request
+    assert told.first("retraining").request < activated
+    alarms = [change.request for change in told.changes if change.kind == "alarm"]
+    stopped = min([*alarms, activated])
+    # The alarm comes from the background: one request may be under way.
+    assert not any(answer.hit for answer in answers[stopped + 1 : activated])
+    assert status.left_out == 0 and status.requests == len(answers) and status.version >= 1
+
+
+def test_live_an_alarm_stops_the_caches(served: Served, drift: Tensor, told: Told) -> None:
+    settings = replace(SETTINGS, enabled=False, audit_budget=0.5)
+    with adapting(served, told, settings, deterministic=False) as adaptation:
+        fed_as_by_a_camera(adaptation, told, drift[:1200].repeat(6, 1, 1, 1), "alarm")
+        assert adaptation.wait(LONG_S) and told.kinds == ["alarm"]
+        assert not any(answer.hit for answer in feed(adaptation, drift[:200], begin_s=1e3))
+
+
+def test_background_work_that_fails_is_told_and_the_next_is_done() -> None:
+    errors: list[Exception] = []
+    done = threading.Event()
+    worker = Background("test", limit=2, on_error=errors.append)
+    worker.submit(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    worker.submit(done.set)
+    assert done.wait(LONG_S) and worker.wait(LONG_S)
+    assert isinstance(errors[0], ZeroDivisionError)
+    worker.close(LONG_S)
+    assert not worker.submit(done.set)
+
+
+def test_a_place_that_was_reserved_is_kept_whatever_else_waits() -> None:
+    """Whether there is time is decided once: what was drawn is never dropped later."""
+    gate, done = threading.Event(), list[int]()
+    worker = Background("test", limit=2)
+    try:
+        assert worker.reserve() and worker.reserve() and not worker.reserve()
+        assert not worker.submit(gate.set), "the places are taken"
+        worker.release()
+        assert worker.submit(gate.wait)  # type: ignore[arg-type]
+        assert worker.submit(lambda: done.append(1), reserved=True)
+        gate.set()
+        assert worker.wait(LONG_S) and done == [1]
+    finally:
+        worker.close(5.0)
+    assert not worker.reserve()
+
+
+def test_the_collector_spares_what_was_there_as_long_as_there_is_work_beside() -> None:
+    assert gc.get_freeze_count() == 0
+    workers = [Background("test", limit=1), Background("test", limit=1)]
+    for worker in workers:
+        assert gc.get_freeze_count() > 0
+        worker.close(LONG_S)
+        worker.close(LONG_S)
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"sampling": 0.0}, {"audit_budget": 2.0}, {"interval_s": 0.0}, {"margin": 1.0}, {"delay_s": -1.0}],
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(AdaptError):
+        AdaptSettings(**wrong)  # type: ignore[arg-type]
+
+
+# What may answer -------------------------------------------------------------------------------------------
+
+
+def test_a_trial_goes_on_after_a_restart(served: Served, drift: Tensor, told: Told, tmp_path: Path) -> None:
+    kept: Any = {"standing": tmp_path / "standing.json", "repository": ModelRepository(tmp_path / "versions")}
+    with adapting(served, told, **kept) as adaptation:
+        for _ in feed(adaptation, drift[:1200]):
+            if "probation" in told.kinds and len([a for a in told.audits if a.shadow]) >= 20:
+                break
+        before = adaptation.status.proof
+        adaptation._succession.standing.save()  # as happens every second
+    again = Told()
+    with adapting(served, again, **kept) as adaptation:
+        assert again.kinds == ["probation"]
+        assert adaptation.status.proof == before and not before.startswith("0.9: 0 of")
+        assert adaptation.status.version == 0
+
+
+def test_stopped_caches_are_still_stopped_after_a_restart(
+    served: Served, drift: Tensor, told: Told, tmp_path: Path
+) -> None:
+    settings = replace(SETTINGS, enabled=False, audit_budget=0.5)
+    with adapting(served, told, settings, standing=tmp_path / "standing.json") as adaptation:
+        list(feed(adaptation, drift[:1000]))
+        assert adaptation.status.state == "stopped"
+    again = Told()
+    with adapting(served, again, settings, standing=tmp_path / "standing.json") as adaptation:
+        assert adaptation.status.state == "stopped" and again.kinds == ["probation"]
+        assert not any(answer.hit for answer in feed(adaptation, drift[:50]))
+
+
+@pytest.mark.parametrize("why", ["more is asked for", "surer", "never certified", "certified to be worse"])
+def test_what_is_not_covered_by_a_certificate_proves_itself_first(
+    served: Served, told: Told, why: str
+) -> None:
+    settings, chosen = replace(SETTINGS, enabled=False, audit_budget=0.5), served.composition
+    if why == "more is asked for":
+        settings = replace(settings, accuracy=0.97)
+    elif why == "surer":
+        settings = replace(settings, confidence=0.99)
+    elif why == "never certified":
+        chosen = replace(chosen, certificate=None)
+    else:
+        chosen = replace(chosen, certificate={**(chosen.certificate or {}), "certified": False})
+    with adapting(replace(served, composition=chosen), told, settings) as adaptation:
+        answers = list(feed(adaptation, stream(FAMILIAR, 1500, seed=3)))
+        proof = adaptation.status.proof
+    assert told.kinds[0] == "probation" and not any(answer.hit for answer in answers[:50])
+    if "returned" in told.kinds:
+        assert any(answer.hit for answer in answers[told.first("returned").request :])
+    else:
+        assert "of about" in proof and not any(answer.hit for answer in answers)
+
+
+def test_the_budget_for_audits_counts_what_memory_answers(served: Served, told: Told) -> None:
+    """With caches stopped, memory's answers were hidden from the draws: the base model ran for 89 %."""
+    pictures = stream(STRANGE, 4, seed=5)
+    noise = torch.randn(3000, *pictures.shape[1:], generator=torch.Generator().manual_seed(0))
+    inputs = pictures.repeat_interleave(25, 0).repeat(30, 1, 1, 1) + 0.005 * noise
+    settings = replace(SETTINGS, sampling=0.01, audit_budget=0.1, falls_to=0.0)
+    with adapting(served, told, settings) as adaptation:
+        answers = [
+            adaptation.answer(x, time_s=0.1 * at, source="test", place="gate")
+            for at, x in enumerate(inputs.split(1))
+        ]
+    early = [answer for answer in answers if answer.hit]
+    assert len(early) > 300
+    share = np.mean([answer.audited for answer in answers])
+    assert share <= 0.109 + 3.0 * (0.109 * 0.891 / len(answers)) ** 0.5
+
+
+class Blurred(Engine):
+    """An engine whose network, as one of reduced precision, now and then answers otherwise by itself."""
+
+    def base(self, x: Tensor) -> list[Prediction]:
+        answers = super().base(x)
+        return [each._replace(class_index=0) if each.class_index == 7 else each for each in answers]
+
+    def __call__(self, x: Tensor) -> list[Prediction]:
+        return self.base(x)
+
+
+def test_in_reduced_precision_the_reference_is_what_was_promised(
+    served: Served, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own losses count, misses included; and where caches are stopped the reference answers."""
+    traced = served.engine.traced
+    blurred = replace(served, engine=Blurred(traced, served.engine.exits, outputs_kind="logits"))
+    monkeypatch.setattr(adaptation_module, "is_exact", lambda _: False)
+    for name, kind in (("base_of", Blurred), ("reference_of", Engine)):
+        made = partial(kind, traced, [], outputs_kind="logits")
+        monkeypatch.setattr(adaptation_module, name, lambda _, made=made: made())
+    inputs = stream((6, 7, 8), 900, seed=4)
+    base = served.engine.reference(inputs).tolist()
+    with adapting(blurred, told, replace(SETTINGS, enabled=False, audit_budget=0.6)) as adaptation:
+        answers = list(feed(adaptation, inputs))
+    assert told.kinds[0] == "alarm"  # nothing ever left early
+    stopped = told.first("alarm").request
+    assert [answer.prediction.class_index for answer in answers[stopped:]] == base[stopped:]
+    wrong = [audit for audit in told.audits if not audit.agreed]
+    assert wrong and all(audit.exit == "base" for audit in wrong)
+
+
+def test_at_a_high_target_as_many_samples_are_kept_as_it_needs_and_what_lacks_is_told(
+    served: Served, told: Told
+) -> None:
+    """At 0.99 700 samples were kept and 1,196 needed: it never retrained, and said nothing."""
+    settings = replace(SETTINGS, window_inputs=None, accuracy=0.99, interval_s=20.0)
+    with adapting(served, told, settings) as adaptation:
+        needed = adaptation._renewal.least_inputs
+        assert adaptation.settings.window_inputs is not None
+        assert adaptation.settings.window_inputs >= needed > 700
+        list(feed(adaptation, stream(FAMILIAR, 450, seed=3)))
+    skipped = told.first("skipped")
+    assert str(needed) in skipped.message and told.kinds.count("skipped") == 2
+
+
+def test_a_promise_for_every_class_is_not_dropped_silently(served: Served, told: Told) -> None:
+    every = replace(served, composition=replace(served.composition, per_class=True))
+    with pytest.raises(AdaptError, match="in every class.*do not adapt"):
+        adapting(every, told)

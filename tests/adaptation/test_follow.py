@@ -1,0 +1,189 @@
+"""What is decided before an answer, and that nothing is lost for what it would have shown."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.promise_streams import AGREEMENT, CONFIDENCE, RIGHT, TRUE, WRONG, World, X
+from gati.adaptation.follow import FollowUp
+from gati.adaptation.renewal import Outcome, Promise
+from gati.adaptation.samples import Samples
+from gati.adaptation.settings import Audit
+from gati.adaptation.shadow import Ticket
+from gati.adaptation.succession import Succession
+from gati.engine.exits import Prediction
+from gati.guard.draws import Draws
+from gati.guard.standing import Standing
+
+
+class Waiting:
+    """A queue of `limit` places whose jobs are done when the test says so."""
+
+    beside = True
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.reserved = limit, 0
+        self.jobs: deque[Callable[[], None]] = deque()
+
+    def reserve(self) -> bool:
+        free = len(self.jobs) + self.reserved < self.limit
+        self.reserved += free
+        return free
+
+    def release(self) -> None:
+        self.reserved -= 1
+
+    def submit(self, job: Callable[[], None], *, reserved: bool = False) -> bool:
+        self.reserved -= reserved
+        self.jobs.append(job)
+        return True
+
+    def wait(self, deadline_s: float) -> bool:
+        return not self.jobs
+
+    def close(self, deadline_s: float) -> None:
+        self.jobs.clear()
+
+
+class Requests:
+    """Requests whose answers the test chooses, all of them drawn to be audited."""
+
+    def __init__(self, limit: int = 100, *, audits: float = 1.0, path: Path | None = None) -> None:
+        self.queue, self.audits = Waiting(limit), list[Audit]()
+        self.changes: list[str] = []
+        lock = threading.RLock()
+        self.world = World(np.random.default_rng(0))
+        self.succession = Succession(
+            self.world,  # type: ignore[arg-type]
+            Promise(AGREEMENT, CONFIDENCE),
+            Standing(1.0 - CONFIDENCE, path),
+            lock,
+            tell=lambda kind, *_: self.changes.append(kind),
+            on_serving=lambda _: None,
+        )
+        self.follow = FollowUp(
+            Draws(audits, seed=0),
+            self.succession,
+            Samples(10, 1e9),
+            self.world,  # type: ignore[arg-type]
+            self.queue,
+            lock,
+            exact=True,
+            recall=None,
+            on_audit=self.audits.append,
+        )
+
+    def __call__(self, prediction: Prediction) -> None:
+        decided = self.follow.decide(0.0, lookups_pay=True)
+        given = prediction if decided.lookups else TRUE
+        self.follow.answered(Ticket(X, 1, 0.0, "", given), decided, None)
+
+    def settle(self) -> None:
+        while self.queue.jobs:
+            self.queue.jobs.popleft()()
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        watch = self.succession.serving.watch
+        return watch.audits, watch.losses
+
+
+@pytest.mark.parametrize("answer", [RIGHT, WRONG, TRUE], ids=["agrees", "disagrees", "misses"])
+def test_what_finds_no_room_is_left_out_whatever_it_would_show(answer: Prediction) -> None:
+    """Audits of hits were dropped where the queue was full, those of misses counted as agreed."""
+    requests = Requests(limit=3)
+    for _ in range(20):
+        requests(answer)
+    requests.settle()
+    assert requests.counted[0] == 3 and requests.follow.left_out == 17
+
+
+def test_what_is_lost_when_the_process_ends_is_lost_whatever_it_would_show() -> None:
+    """The audit of a miss costs nothing, and yet it waits for those of the hits before it."""
+    requests = Requests()
+    for answer in (WRONG, TRUE, TRUE, RIGHT, TRUE):
+        requests(answer)
+    assert requests.counted == (0, 0)
+    for _ in range(2):
+        requests.queue.jobs.popleft()()
+    assert requests.counted == (2, 1)
+    requests.queue.close(0.0)  # killed here
+    assert requests.counted == (2, 1)
+
+
+def test_audits_of_before_an_alarm_prove_nothing_after_it() -> None:
+    requests = Requests(limit=1000)
+    for _ in range(100):
+        requests(WRONG)
+    for _ in range(300):
+        requests(RIGHT)  # answered before the alarm, compared after it
+    requests.settle()
+    proof = requests.succession.serving.watch.proof
+    assert requests.changes == ["alarm"] and proof is not None and proof.audits == 0
+
+
+def test_audits_of_one_version_say_nothing_about_another() -> None:
+    requests = Requests(limit=1000)
+    tried = requests.world.version(1)
+    requests.world.wrong[1] = (0.0, 0.0, 0.0)
+    requests.succession.take(Outcome("activated", tried, ""))
+    waiting = [WRONG] * 3
+    while requests.succession.trial is not None:
+        requests(RIGHT)
+        requests.settle()
+        if waiting and requests.succession.trial is not None:
+            requests(waiting.pop())  # of the old version, settled when the new one serves
+    assert requests.succession.serving.deployed.number == 1
+    assert requests.counted == (0, 0), "what the version on trial proved is not what it answered"
+    requests.settle()
+    assert requests.counted[1] == 0
+
+
+def test_a_version_on_trial_is_looked_up_in_the_shadow_and_never_answers() -> None:
+    requests = Requests()
+    requests.world.wrong[1] = (1.0, 1.0, 1.0)
+    requests.succession.take(Outcome("activated", requests.world.version(1), ""))
+    for _ in range(50):
+        requests(RIGHT)
+    requests.settle()
+    given = [audit for audit in requests.audits if not audit.shadow]
+    shadow = [audit for audit in requests.audits if audit.shadow]
+    assert len(given) == len(shadow) == 50
+    assert {audit.version for audit in given} == {0} and {audit.version for audit in shadow} == {1}
+    assert not any(audit.agreed for audit in shadow) and requests.follow.losses == 0
+    assert requests.succession.serving.deployed.number == 0 and requests.succession.may_hit
+
+
+def test_a_request_that_could_not_be_answered_gives_its_place_back() -> None:
+    requests = Requests(limit=1)
+    for _ in range(3):
+        requests.follow.withdraw(requests.follow.decide(0.0, lookups_pay=True))
+    requests(RIGHT)
+    assert requests.follow.left_out == 0 and len(requests.queue.jobs) == 1
+
+
+def test_a_version_that_is_brought_back_has_to_prove_itself_like_any_other() -> None:
+    """It was tried at full delta on samples of overlapping windows, again and again until it passed."""
+    requests = Requests()
+    version = requests.world.version(1)
+    requests.world.wrong[1] = (0.0, 0.0, 0.0)
+    requests.succession.take(Outcome("activated", version, ""))
+    while requests.succession.trial is not None:
+        requests(RIGHT)
+        requests.settle()
+    requests.succession.take(Outcome("activated", requests.world.version(2), ""))
+    requests.world.wrong[2] = (0.0, 0.0, 0.0)
+    while requests.succession.trial is not None:
+        requests(RIGHT)
+        requests.settle()
+    spent = requests.succession.standing.spending.used
+    requests.succession.take(Outcome("reused", version, ""))
+    assert requests.succession.serving.deployed.number == 2 and requests.succession.trial is not None
+    assert not requests.succession.trial.watch.may_hit
+    assert requests.succession.standing.spending.used == spent + 1

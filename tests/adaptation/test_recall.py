@@ -1,0 +1,346 @@
+"""Recall: who is most similar, how far memory may be trusted, and that it keeps its promise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gati.adaptation.ladder import MOST, Ladder, Setting
+from gati.adaptation.memory import FEATURES, FURTHER, NEAREST, Memory, evidence_of, sketch
+from gati.adaptation.recall import RECALL, Looked, Recall
+from gati.adaptation.risk import Risk
+from gati.engine.exits import BASE, Prediction
+from gati.guard.proof import Spending
+
+AGREEMENT = 0.95
+CLASSES = 4
+
+
+def answer(class_index: int, sure: float = 0.9) -> Prediction:
+    probabilities = torch.full((CLASSES,), (1.0 - sure) / (CLASSES - 1))
+    probabilities[class_index] = sure
+    return Prediction(class_index, probabilities, BASE, "v1")
+
+
+# Memory -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(NEAREST, 300), st.integers(0, 2**32 - 1))
+def test_the_most_similar_of_what_is_remembered_answers(count: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    rows = random.normal(size=(count, 12)).astype(np.float32)
+    classes = random.integers(CLASSES, size=count)
+    memory = Memory(12)
+    for row, class_index in zip(rows, classes.tolist(), strict=True):
+        memory.add(row, answer(class_index))
+    asked = random.normal(size=12).astype(np.float32)
+    seen = memory.recall(asked)
+    kept = slice(max(0, count - len(memory)), None)
+    distance = np.sqrt(((rows[kept] - asked) ** 2).mean(axis=1))
+    order = np.argsort(distance)[:NEAREST]
+    assert seen is not None and seen.answer.class_index == classes[kept][order[0]]
+    np.testing.assert_allclose(np.exp(seen.features[:NEAREST]) - 0.01, distance[order], atol=1e-3)
+    alike = np.where(classes[kept][order] == classes[kept][order[0]], 1.0, -1.0)
+    assert np.array_equal(np.sign(seen.features[NEAREST : 2 * NEAREST]), alike)
+    assert len(seen.features) == FEATURES
+
+
+def test_too_little_is_remembered_to_say_anything() -> None:
+    memory = Memory(3)
+    for number in range(NEAREST - 1):
+        memory.add(np.full(3, number, dtype=np.float32), answer(0))
+    assert memory.recall(np.zeros(3, dtype=np.float32)) is None
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 3, 32, 32), (1, 1, 5, 7), (1, 3, 224, 224), (1, 700), (1, 2, 9), (1, 3)]
+)
+def test_a_sketch_is_small_and_the_same_each_time(shape: tuple[int, ...]) -> None:
+    x = torch.rand(shape)
+    assert np.array_equal(sketch(x), sketch(x.clone()))
+    assert sketch(x).ndim == 1 and len(sketch(x)) <= max(shape[1] * 64 if len(shape) == 4 else 192, 1)
+    assert not np.array_equal(sketch(x), sketch(x + 1.0))
+
+
+def test_evidence_grows_with_the_lead_of_the_first_class() -> None:
+    leads = [evidence_of(answer(1, sure)) for sure in (0.3, 0.5, 0.9, 0.999, 1.0)]
+    assert leads == sorted(leads) and math.isfinite(leads[-1]) and leads[0] > 0.0
+
+
+# Risk ---------------------------------------------------------------------------------------------------
+
+
+def test_the_regression_is_the_one_that_scikit_learn_fits() -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    random = np.random.default_rng(0)
+    features = random.normal(size=(400, 6)) * [1, 2, 3, 1, 5, 0.1] + 3.0
+    wrong = random.random(400) < 1.0 / (1.0 + np.exp(-(features[:, 0] - features[:, 4] / 5.0)))
+    far = np.concatenate((features[:, :2].max(0) + np.log(2.0), features[:, 2:].min(0)))
+    rows, labels = np.vstack((features, far, far)), np.append(wrong, [True, True])
+    scaler = StandardScaler().fit(rows)
+    oracle = LogisticRegression(C=1.0, tol=1e-8).fit(scaler.transform(rows), labels)
+    expected = oracle.predict_proba(scaler.transform(features))[:, 1]
+    np.testing.assert_allclose(Risk(features, wrong, 2)(features), expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_labels_of_one_kind_are_no_trouble(wrong: bool) -> None:
+    features = np.random.default_rng(1).normal(size=(80, FEATURES))
+    risk = Risk(features, np.full(80, wrong), FURTHER)
+    found = risk(features)
+    assert np.isfinite(found).all() and (found.mean() > 0.5) == wrong
+    far = features.max(0) + 3.0
+    far[FURTHER:] = features[:, FURTHER:].min(0) - 3.0
+    assert risk(far) >= found.max()  # nothing like it was ever seen
+
+
+# Recall -------------------------------------------------------------------------------------------------
+
+
+class Place:
+    """Inputs that show one of a few things each, for some time, with noise; and what the base model says."""
+
+    def __init__(self, seed: int, *, things: int = 6, noise: float = 0.02, stays: float = 0.98) -> None:
+        self._random = np.random.default_rng(seed)
+        self._things = self._random.random((things, 3, 8, 8)).astype(np.float32)
+        self._noise, self._stays = noise, stays
+        self._now = 0
+        self.classes = np.arange(things) % CLASSES
+        self.flips = 0.0  # how often the base model says anything
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Prediction]]:
+        while True:
+            if self._random.random() > self._stays:
+                self._now = int(self._random.integers(len(self._things)))
+            noise = self._random.normal(0.0, self._noise, self._things[0].shape).astype(np.float32)
+            said = int(self.classes[self._now])
+            if self._random.random() < self.flips:
+                said = int(self._random.integers(CLASSES))
+            yield torch.from_numpy(self._things[self._now] + noise)[None], answer(said)
+
+
+class Run:
+    """Requests through recall as an adaptation makes them, with a network that never answers early."""
+
+    def __init__(self, *, drawn: float = 0.25, seed: int = 0) -> None:
+        self.changes: list[tuple[bool, int, int]] = []
+        self.spending = Spending(0.05)
+        self.recall = Recall(
+            *(AGREEMENT, self.spending.next, 10_000.0),
+            leave=at_once,
+            on_change=lambda *change: self.changes.append(change),
+        )
+        self._drawn, self._random = drawn, np.random.default_rng(seed)
+        self.hit: list[bool] = []
+        self.agreed: list[bool] = []
+
+    def __call__(self, place: Place, requests: int, name: str = "gate") -> NDArray[np.bool_]:
+        """Answer so many requests and return which were answered from memory."""
+        for _, (x, base) in zip(range(requests), place, strict=False):
+            looked = self.recall.look(x, name)
+            assert looked is not None
+            hit = looked.confident
+            assert not hit or self.recall.serves
+            agreed = not (hit and looked.wrong(base))
+            drawn = bool(self._random.random() < self._drawn)
+            if drawn or not hit:
+                self.recall.learn(looked, base, drawn=drawn)
+            self.hit.append(hit)
+            self.agreed.append(agreed)
+        return np.array(self.hit[-requests:])
+
+
+def at_once(job: Callable[[], None]) -> bool:
+    job()
+    return True
+
+
+def test_it_answers_what_it_has_seen_soon_and_nearly_always() -> None:
+    run, place = Run(drawn=0.5), Place(1)
+    run(place, 800)
+    assert run.changes and run.changes[0][0] and run.changes[0][2] <= 1  # proven on what it did not answer
+    assert run(place, 600).mean() > 0.8
+    assert np.mean(run.agreed) >= AGREEMENT
+
+
+def test_of_what_is_pure_chance_it_answers_nothing() -> None:
+    place = Place(2)
+    place.flips = 1.0
+    run = Run(drawn=1.0)
+    assert run(place, 3000).mean() < 0.02
+
+
+@pytest.mark.parametrize("flips", [0.02, 0.05, 0.1, 0.3])
+def test_the_promise_holds_however_restless_the_base_model_is(flips: float) -> None:
+    """Over streams of 3,000 requests each; a share of what no cache can know is part of all of them."""
+    agreements = []
+    for seed in range(4):
+        place, run = Place(seed, noise=0.05), Run(seed=seed)
+        place.flips = flips
+        run(place, 3000)
+        agreements.append(np.mean(run.agreed))
+    assert min(agreements) >= AGREEMENT and np.mean(agreements) >= (1.0 + AGREEMENT) / 2.0 - 0.01
+
+
+def test_when_the_base_model_is_replaced_it_stops_or_learns_the_new_answers() -> None:
+    place, run = Place(3, stays=0.9), Run()
+    run(place, 1500)
+    place.classes = (place.classes + 1) % CLASSES
+    run(place, 200)
+    run(place, 3500)
+    wrong = np.flatnonzero(~np.array(run.agreed))
+    assert (wrong > 1500).any()  # it had no way to know at once
+    assert np.mean(run.agreed[1800:]) >= AGREEMENT
+    assert np.mean(run.hit[-1000:]) > 0.5  # and goes on
+
+
+def test_a_broken_promise_stops_it_until_it_is_proven_again() -> None:
+    """Losses that memory cannot mend, for those who look alike are answered otherwise at random."""
+    place, run = Place(4, stays=0.9), Run(drawn=1.0)
+    run(place, 1000)
+    assert run.recall.serves
+    broken = iter(place)
+    losses = 0
+    while run.recall.serves and losses < 400:
+        x, base = next(broken)
+        looked = run.recall.look(x, "gate")
+        assert looked is not None
+        losses += looked.confident
+        run.recall.learn(looked, answer((base.class_index + 1) % CLASSES), drawn=True)
+    assert not run.recall.serves and run.changes[-1][0] is False and losses < 10
+    run(place, 2000)
+    assert run.recall.serves and run.changes[-1][0] is True
+
+
+def test_places_are_apart() -> None:
+    run, one, other = Run(drawn=1.0), Place(5), Place(5)
+    other.classes = (other.classes + 1) % CLASSES  # the same pictures, other answers
+    for _ in range(20):
+        run(one, 50, "one")
+        run(other, 50, "other")
+    assert np.mean(run.hit[-400:]) > 0.7 and np.mean(run.agreed) >= AGREEMENT
+
+
+def test_numbers_that_are_none_are_not_remembered() -> None:
+    run = Run()
+    assert run.recall.look(torch.full((1, 3, 8, 8), math.nan), "gate") is None
+
+
+def test_a_fit_that_nobody_takes_is_offered_again() -> None:
+    offered: list[Any] = []
+
+    def refuse(job: Callable[[], None]) -> bool:
+        offered.append(job)
+        return False
+
+    recall = Recall(AGREEMENT, Spending(0.05).next, 1e4, leave=refuse, on_change=lambda *_: None)
+    for _, (x, base) in zip(range(100), Place(6), strict=False):
+        looked = recall.look(x, "gate")
+        assert looked is not None and not looked.confident
+        recall.learn(looked, base, drawn=True)
+    assert len(offered) > 1 and RECALL == "recall"
+
+
+# What is proven is what serves -----------------------------------------------------------------------------
+
+
+def test_nothing_is_proven_by_audits_of_what_it_would_not_answer() -> None:
+    """Coin flips: it was "proven" in all of 4 runs, on audits none of which it would have answered."""
+    for seed in range(4):
+        place, run = Place(seed), Run(drawn=1.0, seed=seed)
+        place.flips = 1.0
+        run(place, 2000)
+        assert not run.recall.serves and not run.changes
+
+
+def test_a_looser_setting_answers_only_after_a_proof_of_its_own() -> None:
+    run, place = Run(drawn=1.0), Place(7)
+    released = []
+    for _ in range(60):
+        run(place, 25)
+        ladder = run.recall._ladder
+        passed = [setting.proof.passed for setting in ladder._settings]
+        assert ladder.released == sum(passed) and passed == sorted(passed, reverse=True)
+        assert all(setting.proof.audits == 0 for setting in ladder._settings[ladder.released + 1 :])
+        for setting, most in zip(ladder._settings, MOST, strict=True):
+            assert setting._allowed <= most, "what serves is never looser than what was proven"
+        released.append(ladder.released)
+    assert released[0] == 0 and released[-1] > 0 and released == sorted(released)
+
+
+def test_a_setting_begins_as_loose_as_it_will_ever_be() -> None:
+    """It was proven at a sixth of what it then rose to."""
+    for setting, most in zip(Ladder(AGREEMENT, 0.05)._settings, MOST, strict=True):
+        assert setting._allowed == most
+
+
+def test_one_delta_is_enough_for_all_settings() -> None:
+    """Each setting is wrong as often as must not pass: any release at all is an error."""
+    released = 0
+    for seed in range(200):
+        random, ladder = np.random.default_rng(seed), Ladder(0.9, 0.1)
+        ladder.expect(np.full(100, 1e-6))
+        for lost in random.random(400) < 0.1:
+            ladder.audited(ladder.released > 0, True, wrong=bool(lost))
+        released += ladder.released > 0
+    assert released <= 200 * 0.1 + 2.0 * math.sqrt(200 * 0.1 * 0.9)
+
+
+def test_at_the_lower_limit_nothing_is_answered() -> None:
+    setting = Setting(0.6, AGREEMENT, 0.05)
+    setting.expect(np.geomspace(1e-9, 0.4, 300))
+    assert setting.threshold > 0.0
+    for _ in range(6):
+        setting.audited(would_answer=True, wrong=True)
+    assert setting.threshold == 0.0
+    for _ in range(200):
+        setting.audited(would_answer=False, wrong=False)
+    assert setting.threshold > 0.0
+
+
+def test_it_learns_alike_before_and_after_it_may_answer() -> None:
+    """What any setting would answer is learned only where it was drawn: later nothing else will be known."""
+    nothing = Looked("", np.empty(0, dtype=np.float32), None, confident=False, would_answer=False, epoch=0)
+    run, place = Run(drawn=1.0), Place(8)
+    run(place, 600)
+    x, base = next(
+        (x, base) for x, base in place if (run.recall.look(x, "gate") or nothing).would_answer
+    )
+    looked = run.recall.look(x, "gate")
+    assert looked is not None and looked.would_answer
+    before = len(run.recall._places["gate"]), run.recall._labelled._taken
+    run.recall.learn(looked, base, drawn=False)
+    assert (len(run.recall._places["gate"]), run.recall._labelled._taken) == before
+    run.recall.learn(looked, base, drawn=True)
+    assert run.recall._labelled._taken == before[1] + 1
+
+
+def test_audits_of_before_an_alarm_say_nothing_about_what_comes_after() -> None:
+    run, place = Run(drawn=1.0), Place(9)
+    run(place, 1200)
+    waiting: list[tuple[Looked, Prediction]] = []
+    for x, base in place:
+        looked = run.recall.look(x, "gate")
+        assert looked is not None
+        if looked.confident:
+            waiting.append((looked, base))
+        if len(waiting) == 400:
+            break
+    while run.recall.serves:
+        run.recall.learn(waiting[0][0], answer((waiting[0][1].class_index + 1) % CLASSES), drawn=True)
+    for looked, base in waiting:
+        run.recall.learn(looked, base, drawn=True)
+    assert not run.recall.serves and run.recall.proof.audits == 0
+    assert run.spending.used == 2

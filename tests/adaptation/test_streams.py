@@ -1,0 +1,28 @@
+"""Whole streams through all that decides who may answer: nothing is released that should not be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.promise_streams import run, summary
+from gati.guard.proof import Spending
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("stretch", [0, 100], ids=["room in the queue", "queue full half of the time"])
+def test_no_more_streams_break_a_promise_than_delta_allows(tmp_path: Path, stretch: int) -> None:
+    """With retraining, versions brought back, memory, stops, restarts; most caches must not pass."""
+    found = summary([run(seed, tmp_path, 6_000, stretch=stretch) for seed in range(40)])
+    assert found["broken_streams"] <= found["allowed"]
+    assert found["alarms_timed"] > 15 and found["delay_of_theory"] <= 2.0
+    assert found["early"] > 0.3
+
+
+def test_the_streams_would_show_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all of delta for every proof, as it was, far more than delta of the streams break one."""
+    monkeypatch.setattr(Spending, "next", lambda self: self.delta)
+    found = summary([run(seed, tmp_path, 17_280) for seed in range(20)])
+    assert found["broken_streams"] > found["allowed"]

@@ -1,0 +1,168 @@
+"""`compose` on whole libraries: what it chooses, writes, explains and refuses."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import UTC, datetime
+
+import pytest
+
+from gati.composition.candidates import full_candidates, relaxed_candidates, without_dominated
+from gati.composition.compose import Settings, compose, compose_library
+from gati.composition.composition import Composition
+from gati.errors import BackendError, CompositionError, GatiError, LibraryError, SolverError
+from gati.exploration.library import Library
+from tests.composition.libraries import make_library, rewrite
+
+published = pytest.mark.parametrize("objective", ["relaxed", "full"])
+
+
+@pytest.fixture
+def library(tmp_path) -> Library:
+    return make_library(tmp_path / "library")
+
+
+@published
+def test_the_composition_is_written_where_the_other_verbs_find_it(library, objective):
+    composition = compose(library.directory, accuracy=0.9, objective=objective)
+    assert Composition.load(library.composition_path("default")) == composition
+    assert composition.exits
+    assert composition.expected.mean_latency_ms < composition.expected.base_latency_ms
+    assert composition.expected.gain == pytest.approx(2.0 * 0.475 / composition.expected.mean_latency_ms)
+    assert composition.checkpoint_sha256 == library.manifest.checkpoint_sha256
+    assert composition.objective == objective
+
+
+def test_several_compositions_live_side_by_side(library):
+    compose(library.directory, accuracy=0.9, objective="full", name="fast")
+    compose(library.directory, accuracy=0.99, objective="full", name="careful")
+    assert Composition.load(library.composition_path("fast")).accuracy_target == 0.9
+    assert Composition.load(library.composition_path("careful")).accuracy_target == 0.99
+
+
+@published
+def test_the_tables_are_enough_and_the_file_says_that_no_outcomes_were_used(tmp_path, objective):
+    whole = make_library(tmp_path / "whole")
+    bare = make_library(tmp_path / "bare", outcomes=False)
+    assert compose(whole.directory, accuracy=0.9, objective=objective).expected_from == "replay"
+    from_table = compose(bare.directory, accuracy=0.9, objective=objective)
+    assert from_table.expected_from == "table"
+    assert from_table.exits
+
+
+@published
+def test_solvers_agree_on_what_a_library_gives(tmp_path, objective):
+    library = make_library(tmp_path / "library", outcomes=False, overlapped=True)
+    latencies = [
+        compose(library.directory, accuracy=0.9, objective=objective, solver=solver).expected.mean_latency_ms
+        for solver in ("auto", "highs")
+    ]
+    assert latencies[0] == pytest.approx(latencies[1], abs=1e-6)
+
+
+@published
+def test_auto_takes_the_better_placement(tmp_path, objective):
+    library = make_library(tmp_path / "library", overlapped=True)
+    latency = {
+        placement: compose(
+            library.directory, accuracy=0.9, objective=objective, placement=placement
+        ).expected.mean_latency_ms
+        for placement in ("inline", "overlapped", "auto")
+    }
+    assert latency["auto"] == min(latency.values())
+
+
+@published
+def test_memory_is_kept_to_the_byte(tmp_path, objective):
+    library = make_library(tmp_path / "library", outcomes=False)
+    for limit in (4000, 7999, 8000, "12KiB"):
+        composition = compose(library.directory, accuracy=0.9, objective=objective, memory_bytes=limit)
+        assert 0 < composition.expected.memory_bytes <= composition.memory_limit_bytes
+
+
+@published
+def test_a_memory_limit_below_every_cache_is_refused_with_the_smallest_size(library, objective):
+    with pytest.raises(CompositionError, match="3999 bytes is too small .* needs 4000 bytes .3.9 KiB."):
+        compose(library.directory, memory_bytes=3999, objective=objective)
+    assert not library.composition_path("default").exists()
+
+
+@published
+def test_an_unreachable_accuracy_gives_no_caches_and_says_why(tmp_path, objective):
+    library = make_library(tmp_path / "library", quality=0.0)
+    composition = compose(library.directory, accuracy=0.9999, objective=objective)
+    assert composition.exits == ()
+    assert composition.note.startswith("no caches: none both reaches agreement 0.9999")
+    assert composition.expected.gain == 1.0
+
+
+@published
+def test_a_library_of_skipped_variants_gives_no_caches_and_says_why(library, objective):
+    rewrite(library, status="skipped", reason="takes longer than the rest of the network")
+    composition = compose(library.directory, objective=objective)
+    assert composition.exits == ()
+    assert "holds no trained variant" in composition.note
+
+
+def test_the_same_library_gives_the_same_composition_twice(library):
+    settings = Settings(accuracy=0.9)
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    first, second = (compose_library(library, settings, clock=lambda: noon) for _ in range(2))
+    assert first == second
+    assert first.created == "2026-01-01T12:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error", "message"),
+    [
+        ({"accuracy": 1.0}, CompositionError, "accuracy target is 1.0, must lie strictly between 0 and 1"),
+        ({"accuracy": 97}, CompositionError, "accuracy target is 97"),
+        ({"confidence": 95}, CompositionError, "confidence is 95, must lie strictly between 0 and 1"),
+        ({"memory_bytes": "lots"}, GatiError, "'lots' is not a size; write for example 256MiB"),
+        ({"objective": "best"}, CompositionError, "unknown objective 'best'; choose one of: relaxed, full"),
+        ({"solver": "cplex"}, SolverError, "unknown solver 'cplex'; choose one of: auto, gurobi, highs"),
+        ({"placement": "beside"}, BackendError, "unknown placement 'beside'; choose one of: auto, inline"),
+        (
+            {"placement": "overlapped"},
+            BackendError,
+            "'overlapped' was not measured in this library .measured: inl",
+        ),
+        ({"backend": "abacus"}, BackendError, "unknown backend 'abacus'; choose one of auto"),
+        ({"name": "../x"}, CompositionError, "composition name '../x' must be letters, digits"),
+    ],
+)
+def test_bad_wishes_are_refused_in_one_line_and_nothing_is_written(library, wanted, error, message):
+    with pytest.raises(error, match=message) as caught:
+        compose(library.directory, **wanted)
+    assert "\n" not in str(caught.value)
+    assert not (library.directory / "compositions").exists()
+
+
+def test_a_folder_without_library_is_refused(tmp_path):
+    with pytest.raises(LibraryError, match="no cache library"):
+        compose(tmp_path)
+
+
+def test_missing_outcomes_of_one_trial_are_an_error_and_not_a_guess(library):
+    shutil.rmtree(library.directory / "outcomes")
+    make_library(library.directory, outcomes=False)
+    assert compose(library.directory, accuracy=0.9, objective="full").expected_from == "table"
+
+
+def test_the_relaxed_form_sees_each_variant_at_its_largest_accurate_hit_rate(library):
+    candidates = relaxed_candidates(library.trials, library.operating_points, "inline", 0.9)
+    assert len({c.trial_id for c in candidates}) == len(candidates) > 0
+    for candidate in candidates:
+        better = [
+            point
+            for point in library.operating_points
+            if point.trial_id == candidate.trial_id and point.accuracy >= 0.9
+        ]
+        assert candidate.hit_rate == max(point.hit_rate for point in better)
+
+
+def test_dominated_candidates_are_dropped_and_nothing_else(library):
+    candidates = full_candidates(library.trials, library.operating_points, "inline", 0.9)
+    assert without_dominated(candidates) == candidates
+    worse = [c.__class__(**{**c.__dict__, "lookup_ms": c.lookup_ms + 1}) for c in candidates]
+    assert without_dominated([*worse, *candidates]) == candidates

@@ -1,0 +1,166 @@
+"""Latencies of other backends: kept in the library, read back, put in place of what explore measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gati.composition.compose import compose
+from gati.composition.costs import BackendCosts, as_composed, on_backend
+from gati.costs import graph as graph_costs
+from gati.errors import BackendError, LibraryError, ModelError
+from gati.exploration.library import Library
+from gati.types import Trial, TrialId
+from tests.composition.libraries import make_library
+from tests.engine.networks import BLOCKS
+from tests.engine.served import make_served
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    return make_library(tmp_path / "library", quality=6.0, overlapped=True)
+
+
+def costs_of(library: Library, backend: str = "openvino", speed: float = 4.0) -> BackendCosts:
+    """As if this network were `speed` times as fast there, and lookups as dear as here."""
+    known = library.manifest.profile
+    blocks = tuple(
+        replace(block, latency_ms=block.latency_ms / speed, reach_ms=block.reach_ms / speed)
+        for block in known.blocks
+    )
+    profile = replace(
+        known,
+        backend=backend,
+        base_ms=known.base_ms / speed,
+        blocks=blocks,
+        threads=torch.get_num_threads(),
+    )
+    shapes = ["x".join(map(str, block.output_shape)) for block in blocks]
+    lookups = {
+        f"{shapes[trial.block_index]} {trial.variant}": trial.lookup_ms or 0.0 for trial in library.trials
+    }
+    return BackendCosts(profile, 0.01, lookups)
+
+
+def keep(library: Library, costs: BackendCosts) -> Path:
+    path = library.directory / "profiles" / f"{costs.profile.backend}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(costs.to_json())
+    return path
+
+
+def test_costs_survive_their_file(library: Library) -> None:
+    costs = costs_of(library)
+    assert BackendCosts.from_json(costs.to_json(), "here") == costs
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "here is damaged .* delete it, gati compose measures again"),
+        ('{"format": 99}', "here is of a newer format; upgrade gati, or delete it"),
+        ('{"format": 3, "profile": {}}', "here is damaged"),
+    ],
+)
+def test_a_damaged_file_is_one_line(text: str, message: str) -> None:
+    with pytest.raises(LibraryError, match=message) as caught:
+        BackendCosts.from_json(text, "here")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_an_older_gati_measured_otherwise_is_measured_anew(version: int) -> None:
+    assert BackendCosts.from_json(f'{{"format": {version}}}', "here") is None
+
+
+def test_variants_of_an_older_file_are_called_as_today(library: Library) -> None:
+    lookup_ms = {"8x6x6 pool(64)": 0.2, "8x6x6 grid(8)": 0.3}
+    raw = json.loads(replace(costs_of(library), lookup_ms=lookup_ms).to_json())
+    for version, name in ((3, "pool-linear(64)"), (raw["format"], "pool(64)")):
+        found = BackendCosts.from_json(json.dumps({**raw, "format": version}), "here")
+        assert found is not None and found.lookup_ms == {f"8x6x6 {name}": 0.2, "8x6x6 grid(8)": 0.3}
+
+
+def test_no_exit_is_free_where_the_clock_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differences of medians that are all noise: whatever is added to the network seems to take no time."""
+    pytest.importorskip("onnxruntime")
+    library = Library(make_served(tmp_path))
+    trials = [
+        Trial(TrialId(f"trial-{index}"), index, BLOCKS[index], "pool-linear(64)", "trained")
+        for index in (0, 1)
+    ]
+    library.write_trials(trials, [])
+    monkeypatch.setattr(graph_costs, "_medians", lambda *_: (1.0, 0.0))
+    costed = on_backend(Library.open(library.directory), "onnxruntime")
+    known, found = library.manifest.profile, costed.manifest.profile
+    assert found.base_ms == 1.0
+    for there, elsewhere in zip(found.blocks, known.blocks, strict=True):
+        assert there.reach_ms >= 0.49 * elsewhere.reach_ms / known.base_ms > 0.0
+    assert all((trial.lookup_ms or 0.0) > 0.0 for trial in costed.trials)
+    assert as_composed(library, "onnxruntime").manifest.profile == found  # and so it is kept
+
+
+def test_a_composition_is_made_with_the_latencies_of_its_backend(library: Library) -> None:
+    costs = costs_of(library)
+    keep(library, costs)
+    composition = compose(library.directory, accuracy=0.95, backend="openvino", slowdown=0.5)
+    assert composition.backend == "openvino"
+    assert composition.placement == "inline"
+    assert composition.expected.base_latency_ms == costs.profile.base_ms
+    assert all(exit_.exit_ms < costs.profile.base_ms for exit_ in composition.exits)
+    plain = compose(library.directory, accuracy=0.95, backend="torch", name="torch", slowdown=0.5)
+    assert plain.expected.base_latency_ms == library.manifest.profile.base_ms
+    assert len(plain.exits) >= len(composition.exits) > 0  # in proportion, lookups are dearer there
+
+
+def test_a_library_is_itself_on_its_own_backend_and_untouched_on_another(library: Library) -> None:
+    own = library.manifest.profile.backend
+    assert on_backend(library, own) is library
+    assert as_composed(library, own) is library
+    keep(library, costs_of(library))
+    before = library.trials
+    other = on_backend(library, "openvino")
+    assert other.manifest.profile.backend == "openvino"
+    assert all(trial.overlapped_lookup_ms is None for trial in other.trials)
+    assert library.trials == before
+    assert Library.open(library.directory).manifest.profile.backend == own
+
+
+def test_auto_takes_the_fastest_that_is_measured(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    for backend, speed in (("openvino", 3.0), ("onnxruntime", 5.0)):
+        keep(library, costs_of(library, backend, speed))
+        module = f"gati.engine.backends.{backend}"
+        monkeypatch.setattr(f"{module}.find_spec", lambda name: object())
+    assert compose(library.directory, accuracy=0.95).backend == "onnxruntime"
+    keep(library, costs_of(library, "onnxruntime", 0.5))
+    keep(library, costs_of(library, "openvino", 0.5))
+    assert compose(library.directory, accuracy=0.95).backend == library.manifest.profile.backend
+
+
+def test_auto_stays_where_the_model_is_not_at_hand_and_a_name_says_why(library: Library) -> None:
+    assert compose(library.directory, accuracy=0.95).backend == library.manifest.profile.backend
+    with pytest.raises((BackendError, ModelError)) as caught:
+        compose(library.directory, accuracy=0.95, backend="onnxruntime")
+    assert "\n" not in str(caught.value)
+
+
+def test_other_numbers_of_threads_are_measured_anew(library: Library) -> None:
+    costs = costs_of(library)
+    keep(library, replace(costs, profile=replace(costs.profile, threads=costs.profile.threads + 1)))
+    with pytest.raises((BackendError, ModelError)):  # the model of this library does not exist
+        on_backend(library, "openvino")
+    assert as_composed(library, "openvino").manifest.profile.threads == costs.profile.threads + 1
+
+
+def test_an_unknown_backend_lists_the_known(library: Library) -> None:
+    with pytest.raises(BackendError, match="unknown backend 'abacus'; choose one of auto, cuda-graph, onnx"):
+        compose(library.directory, backend="abacus")
+
+
+def test_costs_that_are_gone_are_one_line(library: Library) -> None:
+    with pytest.raises(LibraryError, match=r"openvino.json is not there; run gati compose again"):
+        as_composed(library, "openvino")

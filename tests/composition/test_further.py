@@ -1,0 +1,394 @@
+"""Further inputs to certify on: what they are answered, and that the promise holds with them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import save_file
+
+import gati
+from gati.cli import run
+from gati.composition.certificate import certify as walk
+from gati.composition.certificate import required_inputs
+from gati.composition.certified import propose
+from gati.composition.compose import compose, compose_best, compose_library
+from gati.composition.composition import Composition
+from gati.composition.costs import CostedLibrary
+from gati.composition.engines import EngineAnswers
+from gati.composition.further import Further, further_inputs
+from gati.composition.ledger import Ledger, share_of_attempt
+from gati.composition.outcomes import EngineOutcomes, SplitOutcomes, outcomes_of
+from gati.composition.pieces import Pieces
+from gati.composition.plans import Settings
+from gati.composition.verdicts import replay_of
+from gati.errors import CompositionError, DataError
+from gati.evaluation.certify import certify
+from gati.exploration import candidates
+from gati.exploration.explore import explore
+from gati.exploration.library import CERTIFY, SELECT, Library, TrialOutcomes
+from gati.exploration.splits import held_out
+from gati.types import TrialId
+from tests.composition.libraries import CLASSES, make_library
+from tests.composition.test_costs import costs_of
+from tests.exploration.networks import digits, trained_state
+
+NET = f"{Path(__file__).parent.parent / 'explore' / 'networks.py'}:Net"
+HELD_OUT, TRAINED = 600, 700
+
+
+@pytest.fixture(scope="module")
+def explored(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """A library of a trained network on digits, beside which lies `more.npz`, of digits it has not seen."""
+    folder = tmp_path_factory.mktemp("further")
+    images, labels = digits()
+    order = np.random.default_rng(3).permutation(len(images))
+    parts = np.split(order, (HELD_OUT, HELD_OUT + TRAINED))
+    for name, rows in zip(("held", "train", "more"), parts, strict=True):
+        np.savez(folder / f"{name}.npz", images=images[rows], labels=labels[rows])
+    save_file(trained_state(), folder / "net.safetensors")
+    with pytest.MonkeyPatch.context() as patch:
+        # a network so small is hardly slower than a lookup: here it is
+        patch.setattr(candidates, "too_slow", lambda *_: "")
+        library = explore(
+            NET, str(folder / "net.safetensors"), data=str(folder / "held.npz"),
+            train_data=str(folder / "train.npz"), out=folder / "library", blocks="blocks.[012]",
+            variants=["grid(16)"], epochs=3,
+        )  # fmt: skip
+    cheap = 0.02 * library.manifest.profile.base_ms
+    trials = [replace(trial, lookup_ms=cheap) for trial in library.trials]
+    library.write_trials(trials, list(library.operating_points))
+    return Library.open(library.directory)
+
+
+@pytest.fixture
+def library(explored: Library) -> Library:
+    """The same, as if nothing had been composed yet."""
+    (explored.directory / "certify_ledger.json").unlink(missing_ok=True)
+    return explored
+
+
+def more_of(library: Library) -> Path:
+    return library.directory.parent / "more.npz"
+
+
+def test_base_model_and_caches_answer_as_they_did_when_explored(library: Library) -> None:
+    inputs, split = held_out(library)
+    again = np.flatnonzero(split == CERTIFY)
+    further = Further(inputs.subset(again), np.ones(len(again), dtype=np.int64), "again", "again")
+    own = SplitOutcomes(library, CERTIFY)
+    extended = further.after(own, ())
+    count = len(own)
+    assert len(extended) == 2 * count
+    assert np.array_equal(extended.base_class[count:], own.base_class)
+    for trial in library.trials:
+        if trial.status == "trained":
+            found, known = extended.trial(trial.trial_id), own.trial(trial.trial_id)
+            assert np.array_equal(found.predicted, np.concatenate([known.predicted, known.predicted]))
+            np.testing.assert_allclose(found.score[:count], found.score[count:], atol=1e-5)
+
+
+def test_they_are_counted_beside_the_own_split_as_the_engine_answers(library: Library) -> None:
+    composition = compose(library.directory, accuracy=0.9, certify_data=more_of(library), backend="torch")
+    certificate = composition.certificate
+    assert certificate is not None and composition.exits
+    new = len(np.load(more_of(library))["images"])
+    own = int((library.base_outcomes().split == CERTIFY).sum())
+    assert certificate["n"] == own + new
+    assert certificate["further"]["n"] == new and "more.npz" in certificate["further"]["data"]
+    losses = 0
+    inputs, split = held_out(library)
+    with gati.load(library.directory) as engine:
+        assert engine.preprocessing is not None
+        for x in (
+            inputs.images(np.flatnonzero(split == CERTIFY)),
+            engine.preprocessing(np.load(more_of(library))["images"]),
+        ):
+            answers = [each.class_index for each in engine(x)]
+            losses += sum(
+                mine != base.class_index for mine, base in zip(answers, engine.base(x), strict=True)
+            )
+    assert certificate["losses"] == losses
+    assert certificate["accuracy_drop"]["n"] == own  # labels of further inputs are not asked for
+
+
+def test_labels_make_no_difference(library: Library, tmp_path: Path) -> None:
+    np.savez(tmp_path / "unlabelled.npz", images=np.load(more_of(library))["images"])
+    found = [
+        compose(library.directory, accuracy=0.9, certify_data=data, backend="torch").certificate
+        for data in (more_of(library), tmp_path / "unlabelled.npz")
+    ]
+    labelled, unlabelled = ({**each, "further": None} for each in found if each is not None)
+    assert labelled == unlabelled  # the very same attempt, too
+
+
+def test_every_command_is_an_attempt_and_attempts_share_delta(library: Library) -> None:
+    def composed(**options: object) -> Composition:
+        more = {"certify_data": more_of(library), "backend": "torch"}
+        return compose(library.directory, **{"accuracy": 0.9, **more, **options})  # type: ignore[arg-type]
+
+    first = composed()
+    assert first.certificate is not None and first.certificate["attempt"] == 1
+    assert first.certificate["level"] == pytest.approx(0.75 * 0.05)
+    assert first.certificate["certified"] and first.certified
+    again = composed(name="again").certificate  # what it is called makes no difference
+    assert again is not None and again["attempt"] == 1 and again["use"] == 1
+    second = composed(accuracy=0.91).certificate
+    assert second is not None and second["attempt"] == 2 and second["use"] == 2
+    assert second["level"] == pytest.approx(share_of_attempt(2) * 0.05)
+    assert "This is the 2nd attempt in this library, at 0.63 %" in second["sentence"]
+    assert "This data has been used for 2 compositions" in second["sentence"]
+    assert "2nd use of the library's certify split" in second["sentence"]
+    ledger = Ledger(library.directory)
+    assert [entry["settings"]["verb"] for entry in ledger.attempts] == ["compose", "compose"]
+    assert [entry["results"][0]["certificate"]["accuracy"] for entry in ledger.attempts] == [0.9, 0.91]
+    # one of `gati certify` comes after them, on data that is known to have been looked at
+    third = certify(library.directory, more_of(library))
+    assert (third.attempt.number, third.attempt.compositions) == (3, 3)
+
+
+def test_an_attempt_is_entered_before_anything_is_counted(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object) -> None:
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(Further, "after", lost)
+    with pytest.raises(RuntimeError, match="killed"):
+        compose(library.directory, accuracy=0.9, certify_data=more_of(library), backend="torch")
+    assert [entry["results"] for entry in Ledger(library.directory).attempts] == [[]]
+
+
+def test_what_explore_has_seen_certifies_nothing(library: Library, tmp_path: Path) -> None:
+    folder = library.directory.parent
+    for seen in ("held", "train"):
+        with pytest.raises(DataError, match="data that this composition was made from, so it proves nothing"):
+            compose(library.directory, accuracy=0.9, certify_data=folder / f"{seen}.npz")
+    held, more = (np.load(folder / f"{name}.npz")["images"] for name in ("held", "more"))
+    np.savez(tmp_path / "mixed.npz", images=np.concatenate([held[:40], more, more[:25]])[::-1])
+    further = further_inputs(library, tmp_path / "mixed.npz")
+    assert len(further) == len(more)
+    assert further.copies.sum() == len(more) + 25
+    assert "left 40 of" in further.note and "25 inputs are copies of another" in further.note
+    mixed = tmp_path / "mixed.npz"
+    composition = compose(library.directory, accuracy=0.9, certify_data=mixed, backend="torch")
+    assert composition.certificate is not None
+    assert composition.certificate["further"]["n"] == len(more)
+    assert "left 40 of" in composition.note
+    assert not Ledger(library.directory).attempts[1:]
+
+
+def test_without_anything_to_certify_they_are_refused(library: Library, tmp_path: Path) -> None:
+    with pytest.raises(CompositionError, match="there is nothing to certify without a confidence"):
+        compose(library.directory, certify_data=more_of(library), confidence=None)
+    bare = make_library(tmp_path / "bare", outcomes=False)
+    with pytest.raises(CompositionError, match=r"which this one does not have \(outcomes/\); explore again"):
+        compose(bare.directory, objective="full", certify_data=more_of(library))
+
+
+@pytest.mark.parametrize("option", ["--pareto", "--latency=2ms"])
+def test_the_command_line_says_what_they_do_not_go_with(option, library, capsys) -> None:
+    status = run(["compose", str(library.directory), option, "--certify-data", str(more_of(library))])
+    assert status == CompositionError.exit_status
+    assert "error: --certify-data goes with --accuracy, neither with" in capsys.readouterr().err
+
+
+def test_the_command_line_takes_them_and_a_published_form_too(library: Library, capsys) -> None:
+    arguments = ["--certify-data", str(more_of(library)), "--accuracy", "0.9", "--objective", "full"]
+    assert run(["compose", str(library.directory), *arguments]) == 0
+    new = len(np.load(more_of(library))["images"])
+    certificate = json.loads(library.composition_path().read_text())["certificate"]
+    assert certificate["n"] == HELD_OUT // 2 + new
+    assert certificate["level"] == pytest.approx(0.75 * 0.05)
+    assert f"of {HELD_OUT // 2 + new} inputs" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_an_engine_is_asked_what_it_answers_to_them(library: Library) -> None:
+    pytest.importorskip("openvino")
+    pieces = Pieces(library)
+    answers = EngineAnswers(library, "openvino-bf16", pieces)
+    settings = Settings(accuracy=0.9, confidence=None)
+    contest = propose(library, settings, ["inline"], outcomes_of(library, SELECT), 300)
+    setting = contest.candidates[-1]
+    inputs, _ = pieces.held_out
+    rows = np.arange(0, len(inputs), 7)
+    elsewhere = answers.elsewhere(inputs.subset(rows))
+    for asked in ((), setting):
+        for here, there in zip(answers(asked), elsewhere(asked), strict=True):
+            assert np.array_equal(here[rows], there)
+
+
+# Made of numbers: what more inputs allow, and whether the promise holds -------------------------------------
+
+ACCURACY, DELTA = 0.95, 0.05
+
+
+class Rows(SplitOutcomes):
+    """Some inputs of a split."""
+
+    def __init__(self, whole: SplitOutcomes, rows: np.ndarray) -> None:
+        self.library, self.inputs, self.label = whole.library, whole.inputs[rows], None
+        self.base_class, self.copies = whole.base_class[rows], whole.copies[rows]
+        self._whole, self._rows = whole, rows
+
+    def trial(self, trial_id: TrialId) -> TrialOutcomes:
+        whole = self._whole.trial(trial_id)
+        return TrialOutcomes(whole.score[self._rows], whole.predicted[self._rows])
+
+
+def drawn(population: SplitOutcomes, library: Library, rows: np.ndarray) -> Further:
+    """Further inputs from a large library of the same caches, already answered."""
+    some = Rows(population, rows)
+    outcomes = {trial.trial_id: some.trial(trial.trial_id) for trial in library.trials}
+    return Further(None, some.copies, "drawn", "drawn", "", some.base_class, outcomes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def population(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return make_library(tmp_path_factory.mktemp("population") / "p", quality=3.0, inputs=20_000, certify=0)
+
+
+@pytest.fixture(scope="module")
+def everything(population: Library) -> SplitOutcomes:
+    return SplitOutcomes(population, SELECT)
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    folder = tmp_path_factory.mktemp("numbers")
+    return make_library(folder / "library", quality=3.0, inputs=800, certify=300, seed=1)
+
+
+def test_more_inputs_allow_a_larger_share_of_losses(numbers: Library, everything: SplitOutcomes) -> None:
+    settings = Settings(accuracy=ACCURACY, slowdown=None)
+    found = [
+        compose_library(numbers, settings, further=drawn(everything, numbers, np.arange(count)), share=0.75)
+        for count in (100, 1500, 15_000)
+    ]
+    certificates = [each.certificate for each in found if each.certificate is not None]
+    assert [each["n"] for each in certificates] == [400, 1800, 15_300]
+    allowed = [each["losses"] / each["n"] for each in certificates]
+    assert allowed == sorted(allowed) and allowed[2] > allowed[0] + 0.01
+    assert found[2].expected.mean_latency_ms < found[0].expected.mean_latency_ms
+
+
+def test_too_few_of_its_own_can_be_enough_with_further_ones(
+    tmp_path: Path, everything: SplitOutcomes
+) -> None:
+    small = make_library(tmp_path / "small", quality=3.0, inputs=800, certify=40, seed=1)
+    settings = Settings(accuracy=ACCURACY, slowdown=None)
+    assert len(SplitOutcomes(small, CERTIFY)) < required_inputs(ACCURACY, DELTA)
+    assert not compose_library(small, settings).exits
+    further = drawn(everything, small, np.arange(1000))
+    assert compose_library(small, settings, further=further, share=0.75).exits
+
+
+def false_share(wrong: np.ndarray, accuracy: float, draws: int, *, shared: bool) -> float:
+    """How often a user who adds inputs until a composition just below the target passes is told it holds.
+
+    `wrong` says it of every input of a population. 300 of its own and, in each attempt, 300 new ones beside
+    them; the own ones are never looked at alone.
+    """
+    random = np.random.default_rng(7)
+    false = 0
+    for _ in range(draws):
+        drawn = wrong[random.integers(0, len(wrong), (1 + ATTEMPTS, 300))].sum(axis=1)
+        for attempt in range(1, 1 + ATTEMPTS):
+            share = share_of_attempt(attempt) if shared else 1.0
+            counts = (int(drawn[0] + drawn[attempt]), 600)
+            if walk([counts], accuracy, DELTA, share=share).deployed is not None:
+                false += 1
+                break
+    return false / draws
+
+
+ATTEMPTS, DRAWS = 6, 1000
+
+
+def test_the_promise_holds_however_often_inputs_are_added(
+    numbers: Library, everything: SplitOutcomes
+) -> None:
+    settings = Settings(accuracy=ACCURACY, slowdown=None)
+    proposal = propose(numbers, settings, ["inline"], SplitOutcomes(numbers, SELECT), 600)
+    wrong = replay_of(numbers, settings, proposal.candidates[-1], everything).wrong
+    accuracy = 1.0 - wrong.mean() + 2e-4  # just above what is true
+    allowed = DELTA + 2 * (DELTA * (1 - DELTA) / DRAWS) ** 0.5
+    assert false_share(wrong, accuracy, DRAWS, shared=True) <= allowed
+    assert false_share(wrong, accuracy, DRAWS, shared=False) > allowed
+
+
+def test_whole_compositions_with_further_inputs_are_false_no_more_often_than_their_share(
+    numbers: Library, everything: SplitOutcomes
+) -> None:
+    """The path of settings walked on its own inputs and on further ones, drawn anew each time."""
+    settings = Settings(accuracy=ACCURACY, slowdown=None)
+    proposal = propose(numbers, settings, ["inline"], SplitOutcomes(numbers, SELECT), 600)
+    rates = [replay_of(numbers, settings, each, everything).wrong.mean() for each in proposal.candidates]
+    # the path must pass the target, else nothing false could be deployed
+    assert rates[0] < 1 - ACCURACY < rates[-1]
+    random = np.random.default_rng(5)
+    false = 0
+    for _ in range(200):
+        rows = random.integers(0, len(everything), 600)
+        further = drawn(everything, numbers, rows[300:])
+        certificate = proposal.walk(further.after(Rows(everything, rows[:300]), proposal.candidates), 0.75)
+        assert not certificate.tested or certificate.tested[0].inputs == 600
+        false += certificate.deployed is not None and rates[certificate.deployed] > 1 - ACCURACY
+    level = 0.75 * DELTA
+    assert false / 200 <= level + 2 * (level * (1 - level) / 200) ** 0.5
+
+
+class Coarse:
+    """An engine that loses every 200th input's class."""
+
+    def __init__(self, outcomes: SplitOutcomes | dict, base: np.ndarray) -> None:
+        self._trial = outcomes
+        self._base = base
+
+    def ask(self, path) -> None:
+        """All is known."""
+
+    def elsewhere(self, further: Further) -> Coarse:
+        assert further.base_class is not None
+        return Coarse(further.outcomes, further.base_class)
+
+    def __call__(self, setting):
+        left_at = np.full(len(self._base), len(setting))
+        lost = np.arange(len(self._base)) % 200 == 0
+        answer = np.where(lost, (self._base + 1) % CLASSES, self._base)
+        for position, candidate in enumerate(setting):
+            outcomes = self._trial[candidate.trial_id]
+            new = (left_at == len(setting)) & (outcomes.score >= np.float32(candidate.threshold))
+            left_at[new] = position
+            answer[new] = outcomes.predicted[new]
+        return left_at, answer
+
+
+def test_engines_of_reduced_precision_share_what_the_attempt_may_err_with(
+    numbers: Library, everything: SplitOutcomes
+) -> None:
+    further = drawn(everything, numbers, np.arange(2000))
+    further.inputs = further  # type: ignore[assignment]  # what the stand-in for an engine is asked
+    reduced = CostedLibrary(numbers, costs_of(numbers, "openvino-int8", 4.0))
+    known = {trial.trial_id: numbers.outcomes(trial.trial_id) for trial in numbers.trials}
+    engine = Coarse(known, numbers.base_outcomes().base_class)
+    reduced.__dict__["answers"] = engine
+    settings = Settings(accuracy=ACCURACY, slowdown=0.5)
+    library, composition = compose_best(numbers, [reduced], settings, further, 0.75)
+    certificate = composition.certificate
+    assert certificate is not None and library is reduced
+    assert sum(each["share_of_delta"] for each in certificate["engines"]) <= 0.75 + 1e-12
+    assert certificate["level"] < 0.75 * 0.05
+    assert certificate["n"] == 300 + 2000
+    chosen = propose(reduced, settings, ["inline"], outcomes_of(reduced, SELECT), 2300)
+    setting = chosen.candidates[certificate["deployed"]]
+    own = EngineOutcomes(reduced, CERTIFY, engine)  # type: ignore[arg-type]
+    lost = [
+        (engine(setting)[1][own.inputs] != own.base_class).sum(),
+        (engine.elsewhere(further)(setting)[1] != further.base_class).sum(),
+    ]
+    assert certificate["losses"] == sum(lost)

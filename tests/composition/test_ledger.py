@@ -1,0 +1,166 @@
+"""The ledger: how often inputs were used to certify on."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gati.composition import ledger as keeping
+from gati.composition.compose import compose
+from gati.composition.ledger import Ledger, ordinal, share_of_attempt
+from gati.composition.pareto import compose_within_latency, pareto
+from gati.composition.plans import Settings
+from gati.errors import LibraryError, StorageError
+from gati.exploration.library import Library
+from tests.composition.libraries import make_library
+
+
+def noon() -> datetime:
+    return datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path, clock=noon)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return make_library(tmp_path_factory.mktemp("ledger") / "library", quality=6.0)
+
+
+def test_every_new_look_is_another_use_and_the_same_again_is_not(ledger: Ledger) -> None:
+    assert ledger.use("split", "compose", {"accuracy": 0.99}, {"losses": 1}) == 1
+    assert ledger.use("split", "compose", {"accuracy": 0.97}, {"losses": 1}) == 2
+    assert ledger.use("split", "compose", {"accuracy": 0.99}, {"losses": 1}) == 1
+    assert ledger.use("split", "compose", {"accuracy": 0.99}, {"losses": 2}) == 3
+    assert ledger.use("another", "compose", {"accuracy": 0.99}, {"losses": 1}) == 1
+    assert [entry["at"] for entry in ledger.uses] == ["2026-01-01T12:00:00+00:00"] * 4
+    assert {entry["verb"] for entry in ledger.uses} == {"compose"}
+
+
+def test_attempts_are_numbered_over_the_library_and_shared_by_accuracies(ledger: Ledger) -> None:
+    first = ledger.attempt("a", "data", {"delta": 0.05})
+    assert (first.number, first.compositions) == (1, 1)
+    assert ledger.attempt("a", "data", {"delta": 0.05}) == first
+    assert ledger.attempt("a", "data", {"delta": 0.1}).number == 2
+    assert ledger.attempt("a", "more", {"delta": 0.05}).number == 3
+    other = ledger.attempt("b", "data", {"delta": 0.05})
+    assert (other.number, other.compositions) == (4, 2)
+
+
+def test_what_came_of_an_attempt_is_never_lost(ledger: Ledger) -> None:
+    for number in range(3):
+        attempt = ledger.attempt("a", f"data {number}", {})
+        ledger.conclude(attempt, {"losses": number}, written=number == 1)
+        ledger.conclude(attempt, {"losses": number}, written=number == 1)
+    results = [entry["results"] for entry in ledger.attempts]
+    assert [[each["certificate"]["losses"] for each in found] for found in results] == [[0], [1], [2]]
+    assert [found[0]["written"] for found in results] == [False, True, False]
+
+
+def test_shares_of_all_attempts_that_will_ever_be_add_up_to_one() -> None:
+    total = sum(share_of_attempt(number) for number in range(1, 20_001))
+    assert 0.9999 < total <= 1.0
+    assert share_of_attempt(1) == 0.75
+
+
+def test_uses_at_once_are_all_entered(ledger: Ledger) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        numbers = list(pool.map(lambda i: ledger.use("split", "compose", {"i": i}, {}), range(40)))
+    assert sorted(numbers) == list(range(1, 41))
+    assert len(ledger.uses) == 40
+
+
+def test_a_command_that_fails_while_it_writes_leaves_the_ledger_whole(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.use("split", "compose", {}, {})
+    before = ledger.path.read_bytes()
+
+    def killed(path: Path, text: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(keeping, "atomic_write_text", killed)
+        ledger.use("split", "compose", {"other": 1}, {})
+    assert ledger.path.read_bytes() == before
+    assert ledger.use("split", "compose", {"other": 1}, {}) == 2  # and its lock is free
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("not json", "certify_ledger.json is damaged"),
+        ('{"format": 1, "uses": 3, "attempts": []}', "certify_ledger.json is damaged"),
+        ('{"format": 99}', "of a newer format"),
+    ],
+)
+def test_a_ledger_that_cannot_be_read_is_refused_not_forgotten(
+    ledger: Ledger, content: str, message: str
+) -> None:
+    ledger.path.write_text(content)
+    with pytest.raises(LibraryError, match=message):
+        ledger.use("split", "compose", {}, {})
+    assert ledger.path.read_text() == content
+
+
+def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="cannot write .*gone"):
+        Ledger(tmp_path / "gone").use("split", "compose", {}, {})
+
+
+def test_numbers_are_read_out() -> None:
+    assert [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 21, 112, 122)] == (
+        ["1st", "2nd", "3rd", "4th", "11th", "12th", "21st", "112th", "122nd"]
+    )
+
+
+def test_compose_pareto_and_latency_enter_their_uses_and_certificates_say_so(library: Library) -> None:
+    ledger = Ledger(library.directory)
+    first = compose(library.directory, accuracy=0.95)
+    again = compose(library.directory, accuracy=0.95, name="again")
+    for each in (first, again):
+        assert each.certificate is not None
+        assert each.certificate["use"] == 1
+        assert "certify split" not in each.certificate["sentence"]
+    second = compose(library.directory, accuracy=0.94)
+    assert second.certificate is not None
+    assert second.certificate["use"] == 2
+    assert second.certificate["sentence"].endswith(
+        " This is the 2nd use of the library's certify split, and the confidence covers each use on its own: "
+        "certify on fresh data with gati certify --data NEW."
+    )
+    assert pareto(library.directory)[0].use == 3
+    fast = compose_within_latency(
+        library.directory, 0.7 * library.manifest.profile.base_ms, Settings(name="fast")
+    )
+    assert fast.certificate is not None
+    assert fast.certificate["use"] == 4
+    assert [entry["verb"] for entry in ledger.uses] == ["compose", "compose", "pareto", "latency"]
+    pareto(library.directory)
+    assert len(ledger.uses) == 4
+    stored = json.loads(library.composition_path("fast").read_text())
+    assert stored["certificate"]["use"] == 4
+
+
+def test_without_a_confidence_nothing_is_looked_at_and_nothing_entered(tmp_path: Path) -> None:
+    library = make_library(tmp_path / "library", quality=6.0)
+    compose(library.directory, accuracy=0.95, confidence=None)
+    assert not Ledger(library.directory).path.exists()
+
+
+def test_a_library_explored_anew_begins_anew(tmp_path: Path) -> None:
+    library = make_library(tmp_path / "library", quality=6.0)
+    compose(library.directory, accuracy=0.95)
+    other = make_library(tmp_path / "library", quality=6.0, seed=1)
+    other.write_manifest(replace(other.manifest, seed=1))
+    composition = compose(other.directory, accuracy=0.95)
+    assert composition.certificate is not None
+    assert composition.certificate["use"] == 1
+    assert len(Ledger(library.directory).uses) == 2

@@ -1,0 +1,136 @@
+"""Whole networks by turns: what `--backend auto` measures in full, and what it need not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from gati.composition import backends, networks
+from gati.composition.backends import choose_backend, reduced_precisions
+from gati.composition.costs import CostedLibrary
+from gati.composition.networks import network_times
+from gati.composition.pieces import Pieces
+from gati.composition.plans import Settings
+from gati.errors import LibraryError
+from gati.exploration.library import Library
+from gati.types import Trial, TrialId
+from tests.composition.test_costs import costs_of
+from tests.engine.networks import BLOCKS
+from tests.engine.served import make_served
+
+FOUND = {"onnxruntime": 2.0, "openvino": 1.0, "openvino-bf16": 3.0, "openvino-int8": 3.0}
+AUTO = Settings(backend="auto", objective="exact")
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    found = Library(make_served(tmp_path))
+    found.write_trials([Trial(TrialId("trial-0"), 0, BLOCKS[0], "pool-linear(64)", "trained")], [])
+    return Library.open(found.directory)
+
+
+def keep(library: Library, times: Mapping[str, float], threads: int | None = None) -> Path:
+    path = library.directory / "profiles" / "networks.json"
+    path.parent.mkdir(exist_ok=True)
+    threads = threads or torch.get_num_threads()
+    path.write_text(json.dumps({"format": 1, "threads": threads, "base_ms": times}))
+    return path
+
+
+@pytest.fixture
+def no_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(networks, "_race", refused)
+
+
+def test_networks_are_timed_and_what_was_found_is_kept(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("openvino")
+    names = ["onnxruntime", "openvino"]
+    found = network_times(library, names, Pieces(library))
+    assert list(found) == names and all(0.0 < base_ms < 1e3 for base_ms in found.values())
+    monkeypatch.setattr(networks, "_race", lambda *_: dict.fromkeys(names, 7.0))
+    assert network_times(library, names, Pieces(library)) == found
+    assert network_times(library, names[:1], Pieces(library)) == {"onnxruntime": found["onnxruntime"]}
+    keep(library, found, threads=torch.get_num_threads() + 1)
+    assert network_times(library, names, Pieces(library)) == dict.fromkeys(names, 7.0)
+
+
+def test_reduced_precisions_are_not_tried_where_they_cannot_be_checked(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The held-out inputs of this library are gone."""
+    pytest.importorskip("onnxruntime")
+    tried: list[str] = []
+
+    def race(library: Library, names: Iterable[str], *_: object) -> dict[str, float]:
+        tried.extend(names)
+        return dict.fromkeys(tried, 1e9)
+
+    monkeypatch.setattr(networks, "_race", race)
+    assert choose_backend(library, AUTO) is library
+    assert "onnxruntime" in tried and not {"openvino-bf16", "openvino-int8"} & set(tried)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', '{"format": 1, "threads": 1, "base_ms": 3}'])
+def test_a_damaged_file_is_one_line(library: Library, text: str) -> None:
+    keep(library, {}).write_text(text)
+    with pytest.raises(LibraryError, match=r"networks.json is damaged .* delete it, gati compose measures"):
+        network_times(library, ["openvino"], Pieces(library))
+
+
+def test_a_newer_file_is_one_line(library: Library) -> None:
+    keep(library, {}).write_text('{"format": 2}')
+    with pytest.raises(LibraryError, match="of a newer format; upgrade gati, or delete it"):
+        network_times(library, ["openvino"], Pieces(library))
+
+
+@pytest.mark.usefixtures("no_race")
+@pytest.mark.parametrize("fastest", ["onnxruntime", "openvino"])
+def test_only_the_fastest_is_measured_in_full(library: Library, fastest: str) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("openvino")
+    keep(library, {**FOUND, fastest: 1e-6})
+    assert choose_backend(library, AUTO).manifest.profile.backend == fastest
+    kept = {path.stem for path in (library.directory / "profiles").iterdir()}
+    assert kept == {"networks", fastest}
+
+
+@pytest.mark.usefixtures("no_race")
+def test_what_explore_measured_stays_where_nothing_is_faster(library: Library) -> None:
+    keep(library, dict.fromkeys(FOUND, 1e9))
+    assert choose_backend(library, AUTO) is library
+
+
+@pytest.mark.usefixtures("no_race")
+def test_the_engine_with_coarser_lookups_is_tried_where_its_network_is_the_fastest(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs the network that was chosen, so there is nothing to race for."""
+    pytest.importorskip("onnxruntime")
+    tried: list[str] = []
+
+    def costed(library: Library, backend: str, **_: object) -> CostedLibrary:
+        tried.append(backend)
+        costed = CostedLibrary(library, costs_of(library, backend, 1.0))
+        costed.__dict__["answers"] = object()
+        return costed
+
+    def held_out(library: Library) -> tuple[list[int], list[int]]:
+        return [1], [0]
+
+    monkeypatch.setattr("gati.exploration.splits.held_out", held_out)
+    monkeypatch.setattr(backends, "on_backend", costed)
+    keep(library, {**FOUND, "onnxruntime": 1e-6})
+    chosen = choose_backend(library, AUTO)
+    others = reduced_precisions(library, chosen, AUTO, None, Pieces(library))
+    assert tried == ["onnxruntime", "onnxruntime-int8-lookups"]
+    assert [other.manifest.profile.backend for other in others] == tried[1:]

@@ -1,0 +1,78 @@
+"""Latencies come from measurement; these tests check their form, never their size."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from gati.costs.disturbance import Uncounted
+from gati.costs.profile import measure_lookup, measure_overlap, measure_profile
+from gati.engine.placement import WorkerBeside
+from gati.errors import BackendError, CutError, DataError
+from tests.engine.networks import BLOCKS, Cache, inputs, ready, traced_network
+
+TRACED = traced_network()
+
+
+class Quiet(Uncounted):
+    """A machine on which everything takes as long every time."""
+
+    def __init__(self) -> None:
+        self.ticks = 0
+
+    def now_ns(self) -> int:
+        self.ticks += 1_000_000
+        return self.ticks
+
+
+def test_the_profile_names_every_block_in_forward_order_with_growing_times() -> None:
+    profile = measure_profile(TRACED, repetitions=5)
+    assert [block.name for block in profile.blocks] == list(BLOCKS)
+    assert [block.index for block in profile.blocks] == [0, 1, 2]
+    assert {block.kind for block in profile.blocks} == {"Block"}
+    assert {block.output_shape for block in profile.blocks} == {(8, 6, 6)}
+    assert all(earlier.reach_ms <= later.reach_ms for earlier, later in pairwise(profile.blocks))
+    assert profile.blocks[0].reach_ms > 0.0
+    assert profile.blocks[-1].reach_ms <= profile.base_ms
+    assert sum(block.latency_ms for block in profile.blocks) == pytest.approx(profile.blocks[-1].reach_ms)
+    assert (profile.backend, profile.device) == ("torch", "cpu")
+    assert profile.threads == torch.get_num_threads()
+
+
+def test_a_profile_of_some_blocks_leaves_out_the_others() -> None:
+    profile = measure_profile(TRACED, ["blocks.1"], inputs(1), repetitions=3)
+    assert [block.name for block in profile.blocks] == ["blocks.1"]
+
+
+def test_a_lookup_is_timed_at_least_fifteen_times_with_the_base_model_in_between() -> None:
+    calls: list[int] = []
+    milliseconds = measure_lookup(
+        ready(Cache()), torch.randn(1, 8, 6, 6), between=lambda: calls.append(1), machine=Quiet()
+    )
+    assert milliseconds > 0.0
+    assert len(calls) == 15
+
+
+def test_an_overlapped_lookup_has_a_time_and_a_penalty_that_is_never_negative() -> None:
+    alone = measure_overlap(TRACED, "blocks.0", ready(Cache()), repetitions=3)
+    with WorkerBeside() as beside:
+        shared = measure_overlap(TRACED, "blocks.1", ready(Cache()), repetitions=3, beside=beside)
+    for cost in (alone, shared):
+        assert cost.lookup_ms > 0.0
+        assert cost.penalty_ms >= 0.0
+
+
+def test_only_single_inputs_are_timed() -> None:
+    with pytest.raises(DataError, match=r"example of shape \[2, 1, 6, 6\], give one of shape \[1, \.\.\.\]"):
+        measure_profile(TRACED, BLOCKS, inputs(2))
+    with pytest.raises(DataError, match=r"give one of shape \[1, \.\.\.\]"):
+        measure_lookup(ready(Cache()), torch.randn(2, 8, 6, 6))
+
+
+def test_unknown_blocks_and_backends_are_refused() -> None:
+    with pytest.raises(CutError, match="no block 'nowhere'"):
+        measure_profile(TRACED, ["nowhere"])
+    with pytest.raises(BackendError, match="unknown backend 'abacus'"):
+        measure_profile(TRACED, backend="abacus")

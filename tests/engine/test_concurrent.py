@@ -1,0 +1,133 @@
+"""Many clients at once: the engine's own answers, whoever joins whom; cancelling, closing, failing."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+
+import pytest
+import torch
+
+from gati.engine.backends import BACKENDS
+from gati.engine.concurrent import ConcurrentEngine
+from gati.engine.engine import Engine
+from gati.errors import BackendError, DataError
+from tests.engine.networks import BLOCKS, traced_network
+from tests.engine.test_graph_backends import exits, requests
+from tests.waiting import LONG_S, until
+
+backends = pytest.mark.parametrize(
+    "backend",
+    [
+        "torch",
+        pytest.param(
+            "onnxruntime",
+            marks=pytest.mark.skipif(not BACKENDS["onnxruntime"].installed(), reason="not installed"),
+        ),
+    ],
+)
+
+
+@backends
+@pytest.mark.parametrize("early", [True, False])
+def test_every_client_gets_the_engines_own_answer(backend: str, early: bool) -> None:
+    engine = Engine(traced_network(), exits(0.45, 0.4), backend=backend)
+    x = requests(80)
+    alone = [(engine(row) if early else engine.base(row))[0] for row in x.split(1)]
+    with ConcurrentEngine(engine, early=early) as shared, ThreadPoolExecutor(8) as clients:
+        together = list(clients.map(shared, x.split(1)))
+    for ours, theirs in zip(together, alone, strict=True):
+        assert (ours.exit, ours.class_index) == (theirs.exit, theirs.class_index)
+        assert torch.allclose(ours.probabilities, theirs.probabilities, atol=1e-5)
+    assert early == (len({answer.exit for answer in together}) > 1)
+
+
+def test_inputs_that_wait_are_run_as_one_batch_and_those_that_hit_leave_it() -> None:
+    engine = Engine(traced_network(), exits(0.45, 0.4))
+    sizes: list[tuple[int, int]] = []
+    with ConcurrentEngine(engine, workers=1) as shared:
+        gate = threading.Event()
+        first, *rest = shared._segments
+
+        def counted(position: int, run):
+            def counting(carried):
+                if position == 0:
+                    gate.wait(LONG_S)
+                sizes.append((position, carried[0].shape[0]))
+                return run(carried)
+
+            return counting
+
+        shared._segments = tuple(
+            type(each)(counted(position, each.run), each.takes_rows)
+            for position, each in enumerate((first, *rest))
+        )
+        waiting = [shared.submit(row) for row in requests(21).split(1)]
+        gate.set()
+        left = [answer.result(LONG_S).exit for answer in waiting]
+    entered = [size for position, size in sizes if position == 0]
+    assert sum(entered) == 21 and max(entered) >= 20 / 2
+    assert len(entered) <= 3
+    later = sum(size for position, size in sizes if position == 1)
+    assert later == sum(exit != BLOCKS[0] for exit in left)
+
+
+def test_a_cancelled_request_is_not_run() -> None:
+    engine = Engine(traced_network(), exits(0.45))
+    with ConcurrentEngine(engine, workers=1) as shared:
+        gate = threading.Event()
+        first = shared._segments[0]
+
+        def slow(carried):
+            gate.wait(LONG_S)
+            return first.run(carried)
+
+        shared._segments = (type(first)(slow, first.takes_rows), *shared._segments[1:])
+        running, waiting = (shared.submit(row) for row in requests(2).split(1))
+        until(lambda: shared.waiting <= 1)
+        waiting.cancel()
+        gate.set()
+        assert running.result(LONG_S).exit in (BLOCKS[0], "base")
+        with pytest.raises(CancelledError):
+            waiting.result(LONG_S)
+
+
+def test_closing_answers_what_waits_and_refuses_what_comes() -> None:
+    shared = ConcurrentEngine(Engine(traced_network(), exits(0.45)))
+    answers = [shared.submit(row) for row in requests(10).split(1)]
+    shared.close()
+    assert all(answer.result(0).exit for answer in answers)
+    with pytest.raises(BackendError, match="the engine is closed"):
+        shared.submit(requests(1))
+
+
+def test_a_failure_reaches_the_client_and_the_next_request_is_served() -> None:
+    with ConcurrentEngine(Engine(traced_network(), exits(0.45)), workers=1) as shared:
+        whole = shared._segments
+        first = whole[0]
+
+        def failing(carried):
+            raise RuntimeError("out of memory")
+
+        shared._segments = (type(first)(failing, first.takes_rows), *whole[1:])
+        with pytest.raises(RuntimeError, match="out of memory"):
+            shared(requests(1))
+        shared._segments = whole
+        assert shared(requests(1)).exit in (BLOCKS[0], "base")
+
+
+def test_bad_inputs_are_refused_before_they_wait() -> None:
+    with ConcurrentEngine(Engine(traced_network())) as shared:
+        with pytest.raises(DataError, match="the network takes a tensor of shape"):
+            shared.submit(torch.zeros(1, 3, 9, 9))
+        assert shared.waiting == 0
+    with pytest.raises(BackendError, match="at least 1"):
+        ConcurrentEngine(Engine(traced_network()), workers=0)
+
+
+def test_the_number_of_torchs_threads_is_left_as_it_was() -> None:
+    before = torch.get_num_threads()
+    with ConcurrentEngine(Engine(traced_network(), exits(0.4))) as shared:
+        shared(requests(1))
+        assert torch.get_num_threads() == before
+    assert torch.get_num_threads() == before

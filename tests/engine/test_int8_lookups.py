@@ -1,0 +1,170 @@
+"""Lookups in 8-bit integers inside a float32 network: what stays exact and what becomes coarse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+
+from gati.caches import LearnedCache
+from gati.engine.backends import BACKENDS, GraphBackend, get_backend
+from gati.engine.engine import Engine
+from gati.engine.exits import EngineExit
+from gati.engine.graph.convert import Converter
+from gati.errors import BackendError
+from tests.engine.networks import BLOCKS, CLASSES, traced_network
+from tests.engine.test_graph_backends import requests, scores
+
+SHAPE = (8, 6, 6)
+NEVER, ALWAYS = 1e30, -1e30
+
+pytestmark = pytest.mark.skipif(
+    not BACKENDS["onnxruntime-int8-lookups"].installed(), reason="no ONNX Runtime, which quantises"
+)
+backends = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=pytest.mark.skipif(not BACKENDS[name].installed(), reason=f"{name} is not installed"),
+        )
+        for name in ("openvino-int8-lookups", "onnxruntime-int8-lookups")
+    ],
+)
+
+
+CONVERTED = Converter()  # of one network with the same caches throughout
+
+
+@cache
+def learned_cache(index: int) -> LearnedCache:
+    torch.manual_seed(index)
+    return LearnedCache("pyramid(8)", SHAPE, CLASSES, "maximum-probability")
+
+
+def exits(*thresholds: float) -> list[EngineExit]:
+    return [
+        EngineExit(block, learned_cache(index), threshold)
+        for index, (block, threshold) in enumerate(zip(BLOCKS, thresholds, strict=False))
+    ]
+
+
+def calibrated(name: str, count: int = 60) -> GraphBackend:
+    backend = get_backend(name, calibration=requests(count))
+    assert isinstance(backend, GraphBackend)
+    return backend
+
+
+def kept(folder: Path, name: str, leaving: list[EngineExit]) -> tuple[Path, Path]:
+    """The networks that `gati compose` keeps."""
+    backend = calibrated(name)
+    for file, chosen in (("exits", leaving), ("base", [])):
+        (model,) = backend.assembled(
+            traced_network(), [chosen], "logits", convert=CONVERTED, cuts=BLOCKS
+        )
+        (folder / file).write_bytes(model)
+    return folder / "exits", folder / "base"
+
+
+def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from nodes(attribute.g)
+
+
+def models(name: str, *settings: list[EngineExit]) -> list[onnx.ModelProto]:
+    made = calibrated(name).assembled(
+        traced_network(), settings, "logits", convert=CONVERTED, cuts=BLOCKS
+    )
+    return [onnx.load_from_string(model) for model in made]
+
+
+@backends
+def test_only_lookups_are_quantised_and_their_last_layer_is_not(name: str) -> None:
+    (model,) = models(name, exits(0.5, 0.5))
+    quantised = [node.name for node in nodes(model.graph) if node.op_type == "QuantizeLinear"]
+    lookups = [node for node in nodes(model.graph) if node.name.startswith("lookup")]
+    layers = [node for node in lookups if node.op_type == "Gemm"]
+    assert quantised and all(each.startswith(("lookup_0/", "lookup_1/")) for each in quantised)
+    made_by = {output: node.op_type for node in nodes(model.graph) for output in node.output}
+    assert [made_by[each.input[0]] for each in layers] == ["Concat", "Concat"], "fed in float32"
+
+
+@backends
+def test_what_misses_gets_the_answer_of_the_network_in_float32(tmp_path: Path, name: str) -> None:
+    leaving = exits(NEVER, NEVER)
+    engine = Engine(traced_network(), leaving, backend=name, graphs=kept(tmp_path, name, leaving))
+    plain = Engine(traced_network(), backend=name.removesuffix("-int8-lookups"))
+    assert engine.precision == "f32" and not BACKENDS[name].in_float32()
+    for x in requests(20).split(1):
+        (own,) = plain.base(x)
+        for (answer,) in (engine(x), engine.base(x)):
+            assert answer.exit == "base"
+            assert torch.allclose(answer.probabilities, own.probabilities, atol=1e-5)
+
+
+@backends
+def test_lookups_are_close_and_leave_at_the_threshold_asked_for(tmp_path: Path, name: str) -> None:
+    traced, x = traced_network(), requests(60)
+    exact = scores(traced, exits(0.0)[0], x)
+    middle = float(exact.sort().values[29:31].mean())
+    leaving = exits(middle)
+    engine = Engine(traced, leaving, backend=name, graphs=kept(tmp_path, name, leaving))
+    answers = engine(x)
+    early = torch.tensor([answer.exit == BLOCKS[0] for answer in answers])
+    found = torch.stack([answer.probabilities.amax() for answer in answers])[early]
+    assert 20 <= int(early.sum()) <= 40, "half of the scores lie above the threshold, but for rounding"
+    assert bool((found >= middle).all())
+    assert torch.allclose(found, exact[early], atol=0.05)
+    assert len(found.unique()) > len(found) // 2, "scores are not rounded to a few steps"
+
+
+@backends
+def test_settings_of_the_same_caches_differ_in_thresholds_alone(name: str) -> None:
+    leaving = exits(0.2)
+    other = [EngineExit(leaving[0].block, leaving[0].cache, 0.7)]
+    first, second = models(name, leaving, other)
+    weights = [
+        [each.raw_data for each in model.graph.initializer if each.name.startswith("lookup")]
+        for model in (first, second)
+    ]
+    assert weights[0] and weights[0] == weights[1]
+
+
+@backends
+def test_exits_of_later_settings_are_quantised_too(name: str) -> None:
+    backend = calibrated(name)
+    early, late = exits(0.5)[0], exits(0.5, 0.5)[1]
+    for leaving in ([early], [late], [early, late]):
+        (model,) = backend.assembled(
+            traced_network(), [leaving], "logits", convert=CONVERTED, cuts=BLOCKS
+        )
+        quantised = {
+            node.name.partition("/")[0]
+            for node in nodes(onnx.load_from_string(model).graph)
+            if node.op_type == "QuantizeLinear"
+        }
+        assert quantised == {f"lookup_{index}" for index in range(len(leaving))}
+
+
+@backends
+def test_without_calibration_only_networks_without_exits_are_made(name: str) -> None:
+    with pytest.raises(BackendError, match=f"'{name}' has no quantised lookups .*gati compose again"):
+        Engine(traced_network(), exits(0.5), backend=name)
+    assert Engine(traced_network(), backend=name)(requests(1))[0].exit == "base"
+
+
+@backends
+def test_without_onnx_runtime_the_message_says_what_to_install(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gati.engine.backends.int8_lookups.find_spec", lambda package: None)
+    assert not BACKENDS[name].installed()
+    with pytest.raises(BackendError, match=r"onnxruntime, not installed here: pip install"):
+        get_backend(name)

@@ -1,0 +1,160 @@
+"""From files to an engine, an evaluation and predictions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gati.caches import LearnedCache, save_cache
+from gati.composition.load import load
+from gati.errors import BackendError, CompositionError, DataError, LibraryError
+from gati.evaluation.evaluate import evaluate
+from gati.evaluation.predict import predict
+from gati.exploration.library import Library
+from gati.types import TrialId
+from tests.engine.networks import BLOCKS, CLASSES, network
+from tests.engine.served import exit_at, images, rewrite
+
+
+def one_request() -> Tensor:
+    return torch.randn(1, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+def test_an_engine_answers_with_the_checkpoint_the_caches_and_the_class_names(directory: Path) -> None:
+    with load(directory) as engine:
+        (answer,) = engine(one_request())
+        (base,) = engine.base(one_request())
+    with torch.inference_mode():
+        expected = network(seed=5)(one_request()).softmax(1)[0]
+    assert torch.equal(base.probabilities, expected)
+    assert answer.exit in BLOCKS[:2]  # the second cache takes everything
+    assert answer.class_name == ("north", "east", "south", "west")[answer.class_index]
+    assert answer.version.startswith("default@")
+
+
+def test_an_evaluation_has_every_promised_field(directory: Path, tmp_path: Path) -> None:
+    test = tmp_path / "test.npz"
+    np.savez(test, images=images(30), labels=np.arange(30) % CLASSES)
+    told: list[tuple[int, int]] = []
+    evaluation = evaluate(directory, test, progress=lambda done, of: told.append((done, of)))
+    fields = json.loads(evaluation.to_json())
+    latency = {"mean", "p50", "p90", "p99"}
+    assert fields["n"] == 30
+    assert set(fields["latency_ms"]) == set(fields["base_latency_ms"]) == latency
+    assert set(fields["eager_latency_ms"]) == latency
+    assert fields["hit_rate"] == 1.0
+    assert sum(leaving["hits"] for leaving in fields["exits"]) == 30
+    assert {"block", "variant", "threshold", "placement", "hits", "agreement"} <= set(fields["exits"][0])
+    assert fields["gain"] == fields["base_latency_ms"]["mean"] / fields["latency_ms"]["mean"]
+    assert fields["tail_ratio"] == fields["latency_ms"]["p99"] / fields["base_latency_ms"]["p99"]
+    assert fields["backend"] == "torch"
+    assert fields["memory_bytes"] > 0
+    assert told[-1] == (30, 30)
+
+
+def test_agreement_and_accuracy_are_those_of_the_answers(directory: Path, tmp_path: Path) -> None:
+    pictures = images(40)
+    with load(directory) as engine:
+        assert engine.preprocessing is not None
+        x = engine.preprocessing(pictures)
+        answers = np.array([prediction.class_index for prediction in engine(x)])
+        base = np.array([prediction.class_index for prediction in engine.base(x)])
+    np.savez(tmp_path / "test.npz", images=pictures, labels=base)
+    evaluation = evaluate(directory, tmp_path / "test.npz", repetitions=2)
+    assert evaluation.agreement == pytest.approx(np.mean(answers == base))
+    assert evaluation.accuracy == evaluation.agreement
+    assert evaluation.base_accuracy == 1.0
+
+
+def test_without_labels_the_accuracies_are_null(directory: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "test.npz", images=images(9))
+    evaluation = evaluate(directory, tmp_path / "test.npz", limit=4)
+    assert evaluation.n == 4
+    assert evaluation.accuracy is None
+    assert evaluation.base_accuracy is None
+    assert '"accuracy": null' in evaluation.to_json()
+
+
+def test_a_composition_without_exits_serves_the_base_model(directory: Path, tmp_path: Path) -> None:
+    rewrite(directory, exits=())
+    np.savez(tmp_path / "test.npz", images=images(5))
+    evaluation = evaluate(directory, tmp_path / "test.npz")
+    assert (evaluation.hit_rate, evaluation.agreement, evaluation.exits) == (0.0, 1.0, ())
+
+
+def test_an_exit_that_never_hits_has_no_agreement(directory: Path, tmp_path: Path) -> None:
+    rewrite(directory, exits=(exit_at(0, 1e30),))
+    np.savez(tmp_path / "test.npz", images=images(5))
+    assert evaluate(directory, tmp_path / "test.npz").exits[0].agreement is None
+
+
+def test_image_files_are_classified_in_order(directory: Path, tmp_path: Path) -> None:
+    pictures = images(3)
+    paths = [tmp_path / f"{index}.png" for index in range(3)]
+    for path, picture in zip(paths, pictures, strict=True):
+        Image.fromarray(picture[:, :, 0]).save(path)
+    predictions = predict(directory, paths)
+    with load(directory) as engine:
+        assert engine.preprocessing is not None
+        expected = engine(engine.preprocessing(pictures))
+    assert [p.class_name for p in predictions] == [e.class_name for e in expected]
+
+
+def test_bad_requests_are_refused_in_one_line(directory: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "empty.npz", images=images(0))
+    np.savez(tmp_path / "large.npz", images=np.zeros((2, 7, 7, 1), dtype=np.uint8))
+    for call, kind, message in (
+        (lambda: load(tmp_path / "nowhere"), LibraryError, "no cache library in"),
+        (lambda: load(directory, composition="other"), CompositionError, "no composition 'other'"),
+        (lambda: load(directory, device="tpu9"), BackendError, "unknown device 'tpu9'; choose cpu or cuda"),
+        (lambda: load(directory, device="meta"), BackendError, "unknown device 'meta'"),
+        (lambda: load(directory, device="cuda:99"), BackendError, "device 'cuda:99' is not available here"),
+        (lambda: load(directory, threads=0), BackendError, "threads is 0; at least 1"),
+        (lambda: evaluate(directory, tmp_path / "none.npz"), DataError, "none.npz"),
+        (lambda: evaluate(directory, tmp_path / "large.npz"), DataError, r"6, 6\], got \[1, 1, 7, 7\]"),
+        (lambda: evaluate(directory, tmp_path / "empty.npz"), DataError, "empty|no images"),
+        (lambda: evaluate(directory, tmp_path / "empty.npz", limit=0), DataError, "limit is 0; at least 1"),
+        (lambda: predict(directory, []), DataError, "image"),
+    ):  # fmt: skip
+        with pytest.raises(kind, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_changed_checkpoint_is_refused(directory: Path) -> None:
+    save_file(network(seed=6).state_dict(), directory.parent / "weights.safetensors")
+    with pytest.raises(LibraryError, match="was made from weights .*bring the old checkpoint back"):
+        load(directory)
+
+
+def test_a_composition_for_another_checkpoint_is_refused(directory: Path) -> None:
+    rewrite(directory, checkpoint_sha256="0" * 64)
+    with pytest.raises(CompositionError, match="was made for checkpoint 000000000000, the library"):
+        load(directory)
+
+
+def test_a_missing_or_foreign_cache_is_refused(directory: Path) -> None:
+    library = Library(directory)
+    foreign = LearnedCache("pool-linear(64)", (4, 6, 6), CLASSES, "maximum-probability")
+    save_cache(library.cache_path(TrialId("trial-0")), foreign)
+    with pytest.raises(LibraryError, match=r"takes \[4, 6, 6\], block 'blocks.0' gives \[8, 6, 6\]"):
+        load(directory)
+    library.cache_path(TrialId("trial-0")).unlink()
+    with pytest.raises(LibraryError, match="trial-0.safetensors is not a learned cache"):
+        load(directory)
+
+
+def test_thresholds_too_high_to_reach_leave_every_answer_to_the_base_model(directory: Path) -> None:
+    rewrite(directory, exits=(exit_at(0, 1e30), exit_at(1, 1e30)))
+    with load(directory, threads=torch.get_num_threads()) as engine:
+        for x in (one_request(), one_request().repeat(3, 1, 1, 1)):
+            for answer, base in zip(engine(x), engine.base(x), strict=True):
+                assert answer.exit == "base"
+                assert torch.equal(answer.probabilities, base.probabilities)

@@ -1,0 +1,274 @@
+"""`gati certify`: a composition counted anew, on inputs that nothing was chosen on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gati.cli import render, run
+from gati.composition.certificate import agreement_lower_bound
+from gati.composition.composition import Composition
+from gati.composition.ledger import Ledger
+from gati.composition.load import load
+from gati.errors import CompositionError, DataError
+from gati.evaluation.certify import certify
+from gati.exploration.library import InputRecord, Library
+from gati.model.data import load_data
+from tests.engine.served import PREPROCESSING, exit_at, images, rewrite
+
+
+@pytest.fixture
+def more(directory: Path, tmp_path: Path) -> tuple[Path, int]:
+    """New images, labelled as the base model answers, and how many Gati answers otherwise."""
+    pictures = images(150)
+    with load(directory) as engine:
+        assert engine.preprocessing is not None
+        x = engine.preprocessing(pictures)
+        answers = np.array([prediction.class_index for prediction in engine(x)])
+        base = np.array([prediction.class_index for prediction in engine.base(x)])
+    np.savez(tmp_path / "more.npz", images=pictures, labels=base)
+    return tmp_path / "more.npz", int((answers != base).sum())
+
+
+def composition_of(directory: Path) -> Composition:
+    return Composition.load(Library(directory).composition_path())
+
+
+def test_it_counts_what_the_engine_answers(directory: Path, more: tuple[Path, int]) -> None:
+    data, losses = more
+    assert 0 < losses < 150
+    found = certify(directory, data)
+    assert (found.certificate.losses, found.certificate.inputs) == (losses, 150)
+    assert found.agreement_lower_bound == agreement_lower_bound(losses, 150, found.certificate.level)
+    assert found.certificate.level == pytest.approx(0.75 * 0.05)
+    assert found.certificate.deployed is None  # nobody trained these caches
+    assert f"{losses} of 150 inputs were answered differently" in found.certificate.sentence()
+    assert found.accuracy_drop is not None
+    assert (found.accuracy_drop.became_wrong, found.accuracy_drop.became_right) == (losses, 0)
+    assert found.hit_rate == 1.0
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_what_the_data_certifies_is_certified(directory: Path, more: tuple[Path, int]) -> None:
+    bound = certify(directory, more[0], confidence=0.9).agreement_lower_bound
+    assert certify(directory, more[0], accuracy=bound - 1e-6, confidence=0.9).certificate.deployed == 0
+    assert certify(directory, more[0], accuracy=bound + 1e-6, confidence=0.9).certificate.deployed is None
+
+
+def test_only_write_changes_the_composition_and_keeps_the_old_certificate(
+    directory: Path, more: tuple[Path, int]
+) -> None:
+    old = {"n": 1000, "losses": 3, "sentence": "as composed", "previous": {"n": 1}}
+    rewrite(directory, certificate=old)
+    before = composition_of(directory)
+    certify(directory, more[0])
+    assert composition_of(directory) == before
+    certify(directory, more[0], accuracy=0.01, write=True)
+    after = composition_of(directory)
+    assert after.exits == before.exits
+    assert after.accuracy_target == 0.01
+    assert after.note == ""
+    assert after.certificate is not None
+    assert after.certificate["certified"]
+    assert after.certificate["previous"] == {"n": 1000, "losses": 3, "sentence": "as composed"}
+    certify(directory, more[0], accuracy=0.97, write=True)
+    assert "is not certified" in composition_of(directory).note
+
+
+@pytest.mark.parametrize(
+    ("losses_before", "comparison"),
+    [(0, "more than chance explains"), (1000, "less than chance explains"), (None, "no certificate")],
+)
+def test_it_says_how_the_counts_compare(
+    directory: Path, more: tuple[Path, int], losses_before: int | None, comparison: str
+) -> None:
+    if losses_before is not None:
+        rewrite(directory, certificate={"n": 1000, "losses": losses_before})
+    assert comparison in certify(directory, more[0]).comparison
+
+
+def test_the_same_rate_is_no_surprise(directory: Path, more: tuple[Path, int]) -> None:
+    rewrite(directory, certificate={"n": 150, "losses": more[1]})
+    assert "no more apart than chance explains" in certify(directory, more[0]).comparison
+
+
+def test_every_class_is_certified_or_the_worst_is_named(directory: Path, more: tuple[Path, int]) -> None:
+    found = certify(directory, more[0], per_class=True)
+    assert len(found.certificate.by_class) == 4
+    assert sum(inputs for _, inputs in found.certificate.by_class) == 150
+    assert "in every class" in found.certificate.sentence()
+    assert any(name in found.certificate.sentence() for name in ("'north'", "'east'", "'south'", "'west'"))
+
+
+def test_bad_requests_are_refused_in_one_line(directory: Path, more: tuple[Path, int]) -> None:
+    library = Library(directory)
+    with load(directory) as engine:
+        assert engine.preprocessing is not None
+        data = load_data(more[0], engine.preprocessing)
+    order = np.random.default_rng((library.manifest.seed, 0)).permutation(len(data))
+    # A library of before inputs had identities; explore measured on two thirds of VAL, or on all of it.
+    for cut in (0, len(data) // 3):
+        measured_on = data.subset(np.sort(order[cut:]))
+        used = {"held_out": f"{data.name} {measured_on.fingerprint}", "train": "other abc"}
+        library.write_manifest(replace(library.manifest, data=used))
+        with pytest.raises(DataError, match="more.npz is data that this composition was made from"):
+            certify(directory, more[0])
+    rewrite(directory, exits=())
+    with pytest.raises(CompositionError, match="'default' has no caches, so there is nothing to certify"):
+        certify(directory, more[0])
+
+
+def remember(directory: Path, seen: Path) -> None:
+    """As explore would leave it after training on these inputs, or choosing on them."""
+    identities = load_data(seen, PREPROCESSING).identities
+    nothing = np.zeros(0, dtype=np.int64)
+    record = InputRecord(nothing, np.zeros(0, np.uint64), nothing, np.unique(identities))
+    Library(directory).write_input_record(record)
+
+
+@pytest.mark.parametrize(
+    "disguise",
+    [
+        lambda images, labels: {"images": images[::-1], "labels": labels[::-1]},
+        lambda images, labels: {"images": images},
+        lambda images, labels: {"images": images[20:90], "labels": labels[20:90]},
+        lambda images, labels: {"images": images, "labels": (labels + 1) % 4},
+        lambda images, labels: {"images": np.concatenate([images, images[:60]])},
+    ],
+    ids=["reordered", "without labels", "a part", "other labels", "some twice"],
+)
+def test_what_explore_has_seen_certifies_nothing_in_any_disguise(
+    directory: Path, more: tuple[Path, int], tmp_path: Path, disguise: Any
+) -> None:
+    remember(directory, more[0])
+    with np.load(more[0]) as arrays:
+        np.savez(tmp_path / "again.npz", **disguise(arrays["images"], arrays["labels"]))
+    with pytest.raises(DataError, match="again.npz is data that this composition was made from"):
+        certify(directory, tmp_path / "again.npz")
+
+
+def test_inputs_that_explore_has_seen_are_left_out_and_it_says_so(
+    directory: Path, more: tuple[Path, int], tmp_path: Path
+) -> None:
+    new = images(230)[150:]
+    np.savez(tmp_path / "new.npz", images=new)
+    np.savez(tmp_path / "both.npz", images=np.concatenate([images(150), new]))
+    remember(directory, more[0])
+    alone, both = (certify(directory, tmp_path / f"{name}.npz") for name in ("new", "both"))
+    assert alone.note == ""
+    assert both.note == "left 150 of 230 inputs out, which gati explore has seen already"
+    assert both.certificate == alone.certificate and both.certificate.inputs == 80
+
+
+def test_a_library_without_a_record_is_used_and_says_what_is_unknown(
+    directory: Path, more: tuple[Path, int]
+) -> None:
+    found = certify(directory, more[0])
+    assert found.note.startswith("explored by an older Gati") and found.note.endswith("is unknown")
+    assert found.to_json()["note"] == found.note
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+def test_a_copy_counts_only_where_it_is_answered_differently(
+    directory: Path, more: tuple[Path, int], tmp_path: Path, per_class: bool
+) -> None:
+    data, losses = more
+    with np.load(data) as arrays:
+        four = {name: np.tile(array, (4, *[1] * (array.ndim - 1))) for name, array in arrays.items()}
+    np.savez(tmp_path / "four.npz", **four)
+    once, copied = (certify(directory, path, per_class=per_class) for path in (data, tmp_path / "four.npz"))
+    assert (once.certificate.losses, once.certificate.inputs) == (losses, 150)
+    assert (copied.certificate.losses, copied.certificate.inputs) == (4 * losses, 150 + 3 * losses)
+    assert copied.agreement_lower_bound <= once.agreement_lower_bound
+    assert per_class or copied.agreement_lower_bound < once.agreement_lower_bound
+    assert copied.hit_rate == once.hit_rate
+    assert "450 inputs are copies of another" in copied.note
+    assert copied.accuracy_drop is not None and copied.accuracy_drop.became_wrong == 4 * losses
+
+
+def test_an_exit_that_never_hits_certifies_whatever_the_number_of_inputs_can(
+    directory: Path, more: tuple[Path, int]
+) -> None:
+    rewrite(directory, exits=(exit_at(0, 1e30),))
+    found = certify(directory, more[0])
+    assert (found.certificate.losses, found.hit_rate) == (0, 0.0)
+    assert found.certificate.deployed == 0  # 150 inputs without loss: 98.02 %
+
+
+# One delta for all attempts -------------------------------------------------------------------------------
+
+
+def pictures(tmp_path: Path, seed: int, count: int = 60) -> Path:
+    shape = (count, 6, 6, 1)
+    path = tmp_path / f"seed{seed}.npz"
+    np.savez(path, images=np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
+    return path
+
+
+def test_attempts_share_delta_and_are_all_kept(directory: Path, tmp_path: Path) -> None:
+    found = [
+        certify(directory, pictures(tmp_path, seed), accuracy=0.01, write=seed == 1) for seed in range(3)
+    ]
+    assert [each.attempt.number for each in found] == [1, 2, 3]
+    levels = [each.certificate.level for each in found]
+    assert levels == pytest.approx([0.05 * share for share in (3 / 4, 1 / 8, 1 / 24)])
+    assert "This is the 3rd attempt in this library, at 0.21 %" in found[2].sentence()
+    assert "attempt" not in found[0].sentence()
+    kept = Ledger(directory).attempts
+    assert [entry["results"][0]["written"] for entry in kept] == [False, True, False]
+    assert [entry["results"][0]["certificate"]["losses"] for entry in kept] == [
+        each.certificate.losses for each in found
+    ]
+
+
+def test_the_same_data_is_the_same_attempt_whatever_accuracy_is_asked_of_it(
+    directory: Path, tmp_path: Path
+) -> None:
+    data = pictures(tmp_path, 0)
+    first = certify(directory, data)
+    again = certify(directory, data, accuracy=0.01, write=True)
+    assert (first.attempt, first.certificate.level) == (again.attempt, again.certificate.level)
+    assert first.agreement_lower_bound == again.agreement_lower_bound
+    assert certify(directory, data, confidence=0.9).attempt.number == 2
+    assert certify(directory, data, per_class=True).attempt.number == 3
+    assert certify(directory, data, accuracy=0.5).attempt.number == 1
+
+
+def test_data_that_another_composition_was_certified_on_is_told(directory: Path, tmp_path: Path) -> None:
+    data = pictures(tmp_path, 0)
+    certify(directory, data)
+    rewrite(directory, exits=(exit_at(0, 1e30),))
+    found = certify(directory, data)
+    assert (found.attempt.number, found.attempt.compositions) == (2, 2)
+    assert "This data has been used for 2 compositions" in found.sentence()
+
+
+def test_every_class_stays_promised(directory: Path, tmp_path: Path) -> None:
+    rewrite(directory, per_class=True, confidence=0.95, exits=(exit_at(0, 1e30),))
+    data = pictures(tmp_path, 0, 400)
+    assert len(certify(directory, data).certificate.by_class) == 4
+    with pytest.raises(CompositionError, match="promises its agreement in every class, which a certificate"):
+        certify(directory, data, per_class=False, write=True)
+    certify(directory, data, accuracy=0.5, write=True)
+    written = composition_of(directory)
+    assert written.per_class and written.certificate is not None
+    assert len(written.certificate["by_class"]) == 4
+
+
+def test_a_composition_that_fails_serves_on_and_says_that_nothing_is_proven(
+    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = certify(directory, pictures(tmp_path, 0), write=True)
+    written = composition_of(directory)
+    assert written.exits and not written.certified
+    assert written.note == written.warning
+    assert written.note.startswith("NOT CERTIFIED: nothing proves that at least 97 % of answers")
+    render.recertification(found, "default", written=True)
+    assert "NOT CERTIFIED: composition 'default' goes on serving" in capsys.readouterr().out
+    assert run(["evaluate", str(directory), "--data", str(pictures(tmp_path, 1))]) == 0
+    assert "note: NOT CERTIFIED: nothing proves" in capsys.readouterr().out

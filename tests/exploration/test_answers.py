@@ -1,0 +1,111 @@
+"""What the base model answers: equal on every engine, and the fastest one chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gati.errors import BackendError
+from gati.exploration import answers
+from gati.exploration.answers import BaseAnswers, fastest_engine, open_engine
+from gati.exploration.precision import bfloat16_pays
+from tests.exploration.networks import Net
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(1)
+    return Net().eval().requires_grad_(False)
+
+
+def test_logits_are_shifted_and_nothing_else(net: Net) -> None:
+    images = torch.randn(5, 1, 8, 8)
+    found = BaseAnswers(net, "logits")(images)
+    assert torch.equal(found.amax(1), torch.zeros(5))
+    torch.testing.assert_close(found.softmax(1), net(images).softmax(1))
+
+
+def test_probabilities_become_their_logarithms(net: Net) -> None:
+    images = torch.randn(5, 1, 8, 8)
+    found = BaseAnswers(nn.Sequential(net, nn.Softmax(1)), "probabilities")(images)
+    torch.testing.assert_close(found.softmax(1), net(images).softmax(1))
+
+
+def test_pooled_hidden_outputs_follow_the_logits_and_no_hook_stays(net: Net) -> None:
+    images = torch.randn(5, 1, 8, 8)
+    rows = BaseAnswers(net, "logits", "blocks.2")(images)
+    hidden = net.blocks[:3](torch.relu(net.stem(images)))
+    torch.testing.assert_close(rows[:, 10:], hidden.mean((2, 3)))
+    torch.testing.assert_close(rows[:, :10], BaseAnswers(net, "logits")(images))
+    assert not any(module._forward_hooks for module in net.modules())
+
+
+@pytest.mark.parametrize("block", [None, "blocks.3"])
+@pytest.mark.parametrize("name", answers.ENGINES)
+def test_every_engine_gives_the_same_answers(net: Net, name: str, block: str | None) -> None:
+    pytest.importorskip("openvino")
+    if name == "openvino-bf16" and not bfloat16_pays():
+        pytest.skip("this processor does not compute in bfloat16")
+    images = torch.randn(16, 1, 8, 8)
+    base = BaseAnswers(net, "logits", block)
+    engine = open_engine(name, base, images)
+    tolerance = 1e-4 if name == "openvino" else 5e-2
+    torch.testing.assert_close(engine(images), base(images), rtol=tolerance, atol=tolerance)
+    again = engine(torch.randn(16, 1, 8, 8))
+    assert torch.equal(engine(images), engine(images)) and not torch.equal(again, engine(images))
+
+
+def test_an_engine_that_is_not_there_says_so(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, base = torch.randn(4, 1, 8, 8), BaseAnswers(net, "logits")
+    with pytest.raises(BackendError, match=r"unknown engine 'tvm' .* choose out of openvino-bf16"):
+        open_engine("tvm", base, images)
+    monkeypatch.setattr(answers, "find_spec", lambda name: None)
+    with pytest.raises(BackendError, match="engine 'openvino' needs openvino, not installed here"):
+        open_engine("openvino", base, images)
+    assert fastest_engine(base, images)[0] == "torch"
+
+
+class _Ticks:
+    """A clock for which each engine takes the given seconds a batch."""
+
+    def __init__(self, seconds: Iterator[float]) -> None:
+        self.now, self.seconds, self.begins = 0.0, seconds, True
+
+    def __call__(self) -> float:
+        if not self.begins:
+            self.now += next(self.seconds)
+        self.begins = not self.begins
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        pytest.param((1.0, 1.0, 1.0), "openvino-bf16", id="all alike"),
+        pytest.param((1.2, 1.0, 1.0), "openvino-bf16", id="another a little faster"),
+        pytest.param((2.0, 1.0, 0.9), "openvino", id="two clearly faster"),
+        pytest.param((2.0, 2.0, 1.0), "torch", id="one clearly faster"),
+    ],
+)
+def test_the_first_engine_that_none_clearly_outruns_is_taken(
+    net: Net, monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], expected: str
+) -> None:
+    def pretend(name: str, base: BaseAnswers, example: Tensor) -> answers.Engine:
+        return base
+
+    monkeypatch.setattr(answers, "open_engine", pretend)
+    ticks = _Ticks(each for each in seconds for _ in range(3))
+    assert fastest_engine(BaseAnswers(net, "logits"), torch.randn(8, 1, 8, 8), ticks)[0] == expected
+
+
+def test_an_engine_that_computes_something_else_is_not_taken(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong_but_for_torch(name: str, base: BaseAnswers, example: Tensor) -> answers.Engine:
+        return base if name == "torch" else lambda images: -base(images)
+
+    monkeypatch.setattr(answers, "open_engine", wrong_but_for_torch)
+    assert fastest_engine(BaseAnswers(net, "logits"), torch.randn(8, 1, 8, 8))[0] == "torch"

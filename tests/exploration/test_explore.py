@@ -1,0 +1,264 @@
+"""The verb `explore` on a small network: what it writes, that it repeats itself, and what bad input gets."""
+
+from __future__ import annotations
+
+import filecmp
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gati.errors import BackendError, BlockError, DataError, LibraryError, ModelError, VariantError
+from gati.exploration import candidates, stages
+from gati.exploration.explore import explore
+from gati.exploration.library import CERTIFY, SELECT, Library
+from gati.exploration.progress import SilentProgress
+from gati.exploration.splits import held_out
+from gati.model.data import load_data
+from gati.model.preprocess import Preprocessing
+from gati.types import BlockProfile
+from tests.exploration.killing import Killed, KilledAfter
+from tests.exploration.networks import trained_state, write_digits
+
+NET = f"{Path(__file__).parent / 'networks.py'}:Net"
+GREY = Preprocessing((0.0,), (1.0,), channels=1)
+STUDENT = "student(8)"
+EXITS = ("fc(16)", "grid(16)", "pyramid(4)")
+VARIANTS = (STUDENT, *EXITS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick() -> Iterator[None]:
+    """Few steps, and the same trials every time: on so small a network noise would choose them."""
+
+    def skipped(lookup_ms: float, block: BlockProfile, base_ms: float) -> str:
+        assert lookup_ms > 0 and 0 <= block.reach_ms <= base_ms
+        return "a lookup takes too long here" if block.index == 3 else ""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidates, "too_slow", skipped)
+        patch.setattr(stages, "LEAST_EXIT_STEPS", 105)
+        patch.setattr(stages, "LEAST_STUDENT_STEPS", 60)
+        yield
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("digits")
+    held, more = write_digits(folder)
+    save_file(trained_state(), folder / "net.safetensors")
+    return {"checkpoint": str(folder / "net.safetensors"), "data": str(held), "train_data": str(more)}
+
+
+@pytest.fixture(scope="module")
+def library(files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return explore(NET, **files, out=tmp_path_factory.mktemp("out"), variants=VARIANTS, epochs=2)
+
+
+def _weights(library: Library) -> dict[str, dict[str, torch.Tensor]]:
+    return {path.name: load_file(path) for path in sorted((library.directory / "caches").iterdir())}
+
+
+def _assert_same(first: Library, second: Library) -> None:
+    """Equal but for the latencies, which are measured anew."""
+    one, two = _weights(first), _weights(second)
+    assert one.keys() == two.keys()
+    for name in one:
+        assert all(torch.equal(one[name][key], two[name][key]) for key in one[name]), name
+    for path in (first.directory / "outcomes").iterdir():
+        assert filecmp.cmp(path, second.directory / "outcomes" / path.name, shallow=False), path.name
+    assert first.operating_points == second.operating_points
+
+
+def test_every_variant_of_every_block_is_in_the_table(library: Library) -> None:
+    rows = [(trial.block, trial.variant) for trial in library.trials]
+    exits = [(f"blocks.{index}", variant) for index in range(4) for variant in EXITS]
+    assert rows == [("input", STUDENT), *exits]
+    for trial in library.trials:
+        if trial.status == "trained":
+            assert trial.lookup_ms and trial.overlapped_lookup_ms and trial.memory_bytes > 0
+            assert trial.images_seen > 0 and trial.selector
+        else:
+            assert trial.reason.startswith("a lookup takes")
+
+
+def test_training_learned_something(library: Library) -> None:
+    for index in (0, 2):  # the student, and exits
+        assert max(trial.agreement or 0.0 for trial in library.trials if trial.block_index == index) > 0.5
+
+
+def test_the_recorded_outcomes_are_what_the_stored_cache_answers(library: Library) -> None:
+    """Hidden outputs by hand, from the network itself: no part of explore is asked twice."""
+    from gati.caches import load_cache
+    from gati.model.load import load_model
+
+    settings = library.manifest.settings
+    loaded = load_model(NET, library.manifest.checkpoint_path)
+    images = load_data(settings["data"], loaded.preprocessing).images(np.arange(900))
+    trial = next(x for x in library.trials if x.block == "blocks.1" and x.status == "trained")
+    with torch.no_grad():
+        stem = torch.relu(loaded.module.stem(images))  # type: ignore[operator]
+        hidden = loaded.module.blocks[1](loaded.module.blocks[0](stem))  # type: ignore[index]
+        probabilities, score = load_cache(library.cache_path(trial.trial_id))(hidden)
+        base_class = loaded.module(images).argmax(1).numpy()
+    recorded, base = library.outcomes(trial.trial_id), library.base_outcomes()
+    assert np.array_equal(base.base_class, base_class)
+    assert np.array_equal(recorded.predicted, probabilities.argmax(1).numpy())
+    certify = base.split == CERTIFY
+    np.testing.assert_allclose(recorded.score[certify], score.numpy()[certify], atol=1e-5)
+
+
+def test_the_split_of_the_held_out_inputs_is_recorded(library: Library) -> None:
+    split = library.base_outcomes().split
+    assert ((split == SELECT).sum(), (split == CERTIFY).sum()) == (400, 500)
+    assert library.manifest.counts == {"train": 897, "select": 400, "certify": 500}
+
+
+def test_a_library_of_an_older_gati_which_halved_them_is_read_as_it_is(
+    library: Library, tmp_path: Path
+) -> None:
+    """Without a record of its inputs, the split is drawn again by the seed, at the size that it has."""
+    older = Library(tmp_path / "older")
+    shutil.copytree(library.directory, older.directory)
+    older.inputs_path.unlink()
+    order = np.random.default_rng((library.manifest.seed, 0)).permutation(900)
+    halves = np.where(np.isin(np.arange(900), order[:450]), SELECT, CERTIFY).astype(np.uint8)
+    older.write_base_outcomes(library.base_outcomes()._replace(split=halves))
+    inputs, split = held_out(older)
+    assert len(inputs) == 900 and np.array_equal(split, halves)
+    older.write_base_outcomes(library.base_outcomes()._replace(split=halves[::-1].copy()))
+    with pytest.raises(DataError, match="splits otherwise than explore did"):
+        held_out(older)
+
+
+def test_without_train_data_a_third_of_the_data_is_trained_on(files: dict[str, str], tmp_path: Path) -> None:
+    library = explore(
+        NET, files["checkpoint"], data=files["data"], out=tmp_path, variants=["grid(8)"], epochs=0.1
+    )
+    assert library.manifest.counts == {"train": 300, "select": 300, "certify": 300}
+
+
+def test_the_library_knows_what_it_has_seen_and_finds_the_held_out_inputs_again(
+    library: Library, files: dict[str, str]
+) -> None:
+    record = library.input_record()
+    assert record is not None
+    held, more = (load_data(files[name], GREY) for name in ("data", "train_data"))
+    assert set(record.seen.tolist()) == {*held.identities.tolist(), *more.identities.tolist()}
+    again, split = held_out(library)
+    assert np.array_equal(again.identities, record.identities)
+    assert np.array_equal(split, library.base_outcomes().split)
+    # As an older Gati left it: without the record.
+    kept = library.inputs_path.read_bytes()
+    library.inputs_path.unlink()
+    try:
+        older, older_split = held_out(library)
+        assert np.array_equal(older.identities, again.identities) and np.array_equal(older_split, split)
+        assert set(library.copies().tolist()) == {1}
+    finally:
+        library.inputs_path.write_bytes(kept)
+
+
+def test_copies_and_overlap_are_told_and_kept_apart(files: dict[str, str], tmp_path: Path) -> None:
+    held, more = (np.load(files[name])["images"] for name in ("data", "train_data"))
+    np.savez(tmp_path / "val.npz", images=np.concatenate([held[:300], held[:300], held[300:400]]))
+    np.savez(tmp_path / "more.npz", images=np.concatenate([more, held[:50]]))
+    said = _Notes()
+    library = explore(
+        NET, files["checkpoint"], data=str(tmp_path / "val.npz"), train_data=str(tmp_path / "more.npz"),
+        out=tmp_path / "out", variants=["grid(8)"], epochs=0.1, progress=said,
+    )  # fmt: skip
+    assert "left 50 of 947 inputs of --train-data out: they are in --data, too" in said.notes
+    assert any(note.startswith("300 of 700 inputs of --data are copies of another") for note in said.notes)
+    split, record = library.base_outcomes().split, library.input_record()
+    assert record is not None and library.manifest.counts["train"] == 897
+    certify = split == CERTIFY
+    assert library.manifest.counts["certify"] == certify.sum() < record.copies[certify].sum()
+    select = set(record.identities[split == SELECT].tolist())
+    assert not select & set(record.identities[certify].tolist())
+    assert len(select) + certify.sum() == 400
+    np.savez(tmp_path / "val.npz", images=np.concatenate([held[:300], held[:300], held[301:401]]))
+    with pytest.raises(DataError, match=r"val.npz has changed since explore; bring the old one back"):
+        held_out(library)
+
+
+def test_a_seed_gives_the_same_library_twice(library: Library, files: dict[str, str], tmp_path: Path) -> None:
+    _assert_same(library, explore(NET, **files, out=tmp_path, variants=VARIANTS, epochs=2))
+
+
+class _Notes(SilentProgress):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("advances", [10, 60, 130])
+def test_an_interrupted_run_goes_on_and_ends_with_the_same_library(
+    library: Library, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advances: int
+) -> None:
+    monkeypatch.setattr(stages, "_SAVE_EVERY_S", 0.2)
+    with pytest.raises(Killed):
+        explore(NET, **files, out=tmp_path, variants=VARIANTS, epochs=2, progress=KilledAfter(advances))
+    with pytest.raises(LibraryError):
+        Library.open(tmp_path)
+    _assert_same(library, explore(NET, **files, out=tmp_path, variants=VARIANTS, epochs=2))
+    assert not (tmp_path / ".state").exists()
+
+
+def test_a_finished_exploration_is_returned_as_it_is(library: Library, files: dict[str, str]) -> None:
+    before = library.manifest_path.stat().st_mtime_ns
+    again = explore(NET, **files, out=library.directory, variants=VARIANTS, epochs=2)
+    assert again.manifest_path.stat().st_mtime_ns == before
+
+
+def test_a_budget_ends_training_in_time(files: dict[str, str], tmp_path: Path) -> None:
+    """A clock that runs a second a reading: the library is whole, and the time is not exceeded."""
+    ticks = iter(range(10**6))
+    library = explore(
+        NET, **files, out=tmp_path, variants=["grid(8)"], budget_s=2000, clock=lambda: float(next(ticks))
+    )
+    assert next(ticks) <= 2040
+    assert any(trial.status == "trained" for trial in Library.open(library.directory).trials)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"variants": ["nothing(1)"]}, VariantError, "unknown variant 'nothing(1)'"),
+        ({"variants": []}, VariantError, "no variants given"),
+        ({"device": "abacus"}, BackendError, "unknown device 'abacus': choose cpu, cuda or cuda:INDEX"),
+        ({"blocks": "nowhere.*"}, BlockError, "nowhere"),
+        ({"epochs": 0}, DataError, "epochs must be above 0 (got 0)"),
+    ],
+    ids=["unknown variant", "no variants", "unknown device", "no such blocks", "no epochs"],
+)
+def test_bad_arguments_get_one_line(
+    files: dict[str, str], tmp_path: Path, changes: dict[str, object], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error) as caught:
+        explore(NET, **{**files, "out": tmp_path, **changes})  # type: ignore[arg-type]
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "manifest.json").exists()
+
+
+def test_bad_networks_and_data_get_one_line(files: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="NaN"):
+        explore(NET.replace(":Net", ":NanNet"), files["checkpoint"], data=files["data"], out=tmp_path / "a")
+    with pytest.raises(DataError, match="answers class 9 for all"):
+        explore(
+            NET.replace(":Net", ":ConstantNet"), files["checkpoint"], data=files["data"], out=tmp_path / "b"
+        )
+    with pytest.raises(DataError, match="are the same 900 inputs: hold the validation inputs out"):
+        explore(NET, files["checkpoint"], data=files["data"], train_data=files["data"], out=tmp_path / "c")
+    few = tmp_path / "few.npz"
+    np.savez(few, images=np.load(files["data"])["images"][:30])
+    with pytest.raises(DataError, match="has 30 inputs, which leaves 20 to measure on"):
+        explore(NET, files["checkpoint"], data=str(few), out=tmp_path / "d")

@@ -1,0 +1,186 @@
+"""`gati explore --more`: what a library has is trained further, and nothing that serves changes."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import gati
+from gati.composition.composition import Composition
+from gati.errors import DataError, LibraryError
+from gati.exploration import candidates, stages
+from gati.exploration.explore import explore
+from gati.exploration.further import explore_more, named_in_round, with_round
+from gati.exploration.library import Library
+from gati.types import Trial, TrialId
+from tests.engine.served import composed, exit_at
+from tests.exploration.killing import Killed, KilledAfter
+from tests.exploration.networks import trained_state, write_digits
+
+NET = f"{Path(__file__).parent / 'networks.py'}:Net"
+VARIANTS = ("student(8)", "grid(16)", "pyramid(4)")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidates, "too_slow", lambda *_: "")
+        patch.setattr(stages, "LEAST_EXIT_STEPS", 30)
+        patch.setattr(stages, "LEAST_STUDENT_STEPS", 30)
+        yield
+
+
+@pytest.fixture(scope="module")
+def explored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library whose caches were trained shortly, with one composition."""
+    folder = tmp_path_factory.mktemp("further")
+    held, more = write_digits(folder)
+    save_file(trained_state(), folder / "net.safetensors")
+    library = explore(
+        NET, folder / "net.safetensors", data=str(held), train_data=str(more), out=folder / "library",
+        blocks="blocks.[12]", variants=VARIANTS, epochs=0.1,
+    )  # fmt: skip
+    # latencies, which differ from run to run, have no say in it
+    trials = [trial for trial in library.trials if trial.variant in ("student(8)", "grid(16)")][:2]
+    exits = tuple(
+        replace(
+            exit_at(trial.block_index, 0.5), trial_id=trial.trial_id, block=trial.block, variant=trial.variant
+        )
+        for trial in trials
+    )
+    composed(library.manifest.checkpoint_sha256, exits).save(library.composition_path())
+    return library.directory
+
+
+@pytest.fixture
+def directory(explored: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(explored, tmp_path / "library"))
+
+
+def _worths(library: Library) -> dict[tuple[str, str], tuple[float, float]]:
+    return {
+        (trial.block, trial.variant): stages.worth(trial)
+        for trial in library.trials
+        if trial.status == "trained"
+    }
+
+
+def test_no_cache_gets_worse_on_the_select_inputs_and_some_get_better(directory: Path) -> None:
+    before = _worths(Library.open(directory))
+    after = _worths(explore_more(directory, epochs=6))
+    assert after.keys() == before.keys()
+    assert all(after[key] >= before[key] for key in before)
+    assert sum(after[key] > before[key] for key in before) >= len(before) // 2
+
+
+def test_what_was_there_stays_and_a_composition_goes_on_with_its_caches(directory: Path) -> None:
+    files = [path for path in directory.rglob("*.safetensors") if path.parent.name != "training"]
+    kept = {path: path.read_bytes() for path in (*files, directory / "compositions" / "default.json")}
+    images = np.load(Library.open(directory).manifest.settings["data"])["images"][:50]
+    with gati.load(directory) as engine:
+        before = [(each.class_index, each.exit) for each in engine(engine.preprocessing(images))]
+    library = explore_more(directory, epochs=6)
+    assert all(path.read_bytes() == content for path, content in kept.items())
+    with gati.load(directory) as engine:
+        after = [(each.class_index, each.exit) for each in engine(engine.preprocessing(images))]
+    assert after == before
+    composition = Composition.load(library.composition_path())
+    assert len(gati.explain(composition, directory)) == len(composition.exits) == 2
+    rows = {trial.trial_id: trial for trial in library.trials}
+    replaced = [trial for trial in library.trials if trial.status == "replaced"]
+    assert replaced
+    for trial in replaced:
+        better = rows[TrialId(trial.reason.rpartition(" ")[2])]
+        assert better.status == "trained" and better.images_seen > trial.images_seen
+    again = gati.compose(directory, accuracy=0.8, backend="torch", confidence=None, name="new")
+    assert all(rows[leaving.trial_id].status == "trained" for leaving in again.exits)
+
+
+def test_every_round_goes_on_from_the_last(directory: Path) -> None:
+    first, second = explore_more(directory, epochs=4), explore_more(directory, epochs=4)
+    assert first.directory == second.directory
+    rounds = json.loads((directory / "training" / "rounds.json").read_text())["rounds"]
+    assert [each["number"] for each in rounds] == [2, 3]
+    trained = {trial.trial_id for trial in second.trials if trial.status == "trained"}
+    weights = {path.stem for path in (directory / "training").glob("*.safetensors")}
+    assert weights == trained, "weights of what was replaced are not kept"
+    assert set(rounds[1]["better"]) | set(rounds[1]["no_better"]) == {
+        named_in_round(TrialId(name), 3) for name in (rounds[0]["better"] + rounds[0]["no_better"])
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("advances", [10, 35, 50])
+def test_an_interrupted_round_goes_on_and_ends_with_the_same_caches(
+    explored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advances: int
+) -> None:
+    whole, broken = (Path(shutil.copytree(explored, tmp_path / name)) for name in ("whole", "broken"))
+    explore_more(whole, epochs=0.1)
+    monkeypatch.setattr(stages, "_SAVE_EVERY_S", 0.0)
+    with pytest.raises(Killed):
+        explore_more(broken, epochs=0.1, progress=KilledAfter(advances))
+    assert Library.open(broken).trials == Library.open(explored).trials, "usable meanwhile, as it was"
+    with pytest.raises(LibraryError, match="unfinished exploration with another epochs"):
+        explore_more(broken, epochs=1)
+    explore_more(broken, epochs=0.1)
+    assert not (broken / ".state").exists()
+    names = sorted(path.name for path in (whole / "caches").iterdir())
+    assert names == sorted(path.name for path in (broken / "caches").iterdir())
+    for name in names:
+        one, two = (load_file(folder / "caches" / name) for folder in (whole, broken))
+        assert all(torch.equal(one[key], two[key]) for key in one), name
+    for path in (whole / "outcomes").iterdir():
+        assert filecmp.cmp(path, broken / "outcomes" / path.name, shallow=False), path.name
+
+
+def test_what_is_not_there_is_said_in_one_line(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nothing says how long to train"):
+        explore_more(directory)
+    with pytest.raises(LibraryError, match="run gati explore"):
+        explore_more(tmp_path / "nowhere", epochs=1)
+    images = np.load(Library.open(directory).manifest.settings["data"])["images"]
+    np.savez(tmp_path / "other.npz", images=images[::-1])
+    with pytest.raises(DataError, match=r"other.npz has changed since explore"):
+        explore_more(directory, epochs=1, data=str(tmp_path / "other.npz"))
+    with pytest.raises(DataError, match=r"are not those of the exploration"):
+        explore_more(directory, epochs=1, train_data=str(tmp_path / "other.npz"))
+    shutil.rmtree(directory / "training")
+    shutil.rmtree(directory / ".state", ignore_errors=True)
+    with pytest.raises(LibraryError, match="has no weights to go on from"):
+        explore_more(directory, epochs=1)
+
+
+trials = st.lists(st.tuples(st.integers(0, 9), st.booleans()), unique_by=lambda each: each[0], max_size=8)
+
+
+@given(trials, st.integers(2, 5))
+def test_entering_a_round_twice_is_entering_it_once(drawn: list[tuple[int, bool]], number: int) -> None:
+    table = [
+        Trial(TrialId(f"b{block}--grid-8"), block, f"b{block}", "grid(8)", "trained") for block, _ in drawn
+    ]
+    before = {named_in_round(trial.trial_id, number): trial for trial in table}
+    new = [
+        Trial(name, trial.block_index, trial.block, trial.variant, "trained", images_seen=1)
+        for (name, trial), (_, better) in zip(before.items(), drawn, strict=True)
+        if better
+    ]
+    once = with_round(table, new, before)
+    assert with_round(once, new, before) == once
+    assert sum(trial.status == "trained" for trial in once) == len(table)
+    assert {trial.trial_id for trial in once} == {trial.trial_id for trial in (*table, *new)}
+
+
+def test_a_round_has_one_name_whatever_came_before() -> None:
+    assert named_in_round(TrialId("a--grid-8"), 2) == "a--grid-8--r2"
+    assert named_in_round(TrialId("a--grid-8--r2"), 13) == "a--grid-8--r13"

@@ -1,0 +1,123 @@
+"""The cache library on disk."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gati.errors import LibraryError
+from gati.exploration.library import FORMAT, BaseOutcomes, Library, Manifest, TrialOutcomes
+from gati.exploration.state import RunState, locked
+from gati.types import BlockProfile, OperatingPoint, Profile, Trial, TrialId
+
+
+def _manifest(complete: bool = True) -> Manifest:
+    block = BlockProfile(0, "layer1.0", "BasicBlock", (16, 32, 32), 0.5, 0.75)
+    return Manifest(
+        model_source="gati.zoo:resnet20",
+        checkpoint_path=None,
+        checkpoint_sha256="0" * 64,
+        preprocessing={"mean": [0.0]},
+        class_names=("cat", "dog"),
+        classes=2,
+        outputs_kind="logits",
+        input_shape=(3, 32, 32),
+        profile=Profile("torch", "cpu", 2, 1.5, (block,)),
+        seed=0,
+        counts={"select": 2},
+        data={},
+        settings={},
+        versions={},
+        complete=complete,
+    )
+
+
+def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+    library.write_manifest(_manifest())
+    assert Library.open(tmp_path).manifest == _manifest()
+
+
+def test_a_library_of_an_older_gati_calls_its_variants_as_today(tmp_path: Path) -> None:
+    names = {"pool(64)": "pool-linear(64)", "conv(3,1)": "conv2d(3,1)", "fc(8)": "fc(8)", "mine": "mine"}
+    library = Library(tmp_path)
+    library.write_trials([Trial(TrialId(f"a--{name}"), 0, "a", name, "trained") for name in names], [])
+    library.write_manifest(replace(_manifest(), settings={"variants": list(names)}))
+    assert [trial.variant for trial in Library.open(tmp_path).trials] == list(names)
+    library.write_manifest(replace(_manifest(), format=1, settings={"variants": list(names)}))
+    old = Library.open(tmp_path)
+    assert [trial.variant for trial in old.trials] == list(names.values())
+    assert old.manifest.settings["variants"] == list(names.values())
+
+
+def test_tables_and_outcomes_come_back_as_they_were_written(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+    trained = Trial(
+        TrialId("a--fc-8"), 0, "a", "fc(8)", "trained", selector="margin", lookup_ms=0.25, loss=1e-7
+    )
+    skipped = Trial(
+        TrialId("a--fc-9"), 0, "a", "fc(9)", "skipped", reason="a lookup takes 2 ms, the rest 1 ms"
+    )
+    points = [OperatingPoint(trained.trial_id, 0.1 + 0.2, 0.5, 1.0)]
+    library.write_trials([trained, skipped], points)
+    assert library.trials == (trained, skipped)
+    assert library.operating_points == tuple(points)
+
+    outcomes = TrialOutcomes(np.array([0.5, 0.25], np.float32), np.array([1, 0]))
+    library.write_outcomes(trained.trial_id, outcomes)
+    for before, after in zip(outcomes, library.outcomes(trained.trial_id), strict=True):
+        assert np.array_equal(before, after)
+    base = BaseOutcomes(np.array([1, 0]), None, np.array([0, 1], np.uint8))
+    library.write_base_outcomes(base)
+    assert library.base_outcomes().label is None
+    assert np.array_equal(library.base_outcomes().split, base.split)
+
+
+def test_no_library_an_unfinished_a_newer_and_a_damaged_one_are_one_line_each(tmp_path: Path) -> None:
+    with pytest.raises(LibraryError, match=r"no cache library in .* run gati explore --out first"):
+        Library.open(tmp_path)
+    Library(tmp_path).write_manifest(_manifest(complete=False))
+    with pytest.raises(LibraryError, match="is unfinished: run the same gati explore command again"):
+        Library.open(tmp_path)
+    text = json.dumps({**json.loads(_manifest().to_json()), "format": FORMAT + 1})
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(LibraryError, match=rf"has format {FORMAT + 1}, this Gati reads up to {FORMAT}"):
+        Library.open(tmp_path)
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(LibraryError, match="is not a Gati manifest"):
+        Library.open(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"format": 1}')
+    with pytest.raises(LibraryError, match="is damaged"):
+        Library.open(tmp_path)
+
+
+def test_a_damaged_row_is_named_by_its_line(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+    library.write_trials([Trial(TrialId("t"), 0, "a", "fc(8)", "trained")], [])
+    table = tmp_path / "trials.csv"
+    table.write_text(table.read_text().replace("t,0,a", "t,zero,a"))
+    with pytest.raises(LibraryError, match=r"trials.csv, line 2: .*zero"):
+        _ = library.trials
+
+
+def test_two_runs_in_one_directory_are_refused(tmp_path: Path) -> None:
+    with (
+        locked(tmp_path),
+        pytest.raises(LibraryError, match=r"another gati explore \(process \d+\) is writing"),
+        locked(tmp_path),
+    ):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+def test_another_exploration_may_not_go_on_with_an_unfinished_one(tmp_path: Path) -> None:
+    state = RunState(tmp_path)
+    state.claim({"seed": 0, "model": "a"})
+    state.claim({"seed": 0, "model": "a"})
+    with pytest.raises(LibraryError, match=r"unfinished exploration with another seed \(0, now 1\)"):
+        state.claim({"seed": 1, "model": "a"})

@@ -1,0 +1,37 @@
+"""What a log shows while caches are trained."""
+
+from __future__ import annotations
+
+import io
+
+from gati.exploration.progress import PlainProgress
+
+
+def test_a_log_gets_the_stage_the_share_done_the_detail_and_the_time_left() -> None:
+    log = io.StringIO()
+    progress = PlainProgress(log, interval_s=0.0)
+    progress.stage("training", total=10)
+    progress.advance(4, "loss 1.250")
+    lines = log.getvalue().splitlines()
+    assert lines[0] == "training"
+    assert lines[1].startswith("training: 4/10  loss 1.250  ")
+    assert lines[1].endswith(" s left")
+
+
+def test_a_log_is_not_flooded() -> None:
+    log = io.StringIO()
+    progress = PlainProgress(log, interval_s=3600.0)
+    progress.stage("training", total=1000)
+    for _ in range(1000):
+        progress.advance(1)
+    assert log.getvalue() == "training\n"
+
+
+def test_a_resumed_stage_says_nothing_before_its_first_step() -> None:
+    log = io.StringIO()
+    progress = PlainProgress(log, interval_s=0.0)
+    progress.stage("training", total=10, done=6)
+    progress.advance(0)
+    assert log.getvalue() == "training\n"
+    progress.advance(1)
+    assert "training: 7/10" in log.getvalue()

@@ -1,0 +1,208 @@
+"""The network itself at fewer pixels: taught, kept, resumed, trained further, refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from gati.caches import default_reduced, load_cache
+from gati.composition.load import open_model
+from gati.engine.engine import Engine
+from gati.engine.exits import EngineExit
+from gati.errors import VariantError
+from gati.exploration.candidates import UntrainedCosts, measured_costs, specify, wanted
+from gati.exploration.explore import explore
+from gati.exploration.further import explore_more
+from gati.exploration.library import SELECT, Library
+from gati.exploration.splits import held_out
+from gati.model.blocks import find_blocks
+from gati.model.preprocess import Preprocessing
+from gati.model.segments import trace
+from gati.types import BlockProfile, Profile, TrialId
+from tests.exploration.killing import Killed, KilledAfter
+from tests.exploration.networks import Block, fitted_on_digits, write_digits
+
+REDUCED = TrialId("input--reduced-4")
+
+
+class Pooled(nn.Module):
+    """Takes grey pictures of any size."""
+
+    preprocessing = Preprocessing((0.3,), (0.4,), channels=1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(1, 24, 3, padding=1), nn.BatchNorm2d(24)
+        self.blocks = nn.Sequential(*(Block(24) for _ in range(3)))
+        self.head = nn.Linear(24, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(torch.relu(self.norm(self.stem(x)))).amax((2, 3)))
+
+
+class Flattened(Pooled):
+    """Takes pictures of 8 x 8 pixels alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(24 * 64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(torch.relu(self.norm(self.stem(x)))).flatten(1))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short() -> Iterator[None]:
+    """Networks so small cost what calls cost: here what is measured decides nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gati.exploration.candidates.measure_lookup", lambda *_, **__: 1e-3)
+        patch.setattr("gati.exploration.stages.LEAST_STUDENT_STEPS", 240)
+        yield
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("digits")
+    held, more = write_digits(folder)
+    network = fitted_on_digits(Pooled, Pooled.preprocessing, seed=0, steps=120)
+    save_file(network.state_dict(), folder / "net.safetensors")
+    return {
+        "model": f"{__file__}:Pooled",
+        "checkpoint": folder / "net.safetensors",
+        "data": held,
+        "train_data": more,
+        "variants": ["reduced(4)"],
+        "epochs": 1,
+    }
+
+
+@pytest.fixture(scope="module")
+def library(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return explore(**given, out=tmp_path_factory.mktemp("out"))
+
+
+def agreement(library: Library, predictor: nn.Module) -> float:
+    """With the base model on the inputs to select on."""
+    inputs, split = held_out(library)
+    rows = (split == SELECT).nonzero()[0]
+    with torch.inference_mode():
+        found = predictor(inputs.images(rows)).argmax(1).numpy()
+    return float((found == library.base_outcomes().base_class[rows]).mean())
+
+
+def test_it_learns_to_answer_as_at_full_size(library: Library, given: dict[str, Any]) -> None:
+    (trial,) = library.trials
+    assert trial.variant == "reduced(4)" and trial.block == "input" and trial.status == "trained"
+    assert trial.images_seen and trial.lookup_ms
+    taught = load_cache(library.cache_path(REDUCED)).predictor
+    network = Pooled()
+    network.load_state_dict(load_file(given["checkpoint"]))
+    network.eval()
+    untaught = nn.Sequential(nn.AvgPool2d(2), network)
+    assert agreement(library, taught) > agreement(library, untaught) + 0.1
+    assert agreement(library, taught) == pytest.approx(trial.agreement, abs=0.01)
+
+
+def test_it_answers_in_an_engine_or_the_network_does(library: Library) -> None:
+    cache = load_cache(library.cache_path(REDUCED))
+    inputs, _ = held_out(library)
+    x = inputs.images(range(60))
+    probabilities, scores = cache(x)
+    ranked = scores.sort().values
+    at = 20 + int(ranked[20:40].diff().argmax())
+    threshold = float(ranked[at : at + 2].mean())
+    traced = open_model(library.directory).traced
+    answers = Engine(traced, [EngineExit("input", cache, threshold, "inline", "reduced(4)", 0)])(x)
+    whole = traced.base(x.clone()).softmax(1)
+    hits = scores >= threshold
+    assert [answer.exit == "input" for answer in answers] == hits.tolist()
+    given = torch.stack([answer.probabilities for answer in answers])
+    torch.testing.assert_close(given, torch.where(hits[:, None], probabilities, whole))
+
+
+def test_it_is_trained_where_half_of_the_pixels_are_enough_and_a_student_where_not() -> None:
+    assert default_reduced((3, 224, 224)) == "reduced(112)"
+    assert default_reduced((3, 480, 270)) == "reduced(135)"
+    assert default_reduced((3, 95, 300)) is None and default_reduced((64, 192)) is None
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.3, "reduced(48)"), (0.4, "student(")])
+def test_by_default_it_takes_a_students_place_where_it_costs_little(share: float, expected: str) -> None:
+    network = Pooled().eval()
+    model = trace(network, torch.randn(2, 1, 96, 96), ["input", *find_blocks(network)])
+    blocks = tuple(
+        BlockProfile(at, name, model.block_kinds[name], model.hidden_shapes[name], 1.0, float(at))
+        for at, name in enumerate(model.blocks)
+    )
+    profile = Profile("torch", "cpu", 1, 10.0, blocks)
+
+    def costs(variant: str, _shape: tuple[int, ...]) -> UntrainedCosts:
+        return UntrainedCosts(1000, 10.0 * share if variant.startswith("reduced") else 1.0)
+
+    rows = specify(model, network, profile, wanted(None, None, 1), costs)
+    (first,) = [row.trial for row in rows if row.trial.block == "input" and row.trial.status == "trained"]
+    assert first.variant.startswith(expected)
+    others = [row.trial.reason for row in rows if row.trial.block == "input" and row.trial is not first]
+    assert others and all("name it with --variants" in reason for reason in others)
+
+
+class Uncopyable(Pooled):
+    """Holds what can be neither copied nor pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def test_a_network_that_cannot_be_copied_is_one_line() -> None:
+    network = Uncopyable().eval().requires_grad_(False)
+    model = trace(network, torch.randn(2, 1, 96, 96), ["input"])
+    with pytest.raises(VariantError, match=r"reduced\(48\) cannot be made \(.*lock"):
+        measured_costs(model, network)("reduced(48)", (1, 96, 96))
+
+
+def test_interrupted_it_goes_on_and_ends_with_the_same_weights(
+    library: Library, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gati.exploration.stages._SAVE_EVERY_S", 0.0)
+    with pytest.raises(Killed):
+        explore(**given, out=tmp_path, progress=KilledAfter(40))
+    again = explore(**given, out=tmp_path)
+    expected, found = (load_file(each.cache_path(REDUCED)) for each in (library, again))
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_it_is_trained_further(given: dict[str, Any], tmp_path: Path) -> None:
+    made = explore(**given, out=tmp_path)
+    before = made.trials[0]
+    more = explore_more(tmp_path, epochs=2)
+    names = {trial.trial_id: trial.status for trial in more.trials}
+    better = TrialId(f"{REDUCED}--r2")
+    assert names in ({better: "trained", REDUCED: "replaced"}, {REDUCED: "trained"})
+    if better in names:
+        found = load_cache(more.cache_path(better)).predictor
+        assert agreement(more, found) >= (before.agreement or 0.0) - 0.02
+
+
+@pytest.mark.parametrize(
+    ("model", "variant", "message"),
+    [
+        ("Pooled", "reduced(8)", r"reduced\(8\): the network takes pictures of 8 pixels: name fewer, such"),
+        ("Pooled", "reduced(2,3)", r"reduced\(2,3\): the network takes pictures of 8 pixels: name fewer"),
+        ("Pooled", "reduced", r"its pictures are so small: say how many pixels"),
+        ("Flattened", "reduced(4)", r"reduced\(4\): the network takes no pictures of 4 x 4 pixels \("),
+    ],
+)  # fmt: skip
+def test_what_it_cannot_be_is_one_line(
+    model: str, variant: str, message: str, given: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(VariantError, match=message):
+        network = {"model": f"{__file__}:{model}", "variants": [variant]}
+        explore(**{**given, **network, "checkpoint": None}, out=tmp_path)

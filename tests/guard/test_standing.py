@@ -1,0 +1,161 @@
+"""What was disproven stays disproven, over restarts, kills and damaged files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gati.composition.composition import Composition, Exit, Expected
+from gati.guard.standing import Standing, identity_of, is_proven
+from gati.types import TrialId
+
+CERTIFICATE = {"certified": True, "accuracy": 0.97, "confidence": 0.95, "n": 1500, "losses": 20}
+
+
+def composition(**changes: Any) -> Composition:
+    kind = "pool(8)", "maximum-probability"
+    leaving = Exit(TrialId("t"), "b", 0, *kind, 0.9, "inline", 0.5, 0.99, 0.1, 8, 0.2)
+    made = Composition(
+        name="default", objective="exact", solver="highs", gap=0.0, alpha=None, accuracy_target=0.97,
+        confidence=0.95, memory_limit_bytes=None, backend="torch", placement="inline", exits=(leaving,),
+        expected=Expected(1.0, 2.0, 2.0, 0.8, 0.99, 8), certificate=CERTIFICATE, checkpoint_sha256="0" * 64,
+        created="2026-01-01T00:00:00+00:00",
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def stop(standing: Standing, identity: str = "a") -> None:
+    watch = standing.watch(identity, 0.97, proven=True)
+    while watch.may_hit:
+        watch.audited(agreed=False)
+
+
+def test_stopped_caches_are_still_stopped_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "standing.json"
+    stop(Standing(0.05, path))
+    again = Standing(0.05, path)
+    assert again.watch("a", 0.97, proven=True).state == "stopped"
+    assert again.watch("other caches", 0.97, proven=True).state == "serving"
+    assert again.spending.used == 1
+
+
+def test_a_process_that_is_killed_forgets_no_stop(tmp_path: Path) -> None:
+    program = """
+import os, signal, sys
+from pathlib import Path
+from gati.guard.standing import Standing
+watch = Standing(0.05, Path(sys.argv[1])).watch("a", 0.97, proven=True)
+while watch.may_hit:
+    watch.audited(agreed=False)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    path = tmp_path / "standing.json"
+    assert subprocess.run([sys.executable, "-c", program, str(path)], check=False).returncode == -9
+    assert Standing(0.05, path).watch("a", 0.97, proven=True).state == "stopped"
+
+
+def test_a_proof_goes_on_after_a_restart_and_is_not_paid_twice(tmp_path: Path) -> None:
+    path = tmp_path / "standing.json"
+    standing = Standing(0.05, path)
+    watch = standing.watch("a", 0.97, proven=False)
+    for _ in range(57):
+        watch.audited(agreed=True)
+    standing.save()
+    again = Standing(0.05, path)
+    resumed = again.watch("a", 0.97, proven=False)
+    assert resumed.proof is not None and resumed.proof.audits == 57
+    assert again.spending.used == 1 and again.spending.next() < 0.05 / 2.0
+
+
+def test_evidence_is_written_every_second_and_changes_at_once(tmp_path: Path) -> None:
+    path, now = tmp_path / "standing.json", [0.0]
+    standing = Standing(0.05, path, clock=lambda: now[0])
+    watch = standing.watch("a", 0.97, proven=False)
+
+    def kept() -> Any:
+        return json.loads(path.read_text())["versions"]["a"]
+
+    watch.audited(agreed=True)
+    assert standing.audited() is None and kept()["proof"]["audits"] == 0
+    now[0] = 1.5
+    snapshot = standing.audited()
+    assert snapshot is not None
+    standing.write(snapshot)
+    assert kept()["proof"]["audits"] == 1
+    while not watch.may_hit:
+        watch.audited(agreed=True)
+    assert kept()["state"] == "serving"
+    standing.write(snapshot)  # of a thread that was slow
+    assert kept()["state"] == "serving"
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", '{"format": 99, "delta": 0.05, "spent": 1, "versions": {}}', '{"format": 1}', "[]"]
+)
+def test_where_the_file_is_damaged_nothing_is_proven(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "standing.json"
+    path.write_text(content)
+    standing = Standing(0.05, path)
+    assert standing.distrusted
+    assert standing.watch("a", 0.97, proven=True).state == "probation"
+    assert standing.spending.next() < 0.05 / 400
+
+
+def test_a_damaged_version_is_on_probation(tmp_path: Path) -> None:
+    path = tmp_path / "standing.json"
+    stop(Standing(0.05, path))
+    document = json.loads(path.read_text())
+    document["versions"]["a"]["state"] = "serving"
+    path.write_text(json.dumps(document))
+    assert Standing(0.05, path).watch("a", 0.97, proven=True).state == "probation"
+
+
+def test_another_promise_is_proven_anew_and_a_stop_stays_one(tmp_path: Path) -> None:
+    path = tmp_path / "standing.json"
+    stop(Standing(0.05, path))
+    assert Standing(0.05, path).watch("a", 0.9, proven=True).state == "probation"
+
+
+def test_what_was_proven_with_less_confidence_is_proven_anew(tmp_path: Path) -> None:
+    path = tmp_path / "standing.json"
+    standing = Standing(0.2, path)
+    watch = standing.watch("retrained", 0.97, proven=False)
+    while not watch.may_hit:
+        watch.audited(agreed=True)
+    standing.watch("certified", 0.97, proven=True)
+    surer = Standing(0.05, path)
+    assert surer.watch("retrained", 0.97, proven=False).state == "probation"
+    assert surer.watch("certified", 0.97, proven=True).state == "serving"
+    assert Standing(0.2, path).watch("certified", 0.97, proven=True).state == "serving"
+
+
+def test_a_folder_that_cannot_be_written_does_not_keep_caches_from_stopping(tmp_path: Path) -> None:
+    occupied = tmp_path / "file"
+    occupied.write_text("")
+    stop(Standing(0.05, occupied / "standing.json"))
+
+
+def test_a_certificate_proves_what_it_says_and_no_more() -> None:
+    made = composition()
+    assert is_proven(made, 0.97, 0.95) and is_proven(made, 0.95, 0.9)
+    assert not is_proven(made, 0.98, 0.95) and not is_proven(made, 0.97, 0.99)
+    assert not is_proven(composition(certificate=None), 0.97, 0.95)
+    assert not is_proven(composition(certificate={**CERTIFICATE, "certified": False}), 0.97, 0.95)
+    assert is_proven(composition(certificate=None, exits=()), 0.97, 0.95)
+
+
+def test_caches_are_told_apart_by_what_they_are() -> None:
+    made = composition()
+    assert identity_of(made) == identity_of(composition(note="other words", certificate=None))
+    changed = [
+        composition(created="2026-01-02T00:00:00+00:00"),
+        composition(backend="openvino"),
+        composition(exits=(replace(made.exits[0], threshold=0.8),)),
+    ]
+    assert len({identity_of(each) for each in (made, *changed)}) == 4

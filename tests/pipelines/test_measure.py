@@ -1,0 +1,92 @@
+"""Measuring a pipeline on a real cache library, and planning with what was measured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from gati.errors import DataError
+from gati.pipelines import Planner, load_pipeline
+from gati.pipelines.behaviours import Answers, behaviours, confidence_levels
+from gati.pipelines.dynamic import DynamicPolicy
+from gati.pipelines.engines import open_engine
+from gati.pipelines.measure import measure_pipeline
+
+if TYPE_CHECKING:
+    from tests.conftest import Demo
+
+
+def test_behaviours_add_up_to_the_whole() -> None:
+    draw = np.random.default_rng(0)
+    confidence = draw.uniform(size=1000)
+    right = draw.uniform(size=1000) < confidence
+    levels = confidence_levels(confidence)
+    level = (confidence[:, None] < np.array(levels)).sum(axis=1)
+    answers = Answers(right, level, 1.0 + draw.uniform(size=1000))
+    among = draw.uniform(size=1000) < 0.5
+    overall, *after = behaviours(answers, among, {"other": answers})
+    assert sum(overall.shares) == pytest.approx(1.0)
+    assert np.dot(overall.shares, overall.accuracies) == pytest.approx(right[among].mean())
+    assert [(one.after, one.level) for one in after] == [("other", level) for level in range(4)]
+    # the same network found the same: its own level is certain, and it is right wherever it was right
+    assert [one.shares[one.level or 0] for one in after] == [1.0] * 4
+    assert all(one.accuracies[one.level or 0] > overall.accuracies[one.level or 0] for one in after)
+
+
+@pytest.mark.slow
+def test_measure_and_plan(demo: Demo, tmp_path: Path) -> None:
+    digits = ", ".join(f'"{digit}"' for digit in range(10))
+    cached = f'cached = {{ library = "{demo.library}" }}'
+    plain = f'plain = {{ library = "{demo.library}", caches = false }}'
+    file = tmp_path / "digits.toml"
+    file.write_text(
+        f"""
+class_names = [{digits}]
+edges = [{{ from = "root", to = "low", when = "low" }}, {{ from = "root", to = "high", when = "high" }}]
+[stages.root.groups]
+low = ["0", "1", "2", "3", "4"]
+high = ["5", "6", "7", "8", "9"]
+[stages.root.options]
+{cached}
+{plain}
+[stages.low]
+classes = ["0", "1", "2", "3", "4"]
+[stages.low.options]
+{cached}
+[stages.high]
+classes = ["5", "6", "7", "8", "9"]
+[stages.high.options]
+{plain}
+""",
+        encoding="utf-8",
+    )
+    test = demo.folder / "test.npz"
+    command = [sys.executable, "-m", "gati", "pipeline", "measure", str(file)]
+    command += ["--data", str(test), "--limit", "120"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    assert "after root says low" in said.stdout
+    found = load_pipeline(file)
+    root = found.stages["root"]
+    assert sum(root.shares) == pytest.approx(1.0)
+    assert all(0.5 < option.measured_accuracy <= 1.0 for option in root.options.values())
+    forecast = DynamicPolicy(found, 0.95).forecast(1e6)
+    assert 0.5 < forecast.worth <= forecast.attainment <= 1.0 + 1e-9
+    archive = np.load(test)
+    run = Planner(found).begin(1e6)
+    while not run.done:
+        step = run.start(run.ready[0], 0.0)
+        option = found.stages[step.stage].options[step.option]
+        with open_engine(option.source) as engine:
+            assert engine.preprocessing is not None
+            prediction = engine(engine.preprocessing(archive["images"][:1]))[0]
+        answer = option.label(prediction.probabilities.numpy())
+        run.finish(step.stage, answer.label, 0.0, answer.confidence)
+    assert run.answer in found.stages[str(run.output)].labels
+    with pytest.raises(DataError, match="limit is 1; at least 2 inputs are needed"):
+        measure_pipeline(file, test, limit=1)

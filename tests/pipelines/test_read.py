@@ -1,0 +1,312 @@
+"""Reading pipeline files: what a good one becomes, and what a bad one is told."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gati.errors import PipelineError
+from gati.pipelines import CacheLibrary, Edge, PlainModel, load_pipeline, parse_pipeline
+from gati.pipelines.measurements import (
+    BehaviourMeasurement,
+    Measurements,
+    OptionMeasurement,
+    StageMeasurement,
+    beside,
+)
+from gati.pipelines.pipeline import Finding
+
+Document = dict[str, Any]
+
+
+def good() -> Document:
+    def options() -> Document:
+        return {
+            "small": {"library": "small", "accuracy": 0.8, "latency_ms": [1, 1, 2]},
+            "large": {"model": "m:large", "checkpoint": "w.pt", "accuracy": 0.9, "latency_ms": 4},
+        }
+
+    return {
+        "class_names": ["car", "ship", "cat", "dog"],
+        "stages": {
+            "root": {"groups": {"vehicle": ["car", "ship"], "animal": ["cat", "dog"]}, "options": options()},
+            "vehicles": {"classes": ["car", "ship"], "options": options()},
+            "animals": {"classes": ["cat", "dog"], "options": options()},
+        },
+        "edges": [
+            {"from": "root", "to": "vehicles", "when": "vehicle"},
+            {"from": "root", "to": "animals", "when": ["animal"]},
+        ],
+    }
+
+
+def test_a_good_one() -> None:
+    found = parse_pipeline(good(), "folder/traffic.toml")
+    assert (found.name, found.input, set(found.outputs)) == ("traffic", "root", {"vehicles", "animals"})
+    assert found.stages["root"].labels == ("vehicle", "animal")
+    assert found.edges[0] == Edge("root", "vehicles", frozenset({"vehicle"}))
+    small, large = found.stages["root"].options.values()
+    assert small.source == CacheLibrary(Path("folder/small"), "default")
+    assert large.source == PlainModel("m:large", Path("folder/w.pt"))
+    assert small.measured_latency.quantile_ms(0.66) == 1.0
+    assert small.measured_latency.mean_ms == pytest.approx(4 / 3)
+
+
+def remove(*path: str | int) -> Callable[[Document], None]:
+    def change(document: Any) -> None:
+        for key in path[:-1]:
+            document = document[key]
+        del document[path[-1]]
+
+    return change
+
+
+def put(value: Any, *path: str | int) -> Callable[[Document], None]:
+    def change(document: Any) -> None:
+        for key in path[:-1]:
+            document = document[key]
+        document[path[-1]] = value
+
+    return change
+
+
+def add_edge(source: str, target: str, when: str | None = None) -> Callable[[Document], None]:
+    edge = {"from": source, "to": target} | ({} if when is None else {"when": when})
+    return lambda document: document["edges"].append(edge)
+
+
+def add_stage(name: str) -> Callable[[Document], None]:
+    def change(document: Document) -> None:
+        document["stages"][name] = copy.deepcopy(document["stages"]["animals"])
+
+    return change
+
+
+SMALL = ("stages", "root", "options", "small")
+IN_SMALL = "p.toml: stage 'root', option 'small'"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param(
+            [add_edge("animals", "root")],
+            "p.toml: cycle root -> animals -> root; remove one of these edges",
+            id="cycle",
+        ),
+        pytest.param(
+            [add_edge("root", "birds")],
+            "p.toml: edge root -> birds: unknown stage 'birds'; the stages are root, vehicles, animals",
+            id="unknown stage",
+        ),
+        pytest.param(
+            [add_stage("extra"), put("root", "input")],
+            "p.toml: stage 'extra' is unreachable: no edge leads to it; add one, or remove it",
+            id="unreachable stage",
+        ),
+        pytest.param(
+            [add_stage("extra")],
+            "p.toml: 'root' and 'extra' have no edge into them, and a pipeline has one input; "
+            "add edges, or name it: input = ...",
+            id="two inputs",
+        ),
+        pytest.param(
+            [remove("edges", 0, "when")],
+            "p.toml: two outputs when 'root' says 'animal', 'vehicles' and 'animals'; "
+            "join them in one stage, or let their conditions exclude each other",
+            id="two outputs for a label",
+        ),
+        pytest.param(
+            [remove("edges", 0, "when"), remove("edges", 1, "when")],
+            "p.toml: two outputs, 'vehicles' and 'animals'; join them in one stage",
+            id="two outputs",
+        ),
+        pytest.param(
+            [remove("edges", 0), remove("stages", "vehicles")],
+            "p.toml: no output when 'root' says 'vehicle': no edge holds; "
+            "add an edge for it, or take the label away",
+            id="a label without output",
+        ),
+        pytest.param(
+            [remove(*SMALL, "latency_ms")],
+            f"{IN_SMALL} has no measurements (latency_ms); run gati pipeline measure, "
+            "or write it into the file",
+            id="option without latency",
+        ),
+        pytest.param(
+            [remove(*SMALL, "accuracy")],
+            f"{IN_SMALL} has no measurements (accuracy); run gati pipeline measure, "
+            "or write it into the file",
+            id="option without accuracy",
+        ),
+        pytest.param(
+            [put("plane", "edges", 0, "when")],
+            "p.toml: edge root -> vehicles: 'root' has no label 'plane'; its labels are vehicle, animal",
+            id="unknown label",
+        ),
+        pytest.param(
+            [add_edge("root", "animals")],
+            "p.toml: two edges root -> animals; write one, with the labels of both",
+            id="edge twice",
+        ),
+        pytest.param(
+            [put("cats", "input")],
+            "p.toml: input 'cats' is no stage; the stages are root, vehicles, animals",
+            id="unknown input",
+        ),
+        pytest.param(
+            [put("animals", "input")],
+            "p.toml: input 'animals' comes after 'root'; name a stage without edges into it",
+            id="input with an edge into it",
+        ),
+        pytest.param(
+            [put(["car", "bike"], "stages", "vehicles", "classes")],
+            "p.toml: stage 'vehicles': label 'bike': no class 'bike'; the classes are car, ship, cat, dog",
+            id="unknown class",
+        ),
+        pytest.param(
+            [put(["car", "cat"], "stages", "root", "groups", "vehicle")],
+            "p.toml: stage 'root': class 'cat' belongs to 'vehicle' and to 'animal'; name it once",
+            id="class in two groups",
+        ),
+        pytest.param(
+            [remove("class_names"), remove("stages", "animals", "classes")],
+            "p.toml: stage 'root': label 'vehicle': no class 'car'; the classes are ",
+            id="no class names",
+        ),
+        pytest.param(
+            [put(["car"], "stages", "root", "classes")],
+            "p.toml: stage 'root' has groups and classes; give one of the two",
+            id="groups and classes",
+        ),
+        pytest.param(
+            [put("m", *SMALL, "model")],
+            f"{IN_SMALL} names both: give library or model, one of the two",
+            id="library and model",
+        ),
+        pytest.param(
+            [remove(*SMALL, "library")],
+            f"{IN_SMALL} names neither: give library or model, one of the two",
+            id="neither library nor model",
+        ),
+        pytest.param(
+            [put(1.2, *SMALL, "accuracy")],
+            f"{IN_SMALL}: accuracy is 1.2; give a number from 0 to 1",
+            id="accuracy above 1",
+        ),
+        pytest.param(
+            [put([1.0, 0.0], *SMALL, "latency_ms")],
+            f"{IN_SMALL}: latency_ms: latency 0 ms is not a number above zero; measure again",
+            id="latency of zero",
+        ),
+        pytest.param(
+            [put([], *SMALL, "latency_ms")],
+            f"{IN_SMALL}: latency_ms: a latency distribution needs at least one measured latency; "
+            "measure again",
+            id="no latencies",
+        ),
+        pytest.param(
+            [put(True, *SMALL, "acuracy")],
+            f"{IN_SMALL}: unknown key 'acuracy'; did you mean accuracy?",
+            id="unknown key",
+        ),
+        pytest.param(
+            [put("maybe", *SMALL, "caches")],
+            f"{IN_SMALL}: caches is 'maybe'; write true or false",
+            id="caches neither true nor false",
+        ),
+        pytest.param(
+            [put({"vehicle": 0.5}, "stages", "root", "shares")],
+            "p.toml: stage 'root': shares is for vehicle; give one for each of vehicle, animal",
+            id="shares of some labels",
+        ),
+        pytest.param(
+            [put({"vehicle": 0.5, "animal": 0.6}, "stages", "root", "shares")],
+            "p.toml: stage 'root': shares sums to 1.1; make it 1",
+            id="shares above 1",
+        ),
+        pytest.param(
+            [put({}, "stages", "root", "options")],
+            "p.toml: stage 'root': options is {}; give a table with at least one entry",
+            id="no options",
+        ),
+        pytest.param(
+            [remove("stages")],
+            "p.toml: stages is None; give a table with at least one entry",
+            id="no stages",
+        ),
+        pytest.param(
+            [put("../x", "name")],
+            "p.toml: name '../x' is no name; use letters, digits, dot, dash and underscore",
+            id="name that is a path",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(changes: list[Callable[[Document], None]], message: str) -> None:
+    document = good()
+    for change in changes:
+        change(document)
+    with pytest.raises(PipelineError) as raised:
+        parse_pipeline(document, "p.toml")
+    assert str(raised.value) == message
+
+
+def test_files(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"no pipeline file .*missing.toml; check the path"):
+        load_pipeline(tmp_path / "missing.toml")
+    file = tmp_path / "p.toml"
+    file.write_text("stages = [", encoding="utf-8")
+    with pytest.raises(PipelineError, match="not readable as TOML"):
+        load_pipeline(file)
+
+
+TOML = """
+class_names = ["x", "y"]
+[stages.only.options]
+one = { library = "lib", composition = "c" }
+"""
+
+
+def measured(source: str = "lib c") -> Measurements:
+    behaviour = BehaviourMeasurement(None, None, (0.5, 0.5), (1.0, 0.8), ((1.0,), (2.0, 3.0)))
+    later = BehaviourMeasurement("zero", 1, (1.0,), (0.7,), ((3.0,),))
+    option = OptionMeasurement(
+        source, 0.9, (1.0, 2.0, 3.0), {"base": 1.0}, "torch", (0.9,), (behaviour, later)
+    )
+    stage = StageMeasurement(3, {"x": 0.25, "y": 0.75}, {"one": option})
+    return Measurements("p", "data", "00", "cpu", 1, "now", {"only": stage})
+
+
+def test_measurements_beside_the_file_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text(TOML, encoding="utf-8")
+    measured().save(beside(file))
+    found = load_pipeline(file).stages["only"]
+    option = found.options["one"]
+    assert found.shares == (0.25, 0.75)
+    assert (option.accuracy, option.measured_latency.values_ms) == (0.9, (1.0, 2.0, 3.0))
+    assert (option.level(0.95), option.level(0.5)) == (0, 1)
+    assert option.behaviour(Finding("zero", 1)).accuracies == (0.7,)
+    assert option.behaviour(Finding("zero", 0)) == option.behaviour() == option.behaviours[None]
+
+
+def test_measurements_of_another_composition_do_not_count(tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text(TOML, encoding="utf-8")
+    measured("lib other").save(beside(file))
+    with pytest.raises(PipelineError, match="was measured as lib other and is lib c now"):
+        load_pipeline(file)
+    assert load_pipeline(file, measured=False).stages["only"].options["one"].accuracy is None
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"format": 1}', '{"format": 7}', "[]"])
+def test_damaged_measurements(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text(TOML, encoding="utf-8")
+    beside(file).write_text(text, encoding="utf-8")
+    with pytest.raises(PipelineError, match="run gati pipeline measure"):
+        load_pipeline(file)
