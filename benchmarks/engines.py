@@ -21,7 +21,7 @@ import torch
 
 from gati.composition.costs import as_composed
 from gati.composition.load import Served, open_served
-from gati.evaluation.timing import Contender, measure_latency
+from gati.evaluation.timing import BenchEntry, measure_latency
 from gati.exploration.library import CERTIFY, Library
 from gati.model.data import load_data
 
@@ -38,10 +38,10 @@ def main() -> int:
     served = [open_served(arguments.library, composition=name) for name in arguments.composition]
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    contenders: dict[str, Contender] = {}
+    contenders: dict[str, BenchEntry] = {}
     for name, each in zip(arguments.composition, served, strict=True):
-        contenders.setdefault(each.engine.backend, Contender(each.engine.backend, each.engine, early=False))
-        contenders[name] = Contender(name, each.engine, early=True)
+        contenders.setdefault(each.engine.backend, BenchEntry(each.engine.backend, each.engine, early=False))
+        contenders[name] = BenchEntry(name, each.engine, early=True)
     data = load_data(str(arguments.data), served[0].model.preprocessing, what="requests")
     images = data.images(range(len(data)))
     measure_latency(
@@ -54,7 +54,7 @@ def main() -> int:
     return 0
 
 
-def table(contenders: dict[str, Contender], served: list[Served], reference: Any) -> list[dict[str, Any]]:
+def table(contenders: dict[str, BenchEntry], served: list[Served], reference: Any) -> list[dict[str, Any]]:
     """Rows of the plain networks and of the compositions."""
     means = {name: np.array([np.mean(times) for times in each.times_ms]) for name, each in contenders.items()}
     static = [name for name, each in contenders.items() if not each.early]
@@ -82,7 +82,7 @@ def table(contenders: dict[str, Contender], served: list[Served], reference: Any
     return rows
 
 
-def tail_ms(contender: Contender) -> float:
+def tail_ms(contender: BenchEntry) -> float:
     """The 99th percentile of all repetitions."""
     return float(np.percentile(np.concatenate([np.array(times) for times in contender.times_ms]), 99))
 

@@ -161,9 +161,7 @@ def collect(libraries: Path, known: Path, unseen: Path, out: Path, composition: 
 def pick(outcomes: Outcomes, indices: Any) -> Outcomes:
     """The outcomes of some inputs."""
     exits = tuple(outcomes.exits[index] for index in indices)
-    return Outcomes(
-        outcomes.latency_ms[indices], outcomes.probabilities[indices], exits, outcomes.backend
-    )
+    return Outcomes(outcomes.latency_ms[indices], outcomes.probabilities[indices], exits, outcomes.backend)
 
 
 def key_of(source: Any) -> str:

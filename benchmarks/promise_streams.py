@@ -34,7 +34,7 @@ from gati.adaptation.deployments import Deployed
 from gati.adaptation.follow import FollowUp
 from gati.adaptation.memory import FEATURES, FURTHER, Seen
 from gati.adaptation.recall import RECALL, Looked, Recall
-from gati.adaptation.renewal import Outcome, Promise
+from gati.adaptation.renewal import Promise, RenewalOutcome
 from gati.adaptation.risk import Risk
 from gati.adaptation.samples import Samples
 from gati.adaptation.shadow import Ticket
@@ -315,7 +315,7 @@ def run(seed: int, folder: Path, requests: int, *, stretch: int = 100) -> Day:
             else:
                 numbers += 1
                 chosen, kind = numbers, "activated"
-            stream.succession.take(Outcome(kind, stream.world.version(chosen), ""))  # type: ignore[arg-type]
+            stream.succession.take(RenewalOutcome(kind, stream.world.version(chosen), ""))  # type: ignore[arg-type]
         stream.request(number)
     return stream.day
 

@@ -92,9 +92,7 @@ def infer_message(name: str, x: Floats, slo_ms: float | None = None) -> bytes:
             "parameters": {} if slo_ms is None else {"latency_slo_ms": slo_ms},
         }
     ).encode()
-    return message(
-        f"/v2/models/{name}/infer", head + data, f"Inference-Header-Content-Length: {len(head)}"
-    )
+    return message(f"/v2/models/{name}/infer", head + data, f"Inference-Header-Content-Length: {len(head)}")
 
 
 class Connection:
@@ -161,9 +159,7 @@ async def overhead(port: int, library: Path, inputs: Floats, pipeline: str | Non
     }
 
 
-async def _through(
-    connection: Connection, pipeline: str, row: Floats, found: dict[str, list[float]]
-) -> None:
+async def _through(connection: Connection, pipeline: str, row: Floats, found: dict[str, list[float]]) -> None:
     path = f"/v1/pipelines/{pipeline}/query".encode()
     request = infer_message("x", row, 200.0).replace(b"/v2/models/x/infer", path)
     began = time.perf_counter()

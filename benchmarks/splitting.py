@@ -147,9 +147,7 @@ def gain_of(
     target: float,
 ) -> float:
     """Walk through the path on `certify_rows`, and return the gain over the whole population."""
-    settings = [
-        [(trial, instance.threshold(trial, cut)) for trial, cut in choice.chosen] for choice in path
-    ]
+    settings = [[(trial, instance.threshold(trial, cut)) for trial, cut in choice.chosen] for choice in path]
     if not settings:
         return 1.0
     counted = ((population.replay(each, certify_rows)[0], len(certify_rows)) for each in settings)

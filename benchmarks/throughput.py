@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from gati.composition.load import open_served
-from gati.evaluation.timing import Contender, measure_throughput
+from gati.evaluation.timing import BenchEntry, measure_throughput
 from gati.model.data import load_data
 
 
@@ -41,7 +41,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     served = open_served(arguments.library, composition=name, threads=arguments.threads)
     data = load_data(str(arguments.data), served.engine.preprocessing, what="requests")
     images = data.images(range(len(data)))
-    contenders = [Contender(kind, served.engine, kind == "gati") for kind in ("base", "gati")]
+    contenders = [BenchEntry(kind, served.engine, kind == "gati") for kind in ("base", "gati")]
     rates: dict[str, list[float]] = {"base": [], "gati": []}
     for _ in range(arguments.repetitions):
         for contender in contenders:

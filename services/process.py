@@ -47,9 +47,7 @@ class ProcessSettings(BaseModel):
 S = TypeVar("S", bound=ProcessSettings)
 
 
-def run(
-    kind: type[S], name: Callable[[S], str], serve: Callable[[S], Coroutine[Any, Any, None]]
-) -> int:
+def run(kind: type[S], name: Callable[[S], str], serve: Callable[[S], Coroutine[Any, Any, None]]) -> int:
     """Serve as the settings say: JSON on the command line or, where that is `-`, the first line of stdin.
 
     The exit status is 2 for what the user can mend, 75 for what may mend itself.

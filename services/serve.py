@@ -194,9 +194,7 @@ def _adaptation(config: ServeConfig) -> Supervised | None:
     )
     if not models:
         raise ConfigError("[adaptation] has no model; give one a library, records and a repository")
-    settings = AdaptationSettings(
-        models=models, log_level=config.log_level, **config.adaptation.model_dump()
-    )
+    settings = AdaptationSettings(models=models, log_level=config.log_level, **config.adaptation.model_dump())
     return Supervised("adaptation", "services.adaptation", settings)
 
 
@@ -205,11 +203,7 @@ def _pipeline(
 ) -> ServedPipeline:
     pipeline = load_pipeline(settings.file)
     planner = Planner(pipeline, settings.policy, attainment=settings.attainment)
-    asked = {
-        (stage, option): models[model]
-        for (own, stage, option), model in serving.items()
-        if own == name
-    }
+    asked = {(stage, option): models[model] for (own, stage, option), model in serving.items() if own == name}
     return ServedPipeline(pipeline, planner, asked, settings.latency_slo_ms)
 
 

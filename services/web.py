@@ -75,15 +75,12 @@ class _Server(uvicorn.Server):
         config, loop = self.config, asyncio.get_running_loop()
         await self.lifespan.startup()
         kind: Any = config.http_protocol_class
-        make = partial(
-            kind, config=config, server_state=self.server_state, app_state=self.lifespan.state
-        )
+        make = partial(kind, config=config, server_state=self.server_state, app_state=self.lifespan.state)
         tls: dict[str, Any] = {}
         if config.ssl is not None:
             tls = {"ssl": config.ssl, "ssl_handshake_timeout": self._handshake_timeout_s}
         self.servers = [
-            await loop.create_server(make, sock=each, backlog=config.backlog, **tls)
-            for each in sockets or ()
+            await loop.create_server(make, sock=each, backlog=config.backlog, **tls) for each in sockets or ()
         ]
         self.started = True
 

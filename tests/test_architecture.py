@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,36 @@ def test_nothing_is_swallowed() -> None:
         if isinstance(node, ast.ExceptHandler) and all(isinstance(child, ast.Pass) for child in node.body)
     ]
     assert not silent
+
+
+def class_names(path: Path) -> list[str]:
+    module = ast.parse(path.read_text(encoding="utf-8"))
+    names = [node.name for node in module.body if isinstance(node, ast.ClassDef)]
+    return [name for name in names if not name.startswith("_")]
+
+
+def test_a_class_name_means_one_thing() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in MODULES:
+        for name in class_names(path):
+            homes.setdefault(name, []).append(name_of(path))
+    shared = {name: sorted(modules) for name, modules in homes.items() if len(modules) > 1}
+    assert not shared
+
+
+def test_no_files_import_each_other() -> None:
+    names = {name_of(path) for path in MODULES}
+    known = {name_of(path): {_module_of(name, names) for name in imports_of(path)} for path in MODULES}
+    graph = {module: found - {module, None} for module, found in known.items() if module != "gati"}
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(f"a cycle of imports: {' -> '.join(map(str, error.args[1]))}")
+
+
+def _module_of(imported: str, modules: set[str]) -> str | None:
+    """The module that a dotted name is, or is a member of."""
+    if imported in modules:
+        return imported
+    parent = imported.rpartition(".")[0]
+    return parent if parent in modules else None

@@ -31,7 +31,14 @@ from gati.adaptation.deployments import Deployed, Deployments
 from gati.adaptation.follow import FollowUp
 from gati.adaptation.recall import RECALL, Looked, Recall
 from gati.adaptation.references import base_of, is_exact, reference_cost, reference_of
-from gati.adaptation.renewal import Outcome, Promise, Renewal, candidate_blocks, least_inputs, promise_of
+from gati.adaptation.renewal import (
+    Promise,
+    Renewal,
+    RenewalOutcome,
+    candidate_blocks,
+    least_inputs,
+    promise_of,
+)
 from gati.adaptation.rest import Rest
 from gati.adaptation.samples import Sample, recorded, restored
 from gati.adaptation.settings import (
@@ -150,7 +157,7 @@ class Adaptation:
             on_sample=None if writer is None else self._write,
             on_audit=on_audit,
         )
-        self._due: tuple[float, Outcome] | None = None
+        self._due: tuple[float, RenewalOutcome] | None = None
         self._renewing = False
         self._scenes = len(self._deployments.scenes())
         self._fitted = self._succession.begin(len(self._samples))  # whether versions fit what comes
@@ -340,7 +347,7 @@ class Adaptation:
                 self._renewing = False
                 self._triggers.attempted(taken=taken, time_s=time_s, tried=tried)
 
-    def _take(self, outcome: Outcome) -> None:
+    def _take(self, outcome: RenewalOutcome) -> None:
         self._succession.take(outcome)
         if outcome.kind != "kept":
             self._fitted = True

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gati.adaptation.contest import Contender
-from gati.adaptation.tune import Lesson, Recipe, train_new, tuned
+from gati.adaptation.tune import Lesson, TuneRecipe, train_new, tuned
 from gati.adaptation.window import Parts, Window
 from gati.caches import LearnedCache
 from gati.composition.load import Served
@@ -27,7 +27,7 @@ from gati.types import Placement, TrialId
 
 __all__ = ["NewCaches", "StopWatch", "Work"]
 
-_NEW_CACHES = Recipe(epochs=20.0, limit_s=0.3, learning_rate=3e-3)
+_NEW_CACHES = TuneRecipe(epochs=20.0, limit_s=0.3, learning_rate=3e-3)
 _ORIGINAL_SHARE = 0.25  # of the training draws
 
 
@@ -37,7 +37,7 @@ class NewCaches:
 
     blocks: tuple[str, ...]
     variants: tuple[str, ...] = ("scene(8,64,64)",)
-    recipe: Recipe = _NEW_CACHES
+    recipe: TuneRecipe = _NEW_CACHES
     lookup_ms: Mapping[str, float] = field(default_factory=dict)  # by variant, where the caller knows
 
 
@@ -86,7 +86,7 @@ class Work:
             )
         return found
 
-    def retrained(self, recipe: Recipe) -> list[Contender]:
+    def retrained(self, recipe: TuneRecipe) -> list[Contender]:
         """The caches that serve, trained on."""
         found = []
         for leaving, described in zip(self.served.engine.exits, self.served.composition.exits, strict=True):

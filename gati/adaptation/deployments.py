@@ -15,8 +15,7 @@ from gati.composition.load import Served
 from gati.engine.backends import GraphBackend, get_backend
 from gati.errors import CompositionError, RepositoryError
 from gati.versions.engines import Graphs, open_version, save_version
-from gati.versions.lineage import Lineage
-from gati.versions.lineage import Window as Trained
+from gati.versions.lineage import Lineage, SampleWindow
 from gati.versions.repository import ModelRepository
 
 __all__ = ["Deployed", "Deployments"]
@@ -102,7 +101,13 @@ class Deployments:
         return [(number, signature) for number, signature in found if signature is not None]
 
     def publish(
-        self, retrained: Retrained, *, parent: Deployed, trained: Trained, signature: Signature, reason: str
+        self,
+        retrained: Retrained,
+        *,
+        parent: Deployed,
+        trained: SampleWindow,
+        signature: Signature,
+        reason: str,
     ) -> Deployed:
         """Keep the retrained caches as the next version, and open it; it is not activated yet.
 

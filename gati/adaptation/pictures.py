@@ -14,10 +14,10 @@ from gati.errors import DataError
 from gati.model.preprocess import Preprocessing
 from gati.video.frames import Frame, Region
 
-__all__ = ["Pictures", "place_of"]
+__all__ = ["PictureInputs", "place_of"]
 
 
-class Pictures:
+class PictureInputs:
     """Cuts the regions out of pictures, and prepares them as inputs [1, C, h, w] of one network.
 
     Where the network's own preprocessing does not say how to come to its input size, regions are stretched

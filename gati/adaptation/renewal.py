@@ -17,7 +17,7 @@ from gati.adaptation.retrain import Retrained, retrain
 from gati.adaptation.samples import Sample, Samples, window_of
 from gati.adaptation.scene import nearest_scene, scene_signature
 from gati.adaptation.settings import AdaptSettings
-from gati.adaptation.tune import Recipe
+from gati.adaptation.tune import TuneRecipe
 from gati.adaptation.window import Window, original_sample, split_window
 from gati.composition.certificate import required_inputs
 from gati.composition.composition import Composition
@@ -25,9 +25,9 @@ from gati.composition.load import Served
 from gati.engine.exits import BASE
 from gati.errors import AdaptError, DataError
 from gati.model.entry import INPUT_KIND
-from gati.versions.lineage import Window as Trained
+from gati.versions.lineage import SampleWindow
 
-__all__ = ["Outcome", "Promise", "Renewal", "candidate_blocks", "least_inputs", "promise_of"]
+__all__ = ["RenewalOutcome", "Promise", "Renewal", "candidate_blocks", "least_inputs", "promise_of"]
 
 _LEAST_ADVANTAGE = 0.03  # of the latency expected, for which caches that keep the promise are replaced
 _MORE_HITS = 1.2  # an earlier version needs so many times those of the one that serves
@@ -76,7 +76,7 @@ def promise_of(served: Served, settings: AdaptSettings) -> Promise:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RenewalOutcome:
     """What came of it; `deployed` is to be tried out, unless the old one is kept."""
 
     kind: Literal["activated", "reused", "kept"]
@@ -120,7 +120,7 @@ class Renewal:
         changed_at: int | None = None,
         *,
         unproven: Collection[int] = (),
-    ) -> Outcome | None:
+    ) -> RenewalOutcome | None:
         """Find what is to be tried next; None where too little was sampled to say.
 
         Only samples of requests after `changed_at` are trained on, and counted. Versions that were tried and
@@ -128,9 +128,10 @@ class Renewal:
         and nothing activated: what is found has to prove itself on the requests that follow.
         """
         recent = samples.recent(max(self._settings.recent_inputs, self._promise.required))
-        if reason != "interval" and (
-            known := self._known_scene({current.number, *unproven}, current, recent)
-        ) is not None:
+        if (
+            reason != "interval"
+            and (known := self._known_scene({current.number, *unproven}, current, recent)) is not None
+        ):
             return known
         if not self.enough(samples, changed_at):
             return None
@@ -146,7 +147,7 @@ class Renewal:
 
     def _known_scene(
         self, excluded: Collection[int], current: Deployed, recent: list[Sample]
-    ) -> Outcome | None:
+    ) -> RenewalOutcome | None:
         """An earlier version made for a scene like that of the `recent` samples, if it does well on them."""
         scenes = [each for each in self._deployments.scenes() if each[0] not in excluded]
         if len(recent) < self._promise.required or not scenes:
@@ -167,9 +168,11 @@ class Renewal:
         if losses > tolerated or hits < max(usual * len(window), _MORE_HITS * now):
             return None
         details = {"samples": len(window), "hit_rate": hits / len(window), "losses": losses}
-        return Outcome("reused", earlier, f"version {earlier.number} knows this scene", details)
+        return RenewalOutcome("reused", earlier, f"version {earlier.number} knows this scene", details)
 
-    def _retrained(self, current: Deployed, window: Window, recent: list[Sample], reason: str) -> Outcome:
+    def _retrained(
+        self, current: Deployed, window: Window, recent: list[Sample], reason: str
+    ) -> RenewalOutcome:
         chosen = current.served.composition
         found = retrain(
             self._to_train_on(current),
@@ -179,7 +182,7 @@ class Renewal:
             accuracy=self._asked(len(window)),
             confidence=self._promise.confidence,
             held_share=_HELD_SHARE,
-            recipe=Recipe(),
+            recipe=TuneRecipe(),
             version=f"{self._first.composition.name}-at-{recent[-1].request}",
             seed=self._settings.seed,
             clock=self._clock,
@@ -187,12 +190,12 @@ class Renewal:
         details = _details(found, len(window))
         if not _worth_it(found, alarmed=reason == "alarm"):
             what = "no caches kept the promise" if not found.exits else "retrained caches are not faster"
-            return Outcome("kept", current, f"{what} on {found.after.n} inputs kept back", details)
+            return RenewalOutcome("kept", current, f"{what} on {found.after.n} inputs kept back", details)
         oldest, newest = recent[0].time_s, recent[-1].time_s
         deployed = self._deployments.publish(
             found,
             parent=current,
-            trained=Trained(len(window), oldest, newest),
+            trained=SampleWindow(len(window), oldest, newest),
             signature=scene_signature(torch.stack([sample.input for sample in recent])),
             reason=reason,
         )
@@ -200,7 +203,7 @@ class Renewal:
             f"hit rate {found.after.hit_rate:.0%} instead of {found.before.hit_rate:.0%} expected, "
             f"{len(found.exits)} caches instead of {len(chosen.exits)}"
         )
-        return Outcome("activated", deployed, message, details)
+        return RenewalOutcome("activated", deployed, message, details)
 
     def _to_train_on(self, current: Deployed) -> Served:
         """The version that serves; where it has no caches left, the library's own."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.adaptation.adaptation import Adaptation
-from gati.adaptation.pictures import Pictures, place_of
+from gati.adaptation.pictures import PictureInputs, place_of
 from gati.adaptation.recall import RECALL
 from gati.adaptation.references import reference_of
 from gati.adaptation.settings import AdaptSettings, Change, OnChange
@@ -28,7 +28,7 @@ from gati.engine.exits import Prediction
 from gati.errors import VideoError
 from gati.video import Region, open_source
 
-__all__ = ["Period", "Recording", "Replayed", "record", "replay", "sweep"]
+__all__ = ["Period", "RecordedRequests", "Replayed", "record", "replay", "sweep"]
 
 _WINDOW = 200  # frames over which the agreement must hold
 _BASE_EVERY = 3  # requests of which one is timed with the base model, too
@@ -37,7 +37,7 @@ _WARM_UP = 20  # requests before the first that is timed
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordedRequests:
     """n requests in their order: inputs, stream time, number of the picture, and the base model's answers."""
 
     source: str
@@ -59,13 +59,13 @@ def record(
     every_s: float | None = None,
     fps: float | None = None,
     frames: tuple[int, int | None] = (0, None),
-) -> Recording:
+) -> RecordedRequests:
     """Read all of a recording, `frames` [first, end) of it, and have the reference answer every input.
 
     **Raises:** `VideoError` for what cannot be read, or has no such frames.
     """
     engine = served.engine
-    pictures = Pictures(engine.preprocessing, engine.traced.input_shape, regions)
+    pictures = PictureInputs(engine.preprocessing, engine.traced.input_shape, regions)
     inputs: list[Tensor] = []
     times: list[float] = []
     numbers: list[int] = []
@@ -84,7 +84,7 @@ def record(
         raise VideoError(f"{source} has no pictures {first} to {'its end' if end is None else end}")
     reference = reference_of(served)
     base = [reference.base(x)[0] for x in inputs]
-    return Recording(source, inputs, np.array(times), np.array(numbers, dtype=np.int64), base, places)
+    return RecordedRequests(source, inputs, np.array(times), np.array(numbers, dtype=np.int64), base, places)
 
 
 class Period(NamedTuple):
@@ -140,7 +140,7 @@ class Replayed:
 
 def replay(
     served: Served,
-    recording: Recording,
+    recording: RecordedRequests,
     settings: AdaptSettings | None = None,
     *,
     on_change: OnChange | None = None,
@@ -177,7 +177,9 @@ class _Row(NamedTuple):
     class_index: int
 
 
-def _row(adaptation: Adaptation, recording: Recording, number: int, clock: Callable[[], float]) -> _Row:
+def _row(
+    adaptation: Adaptation, recording: RecordedRequests, number: int, clock: Callable[[], float]
+) -> _Row:
     x, base = recording.inputs[number], recording.base[number]
     base_ms = float("nan")
     if number % _BASE_EVERY == 0:
@@ -204,7 +206,7 @@ def _row(adaptation: Adaptation, recording: Recording, number: int, clock: Calla
 
 
 def _report(
-    recording: Recording,
+    recording: RecordedRequests,
     settings: AdaptSettings,
     rows: Sequence[_Row],
     changes: tuple[Change, ...],
@@ -230,7 +232,7 @@ def _report(
     )
 
 
-def _period(rows: Sequence[_Row], recording: Recording, begin: int, end: int) -> Period:
+def _period(rows: Sequence[_Row], recording: RecordedRequests, begin: int, end: int) -> Period:
     part = rows[begin:end]
     agreed = np.array([row.agreed for row in part])
     latency_ms = float(np.mean([row.latency_ms for row in part]))

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 
 from gati.adaptation.contenders import NewCaches, StopWatch, Work
 from gati.adaptation.contest import Contender, Costs, Verdict, costs_of, exits_of, hold, replay_deployed
-from gati.adaptation.tune import Recipe
+from gati.adaptation.tune import TuneRecipe
 from gati.adaptation.window import Window, split_window
 from gati.caches import reads_input
 from gati.composition.certificate import Certificate, p_value
@@ -84,7 +84,7 @@ def retrain(
     accuracy: float | None = None,
     confidence: float | None = None,
     held_share: float = 0.5,
-    recipe: Recipe | None = None,
+    recipe: TuneRecipe | None = None,
     version: str | None = None,
     seed: int = 0,
     clock: Callable[[], float] = time.perf_counter,
@@ -120,7 +120,7 @@ def retrain(
     asked = accuracy if accuracy is not None else chosen.accuracy_target
     sure = confidence if confidence is not None else chosen.confidence or 0.95
     deployed = {each.block: each for each in work.deployed()}
-    contenders = [*deployed.values(), *work.retrained(recipe or Recipe())]
+    contenders = [*deployed.values(), *work.retrained(recipe or TuneRecipe())]
     contenders += [] if new is None else work.new(new)
     with watch.of("choose"):
         verdict = hold(
@@ -156,9 +156,7 @@ def _measurement(replayed: Replay, accuracy: float, confidence: float) -> Measur
     wrong, delta = int(replayed.wrong.sum()), 1.0 - confidence
     passed = p_value(wrong, count, accuracy) <= delta
     failed = wrong > 0 and p_value(count - wrong, count, 1.0 - accuracy) <= delta
-    return Measurement(
-        count, replayed.hit_rate, replayed.agreement, replayed.mean_latency_ms, passed, failed
-    )
+    return Measurement(count, replayed.hit_rate, replayed.agreement, replayed.mean_latency_ms, passed, failed)
 
 
 def _composition(

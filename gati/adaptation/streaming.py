@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from gati.adaptation.adaptation import Adaptation
-from gati.adaptation.pictures import Pictures, place_of
+from gati.adaptation.pictures import PictureInputs, place_of
 from gati.adaptation.settings import Status
 from gati.video import Frame, Region, Result, Sink, Source, SourceState
 
@@ -69,7 +69,7 @@ def classify(
     **Raises:** `VideoError` for a source that broke or a region outside the picture, `StorageError`.
     """
     engine = adaptation.served.engine
-    pictures = Pictures(engine.preprocessing, engine.traced.input_shape, regions)
+    pictures = PictureInputs(engine.preprocessing, engine.traced.input_shape, regions)
     tally = tally or Tally()
     for frame in source:
         results = [

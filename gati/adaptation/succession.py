@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gati.adaptation.deployments import Deployed, Deployments
-from gati.adaptation.renewal import Outcome, Promise
+from gati.adaptation.renewal import Promise, RenewalOutcome
 from gati.adaptation.settings import ChangeKind
 from gati.errors import GatiError
 from gati.guard import watch
@@ -58,7 +58,7 @@ class Succession:
         self._promise = promise
         self._lock = lock
         self._tell, self._on_serving = tell, on_serving
-        self._found: Outcome | None = None  # what is on trial
+        self._found: RenewalOutcome | None = None  # what is on trial
         self.standing = standing
         self.serving = self._post(deployments.open(0))
         self.trial: Post | None = None
@@ -109,7 +109,7 @@ class Succession:
             self._tell("probation", f"caches are not proven yet: {self.how_far}", {})
         return active.number > 0
 
-    def take(self, outcome: Outcome) -> None:
+    def take(self, outcome: RenewalOutcome) -> None:
         """Let what was found prove itself, also what served before.
 
         What it was chosen by are requests that came among those it was trained on, and pictures of a stream

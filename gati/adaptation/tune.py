@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from gati.caches import SceneHead, build_predictor, distillation_loss, fold_normalisation
 from gati.errors import AdaptError
 
-__all__ = ["Lesson", "Recipe", "train_new", "tuned"]
+__all__ = ["Lesson", "TuneRecipe", "train_new", "tuned"]
 
 _SPREAD = 1e-2  # added to the standard deviation of features that hardly vary
 _WARM_UP = 0.1
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TuneRecipe:
     """How long and how hard to train: `epochs` over the lesson, but no longer than `limit_s` seconds."""
 
     epochs: float = 6.0
@@ -55,7 +55,7 @@ class Lesson:
 def tuned(
     predictor: nn.Module,
     lesson: Lesson,
-    recipe: Recipe,
+    recipe: TuneRecipe,
     *,
     seed: int,
     clock: Callable[[], float] = time.perf_counter,
@@ -71,7 +71,7 @@ def train_new(
     variant: str,
     hidden_shape: tuple[int, ...],
     lesson: Lesson,
-    recipe: Recipe,
+    recipe: TuneRecipe,
     *,
     seed: int,
     clock: Callable[[], float] = time.perf_counter,
@@ -123,7 +123,7 @@ def _train(
     learner: nn.Sequential,
     features: Tensor,
     lesson: Lesson,
-    recipe: Recipe,
+    recipe: TuneRecipe,
     seed: int,
     clock: Callable[[], float],
 ) -> None:

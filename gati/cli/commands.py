@@ -260,9 +260,7 @@ def export(
 
     It answers as the engine does; ONNX Runtime and OpenVINO run it as it is.
     """
-    render.exported(
-        gati.export(directory, out, composition=composition, format=format, raw_input=raw_input)
-    )
+    render.exported(gati.export(directory, out, composition=composition, format=format, raw_input=raw_input))
 
 
 @_verb("gati demo")

@@ -1,10 +1,10 @@
 """`gati demo`: the whole story on data that is always there, scikit-learn's scans of handwritten digits.
 
-    train.npz    what the base model was trained on; predictors train on it too
-    val.npz      what the base model has not seen; selectors, thresholds and the composition come from it
-    test.npz     what nothing has seen; only evaluate reads it
-    model.safetensors   the trained base model
-    library/     the cache library
+train.npz    what the base model was trained on; predictors train on it too
+val.npz      what the base model has not seen; selectors, thresholds and the composition come from it
+test.npz     what nothing has seen; only evaluate reads it
+model.safetensors   the trained base model
+library/     the cache library
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-import gati
 from gati.cli import render
 from gati.exploration.progress import open_progress
 from gati.files import atomic_write
@@ -59,6 +58,10 @@ def demo(
 def _demo(
     folder: Path, epochs: int, explore_budget_s: float, seed: int, say: Callable[[str], None]
 ) -> Evaluation:
+    from gati.composition.compose import compose
+    from gati.evaluation.evaluate import evaluate
+    from gati.exploration.explore import explore
+
     library = folder / "library"
     checkpoint = folder / "model.safetensors"
     started_s = time.monotonic()
@@ -73,7 +76,7 @@ def _demo(
     say("2. Training and measuring learned caches, at the input and after some blocks:")
     say(f"   gati explore {MODEL} --checkpoint {checkpoint} --data {folder}/val.npz \\")
     say(f"     --train-data {folder}/train.npz --out {library} --budget {explore_budget_s:.0f}s")
-    gati.explore(
+    explore(
         MODEL,
         checkpoint,
         data=str(folder / "val.npz"),
@@ -86,10 +89,10 @@ def _demo(
 
     options = f"--accuracy {ACCURACY} --backend torch"
     say(f"3. Choosing caches and thresholds:\n   gati compose {library} {options}")
-    render.composition(gati.compose(library, accuracy=ACCURACY, backend="torch"), library)
+    render.composition(compose(library, accuracy=ACCURACY, backend="torch"), library)
 
     say(f"4. Measuring on digits that nothing has seen:\n   gati evaluate {library} --data {folder}/test.npz")
-    evaluation = gati.evaluate(library, str(folder / "test.npz"))
+    evaluation = evaluate(library, str(folder / "test.npz"))
     render.evaluation(evaluation)
     say(_next_steps(folder, library, time.monotonic() - started_s))
     return evaluation
@@ -190,4 +193,3 @@ Next
    gati compose {library} --accuracy 0.95 --name bold
    gati evaluate {library} --data {folder}/test.npz --composition bold
    gati explore --help                  with a network of your own"""
-

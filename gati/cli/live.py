@@ -230,7 +230,9 @@ def open_page(stack: ExitStack, name: str, port: int | None, sinks: list[Sink]) 
 
     def told(change: Change) -> None:
         audits.changed(change)
-        state.event(_ON_THE_PAGE.get(change.kind, "version"), f"{change.kind}: {change.message}", change.time_s)
+        state.event(
+            _ON_THE_PAGE.get(change.kind, "version"), f"{change.kind}: {change.message}", change.time_s
+        )
 
     return Page(told, audits.heard, state.source, state.promise)
 

@@ -61,9 +61,7 @@ Mean = Annotated[
     str | None,
     typer.Option(metavar="LIST", help="Mean per channel of images in 0..1, if the model does not tell."),
 ]
-Std = Annotated[
-    str | None, typer.Option(metavar="LIST", help="Standard deviation per channel, with --mean.")
-]
+Std = Annotated[str | None, typer.Option(metavar="LIST", help="Standard deviation per channel, with --mean.")]
 Resize = Annotated[int | None, typer.Option(metavar="PIXELS", help="Resize the shorter side to this.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 and so on.")]
 Slowdown = Annotated[

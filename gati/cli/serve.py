@@ -88,9 +88,7 @@ def serve(
 def query(
     pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", help="Its name, as gati serve has it.")],
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file.")],
-    slo: Annotated[
-        str | None, typer.Option("--slo", metavar="TIME", help="Latency SLO, as in 80ms.")
-    ] = None,
+    slo: Annotated[str | None, typer.Option("--slo", metavar="TIME", help="Latency SLO, as in 80ms.")] = None,
     url: Annotated[str, typer.Option(help="Where gati serve listens.")] = "http://127.0.0.1:8000",
     priority: Annotated[int | None, typer.Option(help="1 is served first.")] = None,
     api_key: Annotated[

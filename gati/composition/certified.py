@@ -22,8 +22,15 @@ from gati.composition.composition import Objective
 from gati.composition.exact import SEARCH, ExactChoice, solve_exact
 from gati.composition.instance import Chosen, Instance, make_instance
 from gati.composition.outcomes import SplitOutcomes
-from gati.composition.plans import Plan, Settings, describe, placement_rank, plan_published, problem_of
-from gati.composition.problem import Candidate, Choice
+from gati.composition.plans import (
+    CandidatePlan,
+    Settings,
+    describe,
+    placement_rank,
+    plan_published,
+    problem_of,
+)
+from gati.composition.problem import Candidate, Selection
 from gati.composition.replay import Replay
 from gati.composition.risk import smoothed_loss
 from gati.composition.search import ROUNDING, Frontier, search_frontier
@@ -117,7 +124,7 @@ class Proposal:
         counted = (count_losses(self.library, self.settings, each, certified_on) for each in path)
         return walk_through(self.library, self.settings, counted, len(path), share)
 
-    def deploy(self, certified_on: SplitOutcomes | None, share: float = 1.0) -> Plan:
+    def deploy(self, certified_on: SplitOutcomes | None, share: float = 1.0) -> CandidatePlan:
         """Return the plan that deploys where the walk on the certify split ends.
 
         Raises CompositionError where the engine, asked without any exit, already loses more than is allowed.
@@ -149,7 +156,7 @@ def plan_exact(
     placements: Sequence[Placement],
     select: SplitOutcomes,
     certified_on: SplitOutcomes | None,
-) -> Plan:
+) -> CandidatePlan:
     """Return the exact plan: placement and path chosen on `select`, the setting on `certified_on`.
 
     Without a wanted confidence the composition that just keeps the target on `select` is planned. Raises
@@ -342,10 +349,10 @@ def candidates_of(contest: Contest, chosen: Chosen) -> tuple[Candidate, ...]:
 
 def plan_of(
     library: Library, settings: Settings, contest: Contest, select: SplitOutcomes, choice: ExactChoice
-) -> Plan:
+) -> CandidatePlan:
     """Return the plan that deploys `choice`, replayed on the select split."""
     candidates = candidates_of(contest, choice.chosen)
     overlapped = contest.placement == "overlapped"
     problem = problem_of(library, settings, candidates, one_lookup_at_a_time=overlapped)
-    answer = Choice(candidates, choice.outcome.mean_latency_ms, choice.gap, choice.solver)
+    answer = Selection(candidates, choice.outcome.mean_latency_ms, choice.gap, choice.solver)
     return describe(library, problem, contest.placement, answer, select)

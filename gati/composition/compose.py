@@ -18,7 +18,7 @@ from gati.composition.further import Further, further_inputs
 from gati.composition.ledger import Attempt, Ledger, enter_use
 from gati.composition.outcomes import SplitOutcomes, outcomes_of
 from gati.composition.pieces import Pieces
-from gati.composition.plans import Plan, Settings, placement_rank, plan_published
+from gati.composition.plans import CandidatePlan, Settings, placement_rank, plan_published
 from gati.composition.problem import Candidate
 from gati.composition.prospects import with_headroom
 from gati.composition.sharing import FIRST, WORTH_ASKING, Hope, deploy_one, enter
@@ -113,9 +113,7 @@ def _further(library: Library, data: Any, settings: Settings) -> Further:
     return further_inputs(library, data)
 
 
-def _concluded(
-    library: Library, further: Further, attempt: Attempt, composition: Composition
-) -> Composition:
+def _concluded(library: Library, further: Further, attempt: Attempt, composition: Composition) -> Composition:
     composition = further.told(composition, attempt)
     verdict = {**(composition.certificate or {}), "composition": composition.name}
     Ledger(library.directory).conclude(attempt, verdict, written=True)
@@ -151,9 +149,7 @@ def compose_best(
             hopes.append(Hope(other.manifest.profile.backend, at_best_ms, partial(proposed, other)))
     entrants = enter(proposed(library), hopes, inputs)
     entrants = tuple(replace(each, share=share * each.share) for each in entrants)
-    deployed, plan = deploy_one(
-        entrants, lambda each: _to_certify_on(each.library, further, each.candidates)
-    )
+    deployed, plan = deploy_one(entrants, lambda each: _to_certify_on(each.library, further, each.candidates))
     return deployed.library, to_composition(deployed.library, settings, plan, datetime.now(UTC))
 
 
@@ -189,7 +185,9 @@ def compose_library(
     return to_composition(library, settings, plan(library, settings, further, share), clock())
 
 
-def to_composition(library: Library, settings: Settings, best: Plan, created: datetime) -> Composition:
+def to_composition(
+    library: Library, settings: Settings, best: CandidatePlan, created: datetime
+) -> Composition:
     """Return the composition that deploys a plan; its note says so where it is not certified."""
     composition = Composition(
         name=settings.name,
@@ -217,7 +215,7 @@ def to_composition(library: Library, settings: Settings, best: Plan, created: da
 
 def plan(
     library: Library, settings: Settings, further: Further | None = None, share: float = 1.0
-) -> Plan:
+) -> CandidatePlan:
     """Return the plan of least expected latency over the placements. Raises as `compose`."""
     select, certify = _outcomes(library, SELECT), _outcomes(library, CERTIFY)
     tried = placements(library, settings)
@@ -318,7 +316,7 @@ def placements(library: Library, settings: Settings) -> list[Placement]:
     return [settings.placement]
 
 
-def _note(library: Library, settings: Settings, plan: Plan) -> str:
+def _note(library: Library, settings: Settings, plan: CandidatePlan) -> str:
     if not any(trial.status == "trained" for trial in library.trials):
         return "no caches: the library holds no trained variant; see the reasons in trials.csv"
     if not plan.exits and plan.certificate is not None and not plan.certificate["certified"]:

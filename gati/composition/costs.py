@@ -179,11 +179,12 @@ def measure(
     library: Library, backend: str, progress: Callable[[int, int], None] | None, pieces: Pieces | None = None
 ) -> BackendCosts:
     """Measure base model, blocks, a decision and every architecture of cache on `backend`; none is free."""
-    from gati.composition.engines import graph_backend, traced_network
+    from gati.composition.engines import graph_backend
     from gati.costs.graph import measure_graph
     from gati.costs.least import at_least
     from gati.costs.segments import measure_segments
     from gati.engine.backends import SegmentBackend, get_backend
+    from gati.exploration.network import traced_network
 
     profile, kind = library.manifest.profile, library.manifest.outputs_kind
     found = get_backend(backend)  # refused before a model is loaded, if at all

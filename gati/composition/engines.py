@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -18,15 +18,13 @@ from gati.engine.backends import BACKENDS, GraphBackend, get_backend
 from gati.engine.exits import EngineExit
 from gati.errors import BackendError
 from gati.exploration.library import SELECT, Library
-from gati.exploration.network import load_network
 from gati.exploration.splits import held_out
 from gati.files import atomic_write_bytes
 from gati.model.data import Data
-from gati.model.segments import TracedModel
 from gati.types import TrialId
 from gati.version import __version__
 
-__all__ = ["EngineAnswers", "graph_backend", "graph_files", "traced_network"]
+__all__ = ["EngineAnswers", "graph_backend", "graph_files"]
 
 Setting = tuple[tuple[TrialId, float], ...]  # exits in forward order, with thresholds
 Answers = tuple[NDArray[np.int64], NDArray[np.int64]]  # where each input left, and its class
@@ -128,22 +126,6 @@ def graph_backend(library: Library, name: str, *, calibrate_on: int = _CALIBRATI
     if not isinstance(executes, GraphBackend):
         raise BackendError(f"backend '{name}' compiles no graphs; choose openvino or onnxruntime")
     return executes
-
-
-def traced_network(library: Library, devices: Collection[str] = ("cpu",)) -> TracedModel:
-    """Load the base model and make it ready to be cut, on the device that the library was measured on.
-
-    Raises BackendError for a library measured on another kind of device than `devices`, and as
-    `load_network` does.
-    """
-    device = torch.device(library.manifest.profile.device)
-    if device.type not in devices and device.type == "cpu":
-        raise BackendError("this library was measured on the cpu; run gati explore again with --device cuda")
-    if device.type not in devices:
-        raise BackendError(
-            "this library was measured on a GPU, that backend runs on the cpu; use torch or cuda-graph"
-        )
-    return load_network(library, device).traced
 
 
 def graph_files(

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gati.composition.bound import lower_bound_ms
-from gati.composition.instance import Chosen, Instance, Outcome
+from gati.composition.instance import Chosen, Instance, ReplayOutcome
 from gati.composition.priced_bound import priced_bound_ms
 from gati.composition.search import ROUNDING, Frontier, search_frontier
 from gati.composition.shared import BYTES_PER_UNIT
-from gati.composition.solvers import Program, Solution, solve
+from gati.composition.solvers import MixedIntegerProgram, Solution, solve
 from gati.errors import SolverError
 
 __all__ = ["ExactChoice", "exact_program", "fits_program", "solve_exact", "solve_program"]
@@ -39,7 +39,7 @@ class ExactChoice:
     """A composition with its replayed outcome, and the latency that no composition can be below."""
 
     chosen: Chosen
-    outcome: Outcome
+    outcome: ReplayOutcome
     bound_ms: float
     solver: str
 
@@ -115,7 +115,7 @@ def _proven(solution: Solution) -> float:
     return solution.objective - solution.gap * abs(solution.objective)
 
 
-def exact_program(instance: Instance, budget: int) -> tuple[Program, dict[tuple[int, int], int]]:
+def exact_program(instance: Instance, budget: int) -> tuple[MixedIntegerProgram, dict[tuple[int, int], int]]:
     """Return the program and its variables of choice, by (trial, cut).
 
     y_tc: trial t serves with cut c. inside_sb: row s is still inside after block b. leaves_st: row s leaves
@@ -123,7 +123,7 @@ def exact_program(instance: Instance, budget: int) -> tuple[Program, dict[tuple[
     """
     groups, wrong, count = merge_inputs(instance)
     share = count / instance.inputs
-    program = Program()
+    program = MixedIntegerProgram()
     cuts: dict[tuple[int, int], int] = {}
     serving: dict[int, dict[int, int]] = defaultdict(dict)  # by trial: last group that hits -> y
     for trial in range(instance.trials):
@@ -170,7 +170,7 @@ def exact_program(instance: Instance, budget: int) -> tuple[Program, dict[tuple[
     return program, cuts
 
 
-def _add_limits(program: Program, instance: Instance, serving: dict[int, dict[int, int]]) -> None:
+def _add_limits(program: MixedIntegerProgram, instance: Instance, serving: dict[int, dict[int, int]]) -> None:
     of_trial = [dict.fromkeys(serving[trial].values(), 1.0) for trial in range(instance.trials)]
     for block in np.unique(instance.block):
         at_block = [of_trial[trial] for trial in np.flatnonzero(instance.block == block)]
@@ -190,7 +190,7 @@ def _add_limits(program: Program, instance: Instance, serving: dict[int, dict[in
                 program.row("one_lookup_at_a_time", {**of_trial[earlier], **of_trial[later]}, upper=1.0)
 
 
-def _check(instance: Instance, chosen: Chosen, outcome: Outcome, budget: int, solver: str) -> None:
+def _check(instance: Instance, chosen: Chosen, outcome: ReplayOutcome, budget: int, solver: str) -> None:
     if not instance.allows(chosen) or outcome.disagreements > budget + ROUNDING:
         raise SolverError(
             f"{solver} chose caches that break a limit ({outcome.disagreements:g} disagreements, "

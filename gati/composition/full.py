@@ -22,14 +22,14 @@ from collections import defaultdict
 
 from gati.composition.check import check_full
 from gati.composition.paths import Joints, joints_of, useful_joints
-from gati.composition.problem import Choice, Problem
-from gati.composition.solvers import Program, solve
+from gati.composition.problem import Problem, Selection
+from gati.composition.solvers import MixedIntegerProgram, solve
 from gati.errors import SolverError
 
 __all__ = ["full_program", "solve_full"]
 
 
-def solve_full(problem: Problem, *, solver: str = "auto") -> Choice:
+def solve_full(problem: Problem, *, solver: str = "auto") -> Selection:
     """Solve the full form; `Choice.objective` is the expected mean latency in milliseconds.
 
     Raises SolverError.
@@ -47,12 +47,12 @@ def solve_full(problem: Problem, *, solver: str = "auto") -> Choice:
     candidates = sorted((problem.candidates[c] for c in chosen), key=lambda candidate: candidate.block_index)
     check_full(problem, candidates)
     latency_ms = solution.objective + problem.base_ms
-    return Choice(tuple(candidates), latency_ms, solution.gap, solution.solver)
+    return Selection(tuple(candidates), latency_ms, solution.gap, solution.solver)
 
 
-def full_program(joints: Joints, used: list[tuple[int, int]]) -> Program:
+def full_program(joints: Joints, used: list[tuple[int, int]]) -> MixedIntegerProgram:
     """Return the program over the joints `used`: a path from start to end under every limit."""
-    program = Program()
+    program = MixedIntegerProgram()
     leaving: dict[int, dict[int, float]] = defaultdict(dict)
     entering: dict[int, dict[int, float]] = defaultdict(dict)
     disagreement: dict[int, float] = {}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gati.composition.problem import SLACK_MS
 
-__all__ = ["Chosen", "Instance", "Outcome", "make_instance"]
+__all__ = ["Chosen", "Instance", "ReplayOutcome", "make_instance"]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -74,7 +74,7 @@ class Instance:
         """Say whether a request that never hits may pay `penalty_ms` more than without caches."""
         return self.slowdown_limit_ms is None or penalty_ms <= self.slowdown_limit_ms + SLACK_MS
 
-    def outcome(self, chosen: Chosen) -> Outcome:
+    def outcome(self, chosen: Chosen) -> ReplayOutcome:
         """Replay `chosen` on every input."""
         inside = np.ones(self.inputs, dtype=bool)
         spent_ms, penalty_ms, disagreements = 0.0, 0.0, 0.0
@@ -86,7 +86,7 @@ class Instance:
             inside[leaving] = False
             penalty_ms += float(self.penalty_ms[trial])
         spent_ms += int(inside.sum()) * (self.base_ms + penalty_ms)
-        return Outcome(spent_ms / self.inputs, disagreements)
+        return ReplayOutcome(spent_ms / self.inputs, disagreements)
 
     def allows(self, chosen: Chosen) -> bool:
         """Say whether `chosen` keeps to one trial a block, memory, slowdown, and one lookup at a time."""
@@ -102,7 +102,7 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReplayOutcome:
     """What a choice does to the inputs of an instance."""
 
     mean_latency_ms: float

@@ -185,9 +185,7 @@ def open_served(
     return Served(model.engine(chosen), model, library, chosen)
 
 
-def open_model(
-    directory: str | Path, *, device: str = "cpu", threads: int | None = None
-) -> OpenedModel:
+def open_model(directory: str | Path, *, device: str = "cpu", threads: int | None = None) -> OpenedModel:
     """Load the base model of a cache library, to make engines from. Raises as `load` does."""
     target = parse_device(device)
     _set_threads(threads)

@@ -53,9 +53,7 @@ def network_times(library: Library, backends: Iterable[str], pieces: Pieces) -> 
     return {name: base_ms for name, base_ms in kept.items() if name in names}
 
 
-def _race(
-    library: Library, names: Iterable[str], pieces: Pieces, notes: list[str]
-) -> dict[str, float]:
+def _race(library: Library, names: Iterable[str], pieces: Pieces, notes: list[str]) -> dict[str, float]:
     """`notes` gets a line if other work on the machine disturbed the measurement."""
     from gati.composition.engines import graph_backend
     from gati.costs.graph import by_turns_ms

@@ -96,9 +96,7 @@ def useful_joints(joints: Joints) -> list[tuple[int, int]]:
     prices = np.zeros(len(limited))
     limits = np.array([1.0, joints.memory_limit, joints.slowdown_limit_ms])
     for turn in range(ROUNDS):
-        priced = joints.cost_ms + sum(
-            price * matrix for price, matrix in zip(prices, limited, strict=True)
-        )
+        priced = joints.cost_ms + sum(price * matrix for price, matrix in zip(prices, limited, strict=True))
         there, back = _cheapest(priced, joints, forward=True), _cheapest(priced, joints, forward=False)
         bound = there.total[:, None] + priced + back.total[None, :] - prices @ limits
         cost, *used = (

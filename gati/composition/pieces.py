@@ -34,7 +34,7 @@ class Pieces:
     @cached_property
     def traced(self) -> TracedModel:
         """The network, ready to be cut, on the CPU. Raises as `traced_network`."""
-        from gati.composition.engines import traced_network
+        from gati.exploration.network import traced_network
 
         return traced_network(self._library)
 

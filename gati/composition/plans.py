@@ -9,13 +9,13 @@ from gati.composition.candidates import full_candidates, reach_by_block, relaxed
 from gati.composition.composition import Exit, Expected, Objective
 from gati.composition.full import solve_full
 from gati.composition.outcomes import SplitOutcomes
-from gati.composition.problem import Candidate, Choice, Estimate, Problem, estimate
+from gati.composition.problem import Candidate, Estimate, Problem, Selection, estimate
 from gati.composition.relaxed import sweep_relaxed
 from gati.composition.replay import Replay
 from gati.exploration.library import Library
 from gati.types import Placement, Profile, Trial
 
-__all__ = ["Plan", "Settings", "describe", "plan_published", "placement_rank", "problem_of"]
+__all__ = ["CandidatePlan", "Settings", "describe", "plan_published", "placement_rank", "problem_of"]
 
 CLEARLY_FASTER = 0.85
 # What lookups may add to an input that hits nowhere, as a share of the network's time: a student or companion
@@ -45,11 +45,11 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CandidatePlan:
     """One candidate answer: what was chosen under one placement, and what to expect of it."""
 
     placement: Placement
-    choice: Choice
+    choice: Selection
     exits: tuple[Exit, ...]
     expected: Expected
     replayed: bool
@@ -68,7 +68,7 @@ def placement_rank(placement: Placement, mean_latency_ms: float) -> tuple[float,
 
 def plan_published(
     library: Library, settings: Settings, placement: Placement, select: SplitOutcomes | None
-) -> Plan:
+) -> CandidatePlan:
     """Solve one of the published forms for one placement."""
     make = relaxed_candidates if settings.objective == "relaxed" else full_candidates
     candidates = make(library.trials, library.operating_points, placement, settings.accuracy)
@@ -83,7 +83,7 @@ def plan_published(
     else:
         choice = solve_full(problem, solver=settings.solver)
         if expect(choice.candidates).mean_latency_ms >= problem.base_ms:
-            choice = Choice((), problem.base_ms, choice.gap, choice.solver)
+            choice = Selection((), problem.base_ms, choice.gap, choice.solver)
     return describe(library, problem, placement, choice, select)
 
 
@@ -104,8 +104,8 @@ def problem_of(
 
 
 def describe(
-    library: Library, problem: Problem, placement: Placement, choice: Choice, select: SplitOutcomes | None
-) -> Plan:
+    library: Library, problem: Problem, placement: Placement, choice: Selection, select: SplitOutcomes | None
+) -> CandidatePlan:
     """Return the plan for a choice: each exit and the whole, replayed where outcomes are there."""
     table = estimate(problem, choice.candidates)
     rates, exit_ms = table.effective_hit_rates, table.exit_ms
@@ -126,7 +126,7 @@ def describe(
     )
     memory = sum(candidate.memory_bytes for candidate in choice.candidates)
     expected = Expected(mean_ms, problem.base_ms, problem.base_ms / mean_ms, hit_rate, agreement, memory)
-    return Plan(placement, choice, exits, expected, replayed=select is not None)
+    return CandidatePlan(placement, choice, exits, expected, replayed=select is not None)
 
 
 def _exit(

@@ -14,7 +14,7 @@ from itertools import pairwise
 from gati.errors import CompositionError
 from gati.types import TrialId
 
-__all__ = ["Candidate", "Choice", "Estimate", "Problem", "estimate"]
+__all__ = ["Candidate", "Selection", "Estimate", "Problem", "estimate"]
 
 SLACK_MS = 1e-9  # rounding of sums of latencies is no violation
 
@@ -69,7 +69,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """What a formulation chose, in forward order, with the solver's word on it."""
 
     candidates: tuple[Candidate, ...]

@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from gati.composition.check import check_relaxed
-from gati.composition.problem import Candidate, Choice, Problem, estimate
+from gati.composition.problem import Candidate, Problem, Selection, estimate
 from gati.composition.shared import add_structure, read_choice
-from gati.composition.solvers import Program, solve
+from gati.composition.solvers import MixedIntegerProgram, solve
 from gati.errors import SolverError
 
 __all__ = ["ALPHA_STEPS", "MOST_CACHES", "Expectation", "relaxed_score", "solve_relaxed", "sweep_relaxed"]
@@ -50,13 +50,13 @@ def relaxed_score(problem: Problem, candidate: Candidate, alpha: float) -> float
 
 def solve_relaxed(
     problem: Problem, alpha: float, *, most_caches: int | None = None, solver: str = "auto"
-) -> Choice:
+) -> Selection:
     """Solve the relaxed form for one alpha; `Choice.objective` is the reached sum of scores.
 
     `most_caches` caps the number of caches; None leaves it free, as published. Raises SolverError.
     """
     allowed = replace(problem, candidates=_accurate(problem))
-    program = Program()
+    program = MixedIntegerProgram()
     chosen = [
         program.binary(f"b_{candidate.trial_id}", cost=-relaxed_score(allowed, candidate, alpha))
         for candidate in allowed.candidates
@@ -67,7 +67,7 @@ def solve_relaxed(
     solution = solve(program, solver)
     if solution.status == "infeasible":
         raise SolverError(f"{solution.solver} calls the empty composition infeasible; try another --solver")
-    choice = Choice(
+    choice = Selection(
         read_choice(allowed, chosen, solution), -solution.objective, solution.gap, solution.solver, alpha
     )
     check_relaxed(problem, choice.candidates)
@@ -79,7 +79,7 @@ def sweep_relaxed(
     *,
     solver: str = "auto",
     expect: Callable[[tuple[Candidate, ...]], Expectation] | None = None,
-) -> Choice:
+) -> Selection:
     """Solve for every alpha and cap, and return the choice of least expected latency.
 
     `expect` gives mean latency and agreement of a choice, by default the table's estimate. Choices expected
@@ -92,7 +92,7 @@ def sweep_relaxed(
         expected = expect(chosen)
         return (expected.agreement < problem.accuracy - 1e-9, expected.mean_latency_ms, len(chosen))
 
-    best = Choice((), 0.0, 0.0, solver)
+    best = Selection((), 0.0, 0.0, solver)
     best_rank = rank(())
     for cap in _caps(problem):
         for choice in _sweep_alpha(problem, cap, solver):
@@ -109,10 +109,10 @@ def _caps(problem: Problem) -> list[int]:
     return sorted({min(cap, blocks) for cap in (*range(1, MOST_CACHES + 1), blocks)} - {0})
 
 
-def _sweep_alpha(problem: Problem, cap: int, solver: str) -> list[Choice]:
-    solved: dict[int, Choice] = {}
+def _sweep_alpha(problem: Problem, cap: int, solver: str) -> list[Selection]:
+    solved: dict[int, Selection] = {}
 
-    def at(step: int) -> Choice:
+    def at(step: int) -> Selection:
         if step not in solved:
             solved[step] = solve_relaxed(problem, step / ALPHA_STEPS, most_caches=cap, solver=solver)
         return solved[step]

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from gati.composition.problem import Candidate, Problem
-from gati.composition.solvers.base import Program, Solution
+from gati.composition.solvers.base import MixedIntegerProgram, Solution
 
 __all__ = ["add_structure", "by_block", "read_choice"]
 
@@ -22,7 +22,7 @@ def by_block(candidates: Sequence[Candidate]) -> dict[int, list[int]]:
     return dict(sorted(groups.items()))
 
 
-def add_structure(program: Program, problem: Problem, chosen: Sequence[int]) -> None:
+def add_structure(program: MixedIntegerProgram, problem: Problem, chosen: Sequence[int]) -> None:
     """Constrain the binaries `chosen`: one variant a block, memory, slowdown, one lookup at a time."""
     groups = by_block(problem.candidates)
     for block, positions in groups.items():
@@ -41,7 +41,7 @@ def add_structure(program: Program, problem: Problem, chosen: Sequence[int]) -> 
 
 
 def _add_one_lookup_at_a_time(
-    program: Program, problem: Problem, chosen: Sequence[int], groups: Mapping[int, Sequence[int]]
+    program: MixedIntegerProgram, problem: Problem, chosen: Sequence[int], groups: Mapping[int, Sequence[int]]
 ) -> None:
     # The published constraint looks at the next chosen block only. Block latencies add up, so a lookup that
     # is done before the next chosen block is done before all later ones: pairs of blocks say the same.

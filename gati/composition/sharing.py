@@ -35,7 +35,7 @@ from functools import partial
 
 from gati.composition.certified import Proposal
 from gati.composition.outcomes import SplitOutcomes
-from gati.composition.plans import Plan
+from gati.composition.plans import CandidatePlan
 from gati.errors import CompositionError
 
 __all__ = ["FIRST", "Entrant", "Hope", "deploy_one", "enter", "shares"]
@@ -102,13 +102,13 @@ def _same(proposal: Proposal) -> Proposal:
 
 def deploy_one(
     entrants: Sequence[Entrant], certified_on: Callable[[Proposal], SplitOutcomes | None]
-) -> tuple[Proposal, Plan]:
+) -> tuple[Proposal, CandidatePlan]:
     """Walk the engines on the certify split, in order, and return the one to deploy with its plan.
 
     The plan's certificate lists under "engines" what was tried, if several took part. Float32 always has a
     plan, if need be one without caches.
     """
-    best: tuple[Proposal, Plan] | None = None
+    best: tuple[Proposal, CandidatePlan] | None = None
     tried = []
     for entrant in entrants:
         if best is not None and best[1].expected.mean_latency_ms <= entrant.hoped_ms:

@@ -11,7 +11,7 @@ from gati.composition.accuracy import accuracy_drop
 from gati.composition.certificate import Certificate, Counts, certify, certify_every_class, count_by_class
 from gati.composition.copies import counted
 from gati.composition.outcomes import SplitOutcomes
-from gati.composition.plans import Plan, Settings, problem_of
+from gati.composition.plans import CandidatePlan, Settings, problem_of
 from gati.composition.problem import Candidate
 from gati.composition.replay import Replay
 from gati.exploration.library import Library
@@ -33,10 +33,10 @@ DEFAULT_CONFIDENCE = 0.95
 def certify_published(
     library: Library,
     settings: Settings,
-    plan: Plan,
+    plan: CandidatePlan,
     certified_on: SplitOutcomes | None,
     share: float = 1.0,
-) -> Plan:
+) -> CandidatePlan:
     """Record whether the one setting a published form planned holds, at a share of the wanted delta."""
     if settings.confidence is None or certified_on is None or not plan.exits:
         return plan
@@ -94,11 +94,11 @@ def replay_of(
 def with_certificate(
     library: Library,
     settings: Settings,
-    plan: Plan,
+    plan: CandidatePlan,
     certificate: Certificate,
     split: SplitOutcomes | None,
     path: Sequence[Sequence[Candidate]],
-) -> Plan:
+) -> CandidatePlan:
     """Return the plan with its certificate, and how fast it is on the certify split.
 
     `path` is what was walked through: the certificate names it, so that a repetition can be told.

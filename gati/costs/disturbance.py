@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Generic, TypeVar
 
-__all__ = ["MACHINE", "Machine", "Round", "Steady", "Uncounted", "measure_steadily", "spikes"]
+__all__ = ["MACHINE", "Machine", "MeasuringRound", "Steady", "Uncounted", "measure_steadily", "spikes"]
 
 _WAITING = 0.1  # of the time
 _SPIKES = 1.25  # mean over median of like requests
@@ -60,7 +60,7 @@ MACHINE = Machine()
 
 
 @dataclass(frozen=True)
-class Round(Generic[T]):
+class MeasuringRound(Generic[T]):
     """What one round found; `alike` are times of requests that did the same work, the base model's first."""
 
     found: T
@@ -116,8 +116,8 @@ def measure_steadily(
 ) -> Steady[T]:
     """Measure every round, and those that were disturbed again, `passes` times in all, while that helps.
 
-    `alike` gives the times of what a round found, see `Round`. Of a round that stays disturbed the last
-    measurement is kept.
+    `alike` gives the times of what a round found, see `MeasuringRound`. Of a round that stays disturbed the
+    last measurement is kept.
     """
     kept = [_measured(each, alike, machine) for each in rounds]
     reasons = _reasons(kept)
@@ -134,14 +134,14 @@ def measure_steadily(
     return Steady(tuple(each.found for each in kept), len(left), left[0] if left else "")
 
 
-def _measured(measure: Callable[[], T], alike: Callable[[T], Alike], machine: Machine) -> Round[T]:
+def _measured(measure: Callable[[], T], alike: Callable[[T], Alike], machine: Machine) -> MeasuringRound[T]:
     began_ns, before_ns = machine.now_ns(), machine.waited_ns()
     found = measure()
     after_ns, ended_ns = machine.waited_ns(), machine.now_ns()
     waited_ns = 0 if before_ns is None or after_ns is None else after_ns - before_ns
-    return Round(found, alike(found), waited_ns / max(1, ended_ns - began_ns))
+    return MeasuringRound(found, alike(found), waited_ns / max(1, ended_ns - began_ns))
 
 
-def _reasons(kept: Sequence[Round[T]]) -> list[str]:
+def _reasons(kept: Sequence[MeasuringRound[T]]) -> list[str]:
     best_ms = min((each.base_ms for each in kept if len(each.alike[0]) >= _ENOUGH), default=0.0)
     return [each.why(best_ms) for each in kept]

@@ -11,12 +11,20 @@ from torch import Tensor
 
 from gati.engine.exits import BASE, Lookup, doubtful_class, doubtful_score
 
-__all__ = ["Answer", "BatchedSegment", "Outcome", "Stage", "answer_rows", "rows_of", "segments_of"]
+__all__ = [
+    "Answer",
+    "BatchedSegment",
+    "SegmentOutcome",
+    "BatchStage",
+    "answer_rows",
+    "rows_of",
+    "segments_of",
+]
 
 Answer = tuple[Tensor, str]  # class scores or probabilities [1, K], and where they come from
 
 
-class Stage(NamedTuple):
+class BatchStage(NamedTuple):
     """A segment and the lookup at its end; `batched` tells which carried tensors have a row an input."""
 
     run: Callable[..., tuple[Tensor, ...]]
@@ -27,7 +35,7 @@ class Stage(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SegmentOutcome:
     """What became of the rows of a batch in one segment; those neither answered nor unsure go on.
 
     A row is unsure where it is too close to call (a score near the threshold, or two classes nearly equal):
@@ -51,24 +59,24 @@ class Outcome:
 class BatchedSegment:
     """One segment for batches; `takes_rows` tells which of its inputs have a row an input."""
 
-    run: Callable[[tuple[Tensor, ...]], Outcome]
+    run: Callable[[tuple[Tensor, ...]], SegmentOutcome]
     takes_rows: tuple[bool, ...]
 
 
 def segments_of(
-    stages: Sequence[Stage], last: Callable[..., Tensor], tolerance: float
+    stages: Sequence[BatchStage], last: Callable[..., Tensor], tolerance: float
 ) -> tuple[BatchedSegment, ...]:
     """The path of a batch, segment by segment."""
 
-    def through(stage: Stage) -> Callable[[tuple[Tensor, ...]], Outcome]:
-        def run(carried: tuple[Tensor, ...]) -> Outcome:
+    def through(stage: BatchStage) -> Callable[[tuple[Tensor, ...]], SegmentOutcome]:
+        def run(carried: tuple[Tensor, ...]) -> SegmentOutcome:
             carried = stage.run(*carried)
             probabilities, scores = stage.lookup(carried[0])
             hits = scores >= stage.threshold  # False for NaN
             doubtful = doubtful_score(scores, stage.threshold, tolerance) | (
                 hits & doubtful_class(probabilities, tolerance)
             )
-            return Outcome(
+            return SegmentOutcome(
                 _answers(probabilities, (hits & ~doubtful).tolist(), stage.exit),
                 frozenset(doubtful.nonzero().flatten().tolist()),
                 carried,
@@ -77,10 +85,10 @@ def segments_of(
 
         return run
 
-    def end(carried: tuple[Tensor, ...]) -> Outcome:
+    def end(carried: tuple[Tensor, ...]) -> SegmentOutcome:
         scores = last(*carried)
         doubtful = doubtful_class(scores, tolerance) if scores.shape[0] > 1 else _none(scores)
-        return Outcome(
+        return SegmentOutcome(
             _answers(scores, (~doubtful).tolist(), BASE), frozenset(doubtful.nonzero().flatten().tolist())
         )
 

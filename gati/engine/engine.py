@@ -19,7 +19,7 @@ from gati.engine.backends import (
     get_backend,
     segment_backend,
 )
-from gati.engine.batching import BatchedSegment, Outcome, Stage, answer_rows, rows_of, segments_of
+from gati.engine.batching import BatchedSegment, BatchStage, SegmentOutcome, answer_rows, rows_of, segments_of
 from gati.engine.checks import check_lookup, check_placement, listed
 from gati.engine.exits import BASE, EngineExit, Prediction, doubtful_class, tie_tolerance
 from gati.engine.placement import Beside, beside_for
@@ -97,7 +97,7 @@ class Engine:
         self._base_graph: Graph | None = None
         self._base_graph_made = threading.Lock()
         self._steps: tuple[_Step, ...] = ()
-        self._stages: tuple[Stage, ...] = ()
+        self._stages: tuple[BatchStage, ...] = ()
         executes = get_backend(backend)
         self._graph: Graph | None = None
         self._single: SinglePath | None = None
@@ -252,7 +252,7 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _build_stages(self, segments: Sequence[Segment]) -> tuple[Stage, ...]:
+    def _build_stages(self, segments: Sequence[Segment]) -> tuple[BatchStage, ...]:
         stages = []
         backend = segment_backend(self.backend)
         carried: Any = (self.traced.example(),)
@@ -262,7 +262,7 @@ class Engine:
                 lookup = backend.lookup(leaving.cache, carried[0])
                 check_lookup(leaving, lookup, carried[0], self.traced.classes)
                 batched = tuple(tensor.batched for tensor in segment.carried)
-                stages.append(Stage(segment.run, lookup, leaving.threshold, leaving.block, batched))
+                stages.append(BatchStage(segment.run, lookup, leaving.threshold, leaving.block, batched))
         return tuple(stages)
 
     def _build_single(self, segments: Sequence[Segment]) -> SinglePath | None:
@@ -391,5 +391,5 @@ class Engine:
         return Prediction(index, probabilities, exit, self.version, name)
 
 
-def _each_alone(carried: tuple[Tensor, ...]) -> Outcome:
-    return Outcome({}, frozenset(range(carried[0].shape[0])))
+def _each_alone(carried: tuple[Tensor, ...]) -> SegmentOutcome:
+    return SegmentOutcome({}, frozenset(range(carried[0].shape[0])))

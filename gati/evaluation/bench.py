@@ -16,20 +16,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gati.composition.engines import graph_backend, traced_network
+from gati.composition.engines import graph_backend
 from gati.composition.load import Served, open_served
 from gati.engine.backends import BACKENDS, GraphBackend
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
 from gati.errors import BackendError, DataError, GatiError
-from gati.evaluation.bench_result import Bench, Kind, LeftOut, Row, spread
+from gati.evaluation.bench_result import Bench, BenchRow, Kind, LeftOut, spread
 from gati.evaluation.cascade import build_cascade
 from gati.evaluation.evaluate import Latency
 from gati.evaluation.peers import build_peers
-from gati.evaluation.timing import WARM_UP_REQUESTS, Contender, measure_latency, measure_throughput
+from gati.evaluation.timing import WARM_UP_REQUESTS, BenchEntry, measure_latency, measure_throughput
 from gati.exploration.fresh import note_of_seen
 from gati.exploration.labels import name_and_label
 from gati.exploration.library import Library
+from gati.exploration.network import traced_network
 from gati.files import atomic_write_text
 from gati.model.data import Data, load_data
 from gati.model.labels import LabelMap
@@ -133,7 +134,7 @@ class _Field:
 
     def __init__(self, served: Served, cascade: str | Path | None) -> None:
         self.served = served
-        self.contenders: list[Contender] = []
+        self.contenders: list[BenchEntry] = []
         self.kinds: dict[str, Kind] = {}
         self.details: dict[str, str] = {}
         self.left_out: list[LeftOut] = []
@@ -204,7 +205,7 @@ class _Field:
         except GatiError as error:
             self.left_out.append(LeftOut(name, str(error)))
             return
-        self.contenders.append(Contender(name, engine, bool(exits)))
+        self.contenders.append(BenchEntry(name, engine, bool(exits)))
         self.kinds[name] = kind
         self.details[name] = detail or self._detail(kind, engine)
 
@@ -261,7 +262,7 @@ def _throughput(
 
 def _rows(
     field: _Field, rates: dict[str, dict[str, list[float]]], reference: Any, inputs: Data
-) -> tuple[str, tuple[Row, ...]]:
+) -> tuple[str, tuple[BenchRow, ...]]:
     means = {each.name: [float(np.mean(times)) for times in each.times_ms] for each in field.contenders}
     static = [each.name for each in field.contenders if field.kinds[each.name] == "base"]
     fastest = min(static, key=lambda name: float(np.median(means[name])))
@@ -278,7 +279,7 @@ def _rows(
         p50, p90, p99 = (float(value) for value in np.percentile(times, (50, 90, 99)))
         answers = np.array(each.answers)
         rows.append(
-            Row(
+            BenchRow(
                 name=each.name,
                 kind=field.kinds[each.name],
                 backend=each.engine.backend,

@@ -10,7 +10,7 @@ import numpy as np
 
 from gati.evaluation.evaluate import Latency
 
-__all__ = ["FORMAT", "Bench", "Kind", "LeftOut", "Row", "Spread", "spread"]
+__all__ = ["FORMAT", "Bench", "Kind", "LeftOut", "BenchRow", "Spread", "spread"]
 
 FORMAT = 1
 Kind = Literal["base", "gati", "peer"]
@@ -26,7 +26,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One way to answer.
 
     `gain_same` and `gain_fastest` are mean base latency / own mean latency in each
@@ -75,7 +75,7 @@ class Bench:
     clients: int
     accuracy_f32: float | None
     fastest_static: str
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
     left_out: tuple[LeftOut, ...]
     machine: dict[str, Any]
     versions: dict[str, str]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gati.engine.engine import Engine, Prediction
 from gati.errors import DataError
-from gati.evaluation.timing import Contender
+from gati.evaluation.timing import BenchEntry
 from gati.exploration.library import SELECT, Library
 from gati.exploration.splits import held_out
 
@@ -27,7 +27,7 @@ _NEVER = 2.0  # no probability reaches it
 
 
 @dataclass
-class Cascade(Contender):
+class Cascade(BenchEntry):
     """Asks `smaller` first; a largest probability >= `threshold` is an answer."""
 
     smaller: Engine | None = None

@@ -138,8 +138,10 @@ def certify(
         share=attempt.share, class_names=named.class_names,
     )  # fmt: skip
     labels = inputs.labels
-    drop = None if labels is None else accuracy_drop(
-        answer, base_class, labels, delta, share=attempt.share, copies=fresh.copies
+    drop = (
+        None
+        if labels is None
+        else accuracy_drop(answer, base_class, labels, delta, share=attempt.share, copies=fresh.copies)
     )
     found = Recertification(
         certificate=certificate,

@@ -17,7 +17,7 @@ from gati.engine.concurrent import ConcurrentEngine
 from gati.engine.engine import Engine, Prediction
 from gati.engine.exits import BASE
 
-__all__ = ["WARM_UP_REQUESTS", "Contender", "measure_latency", "measure_throughput"]
+__all__ = ["WARM_UP_REQUESTS", "BenchEntry", "measure_latency", "measure_throughput"]
 
 WARM_UP_REQUESTS = 20
 _CHUNK = 128  # requests in a round
@@ -27,7 +27,7 @@ Times = dict[str, dict[str, list[float]]]  # milliseconds by contender and where
 
 
 @dataclass
-class Contender:
+class BenchEntry:
     """One way to answer; `times_ms` has one list a repetition."""
 
     name: str
@@ -56,7 +56,7 @@ class Contender:
 
 
 def measure_latency(
-    contenders: Sequence[Contender],
+    contenders: Sequence[BenchEntry],
     inputs: Callable[[int], Tensor],
     count: int,
     repetitions: int,
@@ -106,7 +106,7 @@ def _alike(times: Times) -> list[list[float]]:
     return sorted(every, key=len, reverse=True)
 
 
-def _take_turn(contender: Contender, x: Tensor, machine: Machine, *, keep: bool) -> tuple[str, float]:
+def _take_turn(contender: BenchEntry, x: Tensor, machine: Machine, *, keep: bool) -> tuple[str, float]:
     overlapped = contender.early and contender.engine.overlapped
     if overlapped:
         # It takes cores of its own; nobody else may find them taken. One untimed request wakes them.
@@ -124,7 +124,7 @@ def _take_turn(contender: Contender, x: Tensor, machine: Machine, *, keep: bool)
 
 
 def measure_throughput(
-    contender: Contender, inputs: Callable[[int], Tensor], count: int, clients: int, seconds: float
+    contender: BenchEntry, inputs: Callable[[int], Tensor], count: int, clients: int, seconds: float
 ) -> float:
     """Answers a second of `clients` threads that each ask again as soon as they have their answer.
 
@@ -171,7 +171,7 @@ def measure_throughput(
     return sum(done) / (max(ends) - start)
 
 
-def _alone(contender: Contender, inputs: Callable[[int], Tensor], count: int, seconds: float) -> float:
+def _alone(contender: BenchEntry, inputs: Callable[[int], Tensor], count: int, seconds: float) -> float:
     """In this thread: torch keeps a team of threads for each that computes, and they share the cores."""
     contender.answer(inputs(0).clone())
     start, done = time.perf_counter(), 0

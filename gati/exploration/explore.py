@@ -26,7 +26,7 @@ from gati.exploration.memory import freed_memory_kept
 from gati.exploration.prepare import PreparedModel, prepare, resolve_device
 from gati.exploration.progress import Progress, SilentProgress
 from gati.exploration.schedule import students_for
-from gati.exploration.stages import Stages
+from gati.exploration.stages import TrainingStages
 from gati.exploration.state import RunState, locked
 from gati.model.labels import ClassNames, LabelMap, read_class_names, read_label_map
 from gati.model.load import LoadedModel, load_model
@@ -146,7 +146,7 @@ def explore(
             BaseOutcomes(prepared.held_out.base_class, prepared.labels, prepared.inputs.split)
         )
         accompanying = measure_companions(prepared, library, candidates, seed=seed, progress=reporter)
-        Stages(prepared, library, state, budget, epochs=epochs, seed=seed, progress=reporter).run()
+        TrainingStages(prepared, library, state, budget, epochs=epochs, seed=seed, progress=reporter).run()
         notes: list[str] = []
         finished = {row.trial.trial_id: row for row in (*accompanying, *state.finished().values())}
         rows = finish_trials(prepared, library, finished, reporter, notes, budget.is_spent)

@@ -24,7 +24,8 @@ from gati.errors import DataError, LibraryError
 from gati.exploration.budget import Budget, Clock
 from gati.exploration.candidates import Specification
 from gati.exploration.library import Library
-from gati.exploration.lookups import finish_trials, lookup_seconds, points_of
+from gati.exploration.lookup_costs import lookup_seconds
+from gati.exploration.lookups import finish_trials, points_of
 from gati.exploration.measure import base_answers, selector_seconds
 from gati.exploration.memory import freed_memory_kept
 from gati.exploration.network import load_network
@@ -38,7 +39,7 @@ from gati.exploration.prepare import (
 )
 from gati.exploration.progress import Progress, SilentProgress
 from gati.exploration.splits import Inputs, left_over, recorded_inputs
-from gati.exploration.stages import Stages
+from gati.exploration.stages import TrainingStages
 from gati.exploration.state import RunState, locked
 from gati.files import atomic_write_text
 from gati.model.data import load_data
@@ -52,7 +53,7 @@ _OF_ROUND = re.compile(r"--r\d+$")
 
 
 @dataclass(frozen=True)
-class Round:
+class FurtherRound:
     """One further round: its number, from 2, and what came of it."""
 
     number: int
@@ -103,7 +104,7 @@ def explore_more(
         specifications, before = _to_train(library, number)
         prepared = _prepare(library, data, train_data, specifications, clock, state)
         reporter.note(f"round {number}: {len(specifications)} caches are trained further")
-        Stages(
+        TrainingStages(
             prepared,
             library,
             state,
@@ -120,7 +121,7 @@ def explore_more(
             with_round(library.trials, new, before),
             _with_points(library.operating_points, points_of(finished, new)),
         )
-        _enter(library, Round(number, budget_s, epochs, budget.spent_s, *_outcome(finished, new)))
+        _enter(library, FurtherRound(number, budget_s, epochs, budget.spent_s, *_outcome(finished, new)))
         for row in new:  # the older weights are not gone on from any more
             library.training_path(before[row.trial_id].trial_id).unlink(missing_ok=True)
         state.clear()
@@ -272,7 +273,7 @@ def _rounds(library: Library) -> list[dict[str, Any]]:
     return found
 
 
-def _enter(library: Library, done: Round) -> None:
+def _enter(library: Library, done: FurtherRound) -> None:
     rounds = [each for each in _rounds(library) if each["number"] != done.number]
     document = {"format": FORMAT, "rounds": [*rounds, asdict(done)]}
     atomic_write_text(_rounds_path(library), json.dumps(document, indent=1) + "\n")

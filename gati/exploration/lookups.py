@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-import torch
-
-from gati.caches import LearnedCache, is_reduced, load_cache
-from gati.caches.selectors import BASELINE
-from gati.costs.profile import measure_lookup, measure_overlap
-from gati.exploration.budget import Clock
-from gati.exploration.candidates import Specification
+from gati.caches import load_cache
 from gati.exploration.library import Library
+from gati.exploration.lookup_costs import lookup_costs
+from gati.exploration.prepare import Prepared
 from gati.exploration.progress import Progress
 from gati.exploration.state import FinishedTrial
-from gati.model.segments import TracedModel
 from gati.types import OperatingPoint, Trial, TrialId
 
-if TYPE_CHECKING:
-    from gati.exploration.prepare import Prepared
-
-__all__ = ["finish_trials", "lookup_seconds", "points_of"]
+__all__ = ["finish_trials", "points_of"]
 
 
 def finish_trials(
@@ -56,7 +47,7 @@ def finish_trials(
             continue
         if key not in measured:
             cache = load_cache(library.cache_path(trial.trial_id)).to(prepared.device)
-            measured[key] = _costs(prepared.traced, trial.block, cache, notes)
+            measured[key] = lookup_costs(prepared.traced, trial.block, cache, notes)
         progress.advance(1)
         lookup_ms, overlapped_ms, penalty_ms = measured[key]
         rows.append(
@@ -76,29 +67,3 @@ def points_of(finished: Mapping[TrialId, FinishedTrial], rows: Sequence[Trial]) 
     """The operating points of all rows that were trained."""
     trained = [row.trial_id for row in rows if row.trial_id in finished]
     return [point for trial_id in trained for point in finished[trial_id].points]
-
-
-def lookup_seconds(traced: TracedModel, specifications: Sequence[Specification], clock: Clock) -> float:
-    """How long it takes to measure one lookup as `explore` does at its end, of those built from a name."""
-    trained = [item for item in specifications if item.trial.status == "trained"]
-    costly = [item for item in trained if not is_reduced(item.trial.variant)]
-    if not costly:
-        return 0.0
-    item = costly[len(costly) // 2]
-    cache = LearnedCache(item.trial.variant, item.hidden_shape, traced.classes, BASELINE).to(traced.device)
-    began = clock()
-    _costs(traced, item.trial.block, cache)
-    return clock() - began
-
-
-def _costs(
-    traced: TracedModel, block: str, cache: LearnedCache, notes: list[str] | None = None
-) -> tuple[float, float, float]:
-    """Milliseconds of a lookup inline, of one overlapped, and what that one costs the base model."""
-    hidden = torch.rand(1, *cache.hidden_shape, device=traced.device)
-    request = traced.example()
-    inline_ms = measure_lookup(cache, hidden, between=lambda: traced.base(request.clone()), notes=notes)
-    # Each measurement takes the worker's core away from the base model by itself, as serving will: what
-    # that costs the base model is part of the penalty.
-    overlap = measure_overlap(traced, block, cache, repetitions=10, notes=notes)
-    return inline_ms, overlap.lookup_ms, overlap.penalty_ms

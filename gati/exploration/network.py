@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from gati.errors import LibraryError
+from gati.errors import BackendError, LibraryError
 from gati.exploration.library import Library
 from gati.model.load import load_model
 from gati.model.segments import TracedModel, trace
 
-__all__ = ["Network", "load_network"]
+__all__ = ["Network", "load_network", "traced_network"]
 
 _EXAMPLE_SEED = 0
 
@@ -41,3 +42,19 @@ def load_network(library: Library, device: torch.device) -> Network:
     generator = torch.Generator().manual_seed(_EXAMPLE_SEED)
     example = torch.randn(2, *manifest.input_shape, generator=generator).to(device)
     return Network(module, trace(module, example, [block.name for block in manifest.blocks]))
+
+
+def traced_network(library: Library, devices: Collection[str] = ("cpu",)) -> TracedModel:
+    """Load the base model and make it ready to be cut, on the device that the library was measured on.
+
+    Raises BackendError for a library measured on another kind of device than `devices`, and as
+    `load_network` does.
+    """
+    device = torch.device(library.manifest.profile.device)
+    if device.type not in devices and device.type == "cpu":
+        raise BackendError("this library was measured on the cpu; run gati explore again with --device cuda")
+    if device.type not in devices:
+        raise BackendError(
+            "this library was measured on a GPU, that backend runs on the cpu; use torch or cuda-graph"
+        )
+    return load_network(library, device).traced

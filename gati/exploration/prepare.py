@@ -19,7 +19,7 @@ from gati.exploration.alike import warning_of_neighbours
 from gati.exploration.augment import Augmentation, choose_augmentation
 from gati.exploration.budget import Clock
 from gati.exploration.candidates import Specification, Wanted, measured_costs, specify
-from gati.exploration.lookups import lookup_seconds
+from gati.exploration.lookup_costs import lookup_seconds
 from gati.exploration.measure import base_answers, selector_seconds
 from gati.exploration.progress import Progress
 from gati.exploration.splits import Inputs, split_inputs
@@ -29,7 +29,7 @@ from gati.model.data import Data, load_data
 from gati.model.entry import INPUT, means_input
 from gati.model.labels import (
     ClassNames,
-    Labelled,
+    LabelledData,
     LabelMap,
     fit_labels,
     names_of_classes,
@@ -226,7 +226,7 @@ def _name_classes(
     classes: int,
     class_names: ClassNames | None,
     label_map: LabelMap | None,
-) -> tuple[tuple[str, ...] | None, Labelled]:
+) -> tuple[tuple[str, ...] | None, LabelledData]:
     mapped = None if label_map is None else read_label_map(label_map, classes)
     given = loaded.class_names if class_names is None else read_class_names(class_names, classes)
     named = names_of_classes(classes, given, held, mapped)

@@ -50,7 +50,7 @@ from gati.files import atomic_write
 from gati.model.data import Data
 from gati.types import Trial, TrialId
 
-__all__ = ["Stages", "worth"]
+__all__ = ["TrainingStages", "worth"]
 
 _SAVE_EVERY_S = 60.0
 _GROUP_PARAMETERS = 60_000_000  # weights, gradients and two moments of these take 1 GB
@@ -73,7 +73,7 @@ class _Lesson(NamedTuple):
     feature_block: str | None = None
 
 
-class Stages:
+class TrainingStages:
     """Trains and measures; every finished trial is on disk before the next group starts.
 
     `weights` of a trial are what an earlier exploration ended with; trials without start anew. `before` are

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gati.engine.exits import tie_tolerance
-from gati.engine.graph.stages import Stages
+from gati.engine.graph.stages import GraphStages
 from gati.errors import ModelError
 
 __all__ = ["Run", "check_answers", "onnx_runner", "program_runner"]
@@ -47,7 +47,7 @@ def program_runner(file: IO[bytes]) -> Run:
     return run
 
 
-def check_answers(run: Run, stages: Stages, inputs: Iterable[tuple[Tensor, Tensor]]) -> None:
+def check_answers(run: Run, stages: GraphStages, inputs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Compare a file with the stages it was made of, on pairs of what the file and what the network takes.
 
     A score within rounding of its threshold may go either way.
@@ -65,7 +65,7 @@ def check_answers(run: Run, stages: Stages, inputs: Iterable[tuple[Tensor, Tenso
             raise _wrong(f"has probabilities that differ from the engine's by {difference:.2g}", number)
 
 
-def _allowed_exits(stages: Stages, scores: list[Tensor | None]) -> list[int]:
+def _allowed_exits(stages: GraphStages, scores: list[Tensor | None]) -> list[int]:
     """Where an input may leave; the last entry is where the engine lets it leave or later."""
     tolerance = tie_tolerance(torch.device("cpu"), torch.float32)
     allowed = []

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gati.composition.load import Served, open_served
-from gati.engine.graph.stages import Stages, build_stages
+from gati.engine.graph.stages import GraphStages, build_stages
 from gati.errors import BackendError, CompositionError, DataError, ModelError
 from gati.files import atomic_write
 from gati.formats.check import check_answers, onnx_runner, program_runner
@@ -116,7 +116,7 @@ def _need_onnx() -> None:
         )
 
 
-def _stages(served: Served) -> Stages:
+def _stages(served: Served) -> GraphStages:
     if served.engine.traced.dtype != torch.float32:
         dtype = served.engine.traced.dtype
         raise ModelError(f"the network computes in {dtype}; only float32 networks can be exported")
@@ -149,7 +149,7 @@ def _raw_preprocessing(served: Served) -> Preprocessing:
 
 
 def _write_onnx(
-    served: Served, stages: Stages, target: Path, raw: Preprocessing | None, *, folder: bool
+    served: Served, stages: GraphStages, target: Path, raw: Preprocessing | None, *, folder: bool
 ) -> None:
     import onnx
 
@@ -187,7 +187,7 @@ def _check_size(model: onnx.ModelProto) -> None:
         raise ModelError(f"the ONNX file would be {size / 2**30:.1f} GiB, more than 2; give --format pt2")
 
 
-def _write_program(served: Served, stages: Stages, target: Path) -> None:
+def _write_program(served: Served, stages: GraphStages, target: Path) -> None:
     from gati.formats.program import save_program, to_program
 
     program = to_program(stages)
@@ -203,7 +203,7 @@ def _write_program(served: Served, stages: Stages, target: Path) -> None:
     atomic_write(target, write)
 
 
-def _inputs(stages: Stages, raw: Preprocessing | None) -> Iterator[tuple[Tensor, Tensor]]:
+def _inputs(stages: GraphStages, raw: Preprocessing | None) -> Iterator[tuple[Tensor, Tensor]]:
     """Random inputs of very different size, so that more than one exit is asked; as fed, and preprocessed."""
     generator = torch.Generator().manual_seed(0)
     shape = stages.example.shape

@@ -7,14 +7,16 @@ from typing import Any
 
 from gati.composition.composition import Composition
 from gati.engine.backends import get_backend
-from gati.engine.graph.stages import Stages
+from gati.engine.graph.stages import GraphStages
 from gati.exploration.library import Manifest
 from gati.version import __version__
 
 __all__ = ["describe", "in_float32", "metadata_of"]
 
 
-def metadata_of(manifest: Manifest, composition: Composition, stages: Stages, *, raw: bool) -> dict[str, str]:
+def metadata_of(
+    manifest: Manifest, composition: Composition, stages: GraphStages, *, raw: bool
+) -> dict[str, str]:
     """The file's metadata.
 
     `exits` lists the exits in the order of the output `exit`; its value `len(exits)` means the whole network
@@ -53,7 +55,7 @@ def in_float32(composition: Composition) -> bool:
     return get_backend(composition.backend).in_float32()
 
 
-def describe(composition: Composition, stages: Stages, *, raw: bool) -> str:
+def describe(composition: Composition, stages: GraphStages, *, raw: bool) -> str:
     """A few sentences for whoever opens the file in a viewer."""
     blocks = ", ".join(leaving.block for leaving in stages.exits) or "no block, it has no exits"
     takes = "an image, uint8 [1, H, W, C]" if raw else "one preprocessed input (see metadata 'preprocessing')"

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, fx, nn
 
-from gati.engine.graph.stages import Stage, Stages
+from gati.engine.graph.stages import GraphStage, GraphStages
 from gati.errors import ModelError, one_line
 
 __all__ = ["EarlyExit", "save_program", "to_program"]
@@ -20,7 +20,7 @@ Answer = tuple[Tensor, Tensor, Tensor]
 class EarlyExit(nn.Module):
     """One input in; probabilities [1, K], exit int64 [1] and score [1] out, as in the ONNX file."""
 
-    def __init__(self, stages: Stages) -> None:
+    def __init__(self, stages: GraphStages) -> None:
         super().__init__()
         self.segments = nn.ModuleList([_exported(each) for each in stages.segments])
         self.lookups = nn.ModuleList([_exported(each) for each in stages.lookups if each is not None])
@@ -47,12 +47,12 @@ class EarlyExit(nn.Module):
         return answer
 
 
-def _exported(stage: Stage) -> nn.Module:
+def _exported(stage: GraphStage) -> nn.Module:
     module: nn.Module = torch.export.export(stage.module, stage.example, strict=False).module()
     return module
 
 
-def to_program(stages: Stages) -> torch.export.ExportedProgram:
+def to_program(stages: GraphStages) -> torch.export.ExportedProgram:
     """Trace the early-exit network for one input at a time.
 
     **Raises:** `ModelError` where `torch.export` cannot.
@@ -63,8 +63,7 @@ def to_program(stages: Stages) -> torch.export.ExportedProgram:
             program = torch.export.export(EarlyExit(stages), stages.segments[0].example, strict=False)
     except Exception as error:  # torch.export raises many unrelated types
         raise ModelError(
-            f"cannot export the network with torch {torch.__version__}: {one_line(error)}; "
-            "try --format onnx"
+            f"cannot export the network with torch {torch.__version__}: {one_line(error)}; try --format onnx"
         ) from error
     _drop_traces(program.graph_module)
     return program

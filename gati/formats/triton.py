@@ -1,8 +1,8 @@
 """A model folder as NVIDIA Triton's ONNX Runtime backend loads it.
 
-    NAME/config.pbtxt     what goes in and comes out
-    NAME/labels.txt       class names, if there are any
-    NAME/1/model.onnx     the early-exit network
+NAME/config.pbtxt     what goes in and comes out
+NAME/labels.txt       class names, if there are any
+NAME/1/model.onnx     the early-exit network
 """
 
 from __future__ import annotations

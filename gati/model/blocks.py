@@ -58,9 +58,7 @@ def find_blocks(
 
 
 def _automatic(module: nn.Module) -> list[str]:
-    return (
-        _inside(module, "") or _flat_stages(module) or _repeated_children(module) or _small_units(module)
-    )
+    return _inside(module, "") or _flat_stages(module) or _repeated_children(module) or _small_units(module)
 
 
 def _inside(module: nn.Module, prefix: str) -> list[str]:

@@ -25,7 +25,7 @@ from gati.model.identity import Identities
 __all__ = [
     "ClassNames",
     "LabelMap",
-    "Labelled",
+    "LabelledData",
     "fit_labels",
     "names_of_classes",
     "read_class_names",
@@ -38,7 +38,7 @@ LabelMap = str | Path | Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledData:
     """Data whose labels are the network's classes, or that has none; `note` says why, or is empty."""
 
     data: Data
@@ -109,7 +109,7 @@ def fit_labels(
     classes: int,
     names: Sequence[str] | None = None,
     label_map: Mapping[str, int] | None = None,
-) -> Labelled:
+) -> LabelledData:
     """Number the labels of data as the network numbers its classes, or leave them out.
 
     With `label_map` they are what it says. Without, named classes (folders) are those of the same name, if
@@ -120,28 +120,28 @@ def fit_labels(
     """
     labels = data.labels
     if labels is None:
-        return Labelled(data)
+        return LabelledData(data)
     present = np.unique(labels)
     if label_map is not None:
         if missing := unmapped(data, label_map):
             raise DataError(f"the label map has no entry for {missing[0]!r} of {data.name}; give it one")
         new = {int(label): _looked_up(data, int(label), label_map) for label in present}
-        return Labelled(
+        return LabelledData(
             _Relabelled(data, np.array([new[label] for label in labels.tolist()], dtype=np.int64))
         )
     if data.class_names is None:
         if int(present[-1]) < classes:
-            return Labelled(data)
+            return LabelledData(data)
         return _unlabelled(data, f"has labels up to {present[-1]} and the network {classes} classes")
     index = _index_by_name(names)
     found = [index.get(name) for name in data.class_names]
     if int(present[-1]) >= len(found):
         return _unlabelled(data, f"has labels up to {present[-1]} and {len(found)} class names")
     if None not in found:
-        return Labelled(_Relabelled(data, np.array(found, dtype=np.int64)[labels]))
+        return LabelledData(_Relabelled(data, np.array(found, dtype=np.int64)[labels]))
     alike = all(where in (None, position) for position, where in enumerate(found))
     if len(found) == classes and alike:
-        return Labelled(data)
+        return LabelledData(data)
     what = f"has {len(found)} classes and the network {classes}"
     return _unlabelled(data, what if alike else f"{what}, in another order")
 
@@ -161,12 +161,12 @@ def _looked_up(data: Data, label: int, label_map: Mapping[str, int]) -> int | No
     return label_map.get(_name(data, label), label_map.get(str(label)))
 
 
-def _unlabelled(data: Data, why: str) -> Labelled:
+def _unlabelled(data: Data, why: str) -> LabelledData:
     note = (
         f"{data.name} {why}: labels and names are not the network's, so accuracy is left out "
         "(--label-map FILE says which is which)"
     )
-    return Labelled(_Relabelled(data, None), note)
+    return LabelledData(_Relabelled(data, None), note)
 
 
 def _index_by_name(names: Sequence[str] | None) -> dict[str, int]:

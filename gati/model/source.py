@@ -111,9 +111,7 @@ def _import_module(name: str, error: type[GatiError], what: str) -> ModuleType:
             raise error(
                 f"{what}: no module named {cause.name!r}; run from the folder that holds it, or install it"
             ) from cause
-        raise error(
-            f"{what}: importing {name} failed ({one_line(cause)}); install what it needs"
-        ) from cause
+        raise error(f"{what}: importing {name} failed ({one_line(cause)}); install what it needs") from cause
     except Exception as cause:
         raise error(f"{what}: importing {name} failed ({one_line(cause)}); fix that module") from cause
 

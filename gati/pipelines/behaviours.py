@@ -39,9 +39,7 @@ def confidence_levels(confidence: _Floats) -> tuple[float, ...]:
     return tuple(float(np.quantile(confidence, share)) for share in _LEVEL_SHARES)
 
 
-def behaviours(
-    own: Answers, among: _Bools, before: dict[str, Answers]
-) -> Iterator[BehaviourMeasurement]:
+def behaviours(own: Answers, among: _Bools, before: dict[str, Answers]) -> Iterator[BehaviourMeasurement]:
     """What an option does with all inputs of its stage, then after each answer of the stage before.
 
     `among` [n] marks the stage's own inputs; `before` are the answers of the options of the stage before it.

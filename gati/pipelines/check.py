@@ -124,9 +124,7 @@ def _check_runs(
                 f"{where}: no output{said}: no edge holds; add an edge for it, or take the label away"
             )
         if not labels:
-            raise PipelineError(
-                f"{where}: two outputs, {_listed(answering[:2])}; join them in one stage"
-            )
+            raise PipelineError(f"{where}: two outputs, {_listed(answering[:2])}; join them in one stage")
         raise PipelineError(
             f"{where}: two outputs{said}, {_listed(answering[:2])}; join them in one stage, "
             "or let their conditions exclude each other"

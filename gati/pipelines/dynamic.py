@@ -52,7 +52,18 @@ from gati.pipelines.policies import (
     proportional,
     register_policy,
 )
-from gati.pipelines.tables import BUSY, IN_TIME, RIGHT, WORTH, Array, Choices, Grid, Key, Table, column_of
+from gati.pipelines.tables import (
+    BUSY,
+    IN_TIME,
+    RIGHT,
+    WORTH,
+    Array,
+    Choices,
+    Grid,
+    Key,
+    ValueTable,
+    column_of,
+)
 
 __all__ = ["DEFAULT_LATE_WORTH", "DEFAULT_TOLERANCE", "DynamicPolicy", "Forecast"]
 
@@ -110,10 +121,10 @@ class DynamicPolicy:
         self._cell_ms = longest(pipeline, slowest)[1][pipeline.input] * 1.02 / (self._columns - 1)
         grid = Grid(pipeline, following, self._cell_ms, self._columns, late_worth)
         static, plans = self._static_plans(pipeline, attainment)
-        tables = [Table(grid, given=plan) for plan in plans]
+        tables = [ValueTable(grid, given=plan) for plan in plans]
         for split in (equal, proportional):
-            tables.append(Table(grid, given=self._choices_of(pipeline, split(pipeline, attainment))))
-        tables += [Table(grid, price, cost) for price in _PRICES for cost in _LATENCY_PRICES]
+            tables.append(ValueTable(grid, given=self._choices_of(pipeline, split(pipeline, attainment))))
+        tables += [ValueTable(grid, price, cost) for price in _PRICES for cost in _LATENCY_PRICES]
         values = np.stack([table.values[pipeline.input, None] for table in tables])  # [tables, 4, columns]
         self._taken = _take(values, static, attainment, tolerance)
         self._forecasts = values[self._taken, :, np.arange(self._columns)]  # [columns, 4]
@@ -203,9 +214,7 @@ def _take(
     return np.fromiter(_taken(values, static, attainment, tolerance), dtype=np.intp)
 
 
-def _taken(
-    values: Array, static: npt.NDArray[np.intp], attainment: float, tolerance: float
-) -> Iterator[int]:
+def _taken(values: Array, static: npt.NDArray[np.intp], attainment: float, tolerance: float) -> Iterator[int]:
     for column, baseline in enumerate(static.tolist()):
         worth, right, in_time, busy = values[:, [WORTH, RIGHT, IN_TIME, BUSY], column].T
         enough = in_time >= attainment - _SURE

@@ -9,10 +9,10 @@ from typing import Any
 
 from gati.errors import PipelineError
 
-__all__ = ["Table", "number", "table", "text", "texts"]
+__all__ = ["CheckedTable", "number", "table", "text", "texts"]
 
 
-class Table:
+class CheckedTable:
     """A table whose keys are taken out one by one; `finish` complains of what nobody took."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:

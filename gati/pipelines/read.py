@@ -11,7 +11,7 @@ from typing import Any
 from gati.errors import PipelineError
 from gati.pipelines.check import check_graph, outputs_of
 from gati.pipelines.distribution import Distribution
-from gati.pipelines.fields import Table, number, table, text, texts
+from gati.pipelines.fields import CheckedTable, number, table, text, texts
 from gati.pipelines.labels import LabelMap
 from gati.pipelines.measurements import Measurements, OptionMeasurement, StageMeasurement, beside
 from gati.pipelines.pipeline import (
@@ -58,7 +58,7 @@ def parse_pipeline(
 ) -> Pipeline:
     """As `load_pipeline`, from the tables of a file; `path` gives messages, name and folders their place."""
     file = Path(path)
-    top = Table(document, str(file))
+    top = CheckedTable(document, str(file))
     name = _valid_name(top.take("name") or file.stem, "name", str(file))
     declared_input = top.take("input")
     classes = _class_names(top, ())
@@ -72,9 +72,7 @@ def parse_pipeline(
     order, first = check_graph(
         stages, edges, None if declared_input is None else text(declared_input, top.at("input")), str(file)
     )
-    return Pipeline(
-        name, {key: stages[key] for key in order}, edges, first, outputs_of(order, edges), file
-    )
+    return Pipeline(name, {key: stages[key] for key in order}, edges, first, outputs_of(order, edges), file)
 
 
 def _stage(
@@ -86,7 +84,7 @@ def _stage(
     where: str,
     measured: bool,
 ) -> Stage:
-    fields = Table(values, where)
+    fields = CheckedTable(values, where)
     groups = _groups(fields, classes)
     labels = tuple(groups)
     try:
@@ -114,7 +112,7 @@ def _option(
     where: str,
     measured: bool,
 ) -> Option:
-    fields = Table(values, where)
+    fields = CheckedTable(values, where)
     own_classes = _class_names(fields, classes)
     if own_classes != classes and all(label in own_classes for label in groups):
         groups = {label: (label,) for label in groups}  # a network that was trained for these very labels
@@ -169,7 +167,7 @@ def _with_measurements(
     return replace(option, accuracy=accuracy, latency=latency, levels=kept.levels, behaviours=behaviours)
 
 
-def _source(fields: Table, folder: Path) -> CacheLibrary | PlainModel:
+def _source(fields: CheckedTable, folder: Path) -> CacheLibrary | PlainModel:
     library, composition, caches = (fields.take(key) for key in ("library", "composition", "caches"))
     model, checkpoint = fields.take("model"), fields.take("checkpoint")
     if (library is None) == (model is None):
@@ -203,7 +201,7 @@ def _latency(value: Any, where: str) -> Distribution:
         raise PipelineError(f"{where}: {error}") from None
 
 
-def _groups(fields: Table, classes: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+def _groups(fields: CheckedTable, classes: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     groups, restricted = fields.take("groups"), fields.take("classes")
     if groups is not None and restricted is not None:
         raise PipelineError(f"{fields.where} has groups and classes; give one of the two")
@@ -216,7 +214,7 @@ def _groups(fields: Table, classes: tuple[str, ...]) -> dict[str, tuple[str, ...
     return {name: (name,) for name in names}
 
 
-def _class_names(fields: Table, inherited: tuple[str, ...]) -> tuple[str, ...]:
+def _class_names(fields: CheckedTable, inherited: tuple[str, ...]) -> tuple[str, ...]:
     names = fields.take("class_names")
     return inherited if names is None else texts(names, fields.at("class_names"))
 
@@ -241,7 +239,7 @@ def _edges(value: Any, where: str) -> tuple[Edge, ...]:
     edges = []
     for index, entry in enumerate(value):
         here = f"{where}: edges[{index}]"
-        fields = Table(table(entry, here), here)
+        fields = CheckedTable(table(entry, here), here)
         source, target = (text(fields.take(key), fields.at(key)) for key in ("from", "to"))
         when = fields.take("when")
         fields.finish()

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from gati.pipelines.forks import Follow
 from gati.pipelines.pipeline import Behaviour, Finding, Pipeline
 
-__all__ = ["BUSY", "IN_TIME", "RIGHT", "WORTH", "Choices", "Grid", "Key", "Table", "column_of"]
+__all__ = ["BUSY", "IN_TIME", "RIGHT", "WORTH", "Choices", "Grid", "Key", "ValueTable", "column_of"]
 
 WORTH, RIGHT, IN_TIME, BUSY = range(4)
 LATENCY_PRICE = 1e-6  # worth a millisecond at least: decides between what is otherwise equal
@@ -101,7 +101,7 @@ class Grid:
         return _Moves(spectra, pmfs, shares, np.asarray(behaviour.accuracies), mean_ms)
 
 
-class Table:
+class ValueTable:
     """Choices and values of every stage: the best at given prices, or those of given choices.
 
     `price` is what meeting the SLO is worth, `latency_price` what a millisecond costs, both in worth.

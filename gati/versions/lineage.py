@@ -16,7 +16,7 @@ from typing import Any
 from gati.errors import AdaptError, RepositoryError
 from gati.types import is_name
 
-__all__ = ["FORMAT", "Lineage", "StoredFile", "Version", "Window", "check_file", "check_name"]
+__all__ = ["FORMAT", "Lineage", "StoredFile", "Version", "SampleWindow", "check_file", "check_name"]
 
 FORMAT = 1
 
@@ -46,7 +46,7 @@ def check_file(name: object) -> str:
 
 
 @dataclass(frozen=True)
-class Window:
+class SampleWindow:
     """The sampled inputs a version was trained on; times in seconds since 1970."""
 
     count: int
@@ -65,7 +65,7 @@ class Lineage:
 
     base_checkpoint_sha256: str
     parent: int | None = None
-    window: Window | None = None
+    window: SampleWindow | None = None
     measurements: dict[str, Any] = field(default_factory=dict)
     certificate: dict[str, Any] | None = None
     tags: dict[str, Any] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class Version:
 
 def _lineage(value: dict[str, Any]) -> Lineage:
     window = value.pop("window")
-    return Lineage(**value, window=None if window is None else Window(**window))
+    return Lineage(**value, window=None if window is None else SampleWindow(**window))
 
 
 def _checksum(body: dict[str, Any]) -> str:

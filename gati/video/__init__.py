@@ -2,7 +2,7 @@
 
 from gati.video.annotated import AnnotatedVideoSink
 from gati.video.frames import Frame, Region, parse_region
-from gati.video.policies import Policy, Reconnect
+from gati.video.policies import FramePolicy, Reconnect
 from gati.video.sinks import JsonLinesSink, Result, Sink
 from gati.video.sources import Source, open_source
 from gati.video.status import SourceState, SourceStatistics
@@ -12,7 +12,7 @@ __all__ = [
     "AnnotatedVideoSink",
     "Frame",
     "JsonLinesSink",
-    "Policy",
+    "FramePolicy",
     "Reconnect",
     "Region",
     "Result",

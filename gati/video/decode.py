@@ -17,7 +17,7 @@ from gati.errors import VideoError
 if TYPE_CHECKING:
     from av.container import InputContainer
 
-__all__ = ["Picture", "Pictures", "Video", "import_av", "in_order", "open_video"]
+__all__ = ["Picture", "DecodedVideo", "Video", "import_av", "in_order", "open_video"]
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class Picture(NamedTuple):
     image: Callable[[], NDArray[np.uint8]]
 
 
-class Pictures(Protocol):
+class DecodedVideo(Protocol):
     """An opened stream. Iterate and close it in one thread; `corrupt` counts what could not be decoded."""
 
     corrupt: int

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from gati.errors import VideoError
-from gati.video.decode import Picture, Pictures
+from gati.video.decode import DecodedVideo, Picture
 from gati.video.policies import Thinning
 from gati.video.status import Rate, SourceState
 
 __all__ = ["Clock", "Connect", "Feed", "Recording", "Taken"]
 
 Clock = Callable[[], float]
-Connect = Callable[[], Pictures]
+Connect = Callable[[], DecodedVideo]
 
 
 class Taken(NamedTuple):
@@ -99,7 +99,7 @@ class Recording(Feed):
     def __init__(self, connect: Connect, thinning: Thinning, clock: Clock = time.monotonic) -> None:
         super().__init__(thinning, clock)
         self._connect = connect
-        self._pictures: Pictures | None = None
+        self._pictures: DecodedVideo | None = None
         self._iterator: Iterator[Picture] = iter(())
         self._reading = threading.Lock()  # the reader is closed between two pictures, never within one
 

@@ -10,12 +10,12 @@ from enum import StrEnum
 
 from gati.errors import VideoError
 
-__all__ = ["Policy", "Reconnect", "Thinning", "interval_s"]
+__all__ = ["FramePolicy", "Reconnect", "Thinning", "interval_s"]
 
 _SMALLEST_INTERVAL_S = 1e-6
 
 
-class Policy(StrEnum):
+class FramePolicy(StrEnum):
     """What happens to pictures that come while the caller is busy."""
 
     WAIT = "wait"  # they are waited for: every picture is delivered

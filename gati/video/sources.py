@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Self
 
 from gati.errors import VideoError
-from gati.video.decode import Pictures, import_av, open_video
+from gati.video.decode import DecodedVideo, import_av, open_video
 from gati.video.feeds import Clock, Connect, Feed, Recording
 from gati.video.folder import Folder
 from gati.video.frames import Frame, redact
 from gati.video.live import Live
-from gati.video.policies import Policy, Reconnect, Thinning, interval_s
+from gati.video.policies import FramePolicy, Reconnect, Thinning, interval_s
 from gati.video.status import Rate, SourceState, SourceStatistics
 
 __all__ = ["Source", "open_source"]
@@ -58,7 +58,7 @@ def open_source(
     rule = reconnect or Reconnect()
     live = not _is_recording(text, name)
     chosen = _policy(policy, live, name)
-    if chosen is Policy.WAIT:
+    if chosen is FramePolicy.WAIT:
         recording = Recording(_connector(text, name, rule, live=False), thinning, clock)
         return Source(name, chosen, recording, clock)
     connect = _connector(text, name, rule, live=live)
@@ -72,7 +72,7 @@ class Source:
     Iterate it in one thread; `pause`, `resume`, `close`, `state` and `statistics` are for any.
     """
 
-    def __init__(self, name: str, policy: Policy, feed: Feed, clock: Clock = time.monotonic) -> None:
+    def __init__(self, name: str, policy: FramePolicy, feed: Feed, clock: Clock = time.monotonic) -> None:
         self.name = name
         self.policy = policy
         self._feed = feed
@@ -162,14 +162,14 @@ def _is_recording(text: str, name: str) -> bool:
     return True
 
 
-def _policy(text: str, live: bool, name: str) -> Policy:
+def _policy(text: str, live: bool, name: str) -> FramePolicy:
     if text == "auto":
-        return Policy.DROP_OLDEST if live else Policy.WAIT
-    if text not in [policy.value for policy in Policy]:
+        return FramePolicy.DROP_OLDEST if live else FramePolicy.WAIT
+    if text not in [policy.value for policy in FramePolicy]:
         raise VideoError(f"frame policy {text!r} is unknown; choose auto, wait or drop-oldest")
-    if live and text == Policy.WAIT and not name.lower().startswith("http"):
+    if live and text == FramePolicy.WAIT and not name.lower().startswith("http"):
         raise VideoError(f"{name} is live and waits for nobody; use the frame policy drop-oldest or auto")
-    return Policy(text)
+    return FramePolicy(text)
 
 
 def _connector(text: str, name: str, rule: Reconnect, *, live: bool) -> Connect:
@@ -185,7 +185,7 @@ def _connector(text: str, name: str, rule: Reconnect, *, live: bool) -> Connect:
     return partial(open_video, text, name, options=options, timeouts_s=timeouts_s, live=live)
 
 
-def _open_camera(text: str) -> Pictures:
+def _open_camera(text: str) -> DecodedVideo:
     number = text.removeprefix("camera:")
     device = f"/dev/video{number}" if number.isdecimal() else number
     import_av()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from gati.adaptation.deployments import Deployed, Deployments
-from gati.adaptation.renewal import Outcome, Renewal, promise_of
+from gati.adaptation.renewal import Renewal, RenewalOutcome, promise_of
 from gati.adaptation.samples import Samples, restored
 from gati.adaptation.settings import AdaptSettings
 from gati.composition.load import Served, open_served
@@ -115,7 +115,7 @@ class ModelAdaptation:
 
     def _renew(self, samples: Samples, reason: str) -> None:
         _log.info("looking for better caches", extra={"model": self.name, "reason": reason})
-        outcome: Outcome | None = self._renewal(self._serving, samples, reason)
+        outcome: RenewalOutcome | None = self._renewal(self._serving, samples, reason)
         if outcome is None:
             self._ended("skipped", self._rules.too_few(len(samples)))
             return

@@ -177,9 +177,7 @@ class Following:
         audits = audit_share(shared.settings.audit_budget, shared.sampling, cost)
         return Draws(audits, shared.sampling, shared.settings.trials)
 
-    async def _follow(
-        self, drawn: Handling, x: Tensor, given: NDArray[Any], prediction: Prediction
-    ) -> None:
+    async def _follow(self, drawn: Handling, x: Tensor, given: NDArray[Any], prediction: Prediction) -> None:
         """Ask who has to be asked, then settle everything at once. Raises `GatiError`: nothing is settled."""
         if self.gone:  # the request was answered by a version on its way out
             self._shared.counts.left_out += 1

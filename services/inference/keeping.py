@@ -37,9 +37,7 @@ class ServedStanding(Standing):
         self._listeners: dict[str, OnEvent] = {}
         super().__init__(_DELTA, path)
 
-    def of(
-        self, identity: str, agreement: float, *, proven: bool, delta: float, on_event: OnEvent
-    ) -> Watch:
+    def of(self, identity: str, agreement: float, *, proven: bool, delta: float, on_event: OnEvent) -> Watch:
         """The watch of a version; the same one for versions with the same caches and promise."""
         self._listeners[identity] = on_event
         known = self._shared.get(identity)

@@ -20,7 +20,7 @@ from services.inference.followed import Followed
 from services.inference.queue import Ask
 from services.inference.requests import Requests, UnderWay
 from services.inference.settings import InferenceSettings
-from services.inference.versions import BASE_VERSION, Version, Versions
+from services.inference.versions import BASE_VERSION, LoadedVersion, Versions
 from services.pool import BoundedPool
 from services.states import STUCK
 from services.wire.gen.ttypes import Answer, Health, InferResponse, ModelInfo, Statistics
@@ -176,7 +176,7 @@ class InferenceService:
 
     async def _ask(
         self,
-        version: Version,
+        version: LoadedVersion,
         request: Any,
         under_way: UnderWay,
         given: NDArray[Any],
@@ -206,7 +206,7 @@ class InferenceService:
                 drawn.forget()
         return response
 
-    def _response(self, version: Version, asks: Sequence[Ask], arrived_s: float, now_s: float) -> Any:
+    def _response(self, version: LoadedVersion, asks: Sequence[Ask], arrived_s: float, now_s: float) -> Any:
         answers = []
         for ask in asks:
             prediction = ask.answer.result()  # raises what became of it
@@ -217,7 +217,7 @@ class InferenceService:
         last_s = max(ask.started_s or arrived_s for ask in asks)
         return InferResponse(answers, version.name, 1e3 * (last_s - arrived_s), 1e3 * (now_s - arrived_s))
 
-    async def _rows(self, version: Version, given: NDArray[Any]) -> list[Tensor]:
+    async def _rows(self, version: LoadedVersion, given: NDArray[Any]) -> list[Tensor]:
         if given.nbytes <= _LARGE_INPUT_BYTES:
             return _rows(version, given)
         return await self._pool.run(_rows, version, given)
@@ -257,7 +257,7 @@ def _priority(request: Any) -> int:
     return min(max(int(request.priority), _HIGHEST), _LOWEST)
 
 
-def _rows(version: Version, array: NDArray[Any]) -> list[Tensor]:
+def _rows(version: LoadedVersion, array: NDArray[Any]) -> list[Tensor]:
     """The inputs [1, ...] of a request as the network takes them. Raises `RequestError`, `DataError`."""
     engine = version.engine
     if array.dtype == np.uint8 and engine.preprocessing is not None:

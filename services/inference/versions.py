@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gati.composition.load import OpenedModel  # slow: brings in onnx
     from gati.samples.writer import BackgroundWriter  # needs SQLAlchemy
 
-__all__ = ["Version", "Versions"]
+__all__ = ["LoadedVersion", "Versions"]
 
 _log = logging.getLogger("gati.inference")
 
@@ -42,7 +42,7 @@ BASE_VERSION = "base"
 
 
 @dataclass(eq=False)
-class Version:
+class LoadedVersion:
     """A loaded version: its engine, and the queue in front of it. `base` gives the reference answer."""
 
     name: str
@@ -106,7 +106,7 @@ class Versions:
         self._standing, self._unlock = open_standing(settings)
         self._line = Line(counts)
         self._shared = Shared(settings, counts, self._line, self._standing, writer)
-        self._loaded: dict[str, Version] = {}
+        self._loaded: dict[str, LoadedVersion] = {}
         self._active: str | None = None
         self._pending: str | None = None
         self._opener = Opener(settings)
@@ -117,19 +117,19 @@ class Versions:
         self._loading = 0
 
     @property
-    def loaded(self) -> tuple[Version, ...]:
+    def loaded(self) -> tuple[LoadedVersion, ...]:
         """All of them."""
         return tuple(self._loaded.values())
 
     @property
-    def active(self) -> Version:
+    def active(self) -> LoadedVersion:
         """The one that answers. Raises `UnavailableError` before the first is loaded."""
         if self._active is None:
             raise UnavailableError(f"model '{self._settings.name}' is not loaded yet", retry_after_s=1.0)
         return self._loaded[self._active]
 
     @property
-    def pending(self) -> Version | None:
+    def pending(self) -> LoadedVersion | None:
         """The one that takes over as soon as it is proven."""
         return None if self._pending is None else self._loaded[self._pending]
 
@@ -145,7 +145,7 @@ class Versions:
             raise UnavailableError(f"model '{self._settings.name}' is not loaded yet", retry_after_s=1.0)
         return self._opener.model
 
-    def get(self, name: str | None) -> Version:
+    def get(self, name: str | None) -> LoadedVersion:
         """The version of that name, or the active one. Raises `NotFoundError`."""
         if name is None:
             return self.active
@@ -161,7 +161,9 @@ class Versions:
             for name, version in self._loaded.items()
         ]
 
-    async def load(self, name: str, composition: str | None = None, folder: Path | None = None) -> Version:
+    async def load(
+        self, name: str, composition: str | None = None, folder: Path | None = None
+    ) -> LoadedVersion:
         """Load and warm up a version, beside those that serve.
 
         One of that name is replaced, and if that one is active the new one answers from then on: the base
@@ -208,7 +210,7 @@ class Versions:
                 f"unload one: {', '.join(self._loaded)}"
             )
 
-    def _version(self, name: str, opened: Opened) -> Version:
+    def _version(self, name: str, opened: Opened) -> LoadedVersion:
         capacity = self._settings.queue_capacity
         queue = RequestQueue(opened.runner, capacity=capacity, times=opened.times)
         base = None
@@ -220,7 +222,9 @@ class Versions:
         following = Following(
             name, self._watch(opened), queue, base, self._shared, exact=exact, cost=opened.cost
         )
-        return Version(name, opened.engine, queue, following, base, opened.composition, opened.retrained)
+        return LoadedVersion(
+            name, opened.engine, queue, following, base, opened.composition, opened.retrained
+        )
 
     def _reference_answers(self) -> RequestQueue:
         """The queue of the float32 network, for all versions in reduced precision."""
@@ -312,12 +316,12 @@ class Versions:
         self._standing.close()
         self._unlock()
 
-    def _leave(self, version: Version) -> None:
+    def _leave(self, version: LoadedVersion) -> None:
         task = asyncio.create_task(self._let_go(version))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def _let_go(self, version: Version) -> None:
+    async def _let_go(self, version: LoadedVersion) -> None:
         await self._line.settled()
         version.following.gone = True
         own = {version.queue, version.base} - {None, self._reference_queue}

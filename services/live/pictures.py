@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-__all__ = ["Pictures"]
+__all__ = ["NewestPicture"]
 
 _LARGEST_SIDE = 960  # of what is sent, in pixels
 _QUALITY = 75
@@ -23,7 +23,7 @@ class _Picture(NamedTuple):
     content: bytes | NDArray[np.uint8]
 
 
-class Pictures:
+class NewestPicture:
     """Keeps one picture. Taking one in costs no more than keeping it: viewers pay for the encoding.
 
     At most `per_s` are encoded a second, however many ask.

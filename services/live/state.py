@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gati.guard.confidence import watched_agreement
 from gati.video.frames import Region, redact
-from services.live.pictures import Pictures
+from services.live.pictures import NewestPicture
 
 __all__ = ["BASE", "RECALL", "EventKind", "LiveState", "SourceWord"]
 
@@ -73,7 +73,7 @@ class LiveState:
         self._title = _text(title)
         self._promise = _share(promise)
         self._shows_pictures = pictures
-        self._pictures = Pictures(_PICTURES_PER_S)
+        self._pictures = NewestPicture(_PICTURES_PER_S)
         self._clock = clock
         self._lock = threading.Lock()
         self._sequence = 0

@@ -122,9 +122,7 @@ QUERY: Responses = INFER
 LOAD: Responses = _errors(400, 401, 404, 409, 413, 422, 503, 504)
 
 INFER_BODY = _json_body(_INFERENCE_REQUEST)
-INDEX_BODY = _json_body(
-    {"type": "object", "properties": {"ready": {"type": "boolean"}}}, required=False
-)
+INDEX_BODY = _json_body({"type": "object", "properties": {"ready": {"type": "boolean"}}}, required=False)
 
 
 def _parameters_body(properties: dict[str, Any]) -> dict[str, Any]:
@@ -151,7 +149,6 @@ QUERY_BODY = _body(
     }
 ) | {
     "parameters": [
-        {"name": name, "in": "query", "required": False, "schema": schema}
-        for name, schema in _WISHES.items()
+        {"name": name, "in": "query", "required": False, "schema": schema} for name, schema in _WISHES.items()
     ]
 }

@@ -122,9 +122,7 @@ async def statistics(request: Request, model: str) -> dict[str, Any]:
     return {"model_stats": _rows(model, await found.statistics())}
 
 
-@router.get(
-    "/metrics", summary="Metrics of all processes, for Prometheus", responses=documents.METRICS
-)
+@router.get("/metrics", summary="Metrics of all processes, for Prometheus", responses=documents.METRICS)
 async def metrics(request: Request) -> Response:
     """Counters, gauges and histograms; rates are for the reader to compute."""
     scheduler = scheduler_of(request)

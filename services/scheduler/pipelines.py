@@ -74,9 +74,7 @@ class ServedPipeline:
                 if len(run.ready) == 1 and not running:  # nothing beside it: no task is needed
                     answer.stages.append(await self._stage(run, run.ready[0], tensor, timing))
                     continue
-                running |= {
-                    asyncio.create_task(self._stage(run, name, tensor, timing)) for name in run.ready
-                }
+                running |= {asyncio.create_task(self._stage(run, name, tensor, timing)) for name in run.ready}
                 await asyncio.sleep(0)  # they start, and are ready no more
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 answer.stages += [task.result() for task in done]

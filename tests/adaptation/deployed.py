@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gati.adaptation.tune import Lesson, Recipe, train_new
+from gati.adaptation.tune import Lesson, TuneRecipe, train_new
 from gati.adaptation.window import Window
 from gati.caches import LearnedCache, save_cache
 from gati.composition.composition import Composition, Exit, Expected
@@ -109,7 +109,7 @@ def make_deployed(
     for block, variant in variants.items():
         index, shape = places.index(block), traced.hidden_shapes[block]
         lesson = Lesson(familiar.hidden[block], familiar.teacher(CLASSES), torch.ones(600))
-        recipe = Recipe(epochs=20.0, limit_s=600.0, learning_rate=3e-3)
+        recipe = TuneRecipe(epochs=20.0, limit_s=600.0, learning_rate=3e-3)
         predictor = train_new(variant, shape, lesson, recipe, seed=0)
         cache = LearnedCache(variant, shape, CLASSES, "maximum-probability", predictor=predictor)
         trial_id = TrialId(f"trial-{index}")

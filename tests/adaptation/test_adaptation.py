@@ -21,7 +21,7 @@ from gati.adaptation import renewal
 from gati.adaptation.adaptation import Adaptation
 from gati.adaptation.background import Background
 from gati.adaptation.recall import RECALL
-from gati.adaptation.replay import Recording, replay, sweep
+from gati.adaptation.replay import RecordedRequests, replay, sweep
 from gati.adaptation.retrain import Retrained, retrain
 from gati.adaptation.settings import AdaptSettings, Answered, Audit, Change
 from gati.composition.load import Served
@@ -74,9 +74,7 @@ def told() -> Told:
 
 def adapting(served: Served, told: Told, settings: AdaptSettings = SETTINGS, **options: Any) -> Adaptation:
     options = {"deterministic": True, **options}
-    return Adaptation(
-        served, settings, on_change=told.changes.append, on_audit=told.audits.append, **options
-    )
+    return Adaptation(served, settings, on_change=told.changes.append, on_audit=told.audits.append, **options)
 
 
 def feed(adaptation: Adaptation, inputs: Tensor, begin_s: float = 0.0) -> Iterator[Answered]:
@@ -166,10 +164,10 @@ def test_audits_are_of_drawn_requests_and_within_the_budget(served: Served, told
         assert (audit.class_index, audit.base_class) == (given, base[audit.request - 1])
 
 
-def recorded(served: Served, inputs: Tensor) -> Recording:
+def recorded(served: Served, inputs: Tensor) -> RecordedRequests:
     rows = inputs.split(1)
     frames = np.arange(len(rows))
-    return Recording("test", rows, 0.1 * frames, frames, [served.engine.base(x)[0] for x in rows])
+    return RecordedRequests("test", rows, 0.1 * frames, frames, [served.engine.base(x)[0] for x in rows])
 
 
 def test_a_replay_gives_the_same_twice(served: Served, drift: Tensor) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.promise_streams import AGREEMENT, CONFIDENCE, RIGHT, TRUE, WRONG, World, X
 from gati.adaptation.follow import FollowUp
-from gati.adaptation.renewal import Outcome, Promise
+from gati.adaptation.renewal import Promise, RenewalOutcome
 from gati.adaptation.samples import Samples
 from gati.adaptation.settings import Audit
 from gati.adaptation.shadow import Ticket
@@ -132,7 +132,7 @@ def test_audits_of_one_version_say_nothing_about_another() -> None:
     requests = Requests(limit=1000)
     tried = requests.world.version(1)
     requests.world.wrong[1] = (0.0, 0.0, 0.0)
-    requests.succession.take(Outcome("activated", tried, ""))
+    requests.succession.take(RenewalOutcome("activated", tried, ""))
     waiting = [WRONG] * 3
     while requests.succession.trial is not None:
         requests(RIGHT)
@@ -148,7 +148,7 @@ def test_audits_of_one_version_say_nothing_about_another() -> None:
 def test_a_version_on_trial_is_looked_up_in_the_shadow_and_never_answers() -> None:
     requests = Requests()
     requests.world.wrong[1] = (1.0, 1.0, 1.0)
-    requests.succession.take(Outcome("activated", requests.world.version(1), ""))
+    requests.succession.take(RenewalOutcome("activated", requests.world.version(1), ""))
     for _ in range(50):
         requests(RIGHT)
     requests.settle()
@@ -173,17 +173,17 @@ def test_a_version_that_is_brought_back_has_to_prove_itself_like_any_other() -> 
     requests = Requests()
     version = requests.world.version(1)
     requests.world.wrong[1] = (0.0, 0.0, 0.0)
-    requests.succession.take(Outcome("activated", version, ""))
+    requests.succession.take(RenewalOutcome("activated", version, ""))
     while requests.succession.trial is not None:
         requests(RIGHT)
         requests.settle()
-    requests.succession.take(Outcome("activated", requests.world.version(2), ""))
+    requests.succession.take(RenewalOutcome("activated", requests.world.version(2), ""))
     requests.world.wrong[2] = (0.0, 0.0, 0.0)
     while requests.succession.trial is not None:
         requests(RIGHT)
         requests.settle()
     spent = requests.succession.standing.spending.used
-    requests.succession.take(Outcome("reused", version, ""))
+    requests.succession.take(RenewalOutcome("reused", version, ""))
     assert requests.succession.serving.deployed.number == 2 and requests.succession.trial is not None
     assert not requests.succession.trial.watch.may_hit
     assert requests.succession.standing.spending.used == spent + 1

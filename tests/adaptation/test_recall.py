@@ -315,9 +315,7 @@ def test_it_learns_alike_before_and_after_it_may_answer() -> None:
     nothing = Looked("", np.empty(0, dtype=np.float32), None, confident=False, would_answer=False, epoch=0)
     run, place = Run(drawn=1.0), Place(8)
     run(place, 600)
-    x, base = next(
-        (x, base) for x, base in place if (run.recall.look(x, "gate") or nothing).would_answer
-    )
+    x, base = next((x, base) for x, base in place if (run.recall.look(x, "gate") or nothing).would_answer)
     looked = run.recall.look(x, "gate")
     assert looked is not None and looked.would_answer
     before = len(run.recall._places["gate"]), run.recall._labelled._taken

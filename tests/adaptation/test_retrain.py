@@ -15,7 +15,7 @@ from gati.adaptation.renewal import _worth_it, candidate_blocks
 from gati.adaptation.retrain import Retrained, retrain
 from gati.adaptation.scene import nearest_scene, scene_signature
 from gati.adaptation.settings import AdaptSettings
-from gati.adaptation.tune import Recipe
+from gati.adaptation.tune import TuneRecipe
 from gati.adaptation.window import Window, split_window
 from gati.composition.load import Served, open_served
 from gati.engine.engine import Engine
@@ -24,7 +24,7 @@ from gati.model.entry import INPUT
 from gati.versions.engines import Graphs, open_version, save_version
 from tests.adaptation.deployed import BLOCKS, FAMILIAR, STRANGE, make_deployed, stream, window_of
 
-PATIENT = Recipe(epochs=12.0, limit_s=600.0, learning_rate=3e-3)
+PATIENT = TuneRecipe(epochs=12.0, limit_s=600.0, learning_rate=3e-3)
 NEW = NewCaches(("blocks.0",), recipe=replace(PATIENT, epochs=20.0))
 
 
@@ -178,7 +178,7 @@ def test_a_target_that_the_window_cannot_certify_is_not_deployed(served: Served,
 def test_training_stops_when_its_time_is_up(served: Served, window: Window) -> None:
     ticks = iter(range(10_000_000))
     result = retrain(
-        served, window, recipe=Recipe(epochs=1e6, limit_s=50.0), clock=lambda: float(next(ticks))
+        served, window, recipe=TuneRecipe(epochs=1e6, limit_s=50.0), clock=lambda: float(next(ticks))
     )
     assert all(seconds < 60.0 for name, seconds in result.seconds.items() if name.startswith("train"))
 

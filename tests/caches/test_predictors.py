@@ -106,9 +106,7 @@ def test_the_published_pool_averages_the_hidden_values_in_a_row(shape: tuple[int
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (5, 2), (4, 3)])
 def test_the_published_convolution_runs_along_the_hidden_values(kernel: int, stride: int) -> None:
     predictor = fold_normalisation(build_predictor(f"conv({kernel},{stride})", (4, 8, 8), 10))
-    convolution, linear = (
-        layer for layer in predictor.modules() if isinstance(layer, nn.Conv2d | nn.Linear)
-    )
+    convolution, linear = (layer for layer in predictor.modules() if isinstance(layer, nn.Conv2d | nn.Linear))
     theirs = nn.Conv1d(1, 1, kernel, stride)
     theirs.weight.data, theirs.bias = convolution.weight.data[:, :, 0], convolution.bias
     hidden = torch.randn(3, 4, 8, 8)

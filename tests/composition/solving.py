@@ -6,14 +6,14 @@ from functools import cache
 
 import pytest
 
-from gati.composition.solvers import Program, solve
+from gati.composition.solvers import MixedIntegerProgram, solve
 from gati.errors import SolverError
 
 
 @cache
 def reason_missing(solver: str) -> str:
     try:
-        solve(Program(), solver)
+        solve(MixedIntegerProgram(), solver)
     except SolverError as problem:
         return str(problem)
     return ""

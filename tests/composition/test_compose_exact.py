@@ -36,9 +36,7 @@ def replayed(library: Library, composition: Composition, split: int):
                 outcomes.score[inputs],
                 outcomes.predicted[inputs],
                 exit_.threshold,
-                ExitCost(
-                    library.manifest.blocks[exit_.block_index].reach_ms, exit_.lookup_ms, penalty_ms
-                ),
+                ExitCost(library.manifest.blocks[exit_.block_index].reach_ms, exit_.lookup_ms, penalty_ms),
             )
         )
     return replay(exits, base.base_class[inputs], library.manifest.profile.base_ms)

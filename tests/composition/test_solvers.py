@@ -6,16 +6,16 @@ import builtins
 
 import pytest
 
-from gati.composition.solvers import SOLVERS, Program, solve
+from gati.composition.solvers import SOLVERS, MixedIntegerProgram, solve
 from gati.errors import SolverError
 from tests.composition.solving import require
 
 every_solver = pytest.mark.parametrize("solver", sorted(SOLVERS))
 
 
-def knapsack() -> Program:
+def knapsack() -> MixedIntegerProgram:
     """Take at least one of the first two, at most 5 in weight: a (3), b (4), c (2); best is a and c."""
-    program = Program()
+    program = MixedIntegerProgram()
     a, b, c = (program.binary(name, cost=cost) for name, cost in (("a", -5.0), ("b", -6.0), ("c", -3.0)))
     program.row("weight", {a: 3.0, b: 4.0, c: 2.0}, upper=5.0)
     program.row("some", {a: 1.0, b: 1.0}, lower=1.0)
@@ -34,7 +34,7 @@ def test_the_optimum_is_found_and_called_optimal(solver):
 @every_solver
 def test_a_program_without_solution_is_infeasible_and_no_error(solver):
     require(solver)
-    program = Program()
+    program = MixedIntegerProgram()
     x = program.binary("x")
     program.row("impossible", {x: 1.0}, lower=2.0, upper=3.0)
     assert solve(program, solver).status == "infeasible"
@@ -43,7 +43,7 @@ def test_a_program_without_solution_is_infeasible_and_no_error(solver):
 @every_solver
 def test_a_row_with_equal_bounds_is_an_equation(solver):
     require(solver)
-    program = Program()
+    program = MixedIntegerProgram()
     x, y = program.variable("x", cost=1.0), program.variable("y", cost=2.0, upper=10.0)
     program.row("sum", {x: 1.0, y: 1.0}, lower=3.0, upper=3.0)
     assert solve(program, solver).values == pytest.approx([1.0, 2.0])
@@ -52,12 +52,12 @@ def test_a_row_with_equal_bounds_is_an_equation(solver):
 @every_solver
 def test_an_empty_program_costs_nothing(solver):
     require(solver)
-    solution = solve(Program(), solver)
+    solution = solve(MixedIntegerProgram(), solver)
     assert (solution.objective, solution.status) == (0.0, "optimal")
 
 
-def big() -> Program:
-    program = Program()
+def big() -> MixedIntegerProgram:
+    program = MixedIntegerProgram()
     for i in range(2100):
         program.binary(f"x{i}", cost=-1.0)
     program.row("few", dict.fromkeys(range(2100), 1.0), upper=7.0)

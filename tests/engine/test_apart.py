@@ -16,7 +16,7 @@ from gati.engine.graph import apart, convert
 from gati.engine.graph.apart import Apart, converting_apart, process_apart
 from gati.engine.graph.assemble import assemble
 from gati.engine.graph.convert import Converter, convert_here
-from gati.engine.graph.stages import Stages, build_stages
+from gati.engine.graph.stages import GraphStages, build_stages
 from gati.errors import ModelError
 from tests.engine.networks import BLOCKS, Cache, ready, traced_network
 from tests.waiting import LONG_S
@@ -31,7 +31,7 @@ class Refused(nn.Module):
         return torch.linalg.svdvals(x)
 
 
-def stages() -> Stages:
+def stages() -> GraphStages:
     torch.manual_seed(0)
     return build_stages(traced_network(), [EngineExit(BLOCKS[1], ready(Cache()), 0.5)], "logits")
 

@@ -460,9 +460,7 @@ def test_on_cuda_answers_are_those_of_backend_torch(placement: Placement) -> Non
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_on_cuda_thresholds_at_infinity_equal_the_base_model_bit_for_bit(placement: Placement) -> None:
     traced, leaving = on_cuda(placement)
-    engine = Engine(
-        traced, [replace(each, threshold=math.inf) for each in leaving], backend="cuda-graph"
-    )
+    engine = Engine(traced, [replace(each, threshold=math.inf) for each in leaving], backend="cuda-graph")
     for x in inputs(100).split(1):
         assert torch.equal(engine(x)[0].probabilities, engine.base(x)[0].probabilities)
 

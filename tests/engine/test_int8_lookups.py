@@ -63,9 +63,7 @@ def kept(folder: Path, name: str, leaving: list[EngineExit]) -> tuple[Path, Path
     """The networks that `gati compose` keeps."""
     backend = calibrated(name)
     for file, chosen in (("exits", leaving), ("base", [])):
-        (model,) = backend.assembled(
-            traced_network(), [chosen], "logits", convert=CONVERTED, cuts=BLOCKS
-        )
+        (model,) = backend.assembled(traced_network(), [chosen], "logits", convert=CONVERTED, cuts=BLOCKS)
         (folder / file).write_bytes(model)
     return folder / "exits", folder / "base"
 
@@ -79,9 +77,7 @@ def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def models(name: str, *settings: list[EngineExit]) -> list[onnx.ModelProto]:
-    made = calibrated(name).assembled(
-        traced_network(), settings, "logits", convert=CONVERTED, cuts=BLOCKS
-    )
+    made = calibrated(name).assembled(traced_network(), settings, "logits", convert=CONVERTED, cuts=BLOCKS)
     return [onnx.load_from_string(model) for model in made]
 
 
@@ -142,9 +138,7 @@ def test_exits_of_later_settings_are_quantised_too(name: str) -> None:
     backend = calibrated(name)
     early, late = exits(0.5)[0], exits(0.5, 0.5)[1]
     for leaving in ([early], [late], [early, late]):
-        (model,) = backend.assembled(
-            traced_network(), [leaving], "logits", convert=CONVERTED, cuts=BLOCKS
-        )
+        (model,) = backend.assembled(traced_network(), [leaving], "logits", convert=CONVERTED, cuts=BLOCKS)
         quantised = {
             node.name.partition("/")[0]
             for node in nodes(onnx.load_from_string(model).graph)

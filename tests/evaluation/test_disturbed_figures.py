@@ -16,7 +16,7 @@ from gati.costs.graph import by_turns_ms, profile_between
 from gati.costs.profile import measure_lookup, measure_profile
 from gati.engine.engine import Engine, Prediction
 from gati.evaluation.evaluate import Evaluation, evaluate_engine
-from gati.evaluation.timing import Contender, measure_latency
+from gati.evaluation.timing import BenchEntry, measure_latency
 from gati.model.alike import work_of
 from gati.model.data import load_data
 from gati.model.segments import TracedModel, trace
@@ -70,9 +70,7 @@ def test_a_disturbed_round_is_measured_again_and_its_first_times_do_not_count(tm
     assert (found.base_latency_ms.mean, found.gain) == (pytest.approx(2.0), pytest.approx(2.0))
 
 
-def test_a_gain_that_stays_disturbed_is_marked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gain_that_stays_disturbed_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = evaluated(tmp_path, MadeUp(), lambda number: 20.0 if number % 3 == 0 else 2.0)
     assert found.disturbed and found.disturbance.startswith("2 of 2 rounds stayed disturbed")
     raw = json.loads(found.to_json())
@@ -101,7 +99,7 @@ def test_bench_measures_again_and_says_what_stayed_disturbed() -> None:
     for busy, disturbed in ((range(0), 0), (range(60, 70), 0), (range(0, 10**6, 3), 2)):
         machine = MadeUp()
         engine = Clocked(machine, lambda _: 1.0, lambda number, busy=busy: 30.0 if number in busy else 2.0)
-        contenders = [Contender("base", engine, early=False), Contender("gati", engine, early=True)]
+        contenders = [BenchEntry("base", engine, early=False), BenchEntry("gati", engine, early=True)]
         found = measure_latency(contenders, lambda i: x[i : i + 1], 40, 2, machine=machine)
         assert found.disturbed == disturbed
         base, ours = contenders

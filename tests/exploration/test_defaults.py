@@ -115,7 +115,10 @@ def test_a_default_exit_with_large_matrices_is_skipped_with_their_size() -> None
     profile = profile_of(model)
     blocks = tuple(replace(block, output_shape=(3000,)) for block in profile.blocks)
     rows = specify(
-        model, network, replace(profile, blocks=blocks), wanted(None, "blocks.*", 1),
+        model,
+        network,
+        replace(profile, blocks=blocks),
+        wanted(None, "blocks.*", 1),
         lambda *_: UntrainedCosts(1, 1.0),
     )
     reasons = [

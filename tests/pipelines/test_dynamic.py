@@ -17,7 +17,7 @@ from gati.pipelines.dynamic import DynamicPolicy
 from gati.pipelines.forks import follows
 from gati.pipelines.planner import Run
 from gati.pipelines.policies import StaticPolicy
-from gati.pipelines.tables import Grid, Table, column_of
+from gati.pipelines.tables import Grid, ValueTable, column_of
 from tests.pipelines.build import SEQUENTIAL, SHAPES, every_policy, option, pipeline, pipelines, stage
 
 # Latencies are whole milliseconds and SLOs half ones, so that the grid's rounding decides nothing.
@@ -32,7 +32,7 @@ prices = st.sampled_from([0.0, 0.05, 0.5, 2.0, 1e6])
 @some
 def test_a_table_is_the_best_of_all_ways_to_choose(found: Pipeline, slo_ms: float, price: float) -> None:
     grid = Grid(found, follows(found), 0.05, 1024, 0.0)
-    worth, _, in_time, _ = Table(grid, price).values[found.input, None][:, column_of(slo_ms, 0.05, 1024)]
+    worth, _, in_time, _ = ValueTable(grid, price).values[found.input, None][:, column_of(slo_ms, 0.05, 1024)]
     best = max(w + price * p for w, p in every_policy(found, found.input, slo_ms))
     assert worth + price * in_time == pytest.approx(best, abs=1e-4)  # a millisecond costs 1e-6
 
@@ -96,9 +96,7 @@ def test_queries_do_as_forecast(shape: str) -> None:
 
 
 def test_time_saved_upstream_buys_accuracy_downstream() -> None:
-    found = pipeline(
-        {"a": stage(option(0.9, 1, 5)), "b": stage(option(0.7, 2), option(0.95, 6))}, ("a", "b")
-    )
+    found = pipeline({"a": stage(option(0.9, 1, 5)), "b": stage(option(0.7, 2), option(0.95, 6))}, ("a", "b"))
     chosen = {}
     for elapsed_ms in (1.0, 5.0):
         run = Planner(found).begin(8.0)
@@ -176,9 +174,7 @@ def _brute_force(found: Pipeline, options: dict[str, str], slo_ms: float) -> tup
         list(zip(one.measured_latency.values_ms, one.measured_latency.probabilities, strict=True))
         for one in chosen
     ]
-    ways = [
-        [(follow.targets, follow.share) for follow in follows(found)[name]] for name in names
-    ]
+    ways = [[(follow.targets, follow.share) for follow in follows(found)[name]] for name in names]
     right = in_time = 0.0
     for combination in product(*ways):
         taken = {name: way[0] for name, way in zip(names, combination, strict=True)}

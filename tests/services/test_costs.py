@@ -84,9 +84,7 @@ def test_numbers_of_many_digits_are_refused() -> None:
         priority({})
 
 
-@pytest.mark.parametrize(
-    "outputs", [[{"name": DEEP}], [[DEEP]], [{"name": "exit"}] * 1000, [{"name": {}}]]
-)
+@pytest.mark.parametrize("outputs", [[{"name": DEEP}], [[DEEP]], [{"name": "exit"}] * 1000, [{"name": {}}]])
 def test_outputs_are_few_and_plain(outputs: Any) -> None:
     document = orjson.loads(tensor()) | {"outputs": outputs}
     with pytest.raises(RequestError, match="no output is called|`outputs` has 1000 entries"):

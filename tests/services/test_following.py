@@ -361,9 +361,7 @@ def test_in_reduced_precision_misses_are_audited_against_float32(made: Path) -> 
     exact = served.model.base()
     rows = _between(exact)
     classes = [each.class_index for each in exact.base(rows)]
-    differ = [
-        k for k, each in enumerate(served.engine.base(rows)) if each.class_index != classes[k]
-    ]
+    differ = [k for k, each in enumerate(served.engine.base(rows)) if each.class_index != classes[k]]
     assert len(differ) >= 5, "bfloat16 answers as float32 does, even here"
 
     def of(running: Serving, k: int) -> dict[str, Any]:

@@ -23,9 +23,7 @@ pytestmark = pytest.mark.slow
 class Load:
     """Clients that ask again and again; every reply is counted, and nothing may hang."""
 
-    def __init__(
-        self, url: str, path: str, clients: int, *, body: Any = None, pause_s: float = 0.0
-    ) -> None:
+    def __init__(self, url: str, path: str, clients: int, *, body: Any = None, pause_s: float = 0.0) -> None:
         self.statuses: Counter[int] = Counter()
         self.errors: list[str] = []
         self._stop = threading.Event()
@@ -161,9 +159,11 @@ def test_a_full_stage_of_a_pipeline_hangs_nobody(folder: Path) -> None:
     """Whichever stage is full, its queries are refused or answered; none waits for ever."""
     with Serving(folder / "serve.toml") as running:
         burst = request(16)
-        with Load(running.url, "/v2/models/small/infer", 8, body=burst), Load(
-            running.url, "/v2/models/other/infer", 8, body=burst
-        ), Load(running.url, "/v1/pipelines/sides/query", 4) as queries:
+        with (
+            Load(running.url, "/v2/models/small/infer", 8, body=burst),
+            Load(running.url, "/v2/models/other/infer", 8, body=burst),
+            Load(running.url, "/v1/pipelines/sides/query", 4) as queries,
+        ):
             until(lambda: queries.statuses.total() >= 40)
         assert set(queries.statuses) <= {200, 429, 503, 504} and not queries.errors
 

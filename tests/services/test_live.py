@@ -26,7 +26,7 @@ from gati.errors import ConfigError
 from gati.evaluation.by_class import exact_interval
 from gati.video import Frame, Region, Result
 from services.live import LiveSink, LiveState, RunningPage, live_router, serve_page
-from services.live.pictures import Pictures
+from services.live.pictures import NewestPicture
 from tests.services.living import EXITS, picture, scene
 from tests.waiting import LONG_S, returns, until
 
@@ -181,7 +181,7 @@ def test_a_sink_shows_each_picture_once() -> None:
 
 def test_pictures_are_encoded_when_asked_for_and_not_too_often() -> None:
     now_s = [0.0]
-    pictures = Pictures(10.0, lambda: now_s[0])
+    pictures = NewestPicture(10.0, lambda: now_s[0])
     assert pictures.jpeg() is None
     pictures.put(np.zeros((1500, 2000, 3), np.uint8))
     first = pictures.jpeg()

@@ -43,9 +43,7 @@ def test_keys_certificates_and_a_notice_before_it_goes(file: Path, tmp_path: Pat
     keys.write_text(KEY.format("first key"), encoding="utf-8")
     options = ("--certificate", certificate, "--certificate-key", key, "--keys", keys)
     environment = {"GATI_SERVE_HEAD_TIMEOUT_S": "2"}
-    with Serving(
-        file, *map(str, options), "--drain", f"{LONG_S:g}s", environment=environment
-    ) as running:
+    with Serving(file, *map(str, options), "--drain", f"{LONG_S:g}s", environment=environment) as running:
         assert running.url.startswith("https://127.0.0.1:")
         address = urlsplit(running.url)
         with socket.create_connection((address.hostname, address.port)) as silent:

@@ -83,14 +83,10 @@ def test_the_command_line_shows_a_tree(serving: Serving, tmp_path: Path, reposit
     image = tmp_path / "a.png"
     image.write_bytes(png())
     command = [sys.executable, "-m", "gati", "query", "sides", str(image), "--url", serving.url, "--slo"]
-    done = subprocess.run(
-        [*command, "60s"], capture_output=True, text=True, cwd=repository, check=True
-    )
+    done = subprocess.run([*command, "60s"], capture_output=True, text=True, cwd=repository, check=True)
     said = done.stdout
     assert "SLO met" in said and "axis: " in said and "skipped" in said and "of 60000 ms" in said
-    refused = subprocess.run(
-        [*command, "100us"], capture_output=True, text=True, cwd=repository, check=False
-    )
+    refused = subprocess.run([*command, "100us"], capture_output=True, text=True, cwd=repository, check=False)
     assert refused.returncode == 1
     assert "(status 429); ask again in" in refused.stderr or "(status 504)" in refused.stderr
 

@@ -302,9 +302,7 @@ def _without_input() -> bytes:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.sampled_from(sorted(DATATYPES)), st.lists(st.integers(0, 4), min_size=0, max_size=4), st.randoms()
-)
+@given(st.sampled_from(sorted(DATATYPES)), st.lists(st.integers(0, 4), min_size=0, max_size=4), st.randoms())
 def test_tensors_survive_the_wire(datatype: str, shape: list[int], dice: random.Random) -> None:
     size = int(np.prod(shape)) * DATATYPES[datatype].itemsize
     tensor = Tensor(datatype, shape, bytes(dice.randrange(2) for _ in range(size)))
@@ -371,8 +369,9 @@ def test_a_service_with_a_secret_answers_who_has_it_and_nobody_else() -> None:
                 other = await connect(port, secret=wrong)
                 await other.call("infer", request("c"), timeout_s=LONG_S)
         assert handlers.begun == ["b"]
-        replayed, kept = await asyncio.open_connection("127.0.0.1", port), encode(
-            "infer", 1, 1, SERVICE.arguments["infer"](request("d")), Limits()
+        replayed, kept = (
+            await asyncio.open_connection("127.0.0.1", port),
+            encode("infer", 1, 1, SERVICE.arguments["infer"](request("d")), Limits()),
         )
         replayed[1].write(kept * 3)
         assert len(await replayed[0].read()) == 32  # a nonce, and then the end

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gati.errors import VideoError
-from gati.video import Policy, Reconnect, Source, SourceState, open_source
+from gati.video import FramePolicy, Reconnect, Source, SourceState, open_source
 from gati.video.decode import Picture
 from gati.video.live import Live
 from gati.video.policies import Thinning
@@ -70,7 +70,7 @@ class Clock:
 
 
 def source_of(feed: Live, clock: Clock) -> Source:
-    return Source("scripted", Policy.DROP_OLDEST, feed, clock)
+    return Source("scripted", FramePolicy.DROP_OLDEST, feed, clock)
 
 
 def live(
@@ -262,7 +262,7 @@ def test_a_picture_delivered_while_reading_is_decoded_by_the_caller() -> None:
     with Camera(plays()) as device, open_source(device.url, reconnect=PATIENT) as source:
         frame = next(source)
         assert frame.image.shape == (48, 64, 3)
-        assert source.policy is Policy.DROP_OLDEST
+        assert source.policy is FramePolicy.DROP_OLDEST
 
 
 def test_a_slow_caller_gets_recent_pictures_of_a_real_stream() -> None:
@@ -336,7 +336,7 @@ def test_a_recording_on_the_network_is_read_once(tmp_path: Path) -> None:
         server.shutdown()
     assert [number_of(frame.image) for frame in frames] == list(range(20))
     assert [frame.time_s for frame in frames] == pytest.approx([number / 10 for number in range(20)])
-    assert (source.policy, source.state) == (Policy.WAIT, SourceState.ENDED)
+    assert (source.policy, source.state) == (FramePolicy.WAIT, SourceState.ENDED)
 
 
 def test_a_camera_that_is_not_there_is_told() -> None:

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from gati.errors import VideoError
-from gati.video import Policy, Reconnect, open_source
+from gati.video import FramePolicy, Reconnect, open_source
 from tests.video.rtsp import RtspCamera, transport_stream
 from tests.waiting import LONG_S, until
 
@@ -29,7 +29,7 @@ def test_a_camera_behind_a_password_is_read_over_tcp_and_comes_back(stream: byte
                 assert frame.source == f"rtsp://***@{device.place}"
                 if source.statistics.reconnects == 2 and frame.index >= 60:
                     break
-            assert source.policy is Policy.DROP_OLDEST
+            assert source.policy is FramePolicy.DROP_OLDEST
             until(lambda: device.played == 3)
         # Each of the first two connections had 60 at most: so they are counted over all of them.
         assert (source.statistics.reconnects, device.played) == (2, 3)

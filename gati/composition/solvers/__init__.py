@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from gati.composition.solvers.base import Program, Solution, Solver
+from gati.composition.solvers.base import MixedIntegerProgram, Solution, Solver
 from gati.composition.solvers.gurobi import GurobiSolver
 from gati.composition.solvers.highs import HighsSolver
 from gati.errors import SolverError
 
-__all__ = ["SOLVERS", "TIME_LIMIT_S", "Program", "Solution", "Solver", "solve"]
+__all__ = ["SOLVERS", "TIME_LIMIT_S", "MixedIntegerProgram", "Solution", "Solver", "solve"]
 
 SOLVERS: dict[str, Solver] = {"gurobi": GurobiSolver(), "highs": HighsSolver()}
 TIME_LIMIT_S = 60.0
 
 
-def solve(program: Program, solver: str = "auto", *, time_limit_s: float = TIME_LIMIT_S) -> Solution:
+def solve(
+    program: MixedIntegerProgram, solver: str = "auto", *, time_limit_s: float = TIME_LIMIT_S
+) -> Solution:
     """Minimise `program` with the named solver; `auto` tries Gurobi and turns to HiGHS when it cannot.
 
     Raises SolverError for an unknown name, and when the solver cannot be used or found no solution.

@@ -1,7 +1,7 @@
 """The seam between formulations and solvers: a mixed-integer program as data, and its answer.
 
-A formulation fills a `Program`, a solver turns it into a `Solution`; neither knows the other, so two solvers
-can be held against each other and the answer checked without either.
+A formulation fills a `MixedIntegerProgram`, a solver turns it into a `Solution`; neither knows the other, so
+two solvers can be held against each other and the answer checked without either.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["INFINITY", "Program", "Row", "Solution", "Solver", "Status"]
+__all__ = ["INFINITY", "MixedIntegerProgram", "Constraint", "Solution", "Solver", "Status"]
 
 INFINITY = float("inf")
 Status = Literal["optimal", "feasible", "infeasible"]
 
 
 @dataclass(frozen=True)
-class Row:
+class Constraint:
     """`lower <= sum of coefficient * variable <= upper`; `coefficients` maps variable index to factor."""
 
     name: str
@@ -30,7 +30,7 @@ class Row:
 
 
 @dataclass
-class Program:
+class MixedIntegerProgram:
     """A mixed-integer linear program to be minimised. Build it with `variable` and `row`."""
 
     costs: list[float] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Program:
     upper: list[float] = field(default_factory=list)
     integer: list[bool] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Constraint] = field(default_factory=list)
 
     def variable(
         self, name: str, *, cost: float = 0.0, lower: float = 0.0, upper: float = 1.0, integer: bool = False
@@ -64,7 +64,7 @@ class Program:
         upper: float = INFINITY,
     ) -> None:
         """Add a constraint, named by its meaning."""
-        self.rows.append(Row(name, dict(coefficients), lower, upper))
+        self.rows.append(Constraint(name, dict(coefficients), lower, upper))
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Solver(Protocol):
 
     name: str
 
-    def solve(self, program: Program, *, time_limit_s: float) -> Solution:
+    def solve(self, program: MixedIntegerProgram, *, time_limit_s: float) -> Solution:
         """Minimise `program`.
 
         Raises SolverError when the solver is missing, refuses the size, or stopped without a solution.

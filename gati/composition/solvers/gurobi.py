@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gati.composition.solvers.base import INFINITY, Program, Solution
+from gati.composition.solvers.base import INFINITY, MixedIntegerProgram, Solution
 from gati.errors import SolverError
 
 __all__ = ["GurobiSolver"]
@@ -19,7 +19,7 @@ class GurobiSolver:
 
     name = "gurobi"
 
-    def solve(self, program: Program, *, time_limit_s: float) -> Solution:
+    def solve(self, program: MixedIntegerProgram, *, time_limit_s: float) -> Solution:
         """Minimise `program`; see `Solver.solve`."""
         try:
             import gurobipy
@@ -46,7 +46,7 @@ class GurobiSolver:
         raise SolverError(f"Gurobi refused the problem ({refusal}); {LICENCE_ADVICE}")
 
 
-def _solve(gurobipy: Any, model: Any, program: Program) -> Solution:
+def _solve(gurobipy: Any, model: Any, program: MixedIntegerProgram) -> Solution:
     grb = gurobipy.GRB
     kinds = np.where(program.integer, grb.INTEGER, grb.CONTINUOUS)
     variables = [

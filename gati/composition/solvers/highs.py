@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gati.composition.solvers.base import INFINITY, Program, Solution
+from gati.composition.solvers.base import INFINITY, MixedIntegerProgram, Solution
 from gati.errors import SolverError
 
 __all__ = ["HighsSolver"]
@@ -25,7 +25,7 @@ class HighsSolver:
 
     name = "highs"
 
-    def solve(self, program: Program, *, time_limit_s: float) -> Solution:
+    def solve(self, program: MixedIntegerProgram, *, time_limit_s: float) -> Solution:
         """Minimise `program`; see `Solver.solve`."""
         try:
             import highspy
@@ -39,7 +39,7 @@ class HighsSolver:
         return _solution(highspy, solver)
 
 
-def _model(highspy: Any, program: Program) -> Any:
+def _model(highspy: Any, program: MixedIntegerProgram) -> Any:
     linear = highspy.HighsLp()
     linear.num_col_ = len(program.costs)
     linear.num_row_ = len(program.rows)

@@ -11,8 +11,6 @@ import io
 import logging
 import os
 import pickle
-import select
-import signal
 import struct
 import subprocess
 import sys
@@ -28,9 +26,9 @@ from gati.model.program import compiled, packed
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Apart", "converting_apart", "process_apart"]
+__all__ = ["IDLE_S", "Apart", "converting_apart", "process_apart", "read_message", "write_message"]
 
-_IDLE_S = 60.0  # then the process ends: it holds some 400 MB, and versions are minutes apart
+IDLE_S = 60.0  # then the process ends: it holds some 400 MB, and versions are minutes apart
 _LENGTH = struct.Struct(">Q")
 
 _log = logging.getLogger(__name__)
@@ -100,8 +98,8 @@ class Apart:
         asked, answered = self._process.stdin, self._process.stdout
         if asked is None or answered is None:
             raise AssertionError("the process was started with pipes")
-        _write(asked, request)
-        reply: tuple[str, Any] = pickle.loads(_read(answered))
+        write_message(asked, request)
+        reply: tuple[str, Any] = pickle.loads(read_message(answered))
         return reply
 
 
@@ -109,7 +107,7 @@ def _started() -> subprocess.Popen[bytes]:
     """A child inherits the priority of the thread that starts it."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "gati.engine.graph.apart"],
+        [sys.executable, "-P", "-m", "gati.engine.graph.converting"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -138,13 +136,15 @@ def _pickled(value: Any) -> bytes | None:
     return buffer.getvalue()
 
 
-def _write(pipe: IO[bytes], message: bytes) -> None:
+def write_message(pipe: IO[bytes], message: bytes) -> None:
+    """Write a message with its length before it."""
     pipe.write(_LENGTH.pack(len(message)))
     pipe.write(message)
     pipe.flush()
 
 
-def _read(pipe: IO[bytes]) -> bytes:
+def read_message(pipe: IO[bytes]) -> bytes:
+    """Read what `write_message` wrote. EOFError when the other side has gone."""
     (length,) = _LENGTH.unpack(_exactly(pipe, _LENGTH.size))
     return _exactly(pipe, length)
 
@@ -161,32 +161,3 @@ def _exactly(pipe: IO[bytes], count: int) -> bytes:
 
 
 _process: ContextVar[Apart | None] = ContextVar("_process", default=None)
-
-
-def main() -> None:
-    """Convert what comes in, until nothing does any more or who asks has gone."""
-    import torch
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for who asks to heed
-    torch.set_num_threads(1)
-    with open(0, "rb", buffering=0) as requests, os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # whatever is printed is no answer
-        with suppress(EOFError, BrokenPipeError):
-            while select.select([requests], [], [], _IDLE_S)[0]:
-                _write(answers, pickle.dumps(_answer(_read(requests))))
-
-
-def _answer(request: bytes) -> tuple[str, Any]:
-    from gati.engine.graph.convert import convert_here
-
-    try:
-        module, example, name = pickle.loads(request)
-        return "converted", convert_here(module, example, name).SerializeToString()
-    except ModelError as error:
-        return "refused", str(error)
-    except Exception as error:  # classes that are not to be found here, for example
-        return "failed", f"{type(error).__name__}: {error}"
-
-
-if __name__ == "__main__":
-    main()

@@ -20,7 +20,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from gati.engine.graph.convert import OPSET, Converter, Piece, to_piece
-from gati.engine.graph.stages import INPUT, OUTPUTS, Stages
+from gati.engine.graph.stages import INPUT, OUTPUTS, GraphStages
 from gati.model.preprocess import Preprocessing
 
 __all__ = ["INPUT", "OUTPUTS", "assemble", "type_of"]
@@ -35,7 +35,7 @@ _TYPES = {
 
 
 def assemble(
-    stages: Stages, name: str, raw: Preprocessing | None = None, convert: Converter | None = None
+    stages: GraphStages, name: str, raw: Preprocessing | None = None, convert: Converter | None = None
 ) -> onnx.ModelProto:
     """The early-exit network as one model, for one input at a time.
 
@@ -71,7 +71,7 @@ def type_of(value: onnx.ValueInfoProto) -> tuple[int, tuple[int, ...]]:
 class _Assembly:
     """Puts segments and lookups together, from the innermost graph out."""
 
-    def __init__(self, stages: Stages, convert: Converter) -> None:
+    def __init__(self, stages: GraphStages, convert: Converter) -> None:
         self._stages = stages
         self._convert = convert
 

@@ -16,7 +16,7 @@ import torch
 from gati.engine.graph.apart import process_apart
 from gati.engine.graph.operators import one_table_of_operators
 from gati.engine.graph.pooling import without_adaptive_pooling
-from gati.engine.graph.stages import Stage
+from gati.engine.graph.stages import GraphStage
 from gati.errors import ModelError, one_line
 
 __all__ = ["OPSET", "Converter", "Piece", "convert_here", "to_piece"]
@@ -40,7 +40,7 @@ class Converter:
     def __init__(self) -> None:
         self._converted: dict[Hashable, onnx.ModelProto] = {}
 
-    def __call__(self, stage: Stage, name: str) -> onnx.ModelProto:
+    def __call__(self, stage: GraphStage, name: str) -> onnx.ModelProto:
         """The stage as a model of its own, a copy. Raises `ModelError` as `to_piece`; `name` is for that."""
         if stage.key is None:
             return _converted(stage, name)
@@ -60,7 +60,7 @@ def _is_lookup(key: tuple[Hashable, ...]) -> bool:
     return any(isinstance(part, torch.nn.Module) for part in key)
 
 
-def to_piece(stage: Stage, inputs: tuple[str, ...], prefix: str, convert: Converter) -> Piece:
+def to_piece(stage: GraphStage, inputs: tuple[str, ...], prefix: str, convert: Converter) -> Piece:
     """Convert a stage; it reads the values `inputs` of the graph it will be put into.
 
     **Raises:** `ModelError` for an operator that ONNX does not have.
@@ -75,7 +75,7 @@ def to_piece(stage: Stage, inputs: tuple[str, ...], prefix: str, convert: Conver
     return Piece(tuple(graph.node), tuple(graph.initializer), tuple(graph.value_info), outputs)
 
 
-def _converted(stage: Stage, name: str) -> onnx.ModelProto:
+def _converted(stage: GraphStage, name: str) -> onnx.ModelProto:
     """Converted in the process of the calling thread, if it has one and that can do it, else here."""
     process = process_apart()
     model = None if process is None else process.convert(stage.module, stage.example, name)

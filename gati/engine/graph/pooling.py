@@ -57,4 +57,3 @@ def maximum_pool(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]
 def _cells(size: int, count: int) -> list[slice]:
     """PyTorch's cells: from floor(i * size / count) up to ceil((i + 1) * size / count)."""
     return [slice(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
-

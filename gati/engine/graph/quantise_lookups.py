@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gati.engine.graph.convert import Converter
-from gati.engine.graph.stages import Stage, Stages
+from gati.engine.graph.stages import GraphStage, GraphStages
 
 __all__ = ["QuantisingConverter", "quantise_lookup"]
 
@@ -41,13 +41,13 @@ class QuantisingConverter(Converter):
         self._calibration = calibration
         self._hidden: dict[Hashable, Tensor] = {}
 
-    def for_network(self, stages: Stages) -> QuantisingConverter:
+    def for_network(self, stages: GraphStages) -> QuantisingConverter:
         """Look at the hidden outputs in front of the lookups of `stages`; returns itself."""
         if any(lookup is not None and lookup.key not in self._hidden for lookup in stages.lookups):
             self._hidden |= _hidden_outputs(stages, self._calibration)
         return self
 
-    def __call__(self, stage: Stage, name: str) -> onnx.ModelProto:
+    def __call__(self, stage: GraphStage, name: str) -> onnx.ModelProto:
         """As `Converter.__call__`."""
         if stage.key not in self._hidden:
             return self._plain(stage, name)
@@ -97,7 +97,7 @@ class _Rows:
         return None if row is None else {self._name: np.ascontiguousarray(row)}
 
 
-def _hidden_outputs(stages: Stages, inputs: Tensor) -> dict[Hashable, Tensor]:
+def _hidden_outputs(stages: GraphStages, inputs: Tensor) -> dict[Hashable, Tensor]:
     """What each lookup of `stages` reads, [n, ...], by its key."""
     hidden: dict[Hashable, Tensor] = {}
     carried: Sequence[Tensor] = (inputs,)

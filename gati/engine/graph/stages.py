@@ -19,8 +19,8 @@ from gati.types import OutputsKind
 __all__ = [
     "INPUT",
     "OUTPUTS",
-    "Stage",
-    "Stages",
+    "GraphStage",
+    "GraphStages",
     "build_stages",
     "float32_at_least",
 ]
@@ -68,7 +68,7 @@ class _Lookup(nn.Module):
         return _as_float32(probabilities), _as_float32(score)
 
 
-class Stage(NamedTuple):
+class GraphStage(NamedTuple):
     """A piece of the network with an example of what it takes, for batch size 1.
 
     Pieces of one network with equal `key` are the same, so that none need be converted twice.
@@ -80,14 +80,14 @@ class Stage(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stages:
+class GraphStages:
     """The early-exit network for one input: segments, and after each but the last a lookup, if any.
 
     `thresholds` are the exits' as float32: a float32 score reaches one exactly where it reaches the other.
     """
 
-    segments: tuple[Stage, ...]
-    lookups: tuple[Stage | None, ...]  # one a segment
+    segments: tuple[GraphStage, ...]
+    lookups: tuple[GraphStage | None, ...]  # one a segment
     exits: tuple[EngineExit, ...]
     thresholds: tuple[float, ...]
     classes: int
@@ -116,7 +116,7 @@ def build_stages(
     exits: Sequence[EngineExit],
     outputs_kind: OutputsKind,
     cuts: Collection[str] = (),
-) -> Stages:
+) -> GraphStages:
     """Cut the network at its exits, and after the blocks `cuts`, and put the lookups in.
 
     **Raises:** `CutError` where two tensors that cross a cut share memory that is changed later: a file has
@@ -130,8 +130,8 @@ def build_stages(
                 f"cannot export the cut after block '{segment.block}': tensors that cross it share memory "
                 "which the network changes later; compose without this block"
             )
-    pieces: list[Stage] = []
-    lookups: list[Stage | None] = []
+    pieces: list[GraphStage] = []
+    lookups: list[GraphStage | None] = []
     carried: tuple[Tensor, ...] = (traced.example(),)
     before: str | None = None
     with torch.inference_mode():
@@ -147,7 +147,7 @@ def build_stages(
                 else _stage(_Lookup(leaving.cache).eval(), carried[:1], (segment.block, leaving.cache))
             )
     last = _LastSegment(segments[-1].run, logits=outputs_kind == "logits").eval()
-    return Stages(
+    return GraphStages(
         segments=(*pieces, _stage(last, carried, (before, None))),
         lookups=(*lookups, None),
         exits=tuple(exits),
@@ -156,8 +156,8 @@ def build_stages(
     )
 
 
-def _stage(module: nn.Module, example: Sequence[Tensor], key: Hashable) -> Stage:
-    return Stage(module, tuple(map(_plain, example)), key)
+def _stage(module: nn.Module, example: Sequence[Tensor], key: Hashable) -> GraphStage:
+    return GraphStage(module, tuple(map(_plain, example)), key)
 
 
 def float32_at_least(threshold: float) -> float:

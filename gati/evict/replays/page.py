@@ -31,20 +31,24 @@ def page(result: TraceReplay, *, predictor: str, noise: Sequence[tuple[float, Tr
     guarded = next((each for each in reversed(result.outcomes) if each.excess), None)
     if guarded is not None:
         charts["guard"] = _excess(guarded)
-    return page_environment("gati.evict.replays").get_template("evict.html").render(
-        trace=result.trace,
-        headline=_headline(groups, sizes),
-        names=names,
-        sizes=sizes,
-        rows=[{"name": name, "cells": [_cell(groups[name, size]) for size in sizes]} for name in names],
-        seeds=max(len(each) for each in groups.values()),
-        predictor=predictor,
-        charts={name: Markup(svg) for name, svg in charts.items()},  # their labels are escaped
-        noise_names=noise_names,
-        noise_size=noise[0][1].outcomes[0].capacity_blocks if noise else 0,
-        guard=guarded.figures["guard"] if guarded is not None else {},
-        guard_size=guarded.capacity_blocks if guarded is not None else 0,
-        version=__version__,
+    return (
+        page_environment("gati.evict.replays")
+        .get_template("evict.html")
+        .render(
+            trace=result.trace,
+            headline=_headline(groups, sizes),
+            names=names,
+            sizes=sizes,
+            rows=[{"name": name, "cells": [_cell(groups[name, size]) for size in sizes]} for name in names],
+            seeds=max(len(each) for each in groups.values()),
+            predictor=predictor,
+            charts={name: Markup(svg) for name, svg in charts.items()},  # their labels are escaped
+            noise_names=noise_names,
+            noise_size=noise[0][1].outcomes[0].capacity_blocks if noise else 0,
+            guard=guarded.figures["guard"] if guarded is not None else {},
+            guard_size=guarded.capacity_blocks if guarded is not None else 0,
+            version=__version__,
+        )
     )
 
 

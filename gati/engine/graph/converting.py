@@ -1,0 +1,41 @@
+"""The process that `apart` starts: converts what comes in on its standard input."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from gati.engine.graph.apart import IDLE_S, read_message, write_message
+from gati.engine.graph.convert import convert_here
+from gati.errors import ModelError
+
+
+def main() -> None:
+    """Convert what comes in, until nothing does any more or who asks has gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for who asks to heed
+    torch.set_num_threads(1)
+    with open(0, "rb", buffering=0) as requests, os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # whatever is printed is no answer
+        with suppress(EOFError, BrokenPipeError):
+            while select.select([requests], [], [], IDLE_S)[0]:
+                write_message(answers, pickle.dumps(_answer(read_message(requests))))
+
+
+def _answer(request: bytes) -> tuple[str, Any]:
+    try:
+        module, example, name = pickle.loads(request)
+        return "converted", convert_here(module, example, name).SerializeToString()
+    except ModelError as error:
+        return "refused", str(error)
+    except Exception as error:  # classes that are not to be found here, for example
+        return "failed", f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""What one lookup costs beside the network that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gati.caches import LearnedCache, is_reduced
+from gati.caches.selectors import BASELINE
+from gati.costs.profile import measure_lookup, measure_overlap
+from gati.exploration.budget import Clock
+from gati.exploration.candidates import Specification
+from gati.model.segments import TracedModel
+
+__all__ = ["lookup_costs", "lookup_seconds"]
+
+
+def lookup_seconds(traced: TracedModel, specifications: Sequence[Specification], clock: Clock) -> float:
+    """How long it takes to measure one lookup as `explore` does at its end, of those built from a name."""
+    trained = [item for item in specifications if item.trial.status == "trained"]
+    costly = [item for item in trained if not is_reduced(item.trial.variant)]
+    if not costly:
+        return 0.0
+    item = costly[len(costly) // 2]
+    cache = LearnedCache(item.trial.variant, item.hidden_shape, traced.classes, BASELINE).to(traced.device)
+    began = clock()
+    lookup_costs(traced, item.trial.block, cache)
+    return clock() - began
+
+
+def lookup_costs(
+    traced: TracedModel, block: str, cache: LearnedCache, notes: list[str] | None = None
+) -> tuple[float, float, float]:
+    """Milliseconds of a lookup inline, of one overlapped, and what that one costs the base model."""
+    hidden = torch.rand(1, *cache.hidden_shape, device=traced.device)
+    request = traced.example()
+    inline_ms = measure_lookup(cache, hidden, between=lambda: traced.base(request.clone()), notes=notes)
+    # Each measurement takes the worker's core away from the base model by itself, as serving will: what
+    # that costs the base model is part of the penalty.
+    overlap = measure_overlap(traced, block, cache, repetitions=10, notes=notes)
+    return inline_ms, overlap.lookup_ms, overlap.penalty_ms
