@@ -37,9 +37,11 @@ check: lint types ## lint and types
 
 lint: $(STAMP) ## ruff
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 format: $(STAMP) ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 types: $(STAMP) ## mypy, strict
 	$(BIN)/mypy --strict gati services
