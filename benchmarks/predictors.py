@@ -12,8 +12,13 @@ from gati.caches import PUBLISHED_VARIANTS
 from gati.exploration.progress import open_progress
 
 OURS = (
-    *("grid(256)", "pyramid(32)", "pyramid(64)"),
-    *("pool-linear(8192)", "pool-linear(4096)", "conv2d(3,1)", "conv2d(5,2)"),
+    "grid(256)",
+    "pyramid(32)",
+    "pyramid(64)",
+    "pool-linear(8192)",
+    "pool-linear(4096)",
+    "conv2d(3,1)",
+    "conv2d(5,2)",
 )
 
 

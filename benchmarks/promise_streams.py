@@ -213,7 +213,10 @@ class Stream:
         self._standing = standing
         self._lock = lock
         self.succession = Succession(
-            *(self.world, Promise(AGREEMENT, CONFIDENCE), standing, lock),  # type: ignore[arg-type]
+            self.world,
+            Promise(AGREEMENT, CONFIDENCE),
+            standing,
+            lock,  # type: ignore[arg-type]
             tell=lambda *_: None,
             on_serving=lambda each: self._released(str(each.number), self.world.chance(each.number)),
         )

@@ -87,8 +87,15 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe:
     """The recipe that was named, with what else was given."""
     chosen = EXITS if arguments.recipe == "exits" else STUDENTS
     names = (
-        *("optimiser", "learning_rate", "weight_decay", "warm_up", "mixed", "rounds"),
-        *("soft_weight", "average_decay", "feature_weight"),
+        "optimiser",
+        "learning_rate",
+        "weight_decay",
+        "warm_up",
+        "mixed",
+        "rounds",
+        "soft_weight",
+        "average_decay",
+        "feature_weight",
     )
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     if given.get("rounds") == 0:

@@ -29,8 +29,15 @@ __all__ = [
 ENVIRONMENT_PREFIX = "GATI_SERVE_"
 MIB = 2**20
 _PATHS = (
-    *("library", "checkpoint", "file", "state", "secret_file", "authority"),
-    *("keys_file", "certificate", "certificate_key"),
+    "library",
+    "checkpoint",
+    "file",
+    "state",
+    "secret_file",
+    "authority",
+    "keys_file",
+    "certificate",
+    "certificate_key",
 )
 _SECRET = ("api_key", "management_key")
 _LOGIN = re.compile(r"(\w://)[^\s?]*@")

@@ -176,7 +176,12 @@ class Supervised:
             filter(None, (environment.get("PYTHONPATH"), _PACKAGE_PARENT))
         )
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", self._package, "-", self._name),  # the name is for `ps`
+            sys.executable,
+            "-P",
+            "-m",
+            self._package,
+            "-",
+            self._name,  # the name is for `ps`
             stdin=asyncio.subprocess.PIPE,  # its end tells the process that we are gone
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

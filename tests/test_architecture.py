@@ -24,6 +24,7 @@ MODULES = sorted(
 LAYERS = (
     ("gati.errors", "gati.types", "gati.variants", "gati.version"),
     ("gati.files", "gati.units"),
+    ("gati.documents",),
     ("gati.model",),
     ("gati.caches",),
     ("gati.engine",),

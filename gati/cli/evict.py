@@ -210,7 +210,7 @@ def _fields(found: Mapping[str, Any]) -> None:
 def _eviction(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print what each policy hits at each size."""
     table = render.new_table(
-        *("size", "policy", "hit rate", "beyond shared", "gap closed", "evicting, p99", "blocks/s"), left=(1,)
+        "size", "policy", "hit rate", "beyond shared", "gap closed", "evicting, p99", "blocks/s", left=(1,)
     )
     for row in sorted(rows, key=lambda each: int(each["size"])):
         table.add_row(

@@ -177,9 +177,12 @@ def swept(reports: Sequence[Replayed]) -> None:
     for report in reports:
         chosen, kinds = report.settings, [change.kind for change in report.changes]
         table.add_row(
-            *(f"{chosen.sampling:.0%}", f"{chosen.interval_s:g} s", f"{chosen.window_s:g} s"),
+            f"{chosen.sampling:.0%}",
+            f"{chosen.interval_s:g} s",
+            f"{chosen.window_s:g} s",
             *_cells(report.total),
-            *(str(kinds.count("activated") + kinds.count("reused")), str(kinds.count("alarm"))),
+            str(kinds.count("activated") + kinds.count("reused")),
+            str(kinds.count("alarm")),
         )
     Console(highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
 
@@ -196,9 +199,14 @@ def _periods(*first: str, last: Sequence[str] = ()) -> Table:
 
 def _cells(period: Period) -> tuple[str, ...]:
     return (
-        *(str(period.requests), f"{period.hit_rate:.1%}", f"{period.recall_rate:.1%}"),
-        *(f"{period.agreement:.2%}", f"{period.worst_agreement:.2%}"),
-        *(f"{period.latency_ms:.3f} ms", f"{period.base_latency_ms:.3f} ms", f"{period.gain:.2f}x"),
+        str(period.requests),
+        f"{period.hit_rate:.1%}",
+        f"{period.recall_rate:.1%}",
+        f"{period.agreement:.2%}",
+        f"{period.worst_agreement:.2%}",
+        f"{period.latency_ms:.3f} ms",
+        f"{period.base_latency_ms:.3f} ms",
+        f"{period.gain:.2f}x",
     )
 
 

@@ -104,8 +104,15 @@ def composition(chosen: Composition, directory: Path, explained: Sequence[Explan
     expected = chosen.expected
     if chosen.exits:
         table = new_table(
-            *("block", "variant", "selector", "placement"),
-            *("hit rate", "agreement", "exit after", "lookup", "memory"),
+            "block",
+            "variant",
+            "selector",
+            "placement",
+            "hit rate",
+            "agreement",
+            "exit after",
+            "lookup",
+            "memory",
             left=(0, 1, 2, 3),
         )
         for exit_ in chosen.exits:

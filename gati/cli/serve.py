@@ -15,8 +15,14 @@ from gati.units import parse_duration
 __all__ = ["query", "serve"]
 
 _NEEDED = (
-    *("fastapi", "fastapi_offline", "httpx", "orjson"),
-    *("prometheus_client", "thrift", "uvicorn", "uvloop"),
+    "fastapi",
+    "fastapi_offline",
+    "httpx",
+    "orjson",
+    "prometheus_client",
+    "thrift",
+    "uvicorn",
+    "uvloop",
 )
 
 

@@ -103,7 +103,11 @@ def stream(
     with ExitStack() as stack:
         sinks = _sinks(stack, json_file, webhook, out)
         _run(
-            *(stack, directory, source, settings, sinks),
+            stack,
+            directory,
+            source,
+            settings,
+            sinks,
             regions=region,
             every_s=None if every is None else parse_duration(every),
             fps=fps,
@@ -150,7 +154,8 @@ def _run(
     kept = _kept(stack, directory, state) if settings.enabled else {}
     adaptation = stack.enter_context(
         Adaptation.open(
-            *(directory, settings),
+            directory,
+            settings,
             standing=state / f"standing-{composition}.json",
             composition=composition,
             threads=threads,

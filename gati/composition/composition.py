@@ -6,7 +6,6 @@ and it carries a format number, so that a newer file is refused instead of misre
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,10 +20,10 @@ from gati.composition.fields import (
     optional_integer,
     optional_mapping,
     optional_number,
-    parse,
     text,
 )
 from gati.composition.headroom import Headroom, read_headroom
+from gati.documents import DocumentKind
 from gati.errors import CompositionError
 from gati.files import atomic_write_text
 from gati.types import Placement, TrialId
@@ -33,6 +32,7 @@ from gati.variants import as_called_now
 __all__ = ["FORMAT", "Composition", "Exit", "Expected", "ExpectedFrom", "Objective"]
 
 FORMAT = 2  # up to 1, variants were called as `as_called_now` knows
+_DOCUMENT = DocumentKind(FORMAT, CompositionError, "compose again")
 REDUCED = ("-bf16", "-int8")  # how backends are called on which the network itself loses some answers
 COARSE_LOOKUPS = "-int8-lookups"  # and those on which lookups alone answer otherwise than the tables say
 _ROUNDING = 1e-9
@@ -153,7 +153,7 @@ class Composition:
 
     def to_json(self) -> str:
         """Return the composition as strict JSON text."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=2, allow_nan=False) + "\n"
+        return _DOCUMENT.text_of(asdict(self))
 
     @classmethod
     def from_json(cls, document: str, *, where: str = "composition") -> Composition:
@@ -161,14 +161,8 @@ class Composition:
 
         Raises CompositionError for text that is not a composition, or is one of a newer format.
         """
-        fields = Fields(parse(document, where), where)
-        version = fields.take("format", integer)
-        if version > FORMAT:
-            raise CompositionError(
-                f"{where}: composition format {version} is newer than this Gati reads (up to {FORMAT}); "
-                "upgrade gati or compose again"
-            )
-        return _composition(fields, version)
+        values = _DOCUMENT.parse(document, where)
+        return _composition(Fields(values, where), values["format"])
 
     def save(self, path: str | Path) -> None:
         """Write the composition to `path` atomically, creating its folder.

@@ -6,15 +6,15 @@ one shape of hidden output cost the same, so a few dozen measurements stand for 
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gati.composition.pieces import Pieces
+from gati.documents import DocumentKind
 from gati.errors import LibraryError
-from gati.exploration.library import Library
+from gati.exploration.library import Library, Manifest
 from gati.files import atomic_write_text
 from gati.types import BlockProfile, Profile, Trial
 from gati.variants import FAMILIES, as_called_now
@@ -41,6 +41,7 @@ FEW_INPUTS = 8  # to calibrate a graph on that is only timed: how long it takes 
 # In 1, lookups were timed outside the network; in 2, noise could make them free; up to 3, variants were
 # called as `as_called_now` knows.
 FORMAT = 4
+_COSTS = DocumentKind(FORMAT, LibraryError, "delete it, gati compose measures again")
 
 
 @dataclass(frozen=True)
@@ -53,48 +54,51 @@ class BackendCosts:
 
     def to_json(self) -> str:
         """Serialise to strict JSON."""
-        document = {"format": FORMAT, "disturbed": bool(self.profile.disturbance), **asdict(self)}
-        return json.dumps(document, indent=1, allow_nan=False) + "\n"
+        return _COSTS.text_of({"disturbed": bool(self.profile.disturbance), **asdict(self)})
 
     @classmethod
     def from_json(cls, text: str, where: str) -> BackendCosts | None:
         """Parse what `to_json` wrote, None for what an older Gati measured otherwise. Raises LibraryError."""
-        try:
-            raw = json.loads(text)
-            if int(raw["format"]) > FORMAT:
-                raise LibraryError(f"{where} is of a newer format; upgrade gati, or delete it")
-            if int(raw["format"]) < 3:
-                return None
+        raw = _COSTS.parse(text, where)
+        if raw["format"] < 3:
+            return None
+        with _COSTS.reading(where):
             blocks = tuple(
                 BlockProfile(**{**block, "output_shape": tuple(block["output_shape"])})
                 for block in raw["profile"]["blocks"]
             )
             profile = Profile(**{**raw["profile"], "blocks": blocks})
-            families = 1 if int(raw["format"]) < FORMAT else FAMILIES
+            families = 1 if raw["format"] < FORMAT else FAMILIES
             lookup_ms = {_called_now(key, families): value for key, value in raw["lookup_ms"].items()}
             return cls(profile, float(raw["if_ms"]), lookup_ms)
-        except (ValueError, KeyError, TypeError) as error:
-            message = f"{where} is damaged ({error}): delete it, gati compose measures again"
-            raise LibraryError(message) from error
 
 
 class CostedLibrary(Library):
     """A library with the latencies of another backend in place of those that `explore` measured."""
 
-    def __init__(self, library: Library, costs: BackendCosts, pieces: Pieces | None = None) -> None:
+    def __init__(
+        self, library: Library, costs: BackendCosts, pieces: Pieces | None = None, *, asks: bool = True
+    ) -> None:
         super().__init__(library.directory)
-        self._costs = costs
-        self._pieces = pieces
-        self.__dict__["manifest"] = replace(library.manifest, profile=costs.profile)
-        shapes = {block.index: block.output_shape for block in costs.profile.blocks}
-        self.__dict__["trials"] = tuple(
+        self._library, self._costs, self._pieces, self._asks = library, costs, pieces, asks
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """As `Library.manifest`, with the profile of the other backend."""
+        return replace(self._library.manifest, profile=self._costs.profile)
+
+    @cached_property
+    def trials(self) -> tuple[Trial, ...]:
+        """As `Library.trials`, with what lookups cost on the other backend."""
+        shapes = {block.index: block.output_shape for block in self._costs.profile.blocks}
+        return tuple(
             replace(
                 trial,
-                lookup_ms=costs.lookup_ms.get(_key(shapes[trial.block_index], trial.variant)),
+                lookup_ms=self._costs.lookup_ms.get(_key(shapes[trial.block_index], trial.variant)),
                 overlapped_lookup_ms=None,
                 overlapped_penalty_ms=None,
             )
-            for trial in library.trials
+            for trial in self._library.trials
         )
 
     @cached_property
@@ -107,15 +111,13 @@ class CostedLibrary(Library):
         from gati.engine.backends import get_backend
 
         name = self.manifest.profile.backend
-        if get_backend(name).in_float32():
+        if not self._asks or get_backend(name).in_float32():
             return None
         return EngineAnswers(self, name, self._pieces or Pieces(self))
 
     def at_best(self) -> CostedLibrary:
         """The same, as if the engine answered what the tables of outcomes say, without asking it."""
-        believed = CostedLibrary(self, self._costs, self._pieces)
-        believed.__dict__["answers"] = None
-        return believed
+        return CostedLibrary(self._library, self._costs, self._pieces, asks=False)
 
 
 def disturbance(library: Library) -> str:

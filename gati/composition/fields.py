@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from gati.errors import CompositionError
 
@@ -20,7 +19,6 @@ __all__ = [
     "optional_integer",
     "optional_mapping",
     "optional_number",
-    "parse",
     "text",
 ]
 
@@ -46,21 +44,6 @@ class Fields:
             raise CompositionError(
                 f"{self.where}: field {name!r} is {value!r}, expected {wanted}; compose again"
             ) from None
-
-
-def parse(source: str, where: str) -> Mapping[str, object]:
-    """Return the JSON object in `source`; raises CompositionError that begins with `where`."""
-    try:
-        document = json.loads(source, parse_constant=_refuse_constant)
-    except ValueError as problem:
-        raise CompositionError(f"{where}: not valid JSON ({problem}); compose again") from None
-    if not isinstance(document, dict):
-        raise CompositionError(f"{where}: expected a JSON object, got {type(document).__name__}")
-    return cast("dict[str, object]", document)
-
-
-def _refuse_constant(constant: str) -> object:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def number(value: object) -> float:

@@ -41,9 +41,9 @@ from pathlib import Path
 from typing import Any
 
 from gati.composition.composition import Composition
+from gati.documents import DocumentKind
 from gati.errors import LibraryError, StorageError
 from gati.exploration.library import Library
-from gati.files import atomic_write_text
 
 __all__ = [
     "FRESH_DATA",
@@ -58,7 +58,12 @@ __all__ = [
     "split_identity",
 ]
 
-FORMAT = 1
+_LEDGER = DocumentKind(
+    1,
+    LibraryError,
+    "put it back from a copy; without it nobody knows how often inputs were used to certify on, "
+    "so explore on other data rather than delete it",
+)
 FIRST_ATTEMPT = 0.75
 FRESH_DATA = "certify on fresh data with gati certify --data NEW"
 
@@ -164,27 +169,17 @@ class Ledger:
             before = json.dumps(document)
             yield document
             if json.dumps(document) != before:
-                atomic_write_text(self.path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+                _LEDGER.write(self.path, document)
         finally:
             os.close(folder)
 
     def _read(self) -> dict[str, Any]:
         if not self.path.is_file():
-            return {"format": FORMAT, "uses": [], "attempts": []}
-        try:
-            document: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
-            newer = int(document["format"]) > FORMAT
-            if not newer and not all(isinstance(document[name], list) for name in ("uses", "attempts")):
+            return {"uses": [], "attempts": []}
+        document = _LEDGER.read(self.path)
+        with _LEDGER.reading(str(self.path)):
+            if not all(isinstance(document[name], list) for name in ("uses", "attempts")):
                 raise TypeError("uses and attempts are not lists")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise LibraryError(
-                f"{self.path} is damaged ({error!r}): put it back from a copy; without it nobody knows how "
-                "often inputs were used to certify on, so explore on other data rather than delete it"
-            ) from error
-        if newer:
-            raise LibraryError(
-                f"{self.path} is of a newer format than this Gati reads ({FORMAT}); upgrade gati"
-            )
         return document
 
     def _now(self) -> str:

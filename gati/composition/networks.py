@@ -6,7 +6,6 @@ finds its own weights in the processor's caches. Kept as `profiles/networks.json
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from gati.composition.costs import FEW_INPUTS, kept_profile, on_backend, to_measure
 from gati.composition.pieces import Pieces
+from gati.documents import DocumentKind
 from gati.errors import BackendError, DataError, LibraryError, ModelError
 from gati.exploration.library import Library
-from gati.files import atomic_write_text
 
 if TYPE_CHECKING:
     from gati.engine.backends import Graph
@@ -25,7 +24,7 @@ __all__ = ["network_times"]
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 1
+_NETWORKS = DocumentKind(1, LibraryError, "delete it, gati compose measures again")
 
 
 def network_times(library: Library, backends: Iterable[str], pieces: Pieces) -> dict[str, float]:
@@ -48,8 +47,8 @@ def network_times(library: Library, backends: Iterable[str], pieces: Pieces) -> 
         except (BackendError, DataError, ModelError) as error:
             _log.info("backends are not compared: %s", error)
         else:
-            document = {"format": FORMAT, "threads": threads, "base_ms": kept, "disturbed": bool(notes)}
-            atomic_write_text(_path(library), json.dumps(document, indent=1, allow_nan=False) + "\n")
+            values = {"threads": threads, "base_ms": kept, "disturbed": bool(notes)}
+            _NETWORKS.write(_path(library), values)
     return {name: base_ms for name, base_ms in kept.items() if name in names}
 
 
@@ -81,15 +80,10 @@ def _read(library: Library, threads: int) -> dict[str, float]:
     path = _path(library)
     if not path.is_file():
         return {}
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        if int(raw["format"]) > FORMAT:
-            raise LibraryError(f"{path} is of a newer format; upgrade gati, or delete it")
+    raw = _NETWORKS.read(path)
+    with _NETWORKS.reading(str(path)):
         times = {str(name): float(base_ms) for name, base_ms in raw["base_ms"].items()}
         return times if int(raw["threads"]) == threads else {}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"{path} is damaged ({error}): delete it, gati compose measures again"
-        raise LibraryError(message) from error
 
 
 def _path(library: Library) -> Path:

@@ -12,7 +12,6 @@ better ones. Inputs, split and ledger stay as they are.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gati.documents import DocumentKind
 from gati.errors import DataError, LibraryError
 from gati.exploration.budget import Budget, Clock
 from gati.exploration.candidates import Specification
@@ -41,14 +41,13 @@ from gati.exploration.progress import Progress, SilentProgress
 from gati.exploration.splits import Inputs, left_over, recorded_inputs
 from gati.exploration.stages import TrainingStages
 from gati.exploration.state import RunState, locked
-from gati.files import atomic_write_text
 from gati.model.data import load_data
 from gati.model.preprocess import Preprocessing
 from gati.types import OperatingPoint, Trial, TrialId
 
 __all__ = ["explore_more", "named_in_round", "with_round"]
 
-FORMAT = 1
+_ROUNDS = DocumentKind(1, LibraryError, "put it back from a copy, or explore again")
 _OF_ROUND = re.compile(r"--r\d+$")
 
 
@@ -262,21 +261,14 @@ def _rounds(library: Library) -> list[dict[str, Any]]:
     path = _rounds_path(library)
     if not path.is_file():
         return []
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if int(document["format"]) > FORMAT:
-            raise LibraryError(f"{path} is of a newer format than this Gati reads; upgrade gati")
-        found: list[dict[str, Any]] = list(document["rounds"])
-    except (ValueError, KeyError, TypeError) as error:
-        message = f"{path} is damaged ({error!r}): put it back from a copy, or explore again"
-        raise LibraryError(message) from error
-    return found
+    document = _ROUNDS.read(path)
+    with _ROUNDS.reading(str(path)):
+        return list(document["rounds"])
 
 
 def _enter(library: Library, done: FurtherRound) -> None:
     rounds = [each for each in _rounds(library) if each["number"] != done.number]
-    document = {"format": FORMAT, "rounds": [*rounds, asdict(done)]}
-    atomic_write_text(_rounds_path(library), json.dumps(document, indent=1) + "\n")
+    _ROUNDS.write(_rounds_path(library), {"rounds": [*rounds, asdict(done)]})
 
 
 def _rounds_path(library: Library) -> Path:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gati.documents import DocumentKind
 from gati.errors import LibraryError
 from gati.files import atomic_write, atomic_write_text
 from gati.types import BlockProfile, OperatingPoint, OutputsKind, Profile, Trial, TrialId
@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 FORMAT = 2  # up to 1, `pool` and `conv` named what are `pool-linear` and `conv2d` now
+_MANIFEST = DocumentKind(FORMAT, LibraryError, "run gati explore again")
 SELECT, CERTIFY = 0, 1  # values of BaseOutcomes.split
 
 
@@ -103,32 +104,21 @@ class Manifest:
 
     def to_json(self) -> str:
         """Serialise to strict JSON that a person can read."""
-        return json.dumps(asdict(self), indent=1, allow_nan=False) + "\n"
+        return _MANIFEST.text_of(asdict(self))
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Manifest:
         """Parse what `to_json` wrote. Raises `LibraryError` for a newer format or a damaged file."""
-        try:
-            raw = json.loads(text)
-            found = int(raw["format"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise LibraryError(f"{where} is not a Gati manifest ({error}); run gati explore again") from error
-        if found > FORMAT:
-            raise LibraryError(
-                f"{where} has format {found}, this Gati reads up to {FORMAT}: "
-                "upgrade gati to use this library"
-            )
-        try:
+        raw = _MANIFEST.parse(text, where)
+        with _MANIFEST.reading(where):
             raw["profile"] = _profile(raw["profile"])
             if variants := raw["settings"].get("variants"):
-                raw["settings"]["variants"] = [as_called_now(each, found) for each in variants]
+                raw["settings"]["variants"] = [as_called_now(each, raw["format"]) for each in variants]
             for key in ("class_names", "input_shape"):
                 raw[key] = None if raw[key] is None else tuple(raw[key])
             if raw["class_names"] is not None and len(raw["class_names"]) != raw["classes"]:
                 raw["class_names"] = None  # an older Gati took the names of folders for those of outputs
             return cls(**raw)
-        except (KeyError, TypeError) as error:
-            raise LibraryError(f"{where} is damaged ({error}); run gati explore again") from error
 
 
 def _profile(raw: dict[str, Any]) -> Profile:

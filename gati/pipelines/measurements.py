@@ -6,13 +6,12 @@ most `KEPT_SAMPLES` requests evenly spaced among all.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gati.documents import DocumentKind
 from gati.errors import PipelineError
-from gati.files import atomic_write_text
 from gati.pipelines.fields import number, table, text
 
 __all__ = [
@@ -26,6 +25,7 @@ __all__ = [
 ]
 
 FORMAT = 1
+_MEASUREMENTS = DocumentKind(FORMAT, PipelineError, "run gati pipeline measure")
 KEPT_SAMPLES = 1000
 
 
@@ -83,30 +83,16 @@ class Measurements:
 
     def save(self, path: Path) -> None:
         """Write strict JSON, atomically. Raises `StorageError`."""
-        document = {"format": FORMAT, **asdict(self)}
-        atomic_write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+        _MEASUREMENTS.write(path, asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> Measurements:
         """Read what `save` wrote. Raises `PipelineError` for a damaged file or a newer format."""
-        where = str(path)
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            found = document["format"]
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise PipelineError(
-                f"{where}: no readable measurements ({type(error).__name__}); run gati pipeline measure"
-            ) from error
-        if found != FORMAT:
-            raise PipelineError(
-                f"{where}: has format {found!r} and this Gati reads {FORMAT}; run gati pipeline measure"
-            )
-        try:
-            return _measurements(document, where)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise PipelineError(
-                f"{where}: damaged ({type(error).__name__}: {error}); run gati pipeline measure"
-            ) from error
+        document = _MEASUREMENTS.read(path)
+        with _MEASUREMENTS.reading(str(path)):
+            if document["format"] != FORMAT:
+                raise ValueError(f"format {document['format']} is that of an older Gati")
+            return _measurements(document, str(path))
 
 
 def beside(path: Path) -> Path:

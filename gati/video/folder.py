@@ -19,8 +19,13 @@ __all__ = ["Folder", "natural_key"]
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _UNREADABLE = (
-    *(UnidentifiedImageError, OSError, SyntaxError, ValueError, EOFError),
-    *(Image.DecompressionBombWarning, Image.DecompressionBombError),
+    UnidentifiedImageError,
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    Image.DecompressionBombWarning,
+    Image.DecompressionBombError,
 )
 
 

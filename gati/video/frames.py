@@ -18,8 +18,21 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(.*)", re.DOTALL)
 # Some cameras want the password in the path: /user=admin_password=tlJwpbo6_channel=1.sdp
 _SECRET_IN_PATH = re.compile(r"(?i)((?:user|login|pass|pwd|token|key|secret|auth)[a-z]*=)([^/&;]*)")
 _HARMLESS = {
-    *("channel", "subtype", "stream", "profile", "camera", "cam", "resolution", "width", "height"),
-    *("fps", "codec", "video", "transport", "compression", "quality"),
+    "channel",
+    "subtype",
+    "stream",
+    "profile",
+    "camera",
+    "cam",
+    "resolution",
+    "width",
+    "height",
+    "fps",
+    "codec",
+    "video",
+    "transport",
+    "compression",
+    "quality",
 }
 
 

@@ -138,7 +138,9 @@ class Run:
         self.changes: list[tuple[bool, int, int]] = []
         self.spending = Spending(0.05)
         self.recall = Recall(
-            *(AGREEMENT, self.spending.next, 10_000.0),
+            AGREEMENT,
+            self.spending.next,
+            10_000.0,
             leave=at_once,
             on_change=lambda *change: self.changes.append(change),
         )

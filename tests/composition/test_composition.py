@@ -89,12 +89,12 @@ def broken(**changes: object) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        pytest.param("{", "x.json: not valid JSON", id="cut off"),
-        pytest.param("[]", "x.json: expected a JSON object, got list", id="a list"),
-        pytest.param("{}", "x.json: has no field 'format'; compose again", id="empty"),
+        pytest.param("{", "x.json is damaged .*compose again", id="cut off"),
+        pytest.param("[]", "x.json is damaged .expected an object, found list", id="a list"),
+        pytest.param("{}", "x.json is damaged .no 'format'.: compose again", id="empty"),
         pytest.param(
             broken(format=FORMAT + 1),
-            f"composition format {FORMAT + 1} is newer than this Gati reads .up to {FORMAT}.; upgrade gati",
+            f"x.json has format {FORMAT + 1}, this Gati reads up to {FORMAT}: .*upgrade gati",
             id="newer format",
         ),
         pytest.param(

@@ -62,7 +62,7 @@ def test_costs_survive_their_file(library: Library) -> None:
     ("text", "message"),
     [
         ("{", "here is damaged .* delete it, gati compose measures again"),
-        ('{"format": 99}', "here is of a newer format; upgrade gati, or delete it"),
+        ('{"format": 99}', "here has format 99, this Gati reads up to 4: .*upgrade gati"),
         ('{"format": 3, "profile": {}}', "here is damaged"),
     ],
 )

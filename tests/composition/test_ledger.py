@@ -98,7 +98,7 @@ def test_a_command_that_fails_while_it_writes_leaves_the_ledger_whole(
     [
         ("not json", "certify_ledger.json is damaged"),
         ('{"format": 1, "uses": 3, "attempts": []}', "certify_ledger.json is damaged"),
-        ('{"format": 99}', "of a newer format"),
+        ('{"format": 99}', "has format 99, this Gati reads up to 1"),
     ],
 )
 def test_a_ledger_that_cannot_be_read_is_refused_not_forgotten(

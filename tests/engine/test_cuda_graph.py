@@ -228,8 +228,13 @@ def test_a_short_segment_is_launched_before_the_score_is_known_and_none_after_it
     assert asked(never, made[-1], inputs(1)) == (
         "base",
         [
-            *("main: graph 0", "main: graph 1", "host waits", "main: graph 2", "host waits"),
-            *("main: graph 3", "host waits"),
+            "main: graph 0",
+            "main: graph 1",
+            "host waits",
+            "main: graph 2",
+            "host waits",
+            "main: graph 3",
+            "host waits",
         ],
     )
 

@@ -132,10 +132,17 @@ def test_a_sample_counts_in_the_bins_it_lived_through() -> None:
         zip(rows.sample.tolist(), rows.number.tolist(), rows.returned.tolist(), rows.weights, strict=True)
     )
     assert found == [
-        *((0, 0, False, 1.0), (0, 1, True, 1.0)),
-        *((1, 0, False, 1.0), (1, 1, False, 1.0), (1, 2, False, 0.25)),  # watched for 5 of 20 s
-        *((2, 0, False, 1.0), (2, 1, False, 1.0), (2, 2, False, 1.0)),
-        *((3, 0, False, 1.0), (3, 1, False, 1.0), (3, 2, False, 1.0)),
+        (0, 0, False, 1.0),
+        (0, 1, True, 1.0),
+        (1, 0, False, 1.0),
+        (1, 1, False, 1.0),
+        (1, 2, False, 0.25),  # watched for 5 of 20 s
+        (2, 0, False, 1.0),
+        (2, 1, False, 1.0),
+        (2, 2, False, 1.0),
+        (3, 0, False, 1.0),
+        (3, 1, False, 1.0),
+        (3, 2, False, 1.0),
     ]
 
 

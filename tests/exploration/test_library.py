@@ -88,7 +88,7 @@ def test_no_library_an_unfinished_a_newer_and_a_damaged_one_are_one_line_each(tm
     with pytest.raises(LibraryError, match=rf"has format {FORMAT + 1}, this Gati reads up to {FORMAT}"):
         Library.open(tmp_path)
     (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(LibraryError, match="is not a Gati manifest"):
+    with pytest.raises(LibraryError, match="is damaged .*run gati explore again"):
         Library.open(tmp_path)
     (tmp_path / "manifest.json").write_text('{"format": 1}')
     with pytest.raises(LibraryError, match="is damaged"):

@@ -35,7 +35,14 @@ SHAPES: dict[str, list[tuple[str, ...]]] = {
     "fork and join": [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")],
     "fork with a branch that may end": [("a", "b"), ("a", "c"), ("b", "e", "x"), ("e", "d"), ("c", "d")],
     "fork in a fork": [
-        *[("a", "b"), ("a", "c"), ("b", "e"), ("b", "f"), ("e", "g"), ("f", "g"), ("g", "d"), ("c", "d")],
+        ("a", "b"),
+        ("a", "c"),
+        ("b", "e"),
+        ("b", "f"),
+        ("e", "g"),
+        ("f", "g"),
+        ("g", "d"),
+        ("c", "d"),
     ],
 }
 SEQUENTIAL = [*SHAPES][:4]

@@ -14,9 +14,24 @@ def certify(folder: Path) -> tuple[Path, Path]:
     """A certificate for 127.0.0.1 that nobody else believes, and its key."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     command = (
-        *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"),
-        *("-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"),
-        *("-keyout", str(key), "-out", str(certificate)),
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1,DNS:localhost",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
     )
     try:
         subprocess.run(command, check=True, capture_output=True)

@@ -160,8 +160,13 @@ def test_activating_going_back_and_the_history(make: Make) -> None:
     assert repository.rollback("cars") == 1
     told = [(entry.version, entry.action) for entry in make().history("cars")]
     assert told == [
-        *[(1, "activate"), (2, "activate"), (3, "activate"), (2, "rollback"), (1, "rollback")],
-        *[(3, "activate"), (1, "rollback")],
+        (1, "activate"),
+        (2, "activate"),
+        (3, "activate"),
+        (2, "rollback"),
+        (1, "rollback"),
+        (3, "activate"),
+        (1, "rollback"),
     ]
     assert repository.active("others") is None
 

@@ -27,7 +27,16 @@ class BlockRun:
     """
 
     __slots__ = (
-        *("accesses", "children", "created", "ids", "last", "locks", "parent", "slot", "start", "turns"),
+        "accesses",
+        "children",
+        "created",
+        "ids",
+        "last",
+        "locks",
+        "parent",
+        "slot",
+        "start",
+        "turns",
     )
 
     def __init__(self, slot: int, ids: list[int], parent: BlockRun | None, start: int, request: int) -> None:

@@ -17,8 +17,20 @@ LIMIT = "opt"  # no policy but a limit: Belady's hits on the blocks one by one
 POLICIES: dict[str, type[EvictionPolicy]] = {
     policy.name: policy
     for policy in (
-        *(Lru, Fifo, Lfu, Slru, TailLru, FurthestPredicted, Halp, OptimalLeaf, Laru, Gati),
-        *(FollowCheaper, PredictiveMarker, LMarker, GuardedBelady),
+        Lru,
+        Fifo,
+        Lfu,
+        Slru,
+        TailLru,
+        FurthestPredicted,
+        Halp,
+        OptimalLeaf,
+        Laru,
+        Gati,
+        FollowCheaper,
+        PredictiveMarker,
+        LMarker,
+        GuardedBelady,
     )
 }
 

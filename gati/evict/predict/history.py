@@ -18,12 +18,25 @@ _HALF_LIVES_S = (10.0, 60.0, 360.0)  # of decaying counters
 _NEVER = -1.0  # a feature that there is nothing to say about
 
 FEATURES = (
-    *("request_blocks", "new_blocks", "start", "blocks", "blocks_below", "is_new"),
-    *("accesses", "turns", "age", "children"),
+    "request_blocks",
+    "new_blocks",
+    "start",
+    "blocks",
+    "blocks_below",
+    "is_new",
+    "accesses",
+    "turns",
+    "age",
+    "children",
     *(f"gap_{number + 1}" for number in range(_GAPS)),
     *(f"counter_{half_life:g}s" for half_life in _HALF_LIVES_S),
-    *("parent_children", "parent_born", "parent_returned", "upper_born", "upper_returned"),
-    *("known_gap", "known_blocks"),
+    "parent_children",
+    "parent_born",
+    "parent_returned",
+    "upper_born",
+    "upper_returned",
+    "known_gap",
+    "known_blocks",
 )
 
 
@@ -173,17 +186,25 @@ def _features(
         below = float(count - run.start - length)
         rows.append(
             [
-                *(float(count), new, float(run.start), float(length), below, float(run.accesses == 1)),
-                *(
-                    float(run.accesses),
-                    float(run.turns),
-                    log2(1.0 + now_s - memory.first_s),
-                    float(run.children),
-                ),
+                float(count),
+                new,
+                float(run.start),
+                float(length),
+                below,
+                float(run.accesses == 1),
+                float(run.accesses),
+                float(run.turns),
+                log2(1.0 + now_s - memory.first_s),
+                float(run.children),
                 *memory.gaps,
                 *memory.counters,
-                *(float(parent_children), parent.born, _share(parent), upper.born, _share(upper)),
-                *(known_gap, float(matched)),
+                float(parent_children),
+                parent.born,
+                _share(parent),
+                upper.born,
+                _share(upper),
+                known_gap,
+                float(matched),
             ]
         )
         if not flat:

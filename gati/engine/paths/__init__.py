@@ -1,0 +1,44 @@
+"""The ways a request goes through network and lookups: one graph, segments in turn, or lookups overlapped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gati.engine.backends import GraphBackend, get_backend, segment_backend
+from gati.engine.checks import check_placement
+from gati.engine.exits import EngineExit
+from gati.engine.paths.base import RequestPath
+from gati.engine.paths.graph import GraphPath
+from gati.engine.paths.overlapped import OverlappedPath
+from gati.engine.paths.replayed import ReplayedPath
+from gati.engine.paths.segments import SegmentsPath, finest_pieces, made_ready
+from gati.model.segments import TracedModel
+from gati.types import OutputsKind
+
+__all__ = ["RequestPath", "path_for"]
+
+
+def path_for(
+    backend: str,
+    traced: TracedModel,
+    exits: Sequence[EngineExit],
+    outputs_kind: OutputsKind,
+    graphs: tuple[Path, Path] | None,
+) -> RequestPath:
+    """The path of requests on a backend; `exits` in forward order, `graphs` as an `Engine` takes them.
+
+    Raises BackendError for an unknown backend or a placement that it cannot do, and as the backend does.
+    """
+    for leaving in exits:
+        check_placement(leaving, backend)
+    executes = get_backend(backend)
+    if isinstance(executes, GraphBackend):
+        return GraphPath(executes, traced, exits, outputs_kind, graphs)
+    executes = segment_backend(backend)
+    ready = made_ready(executes, traced, exits, outputs_kind)
+    overlapped = any(leaving.placement == "overlapped" for leaving in exits)
+    pieces = finest_pieces(executes, traced, exits) if overlapped else ready.segments
+    if single := ReplayedPath.single(executes, traced, pieces, exits, ready.stages):
+        return ReplayedPath(ready, single, exits)
+    return OverlappedPath(ready, traced.device, pieces, exits) if overlapped else SegmentsPath(ready)

@@ -1,0 +1,120 @@
+"""Lookups that run while the network goes on: cut at every block, to stop soon after an answer has come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gati.engine.batching import Answer
+from gati.engine.exits import BASE, EngineExit, Lookup
+from gati.engine.paths.segments import Ready, SegmentsPath
+from gati.engine.placement import Beside, beside_for
+from gati.model.segments import Segment
+
+__all__ = ["OverlappedPath"]
+
+
+class _Step(NamedTuple):
+    """One segment of the path taken by a single request, and the lookup at its end, if any."""
+
+    run: Callable[..., Any]
+    lookup: Lookup | None = None
+    threshold: float = 0.0
+    exit: str = ""
+    overlapped: bool = False
+    copy_hidden: bool = False
+
+
+class OverlappedPath(SegmentsPath):
+    """Lookups have cores or a stream of their own, which serve one request at a time.
+
+    Another request that comes meanwhile is looked up inline. A lookup that is late is waited for before the
+    next one, and before the base model's answer is given, so that no answer depends on timing.
+    """
+
+    overlapped: ClassVar[bool] = True
+
+    def __init__(
+        self, ready: Ready, device: torch.device, pieces: Sequence[Segment], exits: Sequence[EngineExit]
+    ) -> None:
+        super().__init__(ready)
+        self._beside: Beside = beside_for(device)
+        self._free = threading.Lock()
+        self._opened = False
+        leaves = {leaving.block: at for at, leaving in enumerate(exits)}
+        self._steps: list[_Step] = []
+        for piece in pieces:
+            at = leaves.get(piece.block or "")
+            if at is None:
+                self._steps.append(_Step(piece.run))
+                continue
+            _, lookup, threshold, exit, _ = ready.stages[at]
+            overlapped = exits[at].placement == "overlapped"
+            self._steps.append(
+                _Step(piece.run, lookup, threshold, exit, overlapped, piece.hidden_changes_later)
+            )
+
+    def answer(self, x: Tensor) -> Answer:
+        """As `RequestPath.answer`."""
+        if not self._free.acquire(blocking=False):
+            return self.inline(x)
+        try:
+            self._open()
+            return self._answer(x)
+        finally:
+            self._free.release()
+
+    def inline(self, x: Tensor) -> Answer:
+        """As `RequestPath.inline`."""
+        return super().answer(x)
+
+    def open(self) -> None:
+        """As `RequestPath.open`."""
+        with self._free:
+            self._open()
+
+    def close(self) -> None:
+        """As `RequestPath.close`."""
+        with self._free:
+            if self._opened:
+                self._beside.close()
+                self._opened = False
+
+    def _open(self) -> None:
+        if not self._opened:
+            self._beside.open()
+            self._opened = True
+
+    def _answer(self, x: Tensor) -> Answer:
+        beside = self._beside
+        pending: _Step | None = None
+        carried: Any = (x,)
+        try:
+            for step in self._steps:
+                carried = step.run(*carried)
+                if pending is not None and (
+                    step.lookup is not None or step is self._steps[-1] or beside.finished()
+                ):
+                    waited, pending = pending, None
+                    answer = beside.answer()
+                    if answer.score >= waited.threshold:
+                        return answer.probabilities, waited.exit
+                if step.lookup is None:
+                    pass
+                elif step.overlapped:
+                    beside.submit(step.lookup, carried[0].clone() if step.copy_hidden else carried[0])
+                    pending = step
+                else:
+                    probabilities, score = step.lookup(carried[0])
+                    if score.item() >= step.threshold:
+                        return probabilities, step.exit
+                beside.keep_pace()
+        except BaseException:
+            if pending is not None:
+                beside.answer()  # the next request must not find this one's answer
+            raise
+        return carried, BASE

@@ -1,0 +1,46 @@
+"""Single requests as the backend itself runs them, lookups and decisions with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from gati.engine.backends import SegmentBackend, SingleExit, SinglePath
+from gati.engine.batching import Answer, BatchStage
+from gati.engine.exits import BASE, EngineExit
+from gati.engine.paths.segments import Ready, SegmentsPath
+from gati.model.segments import Segment, TracedModel
+
+__all__ = ["ReplayedPath"]
+
+
+class ReplayedPath(SegmentsPath):
+    """Single requests go the backend's own way, such as a captured graph; batches go through segments."""
+
+    def __init__(self, ready: Ready, single: SinglePath, exits: Sequence[EngineExit]) -> None:
+        super().__init__(ready)
+        self._single = single
+        self._names = (*(leaving.block for leaving in exits), BASE)
+
+    @staticmethod
+    def single(
+        backend: SegmentBackend,
+        traced: TracedModel,
+        pieces: Sequence[Segment],
+        exits: Sequence[EngineExit],
+        stages: Sequence[BatchStage],
+    ) -> SinglePath | None:
+        """The backend's own way for a single request through `pieces`, if it has one."""
+        leaves = {
+            leaving.block: SingleExit(
+                index, stage.lookup, leaving.threshold, leaving.placement == "overlapped"
+            )
+            for index, (leaving, stage) in enumerate(zip(exits, stages, strict=True))
+        }
+        return backend.single(traced, pieces, leaves)
+
+    def answer(self, x: Tensor) -> Answer:
+        """As `RequestPath.answer`."""
+        values, position = self._single.answer(x)
+        return values, self._names[position]
