@@ -24,7 +24,7 @@ from tests.conftest import SHARED_DATA
 from tests.engine.served import composed, exit_at
 from tests.exploration.networks import digits, trained_state
 
-NET = f"{Path(__file__).parent / 'explore' / 'networks.py'}:Net"  # of 10 classes
+NET = f"{Path(__file__).parent / 'exploration' / 'networks.py'}:Net"  # of 10 classes
 FOLDERS = {"five": 5, "seven": 7, "two": 2}  # sorted as they stand: their numbers say nothing
 NAMES = [f"digit {number}" for number in range(10)]
 PICTURES = 40  # of each digit, in each folder

@@ -36,7 +36,7 @@ from tests.composition.libraries import CLASSES, make_library
 from tests.composition.test_costs import costs_of
 from tests.exploration.networks import digits, trained_state
 
-NET = f"{Path(__file__).parent.parent / 'explore' / 'networks.py'}:Net"
+NET = f"{Path(__file__).parent.parent / 'exploration' / 'networks.py'}:Net"
 HELD_OUT, TRAINED = 600, 700
 
 

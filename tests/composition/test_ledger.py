@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gati.composition import ledger as keeping
+from gati import documents
 from gati.composition.compose import compose
 from gati.composition.ledger import Ledger, ordinal, share_of_attempt
 from gati.composition.pareto import compose_within_latency, pareto
@@ -87,7 +87,7 @@ def test_a_command_that_fails_while_it_writes_leaves_the_ledger_whole(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(keeping, "atomic_write_text", killed)
+        patch.setattr(documents, "atomic_write_text", killed)
         ledger.use("split", "compose", {"other": 1}, {})
     assert ledger.path.read_bytes() == before
     assert ledger.use("split", "compose", {"other": 1}, {}) == 2  # and its lock is free

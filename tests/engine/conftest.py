@@ -1,4 +1,4 @@
-"""What several tests of the runtime start from."""
+"""What several tests of the engine start from."""
 
 from __future__ import annotations
 

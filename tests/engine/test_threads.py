@@ -256,7 +256,8 @@ def engine_on(module: nn.Module) -> Engine:
 
 def test_rows_worked_out_again_begin_with_the_request_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
     every_row_is_too_close_to_call = 1e9
-    monkeypatch.setattr("gati.engine.engine.tie_tolerance", lambda *_: every_row_is_too_close_to_call)
+    for module in ("gati.engine.engine", "gati.engine.paths.segments"):
+        monkeypatch.setattr(f"{module}.tie_tolerance", lambda *_: every_row_is_too_close_to_call)
     engine, x = engine_on(Changing()), inputs(6)
     alone = [engine(row)[0] for row in x.split(1)]
     for answers in (engine(x), engine.base(x)):

@@ -308,5 +308,5 @@ def test_damaged_measurements(tmp_path: Path, text: str) -> None:
     file = tmp_path / "p.toml"
     file.write_text(TOML, encoding="utf-8")
     beside(file).write_text(text, encoding="utf-8")
-    with pytest.raises(PipelineError, match="run gati pipeline measure"):
+    with pytest.raises(PipelineError, match="run gati pipeline measure|upgrade gati"):
         load_pipeline(file)

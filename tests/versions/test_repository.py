@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from gati.errors import AdaptError, RepositoryError, StorageError, UnknownVersionError
 from gati.versions.lineage import Version
-from gati.versions.repository import Lineage, ModelRepository, Window
+from gati.versions.repository import Lineage, ModelRepository, SampleWindow
 
 SHA = "ab" * 32
 LINEAGE = Lineage(SHA)
@@ -74,7 +74,7 @@ def test_a_version_comes_back_as_it_was_published(make: Make, tmp_path: Path) ->
     lineage = Lineage(
         SHA,
         parent=1,
-        window=Window(1200, 1.5e9, 1.6e9, "camera 1"),
+        window=SampleWindow(1200, 1.5e9, 1.6e9, "camera 1"),
         measurements={"agreement": 0.991, "exits": [{"block": "layer1.0", "hits": 40}]},
         certificate={"k": 0, "n": 299},
         tags={"scene": [0.25, -1.0, 3.5]},
@@ -114,7 +114,7 @@ OBJECT = st.dictionaries(st.text(max_size=5), JSON, max_size=4)
 @settings(max_examples=100, deadline=None)
 @given(measurements=OBJECT, certificate=st.none() | OBJECT, tags=OBJECT)
 def test_any_lineage_survives_the_manifest(measurements: Any, certificate: Any, tags: Any) -> None:
-    lineage = Lineage(SHA, 3, Window(1), measurements, certificate, tags)
+    lineage = Lineage(SHA, 3, SampleWindow(1), measurements, certificate, tags)
     version = Version("m", 4, "now", lineage, {})
     assert Version.from_json(version.to_json(), where="m") == version
 
