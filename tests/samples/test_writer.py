@@ -14,7 +14,7 @@ import pytest
 from gati.errors import AdaptError, StorageError
 from gati.samples.store import Batch, Record, RecordStore
 from gati.samples.writer import BackgroundWriter, WriterStatistics
-from tests.adaptation.conftest import Postgres
+from tests.samples.conftest import Postgres
 from tests.waiting import LONG_S, returns, until
 
 QUICK = (0.01, 0.05)
