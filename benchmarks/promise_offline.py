@@ -312,8 +312,8 @@ def per_class(_: World) -> Judge:
     truths = [world.truth(proposal, candidates) for candidates in proposal.candidates]
 
     def broken(random: np.random.Generator, shared: bool, _kept: object = folder) -> bool:
-        certificate = proposal.walk(world.split(world.library, world.draw(random, 2 * CERTIFIED)))
-        return certificate.deployed is not None and truths[certificate.deployed] < ACCURACY
+        _, position = proposal.walk(world.split(world.library, world.draw(random, 2 * CERTIFIED)))
+        return position is not None and truths[position] < ACCURACY
 
     return broken
 

@@ -25,7 +25,7 @@ from sklearn.linear_model import LogisticRegression
 from benchmarks.fresh import probabilities_of
 from gati.caches import build_selector, fit_selector_networks, selector_names
 from gati.caches.selectors import NETWORK, TEMPERATURE_SCALED, fit_temperature
-from gati.composition.certified import Contest, contest_of
+from gati.composition.contests import Contest, contest_of
 from gati.composition.instance import make_instance
 from gati.composition.outcomes import SplitOutcomes
 from gati.composition.plans import Settings

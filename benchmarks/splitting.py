@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from gati.composition.candidates import lookup_cost, reach_by_block
 from gati.composition.certificate import certify
-from gati.composition.certified import path_within
+from gati.composition.contests import path_within
 from gati.composition.costs import as_composed
 from gati.composition.exact import ExactChoice
 from gati.composition.instance import Instance, make_instance

@@ -12,8 +12,8 @@ from gati.adaptation.window import Parts
 from gati.caches import LearnedCache
 from gati.composition.candidates import LEAST_OVERLAPPED_PENALTY
 from gati.composition.certificate import Certificate, certify
-from gati.composition.certified import path_within
 from gati.composition.composition import Composition, Exit
+from gati.composition.contests import path_within
 from gati.composition.instance import Chosen, Instance, make_instance
 from gati.composition.load import Served
 from gati.composition.replay import ExitCost, Replay, ReplayExit, replay

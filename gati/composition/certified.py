@@ -3,10 +3,6 @@
 The path is a family of compositions, each the fastest the search finds within a rising budget of risk on the
 select split. It is fixed before the certify split is looked at, as the walk demands; the settings need not be
 nested for that. Letting each budget choose its own exits wastes less than shifting the thresholds of one.
-
-Risk, not disagreements: among thousands of cuts some are right by luck on this split and wrong on the next,
-most of all where no disagreement is allowed. So half of what an input counts is whether its answer is wrong,
-half how often answers are wrong at such a score (`smoothed_loss`). Risk also grades the strict end finely.
 """
 
 from __future__ import annotations
@@ -14,29 +10,37 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from gati.composition.candidates import lookup_cost, reach_by_block
-from gati.composition.certificate import Certificate, Counts, certify, certify_every_class, required_inputs
-from gati.composition.composition import Objective
-from gati.composition.exact import SEARCH, ExactChoice, solve_exact
-from gati.composition.instance import Chosen, Instance, make_instance
+from gati.composition.certificate import (
+    Certificate,
+    Counts,
+    certify,
+    certify_every_class,
+    p_value,
+    required_inputs,
+)
+from gati.composition.contests import (
+    FEW_STEPS,
+    STEPS,
+    Contest,
+    candidates_of,
+    contest_of,
+    path_within,
+    plan_of,
+    solve_within,
+)
+from gati.composition.exact import SEARCH, ExactChoice
 from gati.composition.outcomes import SplitOutcomes
 from gati.composition.plans import (
     CandidatePlan,
     Settings,
-    describe,
     placement_rank,
-    plan_published,
-    problem_of,
 )
-from gati.composition.problem import Candidate, Selection
+from gati.composition.problem import Candidate
+from gati.composition.refining import refined, wrong_in_between
 from gati.composition.replay import Replay
 from gati.composition.risk import smoothed_loss
-from gati.composition.search import ROUNDING, Frontier, search_frontier
 from gati.composition.verdicts import (
     DEFAULT_CONFIDENCE,
-    count_losses,
     counts_of,
     replay_of,
     walk_through,
@@ -44,35 +48,9 @@ from gati.composition.verdicts import (
 )
 from gati.errors import CompositionError
 from gati.exploration.library import Library
-from gati.types import Placement, Trial
+from gati.types import Placement
 
-__all__ = [
-    "Contest",
-    "Proposal",
-    "candidates_of",
-    "contest_of",
-    "path_within",
-    "plan_exact",
-    "plan_of",
-    "propose",
-]
-
-PUBLISHED: tuple[Objective, ...] = ("relaxed", "full")
-# Budgets on the path, as shares of the tolerated disagreements: a few strict ones, for when there is little
-# to certify on, then fine steps, so that the walk stops close to what can be certified.
-STEPS = (0.05, 0.1, 0.2, *np.linspace(0.3, 1.4, 34))
-FEW_STEPS = (0.1, 0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95, 1.05, 1.2, 1.4)  # where each is run by the engine
-TRIFLE = 0.002  # of the mean latency
-
-
-@dataclass(frozen=True)
-class Contest:
-    """One placement's instance of the exact problem, and the trials it is made of."""
-
-    placement: Placement
-    trials: tuple[Trial, ...]
-    instance: Instance
-    frontier: Frontier
+__all__ = ["Proposal", "plan_exact", "propose"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +63,7 @@ class Proposal:
     select: SplitOutcomes
     path: tuple[ExactChoice, ...]
     candidates: tuple[tuple[Candidate, ...], ...]  # of each setting of the path
+    main: tuple[int, ...]  # settings that are always counted; those between where they could fail
 
     def hoped_ms(self, inputs: int, share: float = 1.0) -> float | None:
         """The mean latency that a walk over `inputs` should reach at a share of delta, from select alone.
@@ -100,7 +79,7 @@ class Proposal:
         replays: list[Replay] = []
 
         def expected() -> Iterator[list[Counts]]:
-            for choice, candidates in zip(self.path, self.candidates, strict=True):
+            for choice, candidates in ((self.path[at], self.candidates[at]) for at in self.main):
                 replays.append(replay_of(self.library, self.settings, candidates, self.select))
                 risk = risky.outcome(choice.chosen).disagreements + self.select.lost_without_exits
                 parts = counts_of(self.library, self.settings, replays[-1], self.select)
@@ -112,17 +91,46 @@ class Proposal:
                 ]
 
         reached = certify_every_class(
-            expected(), self.settings.accuracy, self._delta, share=share, settings=len(self.path)
+            expected(), self.settings.accuracy, self._delta, share=share, settings=len(self.main)
         )
         return None if reached.deployed is None else replays[reached.deployed].mean_latency_ms
 
-    def walk(self, certified_on: SplitOutcomes | None, share: float = 1.0) -> Certificate:
-        """Walk through the path on the certify split with a share of delta."""
-        accuracy, path = self.settings.accuracy, self.candidates
-        if certified_on is None or not path:
-            return certify([(0, 0)], accuracy, self._delta, share=share)
-        counted = (count_losses(self.library, self.settings, each, certified_on) for each in path)
-        return walk_through(self.library, self.settings, counted, len(path), share)
+    def walk(self, certified_on: SplitOutcomes | None, share: float = 1.0) -> tuple[Certificate, int | None]:
+        """Walk through the path on the certify split with a share of delta; and where on it the walk ends."""
+        if certified_on is None or not self.path:
+            return certify([(0, 0)], self.settings.accuracy, self._delta, share=share), None
+        counted: list[int] = []
+        counts = self._counts_along(certified_on, share, counted)
+        certificate = walk_through(self.library, self.settings, counts, len(self.path), share)
+        return certificate, None if certificate.deployed is None else counted[certificate.deployed]
+
+    def _counts_along(
+        self, split: SplitOutcomes, share: float, counted: list[int]
+    ) -> Iterator[Sequence[Counts]]:
+        """Counts of the settings that the walk comes to; `counted` gets where on the path each is."""
+        before: Replay | None = None
+        for at in self.main:
+            replay = self._replayed(at, split)
+            between = range(counted[-1] + 1 if counted else 0, at)
+            if before is not None and between and not self._surely_passes(before, replay, split, share):
+                split.expect([self.candidates[position] for position in between])
+                for position in between:
+                    counted.append(position)
+                    yield counts_of(self.library, self.settings, self._replayed(position, split), split)
+            counted.append(at)
+            yield counts_of(self.library, self.settings, replay, split)
+            before = replay
+
+    def _replayed(self, position: int, split: SplitOutcomes) -> Replay:
+        return replay_of(self.library, self.settings, self.candidates[position], split)
+
+    def _surely_passes(self, strict: Replay, loose: Replay, split: SplitOutcomes, share: float) -> bool:
+        """Whether every setting between two of the same exits would pass, whatever it answers."""
+        if self.settings.per_class:
+            return False
+        at_worst = replace(loose, wrong=wrong_in_between(strict, loose))
+        parts = counts_of(self.library, self.settings, at_worst, split)
+        return all(p_value(*part, self.settings.accuracy) <= share * self._delta for part in parts)
 
     def deploy(self, certified_on: SplitOutcomes | None, share: float = 1.0) -> CandidatePlan:
         """Return the plan that deploys where the walk on the certify split ends.
@@ -130,15 +138,15 @@ class Proposal:
         Raises CompositionError where the engine, asked without any exit, already loses more than is allowed.
         """
         library, settings, contest = self.library, self.settings, self.contest
-        certificate = self.walk(certified_on, share)
+        certificate, position = self.walk(certified_on, share)
         if certificate.deployed is None and self.select.coarse:
             raise _too_coarse(library, settings, certificate.losses, certificate.inputs)
-        if certificate.deployed is None or not self.path:
+        if position is None:
             nothing = ExactChoice((), contest.instance.outcome(()), 0.0, SEARCH)
             plan = plan_of(library, settings, contest, self.select, nothing)
         else:
-            deployed = self.path[certificate.deployed]
-            proven = _solve(contest, round(deployed.outcome.disagreements), settings, prove=True)
+            deployed = self.path[position]
+            proven = solve_within(contest, round(deployed.outcome.disagreements), settings, prove=True)
             bound_ms = min(proven.bound_ms, deployed.outcome.mean_latency_ms)
             plan = plan_of(library, settings, contest, self.select, replace(deployed, bound_ms=bound_ms))
         if not self.path:
@@ -188,11 +196,13 @@ def propose(
     budget = _budget(settings, select)
     contest, target = _best_contest(library, settings, placements, select, budget)
     path = path_within(contest.instance, budget, FEW_STEPS if select.coarse else STEPS)
+    main = tuple(range(len(path)))
     if select.coarse:
         path.insert(0, replace(target, chosen=(), outcome=contest.instance.outcome(())))
+        path, main = refined(contest.instance, path)
     candidates = tuple(candidates_of(contest, choice.chosen) for choice in path)
-    select.expect(candidates)
-    return Proposal(library, settings, contest, select, tuple(path), candidates)
+    select.expect([candidates[at] for at in main])
+    return Proposal(library, settings, contest, select, tuple(path), candidates, main)
 
 
 def _budget(settings: Settings, select: SplitOutcomes) -> float:
@@ -209,7 +219,7 @@ def _best_contest(
     """Return the better placement, and what just keeps the target on `select` there."""
     allowed, thorough = max(0, int(budget + 1e-9)), settings.confidence is None
     contests = [contest_of(library, settings, placement, select) for placement in placements]
-    found = [(each, _solve(each, allowed, settings, thorough=thorough)) for each in contests]
+    found = [(each, solve_within(each, allowed, settings, thorough=thorough)) for each in contests]
     return min(found, key=lambda pair: placement_rank(pair[0].placement, pair[1].outcome.mean_latency_ms))
 
 
@@ -231,128 +241,3 @@ def _too_coarse(library: Library, settings: Settings, losses: int, inputs: int) 
         f"otherwise than in float32: {settings.accuracy:g} cannot be promised there; ask for less, or take "
         "another backend"
     )
-
-
-def contest_of(library: Library, settings: Settings, placement: Placement, select: SplitOutcomes) -> Contest:
-    """Return one placement's exact problem on the select split, with the frontier of a first search."""
-    reach_ms = reach_by_block(library.manifest.blocks)
-    base_ms = library.manifest.profile.base_ms
-    trials, costs = [], []
-    for trial in sorted(library.trials, key=lambda trial: (trial.block_index, trial.trial_id)):
-        cost = lookup_cost(trial, placement)
-        if trial.status != "trained" or cost is None:
-            continue
-        fits = settings.memory_limit_bytes is None or trial.memory_bytes <= settings.memory_limit_bytes
-        if fits and reach_ms[trial.block_index] + cost.lookup_ms < base_ms:
-            trials.append(trial)
-            costs.append(cost)
-    outcomes = [select.trial(trial.trial_id) for trial in trials]
-    lost = [select.costs_agreement(each.predicted) for each in outcomes]
-    shape = (len(trials), len(select))
-    instance = make_instance(
-        block=[trial.block_index for trial in trials],
-        score=np.array([each.score for each in outcomes], dtype=np.float32).reshape(shape),
-        wrong=np.array(lost, dtype=bool).reshape(shape),
-        reach_ms=[reach_ms[trial.block_index] for trial in trials],
-        lookup_ms=[cost.lookup_ms for cost in costs],
-        penalty_ms=[cost.penalty_ms for cost in costs],
-        memory_bytes=[trial.memory_bytes for trial in trials],
-        base_ms=base_ms,
-        memory_limit_bytes=settings.memory_limit_bytes,
-        one_lookup_at_a_time=placement == "overlapped",
-        slowdown_limit_ms=settings.slowdown_limit_ms(library.manifest.profile),
-    )
-    frontier = search_frontier(instance)
-    for objective in PUBLISHED:  # so that the result is never slower than theirs at the agreement they reach
-        asked = replace(settings, objective=objective, solver="auto")
-        plan = plan_published(library, asked, placement, select.tabled())
-        frontier.found.add(_cuts(instance, trials, plan.choice.candidates))
-    return Contest(placement, tuple(trials), instance, frontier)
-
-
-def _cuts(instance: Instance, trials: Sequence[Trial], candidates: Sequence[Candidate]) -> Chosen:
-    position = {trial.trial_id: index for index, trial in enumerate(trials)}
-    pairs = [
-        (trial, int((instance.score[trial] >= np.float32(candidate.threshold)).sum()))
-        for candidate in candidates
-        if (trial := position.get(candidate.trial_id)) is not None
-    ]
-    return tuple(sorted((trial, cut) for trial, cut in pairs if cut))
-
-
-def _solve(
-    contest: Contest, budget: int, settings: Settings, *, thorough: bool = False, prove: bool = False
-) -> ExactChoice:
-    return solve_exact(
-        contest.instance,
-        budget,
-        frontier=contest.frontier,
-        solver=settings.solver,
-        thorough=thorough,
-        prove=prove or thorough,
-    )
-
-
-def path_within(
-    instance: Instance, budget: float, steps: Sequence[float] = STEPS, *, frontier: Frontier | None = None
-) -> list[ExactChoice]:
-    """Return the settings to walk through, strictest first, each faster than the one before.
-
-    `budget` is how many disagreements are tolerated among the inputs of `instance`, `steps` are shares of it.
-    `frontier` is the result of `search_frontier` with the smoothed loss, to share among budgets.
-    """
-    if not instance.trials:
-        return []
-    risky = replace(instance, loss=smoothed_loss(instance))
-    frontier = frontier or search_frontier(risky)
-    path: list[ExactChoice] = []
-    for risk in (share * budget for share in steps) if budget > 0.0 else ():
-        chosen = _without_trifles(risky, frontier.within(float(risk), thorough=False), float(risk))
-        outcome = instance.outcome(chosen)
-        fastest_ms = path[-1].outcome.mean_latency_ms if path else instance.base_ms
-        if outcome.mean_latency_ms < fastest_ms:
-            path.append(ExactChoice(chosen, outcome, 0.0, SEARCH))
-    return path
-
-
-def _without_trifles(instance: Instance, chosen: Chosen, budget: float) -> Chosen:
-    """Drop exits that save next to nothing: each is one more cut through the network, and often luck."""
-    for pair in chosen:
-        fewer = tuple(other for other in chosen if other != pair)
-        before, after = instance.outcome(chosen), instance.outcome(fewer)
-        if (
-            after.mean_latency_ms <= (1.0 + TRIFLE) * before.mean_latency_ms
-            and after.disagreements <= budget + ROUNDING
-        ):
-            chosen = fewer
-    return chosen
-
-
-def candidates_of(contest: Contest, chosen: Chosen) -> tuple[Candidate, ...]:
-    """Return what was chosen as candidates, with thresholds instead of cuts."""
-    instance = contest.instance
-    return tuple(
-        Candidate(
-            trial_id=contest.trials[trial].trial_id,
-            block_index=contest.trials[trial].block_index,
-            variant=contest.trials[trial].variant,
-            threshold=instance.threshold(trial, cut),
-            hit_rate=cut / instance.inputs,
-            accuracy=1.0 - float(instance.wrong[trial, instance.order[trial, :cut]].mean()),
-            lookup_ms=float(instance.lookup_ms[trial]),
-            penalty_ms=float(instance.penalty_ms[trial]),
-            memory_bytes=int(instance.memory_bytes[trial]),
-        )
-        for trial, cut in chosen
-    )
-
-
-def plan_of(
-    library: Library, settings: Settings, contest: Contest, select: SplitOutcomes, choice: ExactChoice
-) -> CandidatePlan:
-    """Return the plan that deploys `choice`, replayed on the select split."""
-    candidates = candidates_of(contest, choice.chosen)
-    overlapped = contest.placement == "overlapped"
-    problem = problem_of(library, settings, candidates, one_lookup_at_a_time=overlapped)
-    answer = Selection(candidates, choice.outcome.mean_latency_ms, choice.gap, choice.solver)
-    return describe(library, problem, contest.placement, answer, select)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -79,10 +79,10 @@ class EngineAnswers:
             )
             for setting, model in zip(settings, models, strict=True):
                 self._models[setting] = model
-                self._answers[setting] = self._run(model)
+                self._answers[setting] = self._answered(setting)
         for setting in wanted:
             if setting not in self._answers:
-                self._answers[setting] = self._run(self._models[setting])
+                self._answers[setting] = self._answered(setting)
 
     def keep(self, exits: Sequence[tuple[TrialId, float]]) -> None:
         """Write the networks that `graph_files` names: with these exits, and without any."""
@@ -93,14 +93,24 @@ class EngineAnswers:
         ):
             atomic_write_bytes(path, self._models[setting])
 
-    def _run(self, model: bytes) -> Answers:
+    def _answered(self, setting: Setting) -> Answers:
+        """What the engine answers with these exits; inputs are left out that neighbours tell of."""
+        neighbours = _neighbours(setting, self._answers)
+        if neighbours is None:
+            return self._run(self._models[setting], np.arange(len(self._inputs)))
+        (left_at, answer), (left_earlier_at, other_answer) = neighbours
+        open_rows = np.flatnonzero((left_at != left_earlier_at) | (answer != other_answer))
+        left_at, answer = left_at.copy(), answer.copy()
+        left_at[open_rows], answer[open_rows] = self._run(self._models[setting], open_rows)
+        return left_at, answer
+
+    def _run(self, model: bytes, rows: NDArray[np.int64]) -> Answers:
         graph = self._backend.compile(model)
         left_at: list[int] = []
         answer: list[int] = []
-        for start in range(0, len(self._inputs), _CHUNK):
-            images = self._inputs.images(range(start, min(start + _CHUNK, len(self._inputs))))
-            for row in images.split(1):
-                probabilities, position = graph.answer(row)
+        for start in range(0, len(rows), _CHUNK):
+            for x in self._inputs.images(rows[start : start + _CHUNK]).split(1):
+                probabilities, position = graph.answer(x)
                 left_at.append(position)
                 answer.append(int(probabilities.argmax()))
         return np.array(left_at, dtype=np.int64), np.array(answer, dtype=np.int64)
@@ -110,6 +120,30 @@ class EngineAnswers:
             EngineExit(self._blocks[trial_id], self._pieces.cache(trial_id), threshold)
             for trial_id, threshold in setting
         ]
+
+
+def _neighbours(setting: Setting, known: Mapping[Setting, Answers]) -> tuple[Answers, Answers] | None:
+    """Answers of a stricter and of a looser setting of the same exits, the nearest; None without both.
+
+    At falling thresholds an input leaves at the same exit or an earlier one. So one that leaves at the same
+    exit at both leaves there in between, too.
+    """
+    names = [trial_id for trial_id, _ in setting]
+    strict: Setting | None = None
+    loose: Setting | None = None
+    for other in known:
+        if not names or [trial_id for trial_id, _ in other] != names:
+            continue
+        if _at_least(other, setting) and (strict is None or _at_least(strict, other)):
+            strict = other
+        if _at_least(setting, other) and (loose is None or _at_least(other, loose)):
+            loose = other
+    return None if strict is None or loose is None else (known[strict], known[loose])
+
+
+def _at_least(strict: Setting, loose: Setting) -> bool:
+    """Whether no threshold of the one is below the other's."""
+    return all(a >= b for (_, a), (_, b) in zip(strict, loose, strict=True))
 
 
 def graph_backend(library: Library, name: str, *, calibrate_on: int = _CALIBRATION_INPUTS) -> GraphBackend:

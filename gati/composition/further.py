@@ -154,6 +154,11 @@ class ExtendedOutcomes(SplitOutcomes):
             self._further.answer(self.library, [trial_id])
         return _after(self._own.trial(trial_id), self._further.outcomes[trial_id])
 
+    def expect(self, path: Sequence[Sequence[Candidate]]) -> None:
+        """As `SplitOutcomes.expect`."""
+        for engine in self._engines or ():
+            engine.ask(path)
+
     def replay(self, problem: Problem, chosen: Sequence[Candidate]) -> Replay:
         """As `SplitOutcomes.replay`; an engine of reduced precision is asked."""
         if self._engines is None:

@@ -13,9 +13,9 @@ import numpy as np
 
 from gati.composition.backends import choose_backend
 from gati.composition.certificate import Counts, agreement_lower_bound
-from gati.composition.certified import Contest, candidates_of, contest_of, plan_of
 from gati.composition.compose import check_memory, check_settings, placements, to_composition
 from gati.composition.composition import Composition
+from gati.composition.contests import Contest, candidates_of, contest_of, plan_of
 from gati.composition.exact import ExactChoice, solve_exact
 from gati.composition.ledger import Ledger, enter_use, split_identity
 from gati.composition.outcomes import SplitOutcomes, outcomes_of

@@ -1,0 +1,179 @@
+"""One placement's exact problem on the select split, and the path of settings through it.
+
+Risk, not disagreements: among thousands of cuts some are right by luck on this split and wrong on the next,
+most of all where no disagreement is allowed. So half of what an input counts is whether its answer is wrong,
+half how often answers are wrong at such a score (`smoothed_loss`). Risk also grades the strict end finely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gati.composition.candidates import lookup_cost, reach_by_block
+from gati.composition.composition import Objective
+from gati.composition.exact import SEARCH, ExactChoice, solve_exact
+from gati.composition.instance import Chosen, Instance, make_instance
+from gati.composition.outcomes import SplitOutcomes
+from gati.composition.plans import CandidatePlan, Settings, describe, plan_published, problem_of
+from gati.composition.problem import Candidate, Selection
+from gati.composition.risk import smoothed_loss
+from gati.composition.search import ROUNDING, Frontier, search_frontier
+from gati.exploration.library import Library
+from gati.types import Placement, Trial
+
+__all__ = [
+    "FEW_STEPS",
+    "STEPS",
+    "Contest",
+    "candidates_of",
+    "contest_of",
+    "path_within",
+    "plan_of",
+    "solve_within",
+]
+
+PUBLISHED: tuple[Objective, ...] = ("relaxed", "full")
+# Budgets on the path, as shares of the tolerated disagreements: a few strict ones, for when there is little
+# to certify on, then fine steps, so that the walk stops close to what can be certified.
+STEPS = (0.05, 0.1, 0.2, *np.linspace(0.3, 1.4, 34))
+FEW_STEPS = (0.1, 0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95, 1.05, 1.2, 1.4)  # where each is run by the engine
+TRIFLE = 0.002  # of the mean latency
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One placement's instance of the exact problem, and the trials it is made of."""
+
+    placement: Placement
+    trials: tuple[Trial, ...]
+    instance: Instance
+    frontier: Frontier
+
+
+def contest_of(library: Library, settings: Settings, placement: Placement, select: SplitOutcomes) -> Contest:
+    """Return one placement's exact problem on the select split, with the frontier of a first search."""
+    reach_ms = reach_by_block(library.manifest.blocks)
+    base_ms = library.manifest.profile.base_ms
+    trials, costs = [], []
+    for trial in sorted(library.trials, key=lambda trial: (trial.block_index, trial.trial_id)):
+        cost = lookup_cost(trial, placement)
+        if trial.status != "trained" or cost is None:
+            continue
+        fits = settings.memory_limit_bytes is None or trial.memory_bytes <= settings.memory_limit_bytes
+        if fits and reach_ms[trial.block_index] + cost.lookup_ms < base_ms:
+            trials.append(trial)
+            costs.append(cost)
+    outcomes = [select.trial(trial.trial_id) for trial in trials]
+    lost = [select.costs_agreement(each.predicted) for each in outcomes]
+    shape = (len(trials), len(select))
+    instance = make_instance(
+        block=[trial.block_index for trial in trials],
+        score=np.array([each.score for each in outcomes], dtype=np.float32).reshape(shape),
+        wrong=np.array(lost, dtype=bool).reshape(shape),
+        reach_ms=[reach_ms[trial.block_index] for trial in trials],
+        lookup_ms=[cost.lookup_ms for cost in costs],
+        penalty_ms=[cost.penalty_ms for cost in costs],
+        memory_bytes=[trial.memory_bytes for trial in trials],
+        base_ms=base_ms,
+        memory_limit_bytes=settings.memory_limit_bytes,
+        one_lookup_at_a_time=placement == "overlapped",
+        slowdown_limit_ms=settings.slowdown_limit_ms(library.manifest.profile),
+    )
+    frontier = search_frontier(instance)
+    for objective in PUBLISHED:  # so that the result is never slower than theirs at the agreement they reach
+        asked = replace(settings, objective=objective, solver="auto")
+        plan = plan_published(library, asked, placement, select.tabled())
+        frontier.found.add(_cuts(instance, trials, plan.choice.candidates))
+    return Contest(placement, tuple(trials), instance, frontier)
+
+
+def _cuts(instance: Instance, trials: Sequence[Trial], candidates: Sequence[Candidate]) -> Chosen:
+    position = {trial.trial_id: index for index, trial in enumerate(trials)}
+    pairs = [
+        (trial, int((instance.score[trial] >= np.float32(candidate.threshold)).sum()))
+        for candidate in candidates
+        if (trial := position.get(candidate.trial_id)) is not None
+    ]
+    return tuple(sorted((trial, cut) for trial, cut in pairs if cut))
+
+
+def solve_within(
+    contest: Contest, budget: int, settings: Settings, *, thorough: bool = False, prove: bool = False
+) -> ExactChoice:
+    """The fastest composition of a contest within a budget of disagreements. Raises SolverError."""
+    return solve_exact(
+        contest.instance,
+        budget,
+        frontier=contest.frontier,
+        solver=settings.solver,
+        thorough=thorough,
+        prove=prove or thorough,
+    )
+
+
+def path_within(
+    instance: Instance, budget: float, steps: Sequence[float] = STEPS, *, frontier: Frontier | None = None
+) -> list[ExactChoice]:
+    """Return the settings to walk through, strictest first, each faster than the one before.
+
+    `budget` is how many disagreements are tolerated among the inputs of `instance`, `steps` are shares of it.
+    `frontier` is the result of `search_frontier` with the smoothed loss, to share among budgets.
+    """
+    if not instance.trials:
+        return []
+    risky = replace(instance, loss=smoothed_loss(instance))
+    frontier = frontier or search_frontier(risky)
+    path: list[ExactChoice] = []
+    for risk in (share * budget for share in steps) if budget > 0.0 else ():
+        chosen = _without_trifles(risky, frontier.within(float(risk), thorough=False), float(risk))
+        outcome = instance.outcome(chosen)
+        fastest_ms = path[-1].outcome.mean_latency_ms if path else instance.base_ms
+        if outcome.mean_latency_ms < fastest_ms:
+            path.append(ExactChoice(chosen, outcome, 0.0, SEARCH))
+    return path
+
+
+def _without_trifles(instance: Instance, chosen: Chosen, budget: float) -> Chosen:
+    """Drop exits that save next to nothing: each is one more cut through the network, and often luck."""
+    for pair in chosen:
+        fewer = tuple(other for other in chosen if other != pair)
+        before, after = instance.outcome(chosen), instance.outcome(fewer)
+        if (
+            after.mean_latency_ms <= (1.0 + TRIFLE) * before.mean_latency_ms
+            and after.disagreements <= budget + ROUNDING
+        ):
+            chosen = fewer
+    return chosen
+
+
+def candidates_of(contest: Contest, chosen: Chosen) -> tuple[Candidate, ...]:
+    """Return what was chosen as candidates, with thresholds instead of cuts."""
+    instance = contest.instance
+    return tuple(
+        Candidate(
+            trial_id=contest.trials[trial].trial_id,
+            block_index=contest.trials[trial].block_index,
+            variant=contest.trials[trial].variant,
+            threshold=instance.threshold(trial, cut),
+            hit_rate=cut / instance.inputs,
+            accuracy=1.0 - float(instance.wrong[trial, instance.order[trial, :cut]].mean()),
+            lookup_ms=float(instance.lookup_ms[trial]),
+            penalty_ms=float(instance.penalty_ms[trial]),
+            memory_bytes=int(instance.memory_bytes[trial]),
+        )
+        for trial, cut in chosen
+    )
+
+
+def plan_of(
+    library: Library, settings: Settings, contest: Contest, select: SplitOutcomes, choice: ExactChoice
+) -> CandidatePlan:
+    """Return the plan that deploys `choice`, replayed on the select split."""
+    candidates = candidates_of(contest, choice.chosen)
+    overlapped = contest.placement == "overlapped"
+    problem = problem_of(library, settings, candidates, one_lookup_at_a_time=overlapped)
+    answer = Selection(candidates, choice.outcome.mean_latency_ms, choice.gap, choice.solver)
+    return describe(library, problem, contest.placement, answer, select)

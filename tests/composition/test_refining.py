@@ -1,0 +1,85 @@
+"""Settings between those of a path: what is skipped passes, and what is not run is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gati.composition.certificate import p_value
+from gati.composition.certified import Proposal, propose
+from gati.composition.outcomes import EngineOutcomes
+from gati.composition.plans import Settings
+from gati.composition.refining import wrong_in_between
+from gati.composition.replay import ExitCost, Replay, ReplayExit, replay
+from gati.composition.verdicts import count_losses
+from gati.exploration.library import CERTIFY, SELECT, Library
+from tests.composition.libraries import make_library
+from tests.composition.test_coarse_engines import Coarse
+
+ACCURACY, DELTA, INPUTS = 0.95, 0.05, 400
+
+
+@st.composite
+def neighbours(draw: st.DrawFn) -> tuple[Replay, Replay, Replay]:
+    """A strict, a middle and a loose setting of the same exits, replayed on random outcomes."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    exits, inputs = draw(st.integers(1, 4)), 60
+    scores = random.normal(size=(exits, inputs)).astype(np.float32)
+    predicted = random.integers(0, 3, size=(exits, inputs))
+    base_class = random.integers(0, 3, inputs)
+    thresholds = np.sort(random.normal(size=(3, exits)), axis=0)[::-1]
+    cost = ExitCost(1.0, 0.5, 0.1)
+
+    def replayed(at: int) -> Replay:
+        every = zip(scores, predicted, thresholds[at], strict=True)
+        return replay([ReplayExit(s, p, float(t), cost) for s, p, t in every], base_class, 9.0)
+
+    return replayed(0), replayed(1), replayed(2)
+
+
+@settings(deadline=None)
+@given(neighbours())
+def test_in_between_an_input_leaves_no_later_than_at_the_stricter_and_no_earlier_than_at_the_looser(
+    found: tuple[Replay, Replay, Replay],
+) -> None:
+    strict, middle, loose = found
+    assert (loose.left_at <= middle.left_at).all() and (middle.left_at <= strict.left_at).all()
+    assert not (middle.wrong & ~wrong_in_between(strict, loose)).any()
+    alike = (strict.left_at == loose.left_at) & (strict.answer == loose.answer)
+    assert (middle.answer[alike] == strict.answer[alike]).all()
+
+
+def proposed(folder: Path, seed: int, each: int) -> tuple[Library, Coarse, Proposal]:
+    library = make_library(folder, quality=4.0, inputs=INPUTS, certify=INPUTS, seed=seed)
+    engine = Coarse(library, each=each)
+    wanted = Settings(accuracy=ACCURACY, slowdown=None)
+    return library, engine, propose(library, wanted, ["inline"], EngineOutcomes(library, SELECT, engine), 400)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_walk_ends_where_one_that_counts_every_setting_ends(tmp_path: Path, seed: int) -> None:
+    library, engine, proposal = proposed(tmp_path, seed, each=100)
+    assert len(proposal.path) > len(proposal.main)
+    latencies = [choice.outcome.mean_latency_ms for choice in proposal.path]
+    assert latencies == sorted(latencies, reverse=True)
+    split = EngineOutcomes(library, CERTIFY, engine)
+    certificate, position = proposal.walk(split)
+    counts = [count_losses(library, proposal.settings, each, split)[0] for each in proposal.candidates]
+    passes = [p_value(*each, ACCURACY) <= DELTA for each in counts]
+    every = passes.index(False) - 1 if False in passes else len(passes) - 1
+    assert position == (None if every < 0 else every)
+    if position is not None:
+        assert (certificate.losses, certificate.inputs) == counts[position]
+
+
+def test_it_ends_beyond_the_setting_where_a_walk_without_them_ends(tmp_path: Path) -> None:
+    farther = 0
+    for seed in range(6):
+        library, engine, proposal = proposed(tmp_path / str(seed), seed, each=100)
+        _, position = proposal.walk(EngineOutcomes(library, CERTIFY, engine))
+        farther += position not in (None, *proposal.main)
+    assert farther >= 2
