@@ -393,7 +393,10 @@ def test_engines_of_reduced_precision_share_what_the_attempt_may_err_with(
     assert certificate["level"] < 0.75 * 0.05
     assert certificate["n"] == 300 + 2000
     chosen = propose(reduced, settings, ["inline"], outcomes_of(reduced, SELECT), 2300)
-    setting = chosen.candidates[certificate["deployed"]]
+    exits = [(leaving.trial_id, leaving.threshold) for leaving in composition.exits]
+    (setting,) = (
+        each for each in chosen.candidates if [(one.trial_id, one.threshold) for one in each] == exits
+    )
     own = EngineOutcomes(reduced, CERTIFY, engine)  # type: ignore[arg-type]
     lost = [
         (engine(setting)[1][own.inputs] != own.base_class).sum(),
