@@ -48,7 +48,7 @@ types: $(STAMP) ## mypy, strict
 
 # The theme announces its successor at every build; that is no warning about our pages.
 docs: $(STAMP) ## guides and API reference as a site in build/site; warnings are errors
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/site/index.html"
 
 bench: $(STAMP) ## CIFAR-10 ResNets against themselves without caches, as JSON (needs DATA)
