@@ -11,7 +11,7 @@ DATA   ?= ../shared/data
 TWO    := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint types check format bench thrift clean
+.PHONY: help install demo test test-fast lint types check format docs bench thrift clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,6 +45,11 @@ format: $(STAMP) ## let ruff mend what it can
 
 types: $(STAMP) ## mypy, strict
 	$(BIN)/mypy --strict gati services
+
+# The theme announces its successor at every build; that is no warning about our pages.
+docs: $(STAMP) ## guides and API reference as a site in build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "build/site/index.html"
 
 bench: $(STAMP) ## CIFAR-10 ResNets against themselves without caches, as JSON (needs DATA)
 	$(BIN)/python benchmarks/resnet_cifar10.py --data $(DATA)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,8 @@ MODULES = sorted(
     for path in REPOSITORY.glob(f"{room}/**/*.py")
     if GENERATED not in path.parents
 )
+
+NOTE = (REPOSITORY / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 # Rooms from the bottom up: a room may import what stands before its own line, and nothing of its own line.
 LAYERS = (
@@ -137,6 +141,33 @@ def test_a_class_name_means_one_thing() -> None:
             homes.setdefault(name, []).append(name_of(path))
     shared = {name: sorted(modules) for name, modules in homes.items() if len(modules) > 1}
     assert not shared
+
+
+def test_the_architecture_note_names_every_room_and_no_other() -> None:
+    table = NOTE.partition("## Rooms")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    paths = [path for cell in cells for path in re.findall("`(.*?)`", cell)]
+    rooms = [path.removesuffix(".py").replace("/", ".") for path in paths]
+    assert sorted(rooms) == sorted(LEVELS)
+    assert all(LEVELS[former] <= LEVELS[later] for former, later in pairwise(rooms)), "not as in LAYERS"
+
+
+def test_the_picture_of_the_rooms_shows_what_imports_what() -> None:
+    picture = NOTE.partition("```mermaid")[2].partition("```")[0]
+    rooms = {room.removeprefix("gati."): room for room in LEVELS if is_package(room)}
+    assert set(re.findall(r"^    (\w+)\[", picture, re.MULTILINE)) == set(rooms)
+    arrows = {
+        (rooms[start], rooms[end])
+        for start, ends in re.findall(r"^    (\w+).* --> (.+)$", picture, re.MULTILINE)
+        for end in ends.split(" & ")
+    }
+    imports = {(room_of(name_of(path)), room_of(name)) for path in MODULES for name in imports_of(path)}
+    assert arrows
+    assert not arrows - imports, "arrows in ARCHITECTURE.md without an import"
+
+
+def is_package(room: str) -> bool:
+    return (REPOSITORY / room.replace(".", "/")).is_dir()
 
 
 def test_no_files_import_each_other() -> None:

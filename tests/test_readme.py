@@ -1,4 +1,4 @@
-"""The README is run: its shell lines fit the command line, its Python runs on the demo's files."""
+"""README and guides are run: shell lines fit the command line, Python runs on the demo's files."""
 
 from __future__ import annotations
 
@@ -13,20 +13,31 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from benchmarks.latency_plot import COLOURS, ENGINES, INKS, measured_points
 from gati.cli import app
 from tests.conftest import REPOSITORY, Demo
 
-TEXT = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-SHELL_LINES = [
-    line.split("  #")[0].strip()
-    for language, block in BLOCKS
-    if language == "sh"
-    for line in block.replace("\\\n", " ").splitlines()
-    if line.strip()
-]
-PROGRAMS = [block for language, block in BLOCKS if language == "python"]
-INLINE = re.findall(r"`(gati [a-z]+[^`\n]*)`", TEXT)
+README = REPOSITORY / "README.md"
+TEXT = README.read_text(encoding="utf-8")
+PAGES = {path: path.read_text(encoding="utf-8") for path in (README, *sorted(REPOSITORY.glob("docs/*.md")))}
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RUN = (README, REPOSITORY / "docs" / "python.md")  # their programs need no more than the demo
+
+
+def shell_lines(text: str) -> list[str]:
+    return [
+        line.split("  #")[0].strip()
+        for language, block in BLOCK.findall(text)
+        if language == "sh"
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.strip()
+    ]
+
+
+SHELL_LINES = sorted({line for text in PAGES.values() for line in shell_lines(text)})
+PROGRAMS = [block for path in RUN for language, block in BLOCK.findall(PAGES[path]) if language == "python"]
+INLINE = sorted({line for text in PAGES.values() for line in re.findall(r"`(gati [a-z]+[^`\n]*)`", text)})
+MEASURED = (REPOSITORY / "benchmarks" / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_first_screen_has_the_two_commands() -> None:
@@ -45,7 +56,7 @@ def test_make_knows_the_target(line: str) -> None:
 def test_gati_knows_the_verb_and_every_option(line: str) -> None:
     verb, *arguments = shlex.split(line)[1:]
     command = get_command(app).commands[verb]  # type: ignore[attr-defined]
-    while hasattr(command, "commands"):  # a group of verbs
+    while hasattr(command, "commands") and arguments:  # a group of verbs
         command = command.commands[arguments.pop(0)]
     if arguments == ["--help"]:
         return
@@ -56,14 +67,40 @@ def test_gati_knows_the_verb_and_every_option(line: str) -> None:
         command.make_context(f"gati {verb}", arguments)
 
 
-def test_every_shell_line_is_one_of_ours() -> None:
-    assert all(line.startswith(("make ", "gati ")) for line in SHELL_LINES)
+def test_every_shell_line_of_the_readme_is_one_of_ours() -> None:
+    assert all(line.startswith(("make ", "gati ")) for line in shell_lines(TEXT))
 
 
-def test_every_link_leads_to_a_file() -> None:
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", TEXT) if not link.startswith("http")]
-    assert links
-    assert not [link for link in links if not (REPOSITORY / link).exists()]
+def test_the_readme_is_short() -> None:
+    assert len(TEXT.splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_to_a_file(page: Path) -> None:
+    pattern = r"""\]\(([^)#]+)|(?:src|srcset)="([^"]+)\""""
+    links = [markdown or html for markdown, html in re.findall(pattern, PAGES[page])]
+    assert not [link for link in links if not link.startswith("http") and not (page.parent / link).exists()]
+
+
+def test_the_readme_links_to_the_guides() -> None:
+    assert set(re.findall(r"\]\(docs/(\w+\.md)\)", TEXT)) == {path.name for path in PAGES if path != README}
+
+
+@pytest.mark.parametrize("page", [README, REPOSITORY / "docs" / "results.md"], ids=lambda page: page.name)
+def test_every_gain_was_measured(page: Path) -> None:
+    """A gain on these pages stands in the tables of `benchmarks`, with all its digits."""
+    gains = set(re.findall(r"\d\.\d\dx", PAGES[page]))
+    assert gains
+    assert not [gain for gain in gains if gain not in MEASURED]
+
+
+def test_the_picture_shows_the_figures_of_the_benchmarks() -> None:
+    points = measured_points(MEASURED)
+    assert {point.engine for point in points} == set(ENGINES)
+    assert {point.method for point in points} == set(COLOURS)
+    for ink in INKS:
+        picture = (REPOSITORY / "docs" / "images" / f"latency-{ink}.svg").read_text(encoding="utf-8")
+        assert not [point for point in points if f">{point.gain:.2f}x<" not in picture]
 
 
 @pytest.mark.slow
