@@ -25,8 +25,8 @@ from gati.evaluation.diagnosis import (
     CheapestLookup,
     DataForecast,
     Diagnosis,
-    EngineSpeed,
     DoctorFinding,
+    EngineSpeed,
     forecast_targets,
     parts_of,
 )
