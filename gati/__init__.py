@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from gati.evaluation.bench_result import Bench as Bench
     from gati.evaluation.certify import Recertification as Recertification
     from gati.evaluation.certify import certify as certify
+    from gati.evaluation.diagnosis import Diagnosis as Diagnosis
+    from gati.evaluation.doctor import doctor as doctor
     from gati.evaluation.evaluate import Evaluation as Evaluation
     from gati.evaluation.evaluate import evaluate as evaluate
     from gati.evaluation.predict import predict as predict
@@ -53,6 +55,7 @@ __all__ = [
     "Bench",
     "Composition",
     "ConcurrentEngine",
+    "Diagnosis",
     "Engine",
     "Evaluation",
     "Explanation",
@@ -71,6 +74,7 @@ __all__ = [
     "compose",
     "compose_within_latency",
     "demo",
+    "doctor",
     "evaluate",
     "explain",
     "explore",
@@ -86,6 +90,7 @@ _HOMES = {
     "Bench": "gati.evaluation.bench_result",
     "Composition": "gati.composition.composition",
     "ConcurrentEngine": "gati.engine.concurrent",
+    "Diagnosis": "gati.evaluation.diagnosis",
     "Engine": "gati.engine.engine",
     "Evaluation": "gati.evaluation.evaluate",
     "Explanation": "gati.composition.explain",
@@ -102,6 +107,7 @@ _HOMES = {
     "compose": "gati.composition.compose",
     "compose_within_latency": "gati.composition.pareto",
     "demo": "gati.cli.demo",
+    "doctor": "gati.evaluation.doctor",
     "evaluate": "gati.evaluation.evaluate",
     "explain": "gati.composition.explain",
     "explore": "gati.exploration.explore",

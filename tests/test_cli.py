@@ -19,8 +19,8 @@ from gati.types import TrialId
 from tests.composition.libraries import make_library
 
 VERBS = [
-    "blocks", "explore", "compose", "evaluate", "certify", "bench", "report", "serve", "query", "stream",
-    "replay", "predict", "export", "demo", "pipeline", "evict",
+    "blocks", "doctor", "explore", "compose", "evaluate", "certify", "bench", "report", "serve", "query",
+    "stream", "replay", "predict", "export", "demo", "pipeline", "evict",
 ]  # fmt: skip
 
 

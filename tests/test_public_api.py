@@ -17,8 +17,8 @@ FUNCTIONS = [name for name in gati.__all__ if callable(getattr(gati, name)) and 
 def test_all_is_sorted_and_complete() -> None:
     assert list(gati.__all__) == sorted(gati.__all__)
     assert set(gati.__all__) <= set(dir(gati))
-    verbs = {"blocks", "certify", "compose", "demo", "evaluate", "explain", "explore", "export", "load"}
-    verbs |= {"bench", "compose_within_latency", "explore_more", "pareto", "predict", "report"}
+    verbs = {"blocks", "certify", "compose", "demo", "doctor", "evaluate", "explain", "explore", "export"}
+    verbs |= {"bench", "compose_within_latency", "explore_more", "load", "pareto", "predict", "report"}
     assert verbs == set(FUNCTIONS)
 
 

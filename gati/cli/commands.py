@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 import gati
-from gati.cli import compare, evict, explore, pipelines, render, serve, stream
+from gati.cli import compare, doctor, evict, explore, pipelines, render, serve, stream
 from gati.cli.options import (
     CertifyData,
     Checkpoint,
@@ -87,6 +87,11 @@ def blocks(
     render.blocks(gati.blocks(model, checkpoint, pattern=pattern, size=size_of(size)))
 
 
+_verb(
+    "gati doctor torchvision:resnet18 --checkpoint mine.pt --data val/",
+    "gati doctor timm:vit_tiny_patch16_224",
+    "gati doctor models.py:build --data val.npz --train-data train.npz --json doctor.json",
+)(doctor.doctor)
 _verb(
     "gati explore torchvision:resnet18 --checkpoint mine.pt --data val/ --out runs/mine",
     "gati explore models.py:build --data val.npz --train-data train.npz --out runs/mine --budget 10m",

@@ -21,6 +21,7 @@ __all__ = [
     "Companions",
     "CompositionName",
     "Device",
+    "EXPLORE_BUDGET",
     "JsonFile",
     "LabelMapFile",
     "LibraryDir",

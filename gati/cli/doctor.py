@@ -1,0 +1,202 @@
+"""The verb `gati doctor`, and how its diagnosis looks in a terminal; `gati.cli` registers it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import gati
+from gati.cli.options import (
+    EXPLORE_BUDGET,
+    Checkpoint,
+    JsonFile,
+    Mean,
+    Model,
+    Resize,
+    Std,
+    numbers,
+    size_of,
+)
+from gati.cli.render import console, new_table, percent
+from gati.units import parse_duration
+
+if TYPE_CHECKING:
+    from gati.evaluation.diagnosis import CheapestLookup, DataForecast, Diagnosis, ExploreForecast
+
+__all__ = ["doctor"]
+
+_REFUSED = 2
+_WORTH = 1.5  # times as fast: what it takes to get there is said
+
+
+def doctor(
+    model: Model,
+    data: Annotated[
+        str | None, typer.Option(metavar="VAL", help="As for gati explore; without, inputs of noise.")
+    ] = None,
+    checkpoint: Checkpoint = None,
+    train_data: Annotated[str | None, typer.Option(metavar="MORE", help="As for gati explore.")] = None,
+    pattern: Annotated[
+        str | None, typer.Option("--blocks", metavar="PATTERN", help="Only blocks that match.")
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Of the inputs, where there is no --data.")
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="What gati explore would have.")
+    ] = EXPLORE_BUDGET,
+    confidence: Annotated[float, typer.Option(help="Of the certificates that the data allow.")] = 0.95,
+    seconds: Annotated[float, typer.Option(help="Ask no further question after so long.")] = 60.0,
+    mean: Mean = None,
+    std: Std = None,
+    resize: Resize = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Say what Gati could do for a network, before anything is trained; nothing is written.
+
+    Whether it can be cut and where, which engines are here and how fast the plain network is on them, what
+    the cheapest caches could gain at most, how long gati explore takes, and what the data allow to certify.
+    What would be refused says what to do; the exit status is then 2.
+    """
+    from gati.files import atomic_write_text
+
+    found = gati.doctor(
+        model,
+        checkpoint,
+        data=data,
+        train_data=train_data,
+        blocks=pattern,
+        size=size_of(size),
+        mean=numbers("--mean", mean),
+        std=numbers("--std", std),
+        resize=resize,
+        budget_s=parse_duration(budget),
+        confidence=confidence,
+        seconds=seconds,
+    )
+    if json_file is not None:
+        atomic_write_text(json_file, found.to_json())
+    _show(found)
+    if found.refused:
+        raise typer.Exit(_REFUSED)
+
+
+def _show(found: Diagnosis) -> None:
+    _show_network(found)
+    _show_engines(found)
+    _show_bound(found.best)
+    if found.explore is not None:
+        _show_explore(found.explore)
+    if found.data is not None:
+        _show_data(found.data)
+    for finding in found.findings:
+        print(f"{'refused' if finding.refuses else 'note'}: {finding.about}: {finding.message}")
+    print(f"looked at in {found.seconds:.0f} s; nothing was written")
+
+
+def _show_network(found: Diagnosis) -> None:
+    size = f"{found.parameters / 1e6:.2f} million weights"
+    if found.profile is None:
+        print(f"{found.model} ({size}) cannot be explored as it is, see below")
+        return
+    profile = found.profile
+    lookups = {lookup.block: lookup for lookup in found.lookups}
+    table = new_table(
+        *("#", "block", "kind", "output", "share", "until here"),
+        *("cheapest lookup", "gain if all leave", "if half"),
+        left=(1, 2, 3, 6),
+    )
+    for block in profile.blocks:
+        lookup = lookups.get(block.name)
+        table.add_row(
+            str(block.index),
+            block.name,
+            block.kind,
+            "x".join(map(str, block.output_shape)),
+            percent(block.latency_ms / profile.base_ms),
+            percent(block.reach_ms / profile.base_ms),
+            "" if lookup is None else f"{lookup.variant} {lookup.lookup_ms:.3f} ms",
+            "" if lookup is None else f"{lookup.gain(1.0):.2f}x",
+            "" if lookup is None else f"{lookup.gain(0.5):.2f}x",
+        )
+    console().print(table)
+    shape = "x".join(map(str, found.input_shape or ()))
+    print(
+        f"{found.model} ({size}) can be cut at {len(profile.blocks)} places; "
+        f"{profile.base_ms:.2f} ms for one input of {shape} ({profile.backend}, {profile.threads} threads)"
+    )
+    if profile.disturbance:
+        print(f"note: these latencies may be wrong: {profile.disturbance}")
+
+
+def _show_engines(found: Diagnosis) -> None:
+    for engine in found.engines:
+        if engine.base_ms is None:
+            print(f"engine {engine.name}: not measured: {engine.reason}")
+        else:
+            mark = ", the fastest here" if engine == found.fastest else ""
+            print(f"engine {engine.name} ({engine.precision}): {engine.base_ms:.3f} ms{mark}")
+
+
+def _show_bound(best: CheapestLookup | None) -> None:
+    if best is None:
+        return
+    share = best.share_for(_WORTH)
+    takes = "no share that leaves here" if share is None else f"{percent(share, 0)} must leave there"
+    print(
+        f"an oracle that knows every answer after {best.variant} at {best.block} would gain "
+        f"{best.gain(1.0):.1f}x; for {_WORTH:g}x {takes}"
+        + (" is enough" if share is None else "")
+        + " (whatever agrees, on torch)"
+    )
+
+
+def _show_explore(forecast: ExploreForecast) -> None:
+    places = len({block for block, _ in forecast.exits})
+    first = ", ".join(forecast.at_the_input) or "nothing"
+    print(
+        f"explore would train {first} at the input and {len(forecast.exits)} exits at {places} blocks; "
+        f"measuring takes about {_duration(forecast.measuring_s)}"
+    )
+    passes = [
+        f"{count:.0f} passes {where} ({_duration(each_s)} each)"
+        for count, each_s, where in (
+            (forecast.input_passes, forecast.input_pass_s, "at the input"),
+            (forecast.exit_passes, forecast.exit_pass_s, "of the exits"),
+        )
+        if count is not None and each_s is not None
+    ]
+    print(f"in {_duration(forecast.budget_s)} that is about {' and '.join(passes) or 'no training'}")
+    if forecast.usual_s is not None:
+        print(f"as many passes as without a budget take about {_duration(forecast.usual_s)}")
+
+
+def _show_data(data: DataForecast) -> None:
+    copies = "" if data.exact else ", copies not looked for"
+    print(
+        f"of {data.inputs} inputs {data.certify} are left to certify on, {data.select} choose{copies}; "
+        f"{data.train} train"
+    )
+    table = new_table(
+        "agreement",
+        f"certifiable at {percent(data.confidence, 0)} confidence",
+        "inputs of --data it takes",
+        left=(1,),
+    )
+    for target in data.targets:
+        allowed = target.losses_allowed
+        table.add_row(
+            f"{target.accuracy:g}",
+            "no" if allowed is None else f"with up to {allowed} losses",
+            str(target.held_out_needed),
+        )
+    console().print(table)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1.0:
+        return f"{1e3 * seconds:.0f} ms"
+    if seconds < 120.0:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200.0 else f"{seconds / 3600:.1f} h"

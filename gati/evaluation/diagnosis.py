@@ -1,0 +1,201 @@
+"""What the verb `doctor` found out about a network, and what follows from its numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gati.composition.certificate import p_value, required_inputs
+from gati.exploration.splits import inputs_to_select_on
+from gati.types import Profile
+
+__all__ = [
+    "TARGETS",
+    "CheapestLookup",
+    "DataForecast",
+    "Diagnosis",
+    "EngineSpeed",
+    "ExploreForecast",
+    "DoctorFinding",
+    "TargetForecast",
+    "forecast_targets",
+    "parts_of",
+]
+
+TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
+
+
+@dataclass(frozen=True)
+class DoctorFinding:
+    """Something to know, with what to do about it; `refuses` where `explore` would end with that line."""
+
+    about: str
+    message: str
+    refuses: bool
+
+
+@dataclass(frozen=True)
+class EngineSpeed:
+    """The plain network on one engine: median milliseconds for one input, or why there are none."""
+
+    name: str
+    precision: str
+    base_ms: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class CheapestLookup:
+    """The cheapest cache that `explore` would train at a block; milliseconds for one input, on torch."""
+
+    block: str
+    variant: str
+    reach_ms: float
+    lookup_ms: float
+    base_ms: float
+
+    def gain(self, share: float) -> float:
+        """How many times as fast the mean answer is if this `share` of inputs leaves here.
+
+        The others run to the end, and every input pays for the lookup. With a share of 1 it is what no
+        selector and no predictor of this cost can beat at this block.
+        """
+        mean_ms = self.lookup_ms + share * self.reach_ms + (1.0 - share) * self.base_ms
+        return self.base_ms / mean_ms if mean_ms > 0.0 else float("inf")
+
+    def share_for(self, gain: float) -> float | None:
+        """Which share of inputs must leave here for that gain; None where even all of them are too few."""
+        saved_ms = self.base_ms - self.reach_ms
+        needed_ms = self.lookup_ms + self.base_ms * (1.0 - 1.0 / gain)
+        return max(0.0, needed_ms / saved_ms) if saved_ms > 0.0 and needed_ms <= saved_ms else None
+
+
+@dataclass(frozen=True)
+class ExploreForecast:
+    """What `explore` would train by default, and how far it comes, estimated from a few steps of training.
+
+    `input_pass_s` and `exit_pass_s` are the seconds of a pass over all training inputs, of what reads the
+    network's input and of exits behind blocks; None where there are none or time was up.
+    """
+
+    at_the_input: tuple[str, ...]  # variants
+    exits: tuple[tuple[str, str], ...]  # (block, variant)
+    measuring_s: float
+    input_pass_s: float | None
+    exit_pass_s: float | None
+    budget_s: float
+    input_passes: float | None  # that fit into the budget
+    exit_passes: float | None
+    usual_s: float | None  # what the passes that explore makes without a budget would take
+
+
+@dataclass(frozen=True)
+class TargetForecast:
+    """Whether an agreement can be certified: with up to so many losses (None: not even without any).
+
+    `held_out_needed` is how many inputs `--data` would need for the first loss-free certificate.
+    """
+
+    accuracy: float
+    losses_allowed: int | None
+    held_out_needed: int
+
+
+@dataclass(frozen=True)
+class DataForecast:
+    """How `explore` would divide the inputs; `exact` where copies were looked for."""
+
+    inputs: int
+    train: int
+    select: int
+    certify: int
+    exact: bool
+    confidence: float
+    targets: tuple[TargetForecast, ...]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is known about a network before anything is trained. What is None was refused or not asked for."""
+
+    model: str
+    parameters: int
+    input_shape: tuple[int, ...] | None  # without the batch dimension
+    profile: Profile | None
+    engines: tuple[EngineSpeed, ...]
+    lookups: tuple[CheapestLookup, ...]
+    explore: ExploreForecast | None
+    data: DataForecast | None
+    findings: tuple[DoctorFinding, ...]
+    seconds: float
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether caches can sit in this network."""
+        return self.profile is not None
+
+    @property
+    def refused(self) -> bool:
+        """Whether `explore` would refuse this network or these inputs."""
+        return any(finding.refuses for finding in self.findings)
+
+    @property
+    def fastest(self) -> EngineSpeed | None:
+        """The engine that runs the plain network in the least time."""
+        measured = [engine for engine in self.engines if engine.base_ms is not None]
+        return min(measured, key=lambda engine: engine.base_ms or 0.0, default=None)
+
+    @property
+    def best(self) -> CheapestLookup | None:
+        """The lookup with the largest gain if all inputs left there: no single cache can gain more."""
+        return max(self.lookups, key=lambda lookup: lookup.gain(1.0), default=None)
+
+    def to_json(self) -> str:
+        """Return strict JSON, with what the numbers imply."""
+        values: dict[str, Any] = asdict(self)
+        values |= {"can_be_cut": self.can_be_cut, "refused": self.refused}
+        values["fastest"] = None if self.fastest is None else self.fastest.name
+        values["bound"] = None if self.best is None else self.best.gain(1.0)
+        for written, lookup in zip(values["lookups"], self.lookups, strict=True):
+            written |= {"gain_of_all": lookup.gain(1.0), "gain_of_half": lookup.gain(0.5)}
+        return json.dumps(values, indent=1, allow_nan=False) + "\n"
+
+
+def parts_of(inputs: int, train_data: bool) -> tuple[int, int, int]:
+    """How many of so many different inputs train, choose and certify, by number alone."""
+    train = 0 if train_data else inputs // 3
+    select = inputs_to_select_on(inputs - train)
+    return train, select, inputs - train - select
+
+
+def forecast_targets(certify: int, confidence: float, train_data: bool) -> tuple[TargetForecast, ...]:
+    """What so many inputs to certify on allow, by the exact binomial test on one engine.
+
+    Raises CompositionError for a confidence outside (0, 1).
+    """
+    delta = 1.0 - confidence
+    found = []
+    for accuracy in TARGETS:
+        needed = required_inputs(accuracy, delta)
+        losses = _most_losses(certify, accuracy, delta) if certify >= needed else None
+        found.append(TargetForecast(accuracy, losses, _held_out_for(needed, train_data)))
+    return tuple(found)
+
+
+def _most_losses(inputs: int, accuracy: float, delta: float) -> int:
+    """The most losses that still certify; none at all must do so."""
+    low, high = 0, inputs
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if p_value(middle, inputs, accuracy) <= delta else (low, middle)
+    return low
+
+
+def _held_out_for(certify: int, train_data: bool) -> int:
+    """The fewest inputs of `--data` of which so many certify; the part that certifies grows with them."""
+    low, high = certify - 1, 4 * certify + 4
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if parts_of(middle, train_data)[2] >= certify else (middle, high)
+    return high

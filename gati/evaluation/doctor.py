@@ -1,0 +1,345 @@
+"""The verb `doctor`: what a network, its data and this machine allow, in under a minute and nothing written.
+
+Each question is asked by itself: what refuses one is told with what to do, and the others go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gati.costs.profile import measure_profile
+from gati.engine.backends import BACKENDS, Backend, GraphBackend
+from gati.engine.engine import Engine
+from gati.errors import DataError, GatiError, ModelError, one_line
+from gati.evaluation.diagnosis import (
+    CheapestLookup,
+    DataForecast,
+    Diagnosis,
+    DoctorFinding,
+    EngineSpeed,
+    forecast_targets,
+    parts_of,
+)
+from gati.evaluation.forecast import Rates, forecast_explore
+from gati.evaluation.timing import BenchEntry, measure_latency
+from gati.exploration.alike import warning_of_neighbours
+from gati.exploration.candidates import Specification, measured_costs, specify, wanted
+from gati.exploration.inspect import example_inputs
+from gati.exploration.schedule import students_for
+from gati.exploration.splits import split_inputs
+from gati.model.blocks import find_blocks
+from gati.model.data import Data, load_data
+from gati.model.entry import INPUT, means_input
+from gati.model.load import LoadedModel, load_model
+from gati.model.outputs import check_base_outputs, outputs_kind
+from gati.model.segments import TracedModel, trace
+from gati.types import OutputsKind, Profile
+
+__all__ = ["doctor"]
+
+_SAMPLED = 64  # inputs that the network answers
+_COUNTED = 10_000  # inputs: among more, copies are not looked for
+_REPETITIONS = 15
+_REQUESTS = 20  # on each engine
+_FOR_ENGINES = 0.6  # of the time: then no other engine is begun
+_CONFIDENCE, _BUDGET_S = 0.95, 25 * 60.0
+
+T = TypeVar("T")
+
+
+def doctor(
+    model: str | Path,
+    checkpoint: str | Path | None = None,
+    *,
+    data: Any = None,
+    train_data: Any = None,
+    blocks: str | None = None,
+    size: tuple[int, int] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    resize: int | None = None,
+    budget_s: float = _BUDGET_S,
+    confidence: float = _CONFIDENCE,
+    seed: int = 0,
+    seconds: float = 60.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> Diagnosis:
+    """Say what Gati could do for a network, before anything is trained. Writes nothing.
+
+    Whether it can be cut, its blocks with their latencies, how fast the plain network is on the engines here,
+    what an oracle could gain with the cheapest caches, how far `explore` comes in `budget_s`, and what the
+    inputs allow to certify. Arguments are those of `explore`; `size` is for networks without `data`, see
+    `blocks`. After about `seconds` no further question is asked; what was left out says so.
+
+    What one of these refuses is a finding, with what to do; the others are answered all the same.
+
+    **Raises:** `ModelError`, `CheckpointError` when there is no network to look at; `CompositionError` for a
+    confidence outside (0, 1).
+    """
+    examination = _Examination(clock, seconds)
+    loaded = load_model(model, checkpoint, mean=mean, std=std, resize=resize)
+    if loaded.note:
+        examination.note("model", loaded.note)
+    given = _Given(data, train_data, confidence, seed)
+    inputs = None if data is None else examination.ask("data", partial(_inputs, loaded, given, examination))
+    asked = inputs.sample if inputs is not None else None
+    answered = examination.ask("network", partial(_answers, loaded, asked, size, clock))
+    cut = None if answered is None else examination.ask("blocks", partial(_cut, loaded, answered, blocks))
+    engines: tuple[EngineSpeed, ...] = ()
+    specifications: tuple[Specification, ...] = ()
+    explore = None
+    if cut is not None and answered is not None:
+        engines = examination.ask("engines", partial(_engines, cut, answered, examination)) or ()
+        costs = partial(_specifications, cut, loaded, budget_s)
+        specifications = examination.ask("caches", costs) or ()
+        if inputs is not None and specifications:
+            rates = Rates(
+                answer_s=answered.seconds / len(answered.example),
+                engines_ms={engine.name: engine.base_ms for engine in engines if engine.base_ms},
+            )
+            explore = examination.ask(
+                "explore",
+                partial(
+                    forecast_explore,
+                    loaded.module,
+                    cut.traced,
+                    specifications,
+                    inputs.training,
+                    inputs.held_out,
+                    answered.kind,
+                    rates,
+                    budget_s,
+                    clock,
+                ),
+            )
+    return Diagnosis(
+        model=loaded.source,
+        parameters=sum(parameter.numel() for parameter in loaded.module.parameters()),
+        input_shape=None if answered is None else tuple(answered.example.shape[1:]),
+        profile=None if cut is None else cut.profile,
+        engines=engines,
+        lookups=() if cut is None else _cheapest(specifications, cut.profile),
+        explore=explore,
+        data=None if inputs is None else inputs.forecast,
+        findings=tuple(examination.findings),
+        seconds=examination.spent_s,
+    )
+
+
+class _Examination:
+    """Asks one question after the other, and keeps what was found."""
+
+    def __init__(self, clock: Callable[[], float], seconds: float) -> None:
+        self._clock, self._began, self._seconds = clock, clock(), seconds
+        self.findings: list[DoctorFinding] = []
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since the beginning."""
+        return self._clock() - self._began
+
+    def is_late(self, share: float = 1.0) -> bool:
+        """Whether that share of the time has passed."""
+        return self.spent_s >= share * self._seconds
+
+    def note(self, about: str, message: str) -> None:
+        """Keep something that refuses nothing."""
+        self.findings.append(DoctorFinding(about, message, refuses=False))
+
+    def ask(self, about: str, question: Callable[[], T]) -> T | None:
+        """The answer, or None with a finding that says why there is none."""
+        if self.is_late():
+            self.note(about, f"not examined: {self._seconds:g} seconds were over; give --seconds more")
+            return None
+        try:
+            return question()
+        except GatiError as error:
+            self.findings.append(DoctorFinding(about, str(error), refuses=True))
+            return None
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What the user gave beside the network."""
+
+    data: Any
+    train_data: Any
+    confidence: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class _FoundInputs:
+    """The inputs as `explore` would divide them, and some of them."""
+
+    sample: Tensor
+    training: Data
+    held_out: int
+    forecast: DataForecast
+
+
+@dataclass(frozen=True)
+class _Answered:
+    """Inputs [n, ...] that the network answers, and how long it took."""
+
+    example: Tensor
+    kind: OutputsKind
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """The network cut at its blocks."""
+
+    traced: TracedModel
+    profile: Profile
+
+
+def _inputs(loaded: LoadedModel, given: _Given, examination: _Examination) -> _FoundInputs:
+    held = load_data(given.data, loaded.preprocessing, what="--data")
+    separate = given.train_data is not None
+    more = load_data(given.train_data, loaded.preprocessing, what="--train-data") if separate else None
+    sample = held.images(np.unique(np.linspace(0, len(held) - 1, _SAMPLED).astype(np.int64)))
+    exact = len(held) + (0 if more is None else len(more)) <= _COUNTED
+    if exact:
+        divided = split_inputs(held, more, given.seed)
+        select = int((divided.split == 0).sum())
+        train, certify = len(divided.train), len(divided.split) - select
+        training = divided.train
+        for note in (*divided.notes, warning_of_neighbours(held)):
+            if note:
+                examination.note("data", note)
+    else:
+        train, select, certify = parts_of(len(held), separate)
+        training = held.subset(range(train)) if more is None else more
+        train = len(training)
+        examination.note("data", f"copies were not looked for among more than {_COUNTED:,} inputs")
+    targets = forecast_targets(certify, given.confidence, separate)
+    forecast = DataForecast(len(held), train, select, certify, exact, given.confidence, targets)
+    return _FoundInputs(sample, training, select + certify, forecast)
+
+
+@torch.inference_mode()
+def _answers(
+    loaded: LoadedModel, sample: Tensor | None, size: tuple[int, int] | None, clock: Callable[[], float]
+) -> _Answered:
+    example = example_inputs(loaded, size) if sample is None else sample
+    outputs, seconds = _timed_answers(loaded.module, example, clock)
+    if sample is not None and len(outputs) > 1 and len(outputs.argmax(1).unique()) == 1:
+        raise DataError(
+            f"the network gives all of {len(outputs)} sampled inputs the same class: check --checkpoint and "
+            "the preprocessing (--mean, --std)"
+        )
+    return _Answered(example, outputs_kind(outputs), seconds)
+
+
+def _timed_answers(module: nn.Module, example: Tensor, clock: Callable[[], float]) -> tuple[Tensor, float]:
+    try:
+        module(example[:1].clone())  # the first call builds what the others use
+        began = clock()
+        outputs = check_base_outputs(module(example.clone()))
+    except GatiError:
+        raise
+    except Exception as error:  # whatever the user's network raises
+        raise ModelError(
+            f"the network fails on inputs of shape {list(example.shape)} ({one_line(error)}); give inputs as "
+            "it takes them, or --resize PIXELS for pictures of another size"
+        ) from error
+    return outputs, clock() - began
+
+
+def _cut(loaded: LoadedModel, answered: _Answered, pattern: str | None) -> _Cut:
+    example = answered.example[:2]
+    example = example if len(example) == 2 else torch.cat((example, example))
+    names = find_blocks(loaded.module, pattern, example=example)
+    entry = (INPUT,) if means_input(loaded.module, INPUT) else ()
+    traced = trace(loaded.module, example, (*entry, *names))
+    return _Cut(traced, measure_profile(traced, repetitions=_REPETITIONS))
+
+
+def _specifications(cut: _Cut, loaded: LoadedModel, budget_s: float) -> tuple[Specification, ...]:
+    """What `explore` would train by default, with what each lookup costs."""
+    asked = wanted(None, None, students_for(budget_s))
+    measure = measured_costs(cut.traced, loaded.module)
+    return specify(cut.traced, loaded.module, cut.profile, asked, measure)
+
+
+def _cheapest(specifications: Sequence[Specification], profile: Profile) -> tuple[CheapestLookup, ...]:
+    """Of each block at which something would be trained, in forward order."""
+    reach_ms = {block.name: block.reach_ms for block in profile.blocks}
+    found: dict[str, CheapestLookup] = {}
+    for trial in (item.trial for item in specifications):
+        if trial.status != "trained" or trial.lookup_ms is None:
+            continue
+        one = CheapestLookup(
+            trial.block, trial.variant, reach_ms[trial.block], trial.lookup_ms, profile.base_ms
+        )
+        if trial.block not in found or one.lookup_ms < found[trial.block].lookup_ms:
+            found[trial.block] = one
+    return tuple(found.values())
+
+
+# Engines --------------------------------------------------------------------------------------------------
+
+
+def _engines(cut: _Cut, answered: _Answered, examination: _Examination) -> tuple[EngineSpeed, ...]:
+    """The plain network on every engine that is ready in seconds, all timed in turns."""
+    with TemporaryDirectory() as folder:
+        return _timed_engines(cut, answered, examination, Path(folder))
+
+
+def _timed_engines(
+    cut: _Cut, answered: _Answered, examination: _Examination, folder: Path
+) -> tuple[EngineSpeed, ...]:
+    ready: list[BenchEntry] = []
+    reasons: dict[str, str] = {}
+    for name, kind in BACKENDS.items():
+        if kind.same_network_as is not None:
+            continue  # the same network as another engine
+        reasons[name] = _why_not(kind)
+        if not reasons[name] and ready and examination.is_late(_FOR_ENGINES):
+            reasons[name] = "time was up; gati bench measures all"
+        if reasons[name]:
+            continue
+        try:
+            ready.append(_without_exits(cut, answered, name, folder))
+        except GatiError as error:
+            reasons[name] = str(error)
+    example = answered.example
+    steady = measure_latency(ready, lambda index: example[index % len(example)][None], _REQUESTS, 1)
+    if steady.note:
+        examination.note("engines", f"the latencies may be wrong: {steady.note}")
+    base_ms = {entry.name: float(np.median(entry.times_ms[0])) for entry in ready}
+    return tuple(
+        EngineSpeed(name, BACKENDS[name].precision, base_ms.get(name), reason)
+        for name, reason in reasons.items()
+    )
+
+
+def _without_exits(cut: _Cut, answered: _Answered, name: str, folder: Path) -> BenchEntry:
+    kind = BACKENDS[name]
+    kept = folder / kind.stored_as if issubclass(kind, GraphBackend) else None  # converted once for all
+    graphs = None if kept is None else (kept, kept)
+    engine = Engine(cut.traced, outputs_kind=answered.kind, backend=name, graphs=graphs)
+    return BenchEntry(name, engine, early=True)  # without exits, this is the whole network
+
+
+def _why_not(kind: type[Backend]) -> str:
+    """Why an engine is not timed here, or "" if it is."""
+    if "cpu" not in kind.devices:
+        return "needs a CUDA device: explore with --device cuda"
+    if kind.name != "torch" and not kind.automatic:
+        return "takes long to start; gati bench measures it"
+    if issubclass(kind, GraphBackend) and kind.calibrated:
+        return "is calibrated on held-out inputs; gati compose does that"
+    return ""

@@ -1,0 +1,191 @@
+"""How far `explore` would come: a few steps of its own training, timed and thrown away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from gati.caches import ReducedNetwork, build_predictor, is_reduced, reads_input
+from gati.evaluation.diagnosis import ExploreForecast
+from gati.exploration.answers import ENGINES
+from gati.exploration.augment import Augmentation
+from gati.exploration.candidates import Specification
+from gati.exploration.lookup_costs import lookup_seconds
+from gati.exploration.measure import selector_seconds
+from gati.exploration.pace import Pace, affordable_steps
+from gati.exploration.prepare import MeasuringTimes
+from gati.exploration.recipes import EXITS, REDUCED_NETWORK, STUDENTS, Recipe
+from gati.exploration.schedule import (
+    DEFAULT_EPOCHS,
+    DEFAULT_STUDENT_EPOCHS,
+    LEAST_EXIT_STEPS,
+    LEAST_STUDENT_STEPS,
+    batch_size_for,
+    divide_time,
+    most_steps,
+    reserve,
+    steps_an_epoch,
+    steps_for_epochs,
+)
+from gati.exploration.train import Learner, SharedTraining
+from gati.model.data import Data
+from gati.model.segments import TracedModel
+from gati.types import OutputsKind
+
+__all__ = ["Rates", "forecast_explore"]
+
+_STEPS, _BATCH = 3, 16
+_MOST_SELECTING = 2_000  # inputs on which choosing a selector is timed
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What is known about the speed of the plain network."""
+
+    answer_s: float  # of an input in a batch, on torch
+    engines_ms: Mapping[str, float]  # of one input, by engine, torch among them
+
+    @property
+    def of_answers(self) -> float:
+        """How much of torch's time the engine takes that answers in training."""
+        own_ms = self.engines_ms.get("torch")
+        known = [self.engines_ms[name] for name in ENGINES if name in self.engines_ms]
+        return min(known) / own_ms if own_ms and known else 1.0
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """What is trained together, and its seconds an input; None where nothing is."""
+
+    count: int
+    pace: Pace | None
+    recipe: Recipe
+    students: bool
+
+    def pass_s(self, inputs: int) -> float | None:
+        """Seconds of a pass over so many inputs, answers computed anew."""
+        return None if self.pace is None else inputs * (self.pace.answer_s + self.pace.learn_s)
+
+    def passes(self, left_s: float, inputs: int, batch: int) -> float | None:
+        """How many passes explore makes in that time."""
+        if self.pace is None:
+            return None
+        a_step = Pace(batch * self.pace.answer_s, batch * self.pace.learn_s)
+        an_epoch = steps_an_epoch(inputs, batch)
+        steps = affordable_steps(left_s, a_step, steps_per_round=an_epoch, rounds=self.recipe.rounds)
+        most = most_steps(inputs, batch, students=self.students)
+        return min(steps, most) * batch / inputs
+
+    def usual_s(self, inputs: int, batch: int) -> float:
+        """Seconds of the passes that explore makes where no budget is given."""
+        if self.pace is None:
+            return 0.0
+        epochs = DEFAULT_STUDENT_EPOCHS if self.students else DEFAULT_EPOCHS
+        least = LEAST_STUDENT_STEPS if self.students else LEAST_EXIT_STEPS
+        steps = steps_for_epochs(epochs, inputs, batch, least=least)
+        fresh = steps
+        if self.recipe.rounds is not None:
+            fresh = min(steps, self.recipe.rounds * steps_an_epoch(inputs, batch))
+        return batch * (fresh * self.pace.answer_s + steps * self.pace.learn_s)
+
+
+def forecast_explore(
+    module: nn.Module,
+    traced: TracedModel,
+    specifications: Sequence[Specification],
+    training: Data,
+    held_out: int,
+    kind: OutputsKind,
+    rates: Rates,
+    budget_s: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> ExploreForecast:
+    """Reckon what `explore` would train by default on `training` and how far it comes in `budget_s` seconds.
+
+    `held_out` is how many inputs are measured on. Raises as training does.
+    """
+    trained = [item for item in specifications if item.trial.status == "trained"]
+    first = [item for item in trained if reads_input(item.trial.variant)]
+    behind = [item for item in trained if not reads_input(item.trial.variant)]
+    recipe = REDUCED_NETWORK if any(is_reduced(item.trial.variant) for item in first) else STUDENTS
+    at_input = _Stage(len(first), _pace(module, traced, first, training, kind, recipe, rates), recipe, True)
+    exits = _Stage(len(behind), _pace(module, traced, behind, training, kind, EXITS, rates), EXITS, False)
+    lookups = len({(item.trial.variant, item.hidden_shape) for item in trained})
+    times = MeasuringTimes(
+        held_out * rates.answer_s,
+        _selector_seconds(held_out, traced.classes, clock),
+        lookup_seconds(traced, specifications, clock),
+    )
+    measuring_s = times.all_of(len(trained), lookups, passes=2)
+    left_s = budget_s - reserve(measuring_s, budget_s)
+    input_s, exit_s = divide_time(left_s, students=len(first), exits=len(behind))
+    count, batch = len(training), batch_size_for(len(training))
+    return ExploreForecast(
+        at_the_input=tuple(item.trial.variant for item in first),
+        exits=tuple((item.trial.block, item.trial.variant) for item in behind),
+        measuring_s=measuring_s,
+        input_pass_s=at_input.pass_s(count),
+        exit_pass_s=exits.pass_s(count),
+        budget_s=budget_s,
+        input_passes=at_input.passes(input_s, count, batch),
+        exit_passes=exits.passes(exit_s, count, batch),
+        usual_s=measuring_s + at_input.usual_s(count, batch) + exits.usual_s(count, batch),
+    )
+
+
+def _pace(
+    module: nn.Module,
+    traced: TracedModel,
+    items: Sequence[Specification],
+    training: Data,
+    kind: OutputsKind,
+    recipe: Recipe,
+    rates: Rates,
+) -> Pace | None:
+    """Seconds an input of training all of `items` together; None where there are none."""
+    if not items:
+        return None
+    few = training.subset(np.arange(min(len(training), _STEPS * _BATCH)))
+    probe = SharedTraining(
+        module,
+        few,
+        [_learner(module, traced, item, kind) for item in items],
+        total_steps=_STEPS,
+        batch_size=_BATCH,
+        seed=0,
+        augmentation=Augmentation(),
+        outputs_kind=kind,
+        device=traced.device,
+        recipe=recipe,
+        engine="torch",
+        clock=time.perf_counter,
+    )
+    for _ in probe.run():
+        pass  # what was learned is thrown away
+    batch = min(_BATCH, len(few))
+    return Pace(probe.pace.answer_s / batch * rates.of_answers, probe.pace.learn_s / batch)
+
+
+def _learner(module: nn.Module, traced: TracedModel, item: Specification, kind: OutputsKind) -> Learner:
+    variant = item.trial.variant
+    if is_reduced(variant):
+        example = torch.cat((traced.example(), traced.example()))
+        predictor: nn.Module = ReducedNetwork.of(module, variant, example, kind)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            predictor = build_predictor(variant, item.hidden_shape, traced.classes)
+    return Learner(item.trial.trial_id, item.trial.block, predictor)
+
+
+def _selector_seconds(held_out: int, classes: int, clock: Callable[[], float]) -> float:
+    """Choosing one trial's selector, timed on noise: its time does not depend on what the numbers are."""
+    count = min(held_out, _MOST_SELECTING)
+    noise = torch.randn(count, classes, generator=torch.Generator().manual_seed(0))
+    split = (np.arange(count) % 2).astype(np.uint8)
+    return selector_seconds(noise, split, 0, clock) * held_out / count

@@ -1,0 +1,271 @@
+"""The verb `doctor`: what it says of networks that fit, of those that do not, and what its numbers imply."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+import gati
+from gati.cli import run
+from gati.composition.certificate import p_value
+from gati.errors import ModelError
+from gati.evaluation.diagnosis import CheapestLookup, Diagnosis, forecast_targets, parts_of
+from tests.exploration.networks import digits, trained_state, write_digits
+
+HERE = Path(__file__).resolve().parent
+NETWORKS = HERE.parent / "exploration" / "networks.py"
+NET = f"{NETWORKS}:Net"
+examined = import_module("gati.evaluation.doctor")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("digits")
+    held, more = write_digits(folder)
+    save_file(trained_state(), folder / "net.safetensors")
+    return {"checkpoint": str(folder / "net.safetensors"), "data": str(held), "train_data": str(more)}
+
+
+@pytest.fixture(scope="module")
+def found(files: dict[str, str]) -> Diagnosis:
+    return gati.doctor(NET, **files, seconds=600.0)
+
+
+@pytest.fixture(autouse=True)
+def _only_torch(found: Diagnosis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other engines were looked at once, for `found`; they take seconds to start."""
+    monkeypatch.setattr(examined, "BACKENDS", {"torch": examined.BACKENDS["torch"]})
+
+
+def findings(found: Diagnosis, *, refusing: bool = True) -> dict[str, str]:
+    return {each.about: each.message for each in found.findings if each.refuses == refusing}
+
+
+# What it says -----------------------------------------------------------------------------------------------
+
+
+def test_a_network_that_fits_is_described_from_blocks_to_certificate(found: Diagnosis) -> None:
+    assert found.can_be_cut and not found.refused
+    assert found.input_shape == (1, 8, 8)
+    assert found.profile is not None
+    assert [block.name for block in found.profile.blocks] == ["input", *(f"blocks.{i}" for i in range(4))]
+    by_name = {engine.name: engine for engine in found.engines}
+    assert (by_name["torch"].base_ms or 0.0) > 0.0
+    assert by_name["cuda-graph"].reason.startswith("needs a CUDA device")
+    assert "gati compose does that" in by_name["openvino-int8"].reason
+    measured = {name: engine.base_ms for name, engine in by_name.items() if engine.base_ms is not None}
+    assert all(not by_name[name].reason for name in measured)
+    assert found.fastest is not None
+    assert found.fastest.base_ms == min(measured.values())
+
+
+def test_inputs_are_divided_as_explore_divides_them(found: Diagnosis) -> None:
+    assert found.data is not None
+    images, _ = digits()
+    distinct = len(np.unique(images[:900].reshape(900, -1), axis=0))
+    assert found.data.exact
+    assert found.data.select + found.data.certify == distinct
+    assert found.data.train == len(images) - 900
+    assert (found.data.select, found.data.certify) == (400, 500)
+    assert [target.losses_allowed is not None for target in found.data.targets] == 5 * [True] + 2 * [False]
+
+
+def test_the_forecast_names_what_explore_would_train(found: Diagnosis) -> None:
+    forecast = found.explore
+    assert forecast is not None
+    trained = {block for block, _ in forecast.exits} | ({"input"} if forecast.at_the_input else set())
+    assert trained == {lookup.block for lookup in found.lookups}
+    for variants, passes, pass_s in (
+        (forecast.at_the_input, forecast.input_passes, forecast.input_pass_s),
+        (forecast.exits, forecast.exit_passes, forecast.exit_pass_s),
+    ):
+        assert (passes is not None) == (pass_s is not None) == bool(variants)
+        assert passes is None or passes > 0.0
+    assert (forecast.usual_s or 0.0) >= forecast.measuring_s > 0.0
+
+
+def test_nothing_is_written(files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(files["data"]).parent
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    monkeypatch.chdir(tmp_path)
+    gati.doctor(NET, **files, seconds=5.0)
+    assert not list(tmp_path.iterdir())
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_strict_json_has_the_implied_numbers(found: Diagnosis) -> None:
+    written = json.loads(found.to_json())
+    assert written["can_be_cut"] is True
+    assert written["refused"] is False
+    assert written["fastest"] == (found.fastest and found.fastest.name)
+    assert [block["name"] for block in written["profile"]["blocks"]][1] == "blocks.0"
+    assert found.best is None or written["bound"] == found.best.gain(1.0)
+
+
+# What it refuses --------------------------------------------------------------------------------------------
+
+
+def test_bad_data_are_refused_and_the_network_is_looked_at_all_the_same(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    found = gati.doctor(
+        NET, files["checkpoint"], data=str(tmp_path / "nowhere.npz"), size=(8, 8), seconds=1e3
+    )
+    assert found.refused and found.can_be_cut
+    assert found.data is None and found.explore is None
+    assert "nowhere.npz" in findings(found)["data"]
+
+
+def test_too_few_inputs_are_refused_as_by_explore(files: dict[str, str], tmp_path: Path) -> None:
+    images, _ = digits()
+    np.savez(tmp_path / "few.npz", images=images[:30])
+    found = gati.doctor(NET, files["checkpoint"], data=tmp_path / "few.npz", size=(8, 8), seconds=1e3)
+    assert "give enough for at least 60" in findings(found)["data"]
+
+
+def test_a_network_without_blocks_says_what_to_name(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 30 * 30, 10))\n"
+    )
+    found = gati.doctor(f"{tmp_path / 'plain.py'}:build")
+    assert not found.can_be_cut and found.refused
+    assert found.input_shape == (3, 32, 32)
+    assert "name them with --blocks, from: " in findings(found)["blocks"]
+
+
+def test_a_network_that_cannot_be_cut_says_why(tmp_path: Path) -> None:
+    (tmp_path / "wayward.py").write_text(
+        "from tests.exploration.networks import Net\n"
+        "class Wayward(Net):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x - x.mean(0, keepdim=True))\n"
+    )
+    found = gati.doctor(f"{tmp_path / 'wayward.py'}:Wayward", size=(8, 8))
+    assert not found.can_be_cut and found.refused
+    assert "depends on the other inputs of its batch" in findings(found)["blocks"]
+
+
+def test_inputs_that_do_not_fit_say_what_to_give(files: dict[str, str]) -> None:
+    found = gati.doctor(NET, files["checkpoint"], data=files["data"], resize=16)
+    assert "fails on inputs of shape [64, 1, 16, 16]" in findings(found)["network"]
+    assert "give inputs as it takes them" in findings(found)["network"]
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        pytest.param("NanNet", "NaN or infinity", id="never a number"),
+        pytest.param("ConstantNet", "the same class: check --checkpoint", id="one class"),
+    ],
+)
+def test_what_the_network_answers_is_checked(files: dict[str, str], network: str, message: str) -> None:
+    found = gati.doctor(f"{NETWORKS}:{network}", data=files["data"], mean=(0.0,), std=(1.0,))
+    assert message in findings(found)["network"]
+
+
+def test_without_a_network_there_is_nothing_to_look_at() -> None:
+    with pytest.raises(ModelError, match="nowhere"):
+        gati.doctor("nowhere:build")
+
+
+def test_an_impossible_confidence_is_refused(files: dict[str, str]) -> None:
+    found = gati.doctor(NET, **files, confidence=1.0, seconds=1e3)
+    assert "delta is 0.0" in findings(found)["data"]
+
+
+def test_when_time_is_over_no_further_question_is_asked(files: dict[str, str]) -> None:
+    ticks = count(step=20)
+    found = gati.doctor(NET, **files, seconds=30.0, clock=lambda: float(next(ticks)))
+    assert not found.can_be_cut and not found.refused
+    assert "30 seconds were over" in findings(found, refusing=False)["network"]
+
+
+# What the numbers imply -------------------------------------------------------------------------------------
+
+MILLISECONDS = st.floats(0.01, 100.0)
+few = settings(max_examples=40, deadline=None)
+
+
+@few
+@given(MILLISECONDS, st.floats(0.0, 1.0), MILLISECONDS, st.floats(1.01, 20.0))
+def test_the_share_for_a_gain_gives_that_gain(
+    base: float, reached: float, lookup: float, gain: float
+) -> None:
+    one = CheapestLookup("block", "variant", reached * base, lookup, base)
+    share = one.share_for(gain)
+    if share is None:
+        assert one.gain(1.0) <= gain * (1.0 + 1e-9)
+    else:
+        assert one.gain(share) == pytest.approx(gain)
+        assert share <= 1.0
+
+
+@few
+@given(st.integers(0, 3000), st.sampled_from((0.9, 0.95, 0.99)), st.booleans())
+def test_targets_are_those_that_the_exact_binomial_allows(
+    certify: int, confidence: float, separate: bool
+) -> None:
+    delta = 1.0 - confidence
+    for target in forecast_targets(certify, confidence, separate):
+        allowed = [k for k in range(80) if p_value(k, certify, target.accuracy) <= delta]
+        if (target.losses_allowed or 0) < 79:
+            assert target.losses_allowed == (allowed[-1] if allowed else None)
+        needed = target.held_out_needed
+        assert p_value(0, parts_of(needed, separate)[2], target.accuracy) <= delta
+        assert p_value(0, parts_of(needed - 1, separate)[2], target.accuracy) > delta
+
+
+@few
+@given(st.integers(60, 20_000), st.booleans())
+def test_every_input_has_one_part(inputs: int, separate: bool) -> None:
+    parts = parts_of(inputs, separate)
+    assert sum(parts) == inputs
+    assert (parts[0] == 0) == separate
+
+
+# The command ------------------------------------------------------------------------------------------------
+
+
+def arguments(files: dict[str, str], **more: Any) -> list[str]:
+    given_ = {"checkpoint": files["checkpoint"], "data": files["data"], **more}
+    return [part for name, value in given_.items() for part in (f"--{name}", str(value))]
+
+
+def test_the_command_shows_all_of_it(
+    files: dict[str, str], found: Diagnosis, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(gati, "doctor", lambda *given, **options: found)
+    assert run(["doctor", NET, *arguments(files, json=tmp_path / "doctor.json")]) == 0
+    said = capsys.readouterr().out
+    for part in (
+        "blocks.3",
+        "can be cut at 5 places",
+        "engine torch (f32)",
+        "explore would train",
+        "400 choose",
+    ):
+        assert part in said
+    assert json.loads((tmp_path / "doctor.json").read_text())["model"] == found.model
+
+
+def test_the_command_fails_where_explore_would(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "empty.npz", images=np.zeros((0, 8, 8, 1), dtype=np.uint8))
+    status = run(["doctor", f"{NETWORKS}:NanNet", "--data", str(tmp_path / "empty.npz"), "--size", "8x8"])
+    said = capsys.readouterr().out
+    assert status == 2
+    assert "refused: data: --data" in said and "is empty" in said
+    assert "refused: network: the network returns NaN" in said
