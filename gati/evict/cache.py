@@ -11,7 +11,7 @@ from gati.evict.index.tree import BlockRun, RunTree
 from gati.evict.policy.base import EvictionPolicy
 from gati.evict.predict.base import Predictor
 
-__all__ = ["BlockCache", "Handle", "ServedBlocks"]
+__all__ = ["BlockCache", "Handle", "ServedBlocks", "Serving"]
 
 
 class ServedBlocks(NamedTuple):
@@ -29,6 +29,18 @@ class Handle:
     hits: int
     locked: list[BlockRun]
     open: bool = True
+
+
+class Serving(NamedTuple):
+    """A request that has begun: what it matched, and what it still lacks."""
+
+    ids: list[int]
+    path: list[BlockRun]
+    missing: list[int]
+    number: int
+    ends: list[int] | None  # where on its path predictions change
+    held: list[BlockRun]
+    counts: bool = True  # or it continues a request that was counted before
 
 
 class BlockCache:
@@ -102,35 +114,52 @@ class BlockCache:
     def _serve(
         self, ids: list[int], path: list[BlockRun], hits: int, time_s: float
     ) -> tuple[list[BlockRun], list[int]]:
-        tree, policy, predictor = self.tree, self.policy, self.predictor
+        serving = self._begin(ids, path, hits, time_s)
+        count = self.tree.used + len(serving.missing) - self.capacity
+        evicted = self.policy.evict(count, serving.missing) if count > 0 else []
+        return self._finish(serving, serving.missing), evicted
+
+    def _begin(self, ids: list[int], path: list[BlockRun], hits: int, time_s: float) -> Serving:
+        """Tell predictor and policy of a request; what it matched stays until it is finished."""
         number = self._requests
         self._requests += 1
-        missing = tree.missing(ids, hits)
-        held = path if tree.flat else path[-1:]  # the deepest run keeps those above it
+        ends = None if self.predictor is None else self.predictor.observe(ids, number, time_s)
+        held = path if self.tree.flat else path[-1:]  # the deepest run keeps those above it
         for run in held:
             run.locks += 1
-            policy.settle(run)
-        ends = None if predictor is None else predictor.observe(ids, number, time_s)
-        policy.begin(ids, hits, time_s)
-        count = tree.used + len(missing) - self.capacity
-        evicted = policy.evict(count, missing) if count > 0 else []
-        for run in held:
+            self.policy.settle(run)
+        self.policy.begin(ids, hits, time_s)
+        return Serving(ids, path, self.tree.missing(ids, hits), number, ends, held)
+
+    def _finish(self, serving: Serving, loaded: list[int]) -> list[BlockRun]:
+        """Load the first of what is missing, and count everything on the path as used just now."""
+        tree, policy, predictor = self.tree, self.policy, self.predictor
+        path, ends = serving.path, serving.ends
+        for run in serving.held:
             run.locks -= 1
         if ends is not None and not tree.flat:
             for index, upper in tree.divide(path, ends):
                 self._split(upper, path[index + 1])
         known = len(path)
-        if missing:
-            path = path + tree.extend(path, missing, number, ends)
+        if loaded:
+            room = (path[-1].end if path else 0) + len(loaded)
+            cuts = ends if ends is None or tree.flat else [min(end, room) for end in ends]
+            added = tree.extend(path, loaded, serving.number, cuts)
+            self._entered(added)
+            path = path + added
         for run in path:
-            run.last = number
+            run.last = serving.number
+        for run in path if serving.counts else path[known:]:
             run.accesses += 1
         policy.touch(path, known)
-        for run in held:
+        for run in serving.held:
             policy.settle(run)
         if ends is not None and predictor is not None:
-            _assign(predictor, path, ends, ids, flat=tree.flat)
-        return path, evicted
+            _assign(predictor, path, ends, serving.ids, flat=tree.flat)
+        return path
+
+    def _entered(self, added: list[BlockRun]) -> None:
+        """These runs were loaded."""
 
     def _hold(self, handle: Handle, path: list[BlockRun]) -> None:
         handle.locked = list(path) if self.tree.flat else path[-1:]

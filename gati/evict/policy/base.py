@@ -53,6 +53,10 @@ class EvictionPolicy(ABC):
     def settle(self, run: BlockRun) -> None:  # noqa: B027
         """A run was locked or unlocked, or stopped being a leaf."""
 
+    @abstractmethod
+    def drop(self, run: BlockRun, count: int) -> list[int]:
+        """Remove the last `count` blocks of an unlocked leaf that left without being chosen; return them."""
+
     def figures(self) -> Mapping[str, Any]:
         """Counts of its own, as JSON values."""
         return {}
@@ -94,6 +98,13 @@ class TablePolicy(EvictionPolicy):
     def settle(self, run: BlockRun) -> None:
         """Note whether a run may go."""
         self._leaf[run.slot] = run.children == 0 and run.locks == 0
+
+    def drop(self, run: BlockRun, count: int) -> list[int]:
+        """Remove them as if chosen, which no predictor is to blame for."""
+        self.settle(run)
+        removed: list[int] = []
+        self._cut(run.slot, count, removed)
+        return removed
 
     def _enter(self, run: BlockRun) -> None:
         slot = run.slot

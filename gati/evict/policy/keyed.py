@@ -59,6 +59,12 @@ class Lru(EvictionPolicy):
             order.move_to_end(run, last=False)
         return removed
 
+    def drop(self, run: BlockRun, count: int) -> list[int]:
+        """Remove them, and the run where nothing is left of it."""
+        if count == len(run.ids):
+            del self._order[run]
+        return self.tree.trim(run, count)[0]
+
 
 class _Ranked(TablePolicy):
     """The leaf of the lowest rank goes; ranks are set when a run is used."""

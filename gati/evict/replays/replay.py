@@ -90,19 +90,26 @@ def replay(
     return TraceReplay(trace.summary(), _with_gaps(outcomes))
 
 
-def build(name: str, capacity: int, maker: Maker | None, *, flat: bool = False, seed: int = 0) -> BlockCache:
-    """A cache under the policy of that name. Raises EvictError."""
-    kind = policy_named(name, flat=flat)
+def build(
+    name: str,
+    capacity: int,
+    maker: Maker | None,
+    *,
+    flat: bool = False,
+    seed: int = 0,
+    kind: type[BlockCache] = BlockCache,
+) -> BlockCache:
+    """A cache, of that `kind`, under the policy of that name. Raises EvictError."""
+    made: Any = policy_named(name, flat=flat)  # those that predict take a predictor
     tree = RunTree(flat=flat)
-    if not kind.predicts:
-        return BlockCache(tree, capacity, kind(tree, capacity, seed=seed))
+    if not made.predicts:
+        return kind(tree, capacity, made(tree, capacity, seed=seed))
     if maker is None:
         raise EvictError(f"policy {name} needs a predictor, as reuse")
     predictor = maker(capacity, seed)
-    extra: dict[str, Predictor] = {"twin": maker(capacity, seed)} if kind.twins else {}
-    made: Any = kind  # those that predict take a predictor
+    extra: dict[str, Predictor] = {"twin": maker(capacity, seed)} if made.twins else {}
     policy: EvictionPolicy = made(tree, capacity, predictor, seed=seed, **extra)
-    return BlockCache(tree, capacity, policy, predictor)
+    return kind(tree, capacity, policy, predictor)
 
 
 def _one(

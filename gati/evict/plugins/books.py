@@ -1,0 +1,244 @@
+"""Books of a cache that belongs to an engine: the engine says what came and went, and asks what leaves next.
+
+`BlockCache` serves a request in one step. An engine takes several: it looks up, makes room, stores, and other
+requests come between. `EngineBooks` takes these steps one by one and makes the same decisions.
+
+An engine may hold blocks whose prefix it does not hold, which a prefix tree cannot. They are strays here, and
+leave when LRU would take them; the next request that has their prefix takes them in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from itertools import compress
+from typing import Any, cast
+
+from gati.errors import TraceError
+from gati.evict.cache import BlockCache, Serving
+from gati.evict.index.tree import BlockRun, RunTree
+from gati.evict.policy.base import EvictionPolicy
+from gati.evict.predict.base import Predictor
+
+__all__ = ["EngineBooks"]
+
+_UNKNOWN = cast("int", object())  # a block that an engine makes room for without saying which it is
+
+
+class EngineBooks(BlockCache):
+    """What an engine holds, by the names that it gives its blocks, and what leaves next.
+
+    A block's name stands for all that comes before it, too, as the chained hashes of engines do. Calls must
+    not overlap in time.
+    """
+
+    def __init__(
+        self, tree: RunTree, capacity: int, policy: EvictionPolicy, predictor: Predictor | None = None
+    ) -> None:
+        super().__init__(tree, capacity, policy, predictor)
+        self._run_of: dict[int, BlockRun] = {}
+        self._pinned: Counter[int] = Counter()
+        self._strays: OrderedDict[int, int] = OrderedDict()  # to the request that used each last
+        self._came: dict[int, None] = {}  # stored since the request under way began
+        self._serving: Serving | None = None
+        self._conflicts = 0
+
+    def __len__(self) -> int:
+        """How many blocks the engine holds."""
+        return len(self._run_of) + len(self._strays) + len(self._came)
+
+    def __contains__(self, block: Hashable) -> bool:
+        """Whether the engine holds a block."""
+        return block in self._run_of or block in self._strays or block in self._came
+
+    def begin(self, ids: Sequence[Hashable], time_s: float) -> int:
+        """A request has come, for a path from the root; return how many of its leading blocks are held."""
+        self.finish()
+        path_ids = cast("list[int]", list(ids[: self.capacity]))
+        try:
+            path, hits = self._find(path_ids)
+            self._serving = self._begin(path_ids, path, hits, time_s)
+        except TraceError:  # two blocks of one name: what is cached of them ages as strays do
+            self._conflicts += 1
+            return 0
+        return hits
+
+    def stored(self, ids: Iterable[Hashable]) -> None:
+        """The engine holds these blocks now."""
+        for block in cast("Iterable[int]", ids):
+            if block not in self:
+                self._came[block] = None
+
+    def finish(self) -> None:
+        """The request under way has stored what it will store for now."""
+        serving, self._serving = self._serving, None
+        if serving is None:
+            self._stray_rest()
+            return
+        here = [block in self._came or block in self._strays for block in serving.missing]
+        if self.tree.flat:
+            loaded = list(compress(serving.missing, here))
+        else:
+            loaded = serving.missing[: here.index(False) if False in here else None]
+        for block in loaded:
+            self._came.pop(block, None)
+            self._strays.pop(block, None)
+        path = self._finish(serving, loaded)
+        if self.predictor is not None and not serving.counts:
+            for run in path[len(serving.path) :]:  # nothing was predicted for these: take what holds above
+                self.predictor.copy(serving.path[-1].slot, run.slot)
+        if not self.tree.flat:
+            self._astray(reversed(list(compress(serving.missing, here))[len(loaded) :]))
+        self._stray_rest()
+
+    def resume(self, ids: Sequence[Hashable], time_s: float) -> None:
+        """A request that was counted before goes on; it counts anew where nothing of its path is left."""
+        self.finish()
+        path_ids = cast("list[int]", list(ids[: self.capacity]))
+        try:
+            path, hits = self._find(path_ids)
+        except TraceError:
+            self._conflicts += 1
+            return
+        if not path:
+            self.begin(path_ids, time_s)
+            return
+        self._serving = Serving(path_ids, path, path_ids[hits:], self._requests, None, path[-1:], False)
+        self._requests += 1
+        path[-1].locks += 1
+        self.policy.settle(path[-1])
+
+    def victims(
+        self, count: int, incoming: Sequence[Hashable] = (), spared: Collection[Hashable] = ()
+    ) -> list[Hashable] | None:
+        """Remove and return `count` blocks, or None, with nothing changed, where so many may not leave.
+
+        `incoming` are the blocks that room is made for, as far as the engine knows; `spared` must stay.
+        """
+        kept = [block for block in cast("Collection[int]", spared) if block in self]
+        for block in kept:
+            self.pin(block)
+        try:
+            return cast("list[Hashable] | None", self._choose(count, cast("list[int]", list(incoming))))
+        finally:
+            for block in kept:
+                self.unpin(block)
+
+    def pin(self, block: Hashable) -> None:
+        """The engine uses a block: it must stay until it was unpinned as often."""
+        name = cast("int", block)
+        self._pinned[name] += 1
+        if self._pinned[name] == 1 and (run := self._run_of.get(name)) is not None:
+            run.locks += 1
+            self.policy.settle(run)
+
+    def unpin(self, block: Hashable) -> None:
+        """The engine is done with a block; to unpin what is not pinned does nothing."""
+        name = cast("int", block)
+        if name not in self._pinned:
+            return
+        self._pinned[name] -= 1
+        if self._pinned[name] == 0:
+            del self._pinned[name]
+            if (run := self._run_of.get(name)) is not None:
+                run.locks -= 1
+                self.policy.settle(run)
+
+    def forget(self, block: Hashable) -> None:
+        """The engine dropped a block by itself. What lies below it becomes stray."""
+        name = cast("int", block)
+        self._came.pop(name, None)
+        if name in self._run_of:
+            self.finish()
+            self._prune(name)
+        self._strays.pop(name, None)
+        self._pinned.pop(name, None)
+
+    def figures(self) -> Mapping[str, Any]:
+        """Counts of the policy, of the predictor and of these books."""
+        predicted = {} if self.predictor is None else self.predictor.figures()
+        books = {"held": len(self), "strays": len(self._strays), "conflicts": self._conflicts}
+        return {**self.policy.figures(), **predicted, **books}
+
+    def _choose(self, count: int, incoming: list[int]) -> list[int] | None:
+        free = [block for block in self._strays if block not in self._pinned]
+        spare = self.tree.used - self._fixed()
+        if count > spare + len(free):
+            return None
+        old = 0
+        if free:
+            limit = min((run.last for run in self.tree if not run.children and not run.locks), default=None)
+            old = sum(limit is None or self._strays[block] <= limit for block in free)
+        taken = free[: min(count, max(old, count - spare))]
+        for block in taken:
+            del self._strays[block]
+        rest = count - len(taken)
+        if rest > 0:
+            unknown = [_UNKNOWN] * max(rest - len(incoming), 0)
+            chosen = self.policy.evict(rest, unknown + incoming)
+            for block in chosen:
+                del self._run_of[block]
+            taken += chosen
+        return taken
+
+    def _fixed(self) -> int:
+        """Blocks of the tree that may not leave: in runs that are locked, and above such."""
+        locked = {self._run_of[block] for block in self._pinned if block in self._run_of}
+        if self._serving is not None:
+            locked.update(self._serving.held)
+        kept: set[BlockRun] = set()
+        for each in locked:
+            run: BlockRun | None = each
+            while run is not None and run not in kept:
+                kept.add(run)
+                run = run.parent
+        return sum(len(run.ids) for run in kept)
+
+    def _prune(self, block: int) -> None:
+        """Take a block and all that lies below it from the tree, into the strays."""
+        top = self._run_of[block]
+        children: dict[BlockRun, list[BlockRun]] = {}
+        for run in self.tree:
+            if run.parent is not None:
+                children.setdefault(run.parent, []).append(run)
+        below = [top]
+        for run in below:
+            below += children.get(run, [])
+        for run in reversed(below):
+            count = len(run.ids) - (run.ids.index(block) if run is top else 0)
+            for gone in reversed(self._remove(run, count)):
+                self._strays[gone] = run.last
+
+    def _remove(self, run: BlockRun, count: int) -> list[int]:
+        """Take the last blocks of a leaf, locked or not, from tree and policy."""
+        run.locks, locks = 0, run.locks
+        removed = self.policy.drop(run, count)
+        for gone in removed:
+            del self._run_of[gone]
+        if run.ids:
+            run.locks = locks - sum(gone in self._pinned for gone in removed)
+            self.policy.settle(run)
+        return removed
+
+    def _stray_rest(self) -> None:
+        self._astray(block for block in self._came if block not in self._strays)
+        self._came.clear()
+
+    def _astray(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._strays[block] = self._requests
+            self._strays.move_to_end(block)
+
+    def _split(self, upper: BlockRun, lower: BlockRun) -> None:
+        for block in upper.ids:
+            self._run_of[block] = upper
+        if self._pinned:
+            upper.locks = sum(block in self._pinned for block in upper.ids)
+            lower.locks -= upper.locks
+        super()._split(upper, lower)
+
+    def _entered(self, added: list[BlockRun]) -> None:
+        for run in added:
+            for block in run.ids:
+                self._run_of[block] = run
+            run.locks = sum(block in self._pinned for block in run.ids) if self._pinned else 0

@@ -1,0 +1,80 @@
+"""What a plug-in does, from the environment: engines make policies themselves and pass on no options."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from gati.errors import EvictError
+from gati.evict.plugins.books import EngineBooks
+from gati.evict.policy.registry import policy_named
+from gati.evict.predict.named import predictor_named
+from gati.evict.replays.replay import build
+
+__all__ = ["VARIABLE", "PluginSettings", "plugin_settings"]
+
+VARIABLE = "GATI_EVICT_CONFIG"
+
+
+@dataclass(frozen=True)
+class PluginSettings:
+    """Policy, predictor and seed of a plug-in.
+
+    `blocks` is the capacity, for engines that do not tell it; without it the plug-in takes what is held when
+    the engine first needs room.
+    """
+
+    policy: str = "gati"
+    predictor: str = "reuse"
+    seed: int = 0
+    blocks: int | None = None
+
+    def books(self, capacity: int, *, flat: bool = False) -> EngineBooks:
+        """Books of a cache of `capacity` blocks, in a prefix tree or each on its own."""
+        maker = predictor_named(self.predictor, flat=flat)
+        books = build(self.policy, capacity, maker, flat=flat, seed=self.seed, kind=EngineBooks)
+        assert isinstance(books, EngineBooks)
+        return books
+
+
+def plugin_settings(environment: Mapping[str, str] = os.environ) -> PluginSettings:
+    """Read `GATI_EVICT_CONFIG`: a JSON object, or the path of a file that holds one; unset, the defaults.
+
+        GATI_EVICT_CONFIG='{"policy": "gati", "predictor": "reuse"}'
+
+    Raises EvictError for anything else.
+    """
+    text = environment.get(VARIABLE, "").strip()
+    if not text:
+        return PluginSettings()
+    try:
+        if not text.startswith("{"):
+            text = Path(text).read_text(encoding="utf-8")
+        given = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise EvictError(
+            f"{VARIABLE} is neither a JSON object nor the path of a file with one: {error}"
+        ) from error
+    return _checked(given)
+
+
+def _checked(given: Any) -> PluginSettings:
+    kinds = {"policy": str, "predictor": str, "seed": int, "blocks": int}
+    names = ", ".join(field.name for field in fields(PluginSettings))
+    if not isinstance(given, dict):
+        raise EvictError(f"{VARIABLE} must hold a JSON object with {names}, not {given!r}")
+    for name, value in given.items():
+        if name not in kinds:
+            raise EvictError(f"{VARIABLE}: unknown setting {name!r}; there are {names}")
+        if not isinstance(value, kinds[name]) or isinstance(value, bool):
+            raise EvictError(f"{VARIABLE}: {name} must be a {kinds[name].__name__}, not {value!r}")
+    settings = PluginSettings(**given)
+    if settings.blocks is not None and settings.blocks < 1:
+        raise EvictError(f"{VARIABLE}: a cache of {settings.blocks} blocks holds nothing; give at least one")
+    policy_named(settings.policy, flat=False)  # a name that is wrong is told when the engine starts
+    predictor_named(settings.predictor)
+    return settings

@@ -1,0 +1,242 @@
+"""The plug-in for vLLM's CPU tier, driven in the order in which vLLM calls it."""
+
+from __future__ import annotations
+
+import random
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gati import evict
+from gati.errors import EvictError
+from gati.evict.plugins import vllm as plugin
+from gati.evict.plugins.settings import VARIABLE, PluginSettings, plugin_settings
+from gati.evict.plugins.vllm import VllmEviction
+from gati.evict.train import train
+from tests.evict.naive import tree_trace
+from tests.evict.plugins import vllm_recorded as engine
+from tests.evict.strategies import long_trees
+
+POLICIES = ("lru", "lfu", "fpb", "laru", "gati")
+TOKENS = 16
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def key_of(block: int, group: int = 0) -> bytes:
+    return engine.make_offload_key(block.to_bytes(8, "big"), group)
+
+
+def context_of(name: str, *paths: list[bytes]) -> engine.ReqContext:
+    context = engine.ReqContext(name)
+    for path in paths:
+        for place, key in enumerate(path):
+            context.set_offload_key_position(key, (place + 1) * TOKENS)
+    return context
+
+
+def serve(manager: engine.CPUOffloadingManager, path: list[bytes], name: str = "request") -> list[bytes]:
+    """A request from begin to end; what was evicted for it."""
+    context = context_of(name, path)
+    hits = next(
+        (place for place, key in enumerate(path) if not manager.lookup(key, context)),
+        len(path),
+    )
+    if hits:
+        manager.prepare_load(path[:hits], context)
+        manager.complete_load(path[:hits], context)
+    stored = manager.prepare_store(path[hits:], context)
+    assert stored is not None
+    manager.complete_store(stored[0], context)
+    manager.on_request_finished(context)
+    return stored[1]
+
+
+def tier(
+    blocks: int, policy: str = "gati", **given_settings: Any
+) -> tuple[engine.CPUOffloadingManager, VllmEviction, Clock]:
+    clock = Clock()
+    made = VllmEviction(blocks, settings=PluginSettings(policy, **given_settings), clock=clock)
+    return engine.CPUOffloadingManager(blocks, made), made, clock
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a predictor that has learned something, so that it does not follow ages only."""
+    folder = tmp_path_factory.mktemp("predictor")
+    chance = random.Random(1)
+    rows = [[chance.choice((0, 0, 1, 2)) for _ in range(chance.randint(1, 8))] for _ in range(400)]
+    train(tree_trace(rows), folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(long_trees, st.integers(8, 20))
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_it_evicts_what_a_prefix_cache_evicts(trained: str, policy: str, trace: Any, blocks: int) -> None:
+    manager, _, clock = tier(blocks, policy, predictor=trained)
+    reference = evict.PrefixCache(blocks, policy, predictor=trained, clock=clock)
+    for number, row in enumerate(trace.requests):
+        clock.now_s = float(number)
+        path = [key_of(block) for block in row]
+        match = reference.match(path)
+        expected = reference.insert(match)
+        reference.release(match)
+        assert serve(manager, path) == expected
+
+
+@pytest.mark.parametrize("policy", ["lru", "gati"])
+@given(long_trees, st.integers(8, 30), st.integers(0, 999))
+@settings(max_examples=30, deadline=None)
+def test_whatever_order_requests_come_in_its_books_are_the_engines(
+    policy: str, trace: Any, blocks: int, seed: int
+) -> None:
+    """Requests interleave, store in pieces, fail, skip blocks that the GPU has, and have two groups."""
+    chance = random.Random(seed)
+    manager, made, clock = tier(blocks, policy)
+    held: set[bytes] = set()
+    under_way: list[tuple[engine.ReqContext, list[bytes], list[bytes]]] = []
+    for number, row in enumerate(trace.requests):
+        clock.now_s = float(number)
+        paths = [[key_of(block, group) for block in row] for group in range(chance.randint(1, 2))]
+        context = context_of(f"request {number}", *paths)
+        keys = [key for path in paths for key in path[chance.randint(0, 2) :]]
+        loads = [key for key in keys if manager.lookup(key, context)]
+        if loads:
+            manager.prepare_load(loads, context)
+        under_way.append((context, [key for key in keys if key not in held], loads))
+        chance.shuffle(under_way)
+        while len(under_way) > 2 or (under_way and number == len(trace) - 1):
+            context, rest, loads = under_way.pop()
+            size = chance.randint(1, 3)
+            if rest:
+                stored = manager.prepare_store(rest[:size], context)
+                if stored is not None:
+                    held.difference_update(stored[1])
+                    success = chance.random() < 0.8
+                    manager.complete_store(stored[0], context, success)
+                    held.update(stored[0] if success else ())
+                under_way.insert(0, (context, rest[size:], loads))
+            else:
+                manager.complete_load(loads, context)
+                manager.on_request_finished(context)
+        assert {key for key in held if made.get(key) is None} == set()
+        assert made.figures()["held"] == len(held)
+    while held:  # nothing is in use any more, so that everything can leave
+        some = made.evict(1, set())
+        assert some is not None
+        held.remove(some[0][0])
+    assert made.figures()["held"] == 0
+
+
+def test_what_cannot_be_evicted_changes_nothing() -> None:
+    manager, made, _ = tier(6)
+    serve(manager, [key_of(block) for block in (1, 2, 3)])
+    serve(manager, [key_of(block) for block in (1, 2, 4, 5)])
+    context = context_of("loading", [key_of(block) for block in (1, 2, 3)])
+    manager.prepare_load([key_of(3)], context)
+    assert made.evict(3, set()) is None  # 3 is read, 1 and 2 are above it, so that 4 and 5 are all there is
+    assert made.evict(2, {key_of(5)}) is None
+    assert {key for key, _ in made.evict(2, set()) or ()} == {key_of(4), key_of(5)}
+    assert made.get(key_of(1)) is not None
+
+
+def test_a_request_that_stores_in_pieces_is_one_access() -> None:
+    manager, made, clock = tier(100, "lfu")
+    path = [key_of(block) for block in range(6)]
+    context = context_of("chunked", path)
+    for begin in range(0, 6, 2):
+        clock.now_s += 1.0
+        stored = manager.prepare_store(path[begin : begin + 2], context)
+        assert stored is not None
+        manager.complete_store(stored[0], context)
+        serve(manager, [key_of(100 + begin)])
+        serve(manager, [key_of(100 + begin)])
+    manager.on_request_finished(context)
+    first = [(made.evict(1, set()) or [])[0][0] for _ in range(6)]
+    assert first == list(reversed(path))  # used once, the others twice
+
+
+def test_blocks_whose_prefix_is_not_held_leave_as_lru_has_it() -> None:
+    manager, made, _ = tier(4, "lru")
+    path = [key_of(block) for block in range(4)]
+    context = context_of("the GPU had the first two", path)
+    stored = manager.prepare_store(path[2:], context)
+    assert stored is not None
+    manager.complete_store(stored[0], context)
+    manager.on_request_finished(context)
+    serve(manager, [key_of(50)])
+    assert made.figures()["strays"] == 2
+    assert [key for key, _ in made.evict(1, set()) or ()] == [path[3]]
+    serve(manager, path[:2])  # now the prefix is there
+    serve(manager, path[:3])
+    assert made.figures()["strays"] == 0
+
+
+def test_a_reset_forgets_everything() -> None:
+    manager, made, _ = tier(4)
+    serve(manager, [key_of(block) for block in range(4)])
+    manager.reset_cache()
+    assert made.get(key_of(0)) is None
+    assert made.figures()["held"] == 0
+    assert serve(manager, [key_of(block) for block in range(4)]) == []
+
+
+def test_vllm_gets_a_subclass_of_its_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its factory does: import the module, take the name from it, check the base, call it."""
+    base = ModuleType("vllm.v1.kv_offload.cpu.policies.base")
+    base.CachePolicy = engine.CachePolicy  # type: ignore[attr-defined]
+    parts = base.__name__.split(".")
+    for length in range(1, len(parts)):
+        name = ".".join(parts[:length])
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, base.__name__, base)
+    monkeypatch.setenv(VARIABLE, '{"policy": "lru"}')
+    plugin._policy_class.cache_clear()
+    kind = plugin.GatiCachePolicy
+    try:
+        assert issubclass(kind, engine.CachePolicy)
+        made = kind(cache_capacity=8)
+        assert made.cache_capacity == 8
+        assert serve(engine.CPUOffloadingManager(8, made), [key_of(1)]) == []
+    finally:
+        plugin._policy_class.cache_clear()
+
+
+def test_settings_come_from_the_environment(tmp_path: Any) -> None:
+    assert plugin_settings({}) == PluginSettings()
+    file = tmp_path / "settings.json"
+    file.write_text('{"policy": "lru", "seed": 3}')
+    assert plugin_settings({VARIABLE: str(file)}) == PluginSettings("lru", seed=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "neither a JSON object nor the path"),
+        ("nowhere.json", "neither a JSON object nor the path"),
+        ('{"policies": "lru"}', "unknown setting 'policies'; there are policy, predictor, seed, blocks"),
+        ('{"policy": "best"}', "unknown policy 'best'"),
+        ('{"policy": "lmarker"}', "blocks without parents only"),
+        ('{"predictor": "oracle"}', "take reuse"),
+        ('{"seed": true}', "seed must be a int"),
+        ('{"blocks": 0}', "give at least one"),
+    ],
+)
+def test_wrong_settings_are_told(text: str, message: str) -> None:
+    with pytest.raises(EvictError, match=message):
+        plugin_settings({VARIABLE: text})
