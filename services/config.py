@@ -71,7 +71,8 @@ class ModelConfig(_Strict):
     audit_budget: float = Field(default=0.05, ge=0.0, le=1.0)
     trials: float = Field(default=0.2, gt=0.0, le=1.0)  # share of requests tried on unproven caches
     unguarded: bool = False  # with audit_budget = 0: unproven caches answer all the same, nothing is promised
-    state: Path | None = None  # folder where it is kept how versions stand; LIBRARY/standing unless given
+    # Folder where it is kept how versions stand, and which were loaded; LIBRARY/standing unless given.
+    state: Path | None = None
     records: str | None = None  # URL of the record store for samples; sqlite:///FILE or postgresql://...
     sampling: float = Field(default=0.2, ge=0.0, le=1.0)
     records_limit_bytes: int = Field(default=2**30, ge=1)  # that the record store may hold; the oldest go

@@ -22,6 +22,7 @@ from services.inference.settings import InferenceSettings
 from services.scheduler.admission import check_exposure
 from services.scheduler.app import create_app
 from services.scheduler.front import Front
+from services.scheduler.kept import KeptVersions
 from services.scheduler.models import Model
 from services.scheduler.pipelines import ServedPipeline
 from services.scheduler.scheduler import Scheduler
@@ -146,6 +147,7 @@ def _model(name: str, own: ModelConfig, config: ServeConfig) -> Model:
             hang_timeout_s=config.hang_timeout_s,
             secret=read_secret(own.secret_file),
             tls=client_tls(own.authority),
+            kept=KeptVersions(name, own.state),
         )
     settings = InferenceSettings(
         name=name,
@@ -174,7 +176,8 @@ def _model(name: str, own: ModelConfig, config: ServeConfig) -> Model:
         log_level=config.log_level,
     )
     supervised = Supervised(name, "services.inference", settings)
-    return Model(name, supervised=supervised, hang_timeout_s=config.hang_timeout_s)
+    kept = KeptVersions(name, settings.state_folder)
+    return Model(name, supervised=supervised, hang_timeout_s=config.hang_timeout_s, kept=kept)
 
 
 def _adaptation(config: ServeConfig) -> Supervised | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,9 +59,12 @@ def record(
     regions: Sequence[Region] = (),
     every_s: float | None = None,
     fps: float | None = None,
+    authority: Path | None = None,
     frames: tuple[int, int | None] = (0, None),
 ) -> RecordedRequests:
     """Read all of a recording, `frames` [first, end) of it, and have the reference answer every input.
+
+    `authority` is as in `open_source`.
 
     **Raises:** `VideoError` for what cannot be read, or has no such frames.
     """
@@ -71,7 +75,7 @@ def record(
     numbers: list[int] = []
     places: list[str | None] = []
     first, end = frames
-    with open_source(source, policy="wait", every_s=every_s, fps=fps) as opened:
+    with open_source(source, policy="wait", every_s=every_s, fps=fps, authority=authority) as opened:
         for frame in opened:
             if frame.index < first or (end is not None and frame.index >= end):
                 continue

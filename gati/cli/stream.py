@@ -31,6 +31,13 @@ _Regions = Annotated[
 ]
 _Every = Annotated[str | None, typer.Option(metavar="TIME", help="At most one picture in that time: 1s.")]
 _Fps = Annotated[float | None, typer.Option(help="At most so many pictures a second.")]
+_Authority = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Certificates (PEM) to trust for an https:// or rtsps:// source; the system's unless given.",
+    ),
+]
 _Accuracy = Annotated[float | None, typer.Option(help="Agreement to keep; the composition's unless given.")]
 _Margin = Annotated[
     float, typer.Option(help="Share of the tolerated disagreement that new caches stay clear of, 0 to 1.")
@@ -52,6 +59,7 @@ def stream(
     region: _Regions = None,
     every: _Every = None,
     fps: _Fps = None,
+    authority: _Authority = None,
     adapt: Annotated[bool, typer.Option("--adapt", help="Retrain the caches on what comes.")] = False,
     page: Annotated[bool, typer.Option("--page", help="Show a page in the browser, too.")] = False,
     page_port: Annotated[int, typer.Option(help="Port of the page; 0 takes a free one.")] = 0,
@@ -111,6 +119,7 @@ def stream(
             regions=region,
             every_s=None if every is None else parse_duration(every),
             fps=fps,
+            authority=authority,
             page=page_port if page else None,
             state=kept,
             composition=composition,
@@ -129,6 +138,7 @@ def _run(
     regions: list[str] | None,
     every_s: float | None,
     fps: float | None,
+    authority: Path | None,
     page: int | None,
     state: Path,
     composition: str,
@@ -141,7 +151,7 @@ def _run(
     from gati.video import open_source, parse_region
 
     chosen = [parse_region(each) for each in regions or ()]
-    source = open_source(text, every_s=every_s, fps=fps)
+    source = open_source(text, every_s=every_s, fps=fps, authority=authority)
     view = live.open_view(results_on_stdout=results_on_stdout)
     began_s = time.time()
     shown_on = live.open_page(stack, source.name, page, sinks)
@@ -219,6 +229,7 @@ def replay(
     region: _Regions = None,
     every: _Every = None,
     fps: _Fps = None,
+    authority: _Authority = None,
     sampling: Annotated[
         list[float] | None, typer.Option(help="Share of requests kept to retrain on; several are compared.")
     ] = None,
@@ -275,6 +286,7 @@ def replay(
         regions=[parse_region(each) for each in region or ()],
         every_s=None if every is None else parse_duration(every),
         fps=fps,
+        authority=authority,
     )
     reports = [run(served, recording, each) for each in settings]
     if len(reports) == 1:

@@ -6,13 +6,14 @@ import heapq
 import importlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gati.errors import VideoError
+from gati.video.reach import Reach
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -64,13 +65,13 @@ def import_av() -> Any:
 def open_video(
     address: str,
     name: str,
+    reach: Reach,
     *,
     form: str | None = None,
-    options: Mapping[str, str] | None = None,
     timeouts_s: tuple[float, float] | None = None,
     live: bool = False,
 ) -> Video:
-    """Open what `address` means to FFmpeg, and show it as `name`; the caller closes it.
+    """Open what `address` means to FFmpeg within its `reach`, and show it as `name`; the caller closes it.
 
     `form` names the format where it cannot be guessed, `timeouts_s` bounds connecting and every read.
     **Raises:** `VideoError`, which neither shows `address` nor is chained to an error that does.
@@ -79,12 +80,12 @@ def open_video(
     began_s = time.monotonic()
     try:
         container = av.open(
-            address, format=form, options=dict(options or {}), timeout=timeouts_s, metadata_errors="replace"
+            address, format=form, options=dict(reach.options), timeout=timeouts_s, metadata_errors="replace"
         )
     except (av.error.FFmpegError, OSError, ValueError) as error:
         # RTSP calls an interrupted connection invalid data
         late = timeouts_s is not None and time.monotonic() - began_s >= timeouts_s[0]
-        reason = _LATE if late else reason_of(error)
+        reason = _LATE if late else reach.meaning_of(error) or reason_of(error)
     else:
         if container.streams.video:
             return Video(container, name, live=live)

@@ -17,6 +17,7 @@ from gati.video.folder import Folder
 from gati.video.frames import Frame, redact
 from gati.video.live import Live
 from gati.video.policies import FramePolicy, Reconnect, Thinning, interval_s
+from gati.video.reach import Reach, reach_of_address, reach_of_file
 from gati.video.status import Rate, SourceState, SourceStatistics
 
 __all__ = ["Source", "open_source"]
@@ -34,6 +35,7 @@ def open_source(
     every_s: float | None = None,
     fps: float | None = None,
     reconnect: Reconnect | None = None,
+    authority: Path | None = None,
     clock: Clock = time.monotonic,
     sleep: Callable[[float], object] | None = None,
     draw: random.Random | None = None,
@@ -48,20 +50,25 @@ def open_source(
     reconnects by itself as `reconnect` tells. `every_s` or `fps` let through at most one picture in that much
     stream time.
 
+    The certificate of `https://` and `rtsps://` must be for its host and issued by those whom this system
+    trusts, or by those in the PEM file `authority`; a camera that issued its own has it in that file. A local
+    file may not be a playlist, and nothing from the network is followed to local files.
+
     `clock`, `sleep` and `draw` are time and chance, for tests.
 
-    **Raises:** `VideoError` for a text that means no source, a file that is not there, and a policy that does
-    not fit. Opening happens on entering `with`, or at the first picture, and may raise it, too.
+    **Raises:** `VideoError` for a text that means no source, a file that is not there, and a policy or an
+    authority that does not fit. Opening happens on entering `with`, or at the first picture, and may raise
+    it, too.
     """
     name = redact(text)
     thinning = Thinning(interval_s(every_s, fps))
     rule = reconnect or Reconnect()
     live = not _is_recording(text, name)
     chosen = _policy(policy, live, name)
-    if chosen is FramePolicy.WAIT:
-        recording = Recording(_connector(text, name, rule, live=False), thinning, clock)
-        return Source(name, chosen, recording, clock)
-    connect = _connector(text, name, rule, live=live)
+    waits = chosen is FramePolicy.WAIT
+    connect = _connector(text, name, rule, authority, live=live and not waits)
+    if waits:
+        return Source(name, chosen, Recording(connect, thinning, clock), clock)
     feed = Live(connect, thinning, rule if live else None, clock=clock, sleep=sleep, draw=draw)
     return Source(name, chosen, feed, clock)
 
@@ -172,17 +179,24 @@ def _policy(text: str, live: bool, name: str) -> FramePolicy:
     return FramePolicy(text)
 
 
-def _connector(text: str, name: str, rule: Reconnect, *, live: bool) -> Connect:
+def _connector(text: str, name: str, rule: Reconnect, authority: Path | None, *, live: bool) -> Connect:
     """Return what opens the source, as often as need be."""
-    if text.startswith(_CAMERAS):
+    scheme, colon, _ = text.partition("://")
+    camera = text.startswith(_CAMERAS)
+    if colon and not camera:
+        reach = reach_of_address(scheme.lower(), authority)
+        return partial(open_video, text, name, reach, timeouts_s=(rule.open_s, rule.stall_s), live=live)
+    if authority is not None:
+        raise VideoError(f"{name} shows no certificate; an authority is for https:// and rtsps://")
+    if camera:
         return partial(_open_camera, text)
-    if "://" not in text:
-        path = Path(text)
-        # the prefix keeps FFmpeg from reading a meaning into a file's name
-        return partial(Folder, path) if path.is_dir() else partial(open_video, f"file:{path}", name)
-    options = {"rtsp_transport": "tcp"} if text.lower().startswith("rtsp") else {}
-    timeouts_s = (rule.open_s, rule.stall_s)
-    return partial(open_video, text, name, options=options, timeouts_s=timeouts_s, live=live)
+    path = Path(text)
+    return partial(Folder, path) if path.is_dir() else partial(_open_file, path, name)
+
+
+def _open_file(path: Path, name: str) -> DecodedVideo:
+    # the prefix keeps FFmpeg from reading a meaning into a file's name
+    return open_video(f"file:{path}", name, reach_of_file(import_av()))
 
 
 def _open_camera(text: str) -> DecodedVideo:
@@ -194,4 +208,4 @@ def _open_camera(text: str) -> DecodedVideo:
     if not Path(device).exists():
         found = ", ".join(sorted(str(path) for path in Path("/dev").glob("video*"))) or "none"
         raise VideoError(f"{text} is not there: no device {device} (found: {found})")
-    return open_video(device, text, form="v4l2", live=True)
+    return open_video(device, text, Reach(), form="v4l2", live=True)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from gati.guard.standing import Snapshot, Standing
 from gati.guard.watch import OnEvent, Watch
 from services.inference.settings import InferenceSettings
+from services.locks import hold
 
 __all__ = ["ServedStanding", "open_standing"]
 
@@ -73,13 +72,11 @@ def open_standing(settings: InferenceSettings) -> tuple[ServedStanding, Callable
 
     Where it cannot be written it is kept in memory.
     """
-    folder = settings.state
+    folder = settings.state_folder
     if folder is None:
-        if settings.library is None:
-            return ServedStanding(None), _nothing
-        folder = settings.library / "standing"
+        return ServedStanding(None), _nothing
     path = folder / f"{settings.name}.json"
-    lock = _locked(path.with_suffix(".lock"))
+    lock = hold(path.with_suffix(".lock"))
     if isinstance(lock, str):
         _log.warning(
             "how versions stand is kept in memory only; name a folder with `state`",
@@ -91,21 +88,3 @@ def open_standing(settings: InferenceSettings) -> tuple[ServedStanding, Callable
 
 def _nothing() -> None:
     """There is no file to give back."""
-
-
-def _locked(path: Path) -> IO[bytes] | str:
-    """The lock, which ends with its process however that ends, or why it cannot be had."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = path.open("ab")
-    except OSError as error:
-        return f"cannot write {path.parent} ({error.strerror or error})"
-    with suppress(ImportError):  # a system without it has no lock, and no second process if used rightly
-        import fcntl
-
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            handle.close()
-            return "another process keeps it"
-    return handle

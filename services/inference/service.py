@@ -20,9 +20,9 @@ from services.inference.followed import Followed
 from services.inference.queue import Ask
 from services.inference.requests import Requests, UnderWay
 from services.inference.settings import InferenceSettings
-from services.inference.versions import BASE_VERSION, LoadedVersion, Versions
+from services.inference.versions import LoadedVersion, Versions
 from services.pool import BoundedPool
-from services.states import STUCK
+from services.states import BASE_VERSION, STUCK
 from services.wire.gen.ttypes import Answer, Health, InferResponse, ModelInfo, Statistics
 from services.wire.tensors import datatype_of, from_tensor
 

@@ -40,3 +40,10 @@ class InferenceSettings(ProcessSettings):
     records_limit_bytes: int = Field(default=2**30, ge=1)
     stuck_timeout_s: float = Field(default=120.0, gt=0.0)  # no input takes so long: the engine hangs
     poll_s: float = Field(default=2.0, gt=0.0)
+
+    @property
+    def state_folder(self) -> Path | None:
+        """Where it is kept how versions stand, and which are loaded; None for in memory."""
+        if self.state is None and self.library is not None:
+            return self.library / "standing"
+        return self.state

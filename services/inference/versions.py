@@ -38,7 +38,6 @@ __all__ = ["LoadedVersion", "Versions"]
 _log = logging.getLogger("gati.inference")
 
 _CONFIDENCE = 0.95  # of compositions that name none
-BASE_VERSION = "base"
 
 
 @dataclass(eq=False)

@@ -16,6 +16,9 @@ __all__ = ["admit", "check_exposure"]
 
 _OPEN = ("/v2/health/", "/metrics")  # for those who watch, without a key
 _MANAGEMENT = "/v2/repository/"
+_NOBODY_MANAGES = (
+    "no key of this server may manage; set GATI_SERVE_MANAGEMENT_KEY, or give one of --keys the right to"
+)
 
 
 def check_exposure(config: ServeConfig) -> None:
@@ -57,6 +60,8 @@ def _key(request: Request, path: str, keys: KeyRing) -> Key | None:
     key = keys.find(given)
     if key is None:
         raise NotAllowedError("a key is needed; send it as X-API-Key")
+    if right == "manage" and not keys.manages:
+        raise NotAllowedError(_NOBODY_MANAGES)
     if right not in key.rights:
         raise NotAllowedError(f"the key '{key.name}' may not {right}; send another as X-API-Key")
     return key

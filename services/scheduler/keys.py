@@ -9,6 +9,8 @@ The server has one key for all or, in a TOML file, one for each of its clients:
     bytes_per_second = 2_000_000
     in_flight = 4
 
+Where others can reach the server, the one key for all does not manage: that takes a key with the right.
+
 The file is read again on SIGHUP; one that is wrong then changes nothing, and the log says why.
 """
 
@@ -25,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from gati.errors import ConfigError, first_line
 from gati.types import is_name
 from services.config import ServeConfig
+from services.hosts import is_loopback
 from services.scheduler.quotas import Quota
 
 __all__ = ["Key", "KeyRing", "Right"]
@@ -83,6 +86,11 @@ class KeyRing:
         """Whether a key is needed to manage."""
         return self.asks or self._config.management_key is not None
 
+    @property
+    def manages(self) -> bool:
+        """Whether somebody may manage: beyond loopback only who has a key with that right."""
+        return not self.guards_management or any("manage" in key.rights for key in self._keys.values())
+
     def find(self, given: str) -> Key | None:
         """Whose key it is."""
         return self._keys.get(_digest(given)) if given else None
@@ -99,7 +107,8 @@ class KeyRing:
     def _read(self) -> dict[str, Key]:
         found: dict[str, Key] = {}
         config = self._config
-        own = [("api", config.api_key, _OWN if config.management_key else _ALL)]
+        trusted = is_loopback(config.host) and config.management_key is None
+        own = [("api", config.api_key, _ALL if trusted else _OWN)]
         own.append(("management", config.management_key, frozenset(("manage",))))
         for name, text, rights in own:
             if text is not None:

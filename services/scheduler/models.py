@@ -22,7 +22,8 @@ from gati.errors import (
     one_line,
 )
 from services.again import keep_on
-from services.states import STUCK
+from services.scheduler.kept import KeptVersions
+from services.states import BASE_VERSION, STUCK
 from services.supervisor import Supervised
 from services.wire.client import WireClient, connect_to
 from services.wire.codec import Service
@@ -72,6 +73,7 @@ class Model:
         hang_timeout_s: float = _HANG_TIMEOUT_S,
         secret: bytes | None = None,
         tls: ssl.SSLContext | None = None,
+        kept: KeptVersions | None = None,
     ) -> None:
         self.name = name
         self.info: Any = None  # ModelInfo, once it has been ready
@@ -84,7 +86,7 @@ class Model:
         self._keeping: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()  # of now: each change sets it, and leaves a new one
         self._certificates: dict[str, dict[str, Any]] = {}
-        self._versions: dict[str, str | None] = {}  # compositions of those that were loaded
+        self._kept = kept or KeptVersions(name)
         self._hang_timeout_s = hang_timeout_s
         self._secret, self._tls = secret, tls  # for an address
         self._lock = asyncio.Lock()  # starting and stopping take turns
@@ -131,6 +133,7 @@ class Model:
                 return
             self.wanted = True
             self._cause, self._state = "it is being started", "starting"
+            self._kept.open()
             if self._supervised is not None:
                 self._supervised.start()
             self._keeping = asyncio.create_task(
@@ -207,7 +210,7 @@ class Model:
         """Its counts, and how its versions stand. Raises `UnavailableError`."""
         found = await self._connected().call("statistics", timeout_s=_STATISTICS_TIMEOUT_S)
         if found.versions and any(version.active for version in found.versions):
-            self._told(found.versions)
+            await self._told(found.versions)
         return found
 
     async def load(self, version: str, composition: str | None) -> None:
@@ -216,15 +219,14 @@ class Model:
         source = VersionSource(version=version, composition=composition)
         await client.call("load", source, timeout_s=_LOAD_TIMEOUT_S)
         await client.call("activate", version, timeout_s=_CONTROL_TIMEOUT_S)
-        self._versions.pop(version, None)
-        self._versions[version] = composition
+        self._kept.loaded(version, composition)
         await self._describe(client)
 
     async def unload(self, version: str) -> None:
         """Forget a version that is not active."""
         client = self._connected()
         await client.call("unload", version, timeout_s=_CONTROL_TIMEOUT_S)
-        self._versions.pop(version, None)
+        self._kept.forget(version)
         await self._describe(client)
 
     def version(self, name: str) -> Any:
@@ -273,6 +275,7 @@ class Model:
                 self._keeping = None
             if self._supervised is not None:
                 await self._supervised.stop(timeout_s)
+            self._kept.close()
 
     def _failed(self, error: Exception) -> None:
         """Why there is no connection."""
@@ -315,23 +318,30 @@ class Model:
             await client.close()
 
     async def _load_again(self, client: WireClient) -> None:
-        """Load what had been loaded before the process was replaced; what cannot be is forgotten."""
-        if not self._versions:
-            return
+        """Load what had been loaded before the process, or we, began anew; what cannot be is forgotten."""
         found = await client.call("describe", timeout_s=_CONTROL_TIMEOUT_S)
         there = {each.version for each in found.versions}
-        before = () if self.info is None else self.info.versions
-        answered = {each.version for each in before if each.active or each.pending}
-        for version, composition in list(self._versions.items()):
+        answering = self._kept.began(found.versions)
+        for version, composition in self._kept.in_turn():
             try:
-                if version not in there:
-                    source = VersionSource(version=version, composition=composition)
-                    await client.call("load", source, timeout_s=_LOAD_TIMEOUT_S)
-                if version in answered:
+                # a name that is there may have been given to another composition
+                if version not in there or version != (composition or BASE_VERSION):
+                    await self._load(client, version, composition)
+                if version in answering:
                     await client.call("activate", version, timeout_s=_CONTROL_TIMEOUT_S)
             except (RequestError, NotFoundError, CompositionError) as error:
-                self._versions.pop(version, None)
+                self._kept.forget(version)
                 _log.warning("not loaded again", extra={"version": version, "reason": str(error)})
+
+    async def _load(self, client: WireClient, version: str, composition: str | None) -> None:
+        """Load a version again; one that ends each process is forgotten. Raises what loading raises."""
+        source = VersionSource(version=version, composition=composition)
+        try:
+            await client.call("load", source, timeout_s=_LOAD_TIMEOUT_S)
+        except (UnavailableError, DeadlineError):
+            if self.wanted and self._kept.failed(version):
+                _log.error("not loaded again: each process ended", extra={"version": version})
+            raise
 
     async def _watch(self, client: WireClient) -> None:
         """Ask how it is, again and again, until the connection is lost. One that hangs is ended.
@@ -373,10 +383,11 @@ class Model:
         if not any(version.active for version in info.versions):
             raise RequestError(f"model '{self.name}' has no active version")
         self.info = info
-        self._told(info.versions)
+        await self._told(info.versions)
 
-    def _told(self, versions: list[Any]) -> None:
+    async def _told(self, versions: list[Any]) -> None:
         self.info.versions = versions
         self._certificates = {
             each.version: json.loads(each.certificate_json) for each in versions if each.certificate_json
         }
+        await self._kept.told(versions)

@@ -10,8 +10,8 @@ import pytest
 __all__ = ["certify"]
 
 
-def certify(folder: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that nobody else believes, and its key."""
+def certify(folder: Path, names: str = "IP:127.0.0.1,DNS:localhost") -> tuple[Path, Path]:
+    """A certificate for these names that nobody else vouches for, and its key."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     command = (
         "openssl",
@@ -27,7 +27,7 @@ def certify(folder: Path) -> tuple[Path, Path]:
         "-subj",
         "/CN=localhost",
         "-addext",
-        "subjectAltName=IP:127.0.0.1,DNS:localhost",
+        f"subjectAltName={names}",
         "-keyout",
         str(key),
         "-out",

@@ -117,6 +117,35 @@ def test_without_keys_others_cannot_reach_it(host: str) -> None:
         check_exposure(ServeConfig(host=loopback))
 
 
+def test_where_others_can_reach_it_only_a_key_with_the_right_manages(tmp_path: Path) -> None:
+    """The one key for all stopped models from anywhere."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text("[keys.camera]\nkey = 'key of a camera'\n", encoding="utf-8")
+    outside: Any = {"host": "0.0.0.0"}
+    for config, key in (
+        (ServeConfig(**outside, api_key="one"), "one"),
+        (ServeConfig(**outside, keys_file=keys), "key of a camera"),
+        (ServeConfig(**outside, api_key="one", keys_file=keys), "one"),
+        (ServeConfig(keys_file=keys), "key of a camera"),
+    ):
+        admit(asked(x_api_key=key), config)
+        for path in (LOAD, "/v2/repository/index"):
+            with pytest.raises(
+                NotAllowedError, match="no key of this server may manage; set GATI_SERVE_MANA"
+            ):
+                admit(asked(path, x_api_key=key), config)
+    admit(asked(LOAD, x_api_key="one"), ServeConfig(api_key="one"))  # nobody else can ask
+    admit(asked(LOAD, x_api_key="two"), ServeConfig(**outside, api_key="one", management_key="two"))
+    keys.write_text(keys.read_text() + "rights = ['manage']\n", encoding="utf-8")
+    for config in (
+        ServeConfig(**outside, keys_file=keys),
+        ServeConfig(**outside, api_key="one", keys_file=keys),
+    ):
+        admit(asked(LOAD, x_api_key="key of a camera"), config)
+    with pytest.raises(NotAllowedError, match="the key 'api' may not manage; send another"):
+        admit(asked(LOAD, x_api_key="one"), config)
+
+
 def test_a_page_of_another_site_stops_no_model(serving: Serving, folder: Path) -> None:
     unload = "/v2/repository/models/small/unload"
     elsewhere = {"Origin": "https://elsewhere.example", "Content-Type": "text/plain"}

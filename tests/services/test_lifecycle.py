@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.services.running import Serving, request
+from tests.services.running import Serving, make_folder, request
 from tests.waiting import LONG_S, until
 
 pytestmark = pytest.mark.slow
@@ -115,8 +115,8 @@ def test_processes_end_when_the_scheduler_is_killed(folder: Path) -> None:
         until(gone)
 
 
-def test_two_hundred_swaps_under_load_lose_nothing_and_keep_the_memory(folder: Path) -> None:
-    with Serving(folder / "serve.toml") as running:
+def test_two_hundred_swaps_under_load_lose_nothing_and_keep_the_memory(tmp_path: Path) -> None:
+    with Serving(make_folder(tmp_path) / "serve.toml") as running:
         url = "/v2/repository/models/small/load"
 
         def resident_bytes() -> float:

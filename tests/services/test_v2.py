@@ -15,7 +15,7 @@ import tritonclient.http as triton
 
 import gati
 from tests.engine.served import PREPROCESSING, images
-from tests.services.running import CLASSES, LARGEST_BODY_BYTES, Serving, request
+from tests.services.running import CLASSES, LARGEST_BODY_BYTES, Serving, make_folder, request
 from tests.waiting import LONG_S
 
 
@@ -187,8 +187,8 @@ def test_unknown_places_and_methods_are_told_in_json(serving: Serving) -> None:
     assert serving.client.put("/v2").json()["error"].startswith("PUT is not offered here")
 
 
-def test_versions_are_loaded_activated_and_unloaded(folder: Path) -> None:
-    with Serving(folder / "library") as running:
+def test_versions_are_loaded_activated_and_unloaded(tmp_path: Path) -> None:
+    with Serving(make_folder(tmp_path) / "library") as running:
         client = client_of(running)
         load, unload = "/v2/repository/models/library/load", "/v2/repository/models/library/unload"
         done = running.client.post(load, json={"parameters": {"composition": "other"}})

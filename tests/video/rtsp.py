@@ -7,6 +7,7 @@ import io
 import itertools
 import re
 import socket
+import ssl
 import struct
 from collections.abc import Iterable
 
@@ -29,8 +30,14 @@ class RtspCamera(Device):
     """Plays `stream` to each connection, then hangs up; after so many `hang_ups` it plays it without end."""
 
     def __init__(
-        self, stream: bytes, password: str | None = None, hang_ups: int = 2, pause_s: float = 0.002
+        self,
+        stream: bytes,
+        password: str | None = None,
+        hang_ups: int = 2,
+        pause_s: float = 0.002,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        self._tls = tls
         self._stream = stream
         self._hang_ups = hang_ups
         self._pause_s = pause_s
@@ -40,6 +47,12 @@ class RtspCamera(Device):
         super().__init__()
 
     def talk(self, connection: socket.socket) -> None:
+        if self._tls is not None:
+            with self._tls.wrap_socket(connection, server_side=True) as encrypted:
+                return self._talk(encrypted)
+        return self._talk(connection)
+
+    def _talk(self, connection: socket.socket) -> None:
         lines = connection.makefile("rb")
         while (request := _request(lines)) is not None:
             verb, headers = request

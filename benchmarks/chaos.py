@@ -1,0 +1,77 @@
+"""A server under load to which a fault happens every few seconds: what became of every request.
+
+    python -m benchmarks.chaos [--minutes 5] [--every 5] [--seed 0] [--only FAULT] [--json FILE]
+
+Faults, in turn: processes killed, stopped and hanging; connections cut, half sent and slow; a full disk, no
+files left, a clock that jumps; the record store and the repository gone and back; versions loaded meanwhile.
+Every request must be answered rightly or refused with a reason, nothing may be left behind, and memory must
+not grow. The status is 1 where that is not so. Clients, server and faults run on this machine, at about a
+hundred requests a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from tests.services.chaos import KINDS, Chaos, Report
+
+GROWTH = 0.10  # of the scheduler's memory, from the second quarter of a run to the last
+SLACK_S = 2.0  # after its deadline a request is answered or refused: the machine is busy, too
+
+
+def growth(report: Report) -> float:
+    """Of the memory, as a share; 0 for a run too short to tell."""
+    sizes = np.array(report.resident_bytes, dtype=float)
+    if len(sizes) < 8:
+        return 0.0
+    quarter = len(sizes) // 4
+    return float(np.median(sizes[-quarter:]) / np.median(sizes[quarter : 2 * quarter]) - 1.0)
+
+
+def verdicts(report: Report) -> dict[str, bool]:
+    """What must hold, and whether it does."""
+    before, after = report.before, report.after
+    return {
+        "every request answered or refused with a reason": not report.unexplained,
+        "no wrong answer": not report.wrong,
+        "no later than its deadline": report.latest_s <= SLACK_S,
+        "no process or folder left": not report.left and report.status == 0,
+        "no thread or file left": before is not None
+        and after is not None
+        and after.threads <= before.threads + 8
+        and after.files <= before.files + 8,
+        "memory flat": growth(report) <= GROWTH,
+        "no mistake in the log": not report.mistakes,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--every", type=float, default=5.0, help="seconds from fault to fault")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", action="append", choices=list(KINDS), help="these faults; all unless given")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gati-chaos-") as folder:
+        chaos = Chaos(Path(folder), seed=given.seed)
+        report = chaos.run(60.0 * given.minutes, given.every, tuple(given.only or ()))
+    found = verdicts(report)
+    document = {**report.to_json(), "growth": growth(report), "verdicts": found}
+    if given.json is not None:
+        given.json.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    document.pop("resident_bytes")
+    print(json.dumps(document, indent=1))
+    return 0 if all(found.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

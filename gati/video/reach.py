@@ -1,0 +1,102 @@
+"""How far a source may reach: what FFmpeg may open on the way to its pictures, and whose word it takes.
+
+A playlist, a reference within a file, or a redirect names what to open next, and comes from whoever wrote it.
+So each kind of source has a list of protocols, and nothing from the network leads to local files. Encrypted
+sources must prove who they are.
+"""
+
+from __future__ import annotations
+
+import errno
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gati.errors import VideoError, first_line
+
+__all__ = ["Reach", "reach_of_address", "reach_of_file"]
+
+_PROTOCOLS = {
+    # HTTPS must not lead to HTTP: whoever is between could then say what to show
+    "https": "https,tls,tcp,httpproxy,crypto",
+    "http": "http,https,tls,tcp,httpproxy,crypto",
+    "rtsps": "tls,tcp",
+    "rtsp": "tcp",
+}
+_ENCRYPTED = ("https", "rtsps")
+_PLAYLISTS = frozenset(("applehttp", "concat", "dash", "hls", "imf", "rtsp", "sdp", "webm_dash_manifest"))
+_IS_PLAYLIST = "it is a playlist, or not a video of a known kind; give the video itself"
+_LEADS_AWAY = "it leads to where such a source may not (from https:// to http://, or to a local file)"
+_NOT_TRUSTED = (
+    "the connection failed, or the certificate is not trusted; name the file of who issued it "
+    "(--authority FILE.pem)"
+)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Options for FFmpeg, and what some of its errors (by number) then mean when it opens the source."""
+
+    options: Mapping[str, str] = field(default_factory=dict)
+    meanings: Mapping[int, str] = field(default_factory=dict)
+
+    def meaning_of(self, error: Exception) -> str | None:
+        """What an error says about this source; None where it says no more than for any other."""
+        return self.meanings.get(getattr(error, "errno", None) or 0)
+
+
+def reach_of_file(av: Any) -> Reach:
+    """A local file reaches no further than itself: playlists, which name other files, are refused."""
+    formats = ",".join(sorted(set(av.formats_available) - _PLAYLISTS))
+    return Reach(
+        {"protocol_whitelist": "file", "format_whitelist": formats},
+        {errno.EINVAL: _IS_PLAYLIST, errno.EPERM: _IS_PLAYLIST},
+    )
+
+
+def reach_of_address(scheme: str, authority: Path | None = None) -> Reach:
+    """What an address of the network reaches: its own protocol and those under it.
+
+    The certificate of an encrypted one must be for its host, and issued by those in the file `authority`, or
+    by those whom this system trusts.
+
+    **Raises:** `VideoError` where `authority` holds no certificate, or a source of that kind shows none.
+    """
+    options = {"protocol_whitelist": _PROTOCOLS[scheme]}
+    meanings = {errno.EINVAL: _LEADS_AWAY, errno.EPERM: _LEADS_AWAY}
+    if scheme.startswith("rtsp"):
+        options["rtsp_transport"] = "tcp"
+    if scheme in _ENCRYPTED:
+        meanings[errno.EIO] = _NOT_TRUSTED
+    if scheme != "rtsp":  # HTTP may lead to HTTPS
+        options["tls_verify"] = "1"
+        if trusted := _trusted() if authority is None else _checked(authority):
+            options["ca_file"] = str(trusted)
+    elif authority is not None:
+        raise VideoError("rtsp:// is not encrypted, so an authority vouches for nothing; give rtsps://")
+    return Reach(options, meanings)
+
+
+def _trusted() -> str | None:
+    """The file of those whom this system trusts: FFmpeg's builds look for it at other places."""
+    if found := ssl.get_default_verify_paths().cafile:
+        return found
+    try:
+        import certifi
+    except ImportError:
+        return None
+    return str(certifi.where())
+
+
+def _checked(authority: Path) -> Path:
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(authority)
+    except (OSError, ssl.SSLError) as error:
+        raise VideoError(
+            f"{authority} is no file of certificates in PEM ({first_line(error)}); give that of who issued "
+            "the source's certificate"
+        ) from None
+    return authority

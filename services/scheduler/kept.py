@@ -1,0 +1,164 @@
+"""The versions of a model that were loaded over REST: they come back with its process, and with ours.
+
+They are kept in `NAME.versions.json` in the folder of the model's state, which one server at a time may
+write. Only what differs is written, atomically, and a damaged file is told and left out: no server fails to
+start for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+from gati.documents import DocumentKind
+from gati.errors import StorageError
+from gati.types import is_name
+from services.locks import hold
+
+__all__ = ["KeptVersions"]
+
+_log = logging.getLogger("gati.scheduler")
+
+_LARGEST_BYTES = 2**20
+_MOST_ATTEMPTS = 3  # to load a version at which the process ends each time
+_DOCUMENT = DocumentKind(1, StorageError, "delete it, and load the versions again")
+
+
+@dataclass(frozen=True)
+class _Kept:
+    versions: dict[str, str | None] = field(default_factory=dict)  # and their compositions, None: no caches
+    answering: tuple[str, ...] = ()  # of these: the one that answers, and the one that waits to
+    seen: frozenset[str] = frozenset()  # all that were loaded, whoever had loaded them
+
+
+class KeptVersions:
+    """What was loaded, and what of it answered. In memory where there is no `folder`, or it is not ours."""
+
+    def __init__(self, name: str, folder: Path | None = None) -> None:
+        self._path = None if folder is None else folder / f"{name}.versions.json"
+        self._lock: IO[bytes] | None = None
+        self._why_not = "the model has no folder for its state; name one with `state`"
+        self._now = _Kept()
+        self._written = _Kept()
+        self._writing = asyncio.Lock()
+        self._attempts: Counter[str] = Counter()
+        self._begun: frozenset[str] = frozenset()
+
+    def open(self) -> None:
+        """Take the file, and read it, before anything is loaded."""
+        if self._path is None or self._lock is not None:
+            return
+        lock = hold(self._path.with_suffix(".lock"))
+        if isinstance(lock, str):
+            self._why_not = lock
+            return
+        self._lock = lock
+        if self._now.versions:  # ours are newer
+            return
+        try:
+            self._now = self._written = _read(self._path)
+        except StorageError as error:
+            _log.error("versions loaded before are not loaded again", extra={"reason": str(error)})
+
+    def close(self) -> None:
+        """Give the file back."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def in_turn(self) -> list[tuple[str, str | None]]:
+        """Versions with their compositions; first the one that answered, then the one that waited to."""
+        order = {name: place for place, name in enumerate(self._now.answering)}
+        return sorted(self._now.versions.items(), key=lambda item: order.get(item[0], len(order)))
+
+    def began(self, found: Iterable[Any]) -> tuple[str, ...]:
+        """What is to be activated again, where the service has begun with the versions `found` on the wire.
+
+        Nothing, where it serves by itself what was not there before: that was chosen later.
+        """
+        self._begun = frozenset(each.version for each in found if each.active or each.pending)
+        return self._now.answering if self._begun <= self._now.seen else ()
+
+    def loaded(self, version: str, composition: str | None) -> None:
+        """Keep a version; `told` writes it down."""
+        self.forget(version)
+        self._now = replace(self._now, versions={**self._now.versions, version: composition})
+
+    def forget(self, version: str) -> None:
+        """Keep a version no longer; `told` writes that down."""
+        left = {name: of for name, of in self._now.versions.items() if name != version}
+        answering = tuple(name for name in self._now.answering if name != version)
+        self._now = replace(self._now, versions=left, answering=answering)
+        self._attempts.pop(version, None)
+
+    def failed(self, version: str) -> bool:
+        """The process ended, or hung, while a version was loaded again; whether it is forgotten for that."""
+        self._attempts[version] += 1
+        if self._attempts[version] < _MOST_ATTEMPTS:
+            return False
+        self.forget(version)
+        return True
+
+    async def told(self, found: Iterable[Any]) -> None:
+        """Take in the versions `found` on the wire, and write down what differs from the file."""
+        found = list(found)
+        names = {each.version for each in found}
+        self._attempts.clear()
+        for gone in self._now.versions.keys() - names:
+            self.forget(gone)
+        in_order = [each.version for each in found if each.active]
+        in_order += [each.version for each in found if each.pending]
+        answering = tuple(name for name in in_order if name in self._now.versions)
+        self._now = replace(self._now, answering=answering, seen=self._begun | names)
+        async with self._writing:
+            await self._write()
+
+    async def _write(self) -> None:
+        now, before = self._now, self._written
+        if now == before or not (now.versions or before.versions):
+            return
+        self._written = now  # whatever comes of it: the next change tries again
+        if self._path is None or self._lock is None:
+            if now.versions != before.versions:
+                extra = {"versions": list(now.versions), "reason": self._why_not}
+                _log.warning("versions loaded over REST will be forgotten with this server", extra=extra)
+            return
+        try:
+            await asyncio.to_thread(_DOCUMENT.write, self._path, _values(now))
+        except StorageError as error:
+            self._written = before
+            _log.error("versions are not written down", extra={"reason": str(error)})
+
+
+def _values(kept: _Kept) -> dict[str, Any]:
+    rows = [{"version": name, "composition": of} for name, of in kept.versions.items()]
+    return {"versions": rows, "answering": list(kept.answering), "seen": sorted(kept.seen)}
+
+
+def _read(path: Path) -> _Kept:
+    """What is kept in a file. Raises `StorageError` for one that is damaged, or far too large."""
+    if not path.exists():
+        return _Kept()
+    with _DOCUMENT.reading(str(path)):
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise ValueError(f"more than {_LARGEST_BYTES} bytes")
+    document = _DOCUMENT.read(path)
+    with _DOCUMENT.reading(str(path)):
+        versions = {_name(row["version"]): _composition(row["composition"]) for row in document["versions"]}
+        answering = tuple(_name(each) for each in document["answering"] if each in versions)
+        return _Kept(versions, answering, frozenset(map(_name, document["seen"])))
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not is_name(value):
+        raise ValueError(f"{value!r} is no name")
+    return value
+
+
+def _composition(value: Any) -> str | None:
+    return None if value is None else _name(value)

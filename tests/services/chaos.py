@@ -1,0 +1,350 @@
+"""A server under load to which one fault after the other happens; what came of every request.
+
+`python -m benchmarks.chaos` runs it for as long as wanted, `test_chaos` for a moment.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+
+from gati.composition.load import open_served
+from tests.conftest import REPOSITORY
+from tests.engine.served import images
+from tests.services import faults
+from tests.services.faults import Census, census
+from tests.services.running import Serving, make_folder
+from tests.waiting import until
+
+__all__ = ["KINDS", "Chaos", "Report"]
+
+MODELS = ("small", "other")
+INPUTS = 32
+TIMEOUT_S = 4.0  # that requests ask for
+HANG_S = 120.0  # who has no answer by then will have none
+REFUSALS = (429, 503, 504)
+CLOSE = 1e-4  # of probabilities; those of two inputs differ by more than eight times that
+
+CONFIGURATION = """
+hang_timeout_s = 4.0
+head_timeout_s = 5.0
+body_timeout_s = 5.0
+drain_timeout_s = 5.0
+[models.small]
+library = "library"
+threads = 1
+queue_capacity = 32
+records = "sqlite:///{folder}/records.db"
+repository = "versions"
+audit_budget = 0.2
+[models.other]
+library = "library"
+composition = "other"
+threads = 1
+queue_capacity = 32
+"""
+
+
+@dataclass
+class Report:
+    """What happened. `wrong`, `unexplained` and `left` must be empty."""
+
+    seconds: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[int] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)  # answers of another input
+    unexplained: list[str] = field(default_factory=list)  # neither answered nor refused with a reason
+    latest_s: float = 0.0  # the longest that an answer came after its deadline
+    before: Census | None = None
+    after: Census | None = None
+    resident_bytes: list[int] = field(default_factory=list)  # of the scheduler, after each fault
+    restarts: int = 0
+    mistakes: list[str] = field(default_factory=list)  # tracebacks in the log
+    left: list[str] = field(default_factory=list)  # processes, and folders of the moment
+    status: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+class Chaos:
+    """A server in `folder`; `run` lets faults happen to it, and ends it."""
+
+    def __init__(self, folder: Path, *, seed: int = 0, clients: int = 2, pause_s: float = 0.02) -> None:
+        self._folder = make_folder(folder)
+        self._temporary = folder / "t"
+        self._temporary.mkdir()
+        self._clock = faults.JumpingClock(folder / "clock")
+        (folder / "versions").mkdir()
+        (folder / "chaos.toml").write_text(CONFIGURATION.format(folder=folder), encoding="utf-8")
+        self._dice = random.Random(seed)
+        self._clients, self._pause_s = clients, pause_s
+        self._inputs = images(INPUTS)
+        self._answers = _answers(folder / "library", self._inputs)
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._seen: set[int] = set()
+        self.report = Report()
+
+    def run(self, seconds: float, every_s: float, kinds: tuple[str, ...] = ()) -> Report:
+        """Let a fault begin every so often, for so long; in turn, each kind before any comes again."""
+        environment = {
+            "TMPDIR": str(self._temporary),
+            "PYTHONPATH": os.pathsep.join((str(self._clock.folder), str(REPOSITORY))),
+            "OMP_NUM_THREADS": "1",
+        }
+        running = Serving(self._folder / "chaos.toml", environment=environment)
+        with running:
+            self._place = _place(running.url)
+            for model, _ in itertools.product(MODELS, range(20)):
+                assert running.client.post(f"/v2/models/{model}/infer", json=self._body(0)).status_code == 200
+            self.report.before = census(running.process.pid)
+            threads = [
+                threading.Thread(target=self._ask, args=(running.url, number))
+                for number in range(self._clients)
+            ]
+            for thread in threads:
+                thread.start()
+            try:
+                self._let_happen(running, seconds, every_s, kinds or tuple(KINDS))
+                self._settle(running)
+            finally:
+                self._over.set()
+                for thread in threads:
+                    thread.join(2 * HANG_S)
+            self._count(running)
+        self.report.status = running.stop()
+        self.report.mistakes += [line[:2000] for line in running.said if "Traceback" in line]
+        self._look_for_remains()
+        self._clock.close()
+        return self.report
+
+    # ----------------------------------------------------------------------------------------------------
+
+    def _let_happen(self, running: Serving, seconds: float, every_s: float, kinds: tuple[str, ...]) -> None:
+        began_s = time.monotonic()
+        turn: list[str] = []
+        while (now_s := time.monotonic()) - began_s < seconds:
+            turn = turn or self._dice.sample(kinds, len(kinds))
+            kind = turn.pop()
+            self._seen.update(running.processes().values())
+            KINDS[kind](self, running)
+            self.report.faults[kind] += 1
+            self.report.resident_bytes.append(census(running.process.pid).resident_bytes)
+            time.sleep(max(0.0, every_s - (time.monotonic() - now_s)))
+        self.report.seconds = time.monotonic() - began_s
+
+    def _settle(self, running: Serving) -> None:
+        """Until all is well again: every model answers, again and again."""
+        running.wait_until_ready()
+        for model in MODELS:
+            until(
+                lambda model=model: (  # type: ignore[misc]
+                    running.client.post(f"/v2/models/{model}/infer", json=self._body(0)).status_code == 200
+                )
+            )
+        self._seen.update(running.processes().values())
+
+    def _count(self, running: Serving) -> None:
+        before = self.report.before
+        assert before is not None
+
+        def settled() -> bool:
+            self.report.after = now = census(running.process.pid)
+            return now.children == len(MODELS) and now.files <= before.files + 8
+
+        self.report.left += [] if _soon(settled) else ["the scheduler keeps files or processes"]
+        page = running.client.get("/metrics").text
+        found = [line for line in page.splitlines() if line.startswith("gati_restarts_total{")]
+        self.report.restarts = round(sum(float(line.rsplit(" ", 1)[1]) for line in found))
+
+    def _look_for_remains(self) -> None:
+        ended = _soon(lambda: not any(map(faults.alive, self._seen)))
+        self.report.left += [] if ended else [f"processes {[pid for pid in self._seen if faults.alive(pid)]}"]
+        self.report.left += [str(path) for path in self._temporary.iterdir() if path.name.startswith("gati-")]
+
+    # Honest clients -------------------------------------------------------------------------------------
+
+    def _body(self, number: int) -> dict[str, Any]:
+        data = self._inputs[number : number + 1]
+        tensor = {
+            "name": "input",
+            "shape": list(data.shape),
+            "datatype": "UINT8",
+            "data": data.ravel().tolist(),
+        }
+        return {"inputs": [tensor], "parameters": {"timeout_ms": 1e3 * TIMEOUT_S}}
+
+    def _ask(self, url: str, seed: int) -> None:
+        dice = random.Random(seed)
+        with httpx.Client(base_url=url, timeout=HANG_S) as client:
+            while not self._over.is_set():
+                number, model = dice.randrange(INPUTS), dice.choice(MODELS)
+                began_s = time.monotonic()
+                try:
+                    reply = client.post(f"/v2/models/{model}/infer", json=self._body(number))
+                except httpx.HTTPError as error:
+                    with self._lock:
+                        self.report.unexplained.append(f"{model}: {error!r}")
+                    continue
+                self._take_in(number, reply, time.monotonic() - began_s)
+                time.sleep(self._pause_s)
+
+    def _take_in(self, number: int, reply: httpx.Response, took_s: float) -> None:
+        with self._lock:
+            report = self.report
+            report.statuses[reply.status_code] += 1
+            report.latest_s = max(report.latest_s, took_s - TIMEOUT_S)
+            if reply.status_code == 200:
+                outputs = {each["name"]: each["data"] for each in reply.json()["outputs"]}
+                given = np.array(outputs["probabilities"])
+                if not any(np.abs(given - right).max() < CLOSE for right in self._answers[number]):
+                    report.wrong.append(f"input {number}: {given.tolist()} from {outputs['exit']}")
+            elif reply.status_code not in REFUSALS or not _reason(reply):
+                report.unexplained.append(f"{reply.status_code}: {reply.text[:300]}")
+
+    # Faults ---------------------------------------------------------------------------------------------
+
+    def _victim(self, running: Serving) -> int:
+        found = running.processes()
+        return found[self._dice.choice(sorted(found))] if found else running.process.pid
+
+    def _kill(self, running: Serving) -> None:
+        if (pid := self._victim(running)) != running.process.pid:
+            faults.killed(pid)
+
+    def _pause(self, running: Serving) -> None:
+        with faults.stopped(self._victim(running)):
+            time.sleep(1.0)
+
+    def _hang(self, running: Serving) -> None:
+        """Stop a process for so long that it is taken for dead."""
+        if (pid := self._victim(running)) == running.process.pid:
+            return
+        with faults.stopped(pid):
+            _soon(lambda: not faults.alive(pid))
+
+    def _pause_scheduler(self, running: Serving) -> None:
+        with faults.stopped(running.process.pid):
+            time.sleep(1.0)
+
+    def _cut(self, running: Serving) -> None:
+        whole = self._message()
+        for _ in range(50):
+            faults.cut(self._place, whole[: self._dice.randint(0, len(whole))])
+
+    def _half_sent(self, running: Serving) -> None:
+        whole = self._message()
+        with faults.half_sent(
+            self._place, [whole[: self._dice.randint(0, len(whole) - 1)] for _ in range(100)]
+        ):
+            time.sleep(1.0)
+
+    def _slow(self, running: Serving) -> None:
+        faults.trickled(self._place, self._message(), 2.0)
+
+    def _disk_full(self, running: Serving) -> None:
+        with faults.disk_full(running.process.pid, *running.processes().values()):
+            self._load(running)
+            time.sleep(1.0)
+
+    def _no_files(self, running: Serving) -> None:
+        with faults.no_files_left(running.process.pid), faults.half_sent(self._place, [b""] * 5):
+            time.sleep(1.0)
+
+    def _jump(self, running: Serving) -> None:
+        self._clock.jump(self._dice.choice((-1, 1)) * self._dice.choice((1.0, 3600.0, 86_400.0, 3e7)))
+
+    def _store_gone(self, running: Serving) -> None:
+        file = self._folder / "records.db"
+        if file.exists():
+            with faults.gone(file):
+                time.sleep(1.0)
+
+    def _repository_gone(self, running: Serving) -> None:
+        with faults.gone(self._folder / "versions"):
+            time.sleep(3.0)
+
+    def _load(self, running: Serving) -> None:
+        """Not a fault, but what an operator may do while there are some."""
+        parameters = {"composition": self._dice.choice(("default", "other"))}
+        reply = running.client.post("/v2/repository/models/small/load", json={"parameters": parameters})
+        if reply.status_code not in (200, 409, *REFUSALS) or not (reply.status_code == 200 or _reason(reply)):
+            with self._lock:
+                self.report.unexplained.append(f"load: {reply.status_code}: {reply.text[:300]}")
+
+    def _message(self) -> bytes:
+        body = json.dumps(self._body(self._dice.randrange(INPUTS))).encode()
+        head = (
+            f"POST /v2/models/small/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
+
+
+KINDS: dict[str, Callable[[Chaos, Serving], None]] = {
+    "a model's process is killed": Chaos._kill,
+    "a model's process is stopped for a moment": Chaos._pause,
+    "a model's process hangs": Chaos._hang,
+    "the scheduler is stopped for a moment": Chaos._pause_scheduler,
+    "connections are cut": Chaos._cut,
+    "requests are half sent": Chaos._half_sent,
+    "a request is slow": Chaos._slow,
+    "the disk is full": Chaos._disk_full,
+    "no file can be opened": Chaos._no_files,
+    "the clock jumps": Chaos._jump,
+    "the record store is gone": Chaos._store_gone,
+    "the repository is gone": Chaos._repository_gone,
+    "a version is loaded": Chaos._load,
+}
+
+
+def _answers(library: Path, inputs: np.ndarray[Any, np.dtype[np.uint8]]) -> list[list[np.ndarray[Any, Any]]]:
+    """What may be answered to each input: by the first cache that hits, or by all of the network."""
+    engine = open_served(library).engine
+    assert engine.preprocessing is not None
+    x = engine.preprocessing(inputs)
+    found = [
+        [each.probabilities.numpy() for each in (engine(row)[0], engine.base(row)[0])]
+        for row in (x[number : number + 1] for number in range(len(inputs)))
+    ]
+    for one, other in itertools.combinations(found, 2):
+        assert all(np.abs(a - b).max() > 8 * CLOSE for a in one for b in other), "answers look alike"
+    engine.close()
+    return found
+
+
+def _reason(reply: httpx.Response) -> bool:
+    try:
+        return bool(reply.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _place(url: str) -> tuple[str, int]:
+    address = urlsplit(url)
+    assert address.hostname is not None and address.port is not None
+    return address.hostname, address.port
+
+
+def _soon(condition: Callable[[], bool]) -> bool:
+    """Whether something comes to be within the time that a hanging request has."""
+    end_s = time.monotonic() + HANG_S
+    while not condition():
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(0.05)
+    return True

@@ -1,0 +1,262 @@
+"""Versions that were loaded over REST come back after a restart of the server, as far as they should."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gati.errors import CompositionError
+from services.scheduler.kept import KeptVersions
+from services.scheduler.models import Model
+from services.wire.server import WireServer
+from tests.services.engines import SERVICE, Engine
+from tests.services.running import Serving, make_folder
+from tests.waiting import LONG_S, in_the_end
+
+Act = Callable[[Model], Awaitable[None]]
+
+
+async def nothing(model: Model) -> None:
+    """Only start and stop."""
+
+
+def server(folder: Path | None, engine: Engine, act: Act = nothing) -> None:
+    """A server of one model, from its start to its end."""
+
+    async def main() -> None:
+        wire = WireServer(SERVICE, engine.handlers())
+        port = await wire.start("127.0.0.1", 0)
+        model = Model("m", address=f"127.0.0.1:{port}", kept=KeptVersions("m", folder))
+        try:
+            await model.start()
+            await model.wait_until_ready(LONG_S)
+            await act(model)
+        finally:
+            await model.stop(LONG_S)
+            await wire.drain(0.0)
+
+    asyncio.run(main())
+
+
+async def load_three(model: Model) -> None:
+    for version, composition in (("a", "fast"), ("b", None), ("c", "small")):
+        await model.load(version, composition)
+    await model.unload("b")
+
+
+def begun(*versions: str) -> Engine:
+    """A service that has just begun with these; the last answers."""
+    engine = Engine()
+    engine.versions, engine.active = ["first", *versions], versions[-1] if versions else "first"
+    return engine
+
+
+def test_they_are_loaded_again_and_what_answered_answers(tmp_path: Path) -> None:
+    server(tmp_path, begun(), load_three)
+    document = json.loads((tmp_path / "m.versions.json").read_text())
+    assert {row["version"]: row["composition"] for row in document["versions"]} == {"a": "fast", "c": "small"}
+    for _ in range(2):
+        engine = begun()
+        server(tmp_path, engine)
+        assert engine.calls == ["load c small", "load a fast"]
+        assert engine.active == "c"
+
+
+def test_without_a_folder_they_end_with_the_server_and_that_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server(None, begun(), load_three)
+    assert "versions loaded over REST will be forgotten" in caplog.text
+    engine = begun()
+    server(None, engine)
+    assert engine.calls == [] and not list(tmp_path.iterdir())
+
+
+def test_nothing_is_written_until_something_is_loaded(tmp_path: Path) -> None:
+    server(tmp_path, begun())
+    assert [path.name for path in tmp_path.iterdir()] == ["m.versions.lock"]
+
+
+def test_what_serves_by_itself_and_was_not_there_before_goes_on(tmp_path: Path) -> None:
+    """The operator configured another composition, or activated another version in the repository."""
+    server(tmp_path, begun(), load_three)
+    engine = begun("8")
+    server(tmp_path, engine)
+    assert engine.active == "8" and engine.calls == ["load c small", "load a fast"]
+    engine = begun("8")
+    server(tmp_path, engine)
+    assert engine.active == "8"
+
+
+def test_what_the_server_begins_with_may_have_been_unloaded(tmp_path: Path) -> None:
+    async def only_ours(model: Model) -> None:
+        await model.load("a", "fast")
+        await model.unload("first")
+
+    server(tmp_path, begun(), only_ours)
+    engine = begun()
+    server(tmp_path, engine)
+    assert engine.active == "a"
+
+
+def test_a_name_that_was_given_to_another_composition_is_loaded_again(tmp_path: Path) -> None:
+    server(tmp_path, begun(), lambda model: model.load("first", "fast"))
+    engine = begun()
+    server(tmp_path, engine)
+    assert engine.calls == ["load first fast"]
+
+
+def test_what_cannot_be_loaded_any_more_is_forgotten(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server(tmp_path, begun(), load_three)
+    engine = begun()
+    engine.refused = "c"
+    server(tmp_path, engine)
+    assert engine.active == "first" and "not loaded again" in caplog.text
+    engine = begun()
+    server(tmp_path, engine)
+    assert engine.calls == ["load a fast"]
+
+
+def test_a_version_at_which_every_process_ends_is_given_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server(tmp_path, begun(), load_three)
+
+    class Dying(Engine):
+        dead = 0
+
+        async def load(self, source: Any) -> Any:
+            if source.version == "c":
+                self.dead += 1
+                for transport in self.transports:
+                    transport.abort()
+            return await super().load(source)
+
+    engine = Dying()
+    engine.transports = []
+
+    async def main() -> None:
+        wire = WireServer(SERVICE, engine.handlers())
+        port = await wire.start("127.0.0.1", 0)
+
+        async def through(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            engine.transports = [writer.transport]
+            there, back = await asyncio.open_connection("127.0.0.1", port)
+            await asyncio.gather(_copy(reader, back), _copy(there, writer), return_exceptions=True)
+
+        proxy = await asyncio.start_server(through, "127.0.0.1", 0)
+        place = "{}:{}".format(*proxy.sockets[0].getsockname()[:2])
+        model = Model("m", address=place, kept=KeptVersions("m", tmp_path))
+        await model.start()
+        await in_the_end(lambda: model.ready)
+        await model.stop(LONG_S)
+        proxy.close()
+        await wire.drain(0.0)
+
+    asyncio.run(main())
+    assert engine.dead == 3 and engine.calls[-1] == "load a fast"
+    assert "each process ended" in caplog.text
+    engine = begun()
+    server(tmp_path, engine)
+    assert engine.calls == ["load a fast"]
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65_536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b'{"format": 9}',
+        b'{"format": 1, "versions": [{"version": "../x", "composition": null}], "answering": [], "seen": []}',
+        b'{"format": 1, "versions": [{"version": "x", "composition": 3}], "answering": [], "seen": []}',
+        b" " * 2**21,
+    ],
+)
+def test_a_damaged_file_is_told_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    (tmp_path / "m.versions.json").write_bytes(content)
+    engine = begun()
+    server(tmp_path, engine)
+    assert engine.calls == [] and "versions loaded before are not loaded again" in caplog.text
+    server(tmp_path, begun(), load_three)
+    engine = begun()
+    server(tmp_path, engine)
+    assert engine.active == "c"
+
+
+def test_of_two_servers_one_keeps_the_file(tmp_path: Path) -> None:
+    server(tmp_path, begun(), load_three)
+    first = KeptVersions("m", tmp_path)
+    first.open()
+    engine = begun()
+    server(tmp_path, engine)
+    assert engine.calls == []
+    first.close()
+    server(tmp_path, engine)
+    assert engine.calls == ["load c small", "load a fast"]
+
+
+def test_a_full_disk_refuses_no_version_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def act(model: Model) -> None:
+        monkeypatch.setattr("os.replace", full)
+        await model.load("a", "fast")
+        monkeypatch.undo()
+        await model.load("b", "fast")
+
+    caplog.set_level(logging.ERROR, "gati.scheduler")
+    engine = begun()
+    server(tmp_path, engine, act)
+    assert engine.active == "b" and caplog.text.count("versions are not written down") == 1
+    engine = begun()
+    server(tmp_path, engine)
+    assert sorted(engine.calls) == ["load a fast", "load b fast"]
+    assert not [path for path in tmp_path.iterdir() if path.suffix == ".part"]
+
+
+def test_a_refused_version_is_not_kept(tmp_path: Path) -> None:
+    engine = begun()
+    engine.refused = "a"
+
+    async def act(model: Model) -> None:
+        with pytest.raises(CompositionError):
+            await model.load("a", "fast")
+
+    server(tmp_path, engine, act)
+    assert not (tmp_path / "m.versions.json").exists()
+
+
+def test_a_killed_server_begins_with_what_was_loaded(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    load = "/v2/repository/models/library/load"
+    with Serving(folder / "library") as running:
+        done = running.client.post(load, json={"parameters": {"composition": "other", "version": "mine"}})
+        assert done.status_code == 200, done.text
+        assert running.infer("library").json()["model_version"] == "mine"
+        running.process.send_signal(signal.SIGKILL)
+        running.process.wait(LONG_S)
+    with Serving(folder / "library") as running:
+        assert running.client.get("/v2/models/library").json()["versions"] == ["default", "mine"]
+        assert running.infer("library").json()["model_version"] == "mine"
