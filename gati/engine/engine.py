@@ -82,8 +82,9 @@ class Engine:
         self.version = version
         self.class_names = None if class_names is None else tuple(class_names)
         self.preprocessing = preprocessing
+        self._tensors = None if preprocessing is None else preprocessing.tensors
         self.traced = traced
-        self._tolerance = tie_tolerance(traced.device, traced.dtype)
+        self._tolerance = tie_tolerance(traced.device, traced.computes_in)
         self._logits = outputs_kind == "logits"
         self._outputs_kind = outputs_kind
         self._graphs = graphs
@@ -122,7 +123,7 @@ class Engine:
         """Classify preprocessed inputs [B, ...]; predictions come in their order.
 
         Raises:
-            DataError: inputs of another shape or dtype than the network's.
+            DataError: inputs of another shape or dtype than the network's, or ids that it does not have.
         """
         return self._answers(x, self._one)
 
@@ -306,7 +307,7 @@ class Engine:
             return backend.path(self.traced, [leaving.block for leaving in self.exits]).segments
 
     def checked(self, x: Tensor) -> Tensor:
-        """`x` [B, ...] where the network is. Raises `DataError` for another shape or dtype than it takes."""
+        """`x` [B, ...] where the network is. Raises `DataError` for what it does not take."""
         traced = self.traced
         if not isinstance(x, Tensor) or x.shape[1:] != traced.input_shape or x.ndim == 0:
             found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -319,6 +320,8 @@ class Engine:
                 f"the network takes {traced.dtype}, got {x.dtype}; preprocess inputs "
                 "with engine.preprocessing"
             )
+        if self._tensors is not None and x.device.type == "cpu":
+            self._tensors.check(x.numpy())
         if x.device != traced.device:
             x = x.to(traced.device)
         return self.to_run_on(x)
