@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 import gati
 from gati.composition.load import Served, open_served
 from gati.errors import BlockError, DataError, ModelError, VariantError
+from tests.services.running import Serving
 from tests.token_networks import LENGTH, sentences
 
 MODEL = "tests.token_networks:small"
@@ -127,3 +130,81 @@ def test_what_was_there_before_is_kept(tmp_path: Path) -> None:
     with pytest.raises(BlockError):
         gati.explore(MODEL, data=str(tmp_path / "val.npz"), out=tmp_path / "out", blocks="nothing")
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+
+
+@pytest.fixture(scope="module")
+def serving(library: Path) -> Iterator[Serving]:
+    settings = '[models.tokens]\nlibrary = "library"\nthreads = 1\nrecords = "sqlite:///records.db"\n'
+    (library / "serve.toml").write_text(settings)
+    with Serving(library / "serve.toml") as running:
+        yield running
+
+
+def asked(serving: Serving, inputs: list[dict[str, Any]]) -> Any:
+    return serving.client.post("/v2/models/tokens/infer", json={"inputs": inputs})
+
+
+def named(name: str, array: NDArray[Any], datatype: str = "INT64") -> dict[str, Any]:
+    return {"name": name, "shape": list(array.shape), "datatype": datatype, "data": array.tolist()}
+
+
+def test_another_projects_client_sends_each_array_by_its_name(serving: Serving, served: Served) -> None:
+    from tritonclient.http import InferenceServerClient, InferInput
+
+    client = InferenceServerClient(serving.url.removeprefix("http://"))
+    taken = client.get_model_metadata("tokens")["inputs"]
+    assert [(each["name"], each["datatype"], each["shape"]) for each in taken] == [
+        ("input_ids", "INT64", [-1, LENGTH]),
+        ("attention_mask", "INT64", [-1, LENGTH]),
+    ]
+    arrays = sentences(3, seed=4)
+    inputs = []
+    for name in ("attention_mask", "input_ids"):  # in any order
+        given = InferInput(name, list(arrays[name].shape), "INT64")
+        given.set_data_from_numpy(arrays[name])
+        inputs.append(given)
+    found = client.infer("tokens", inputs)
+    expected = served.engine(torch.from_numpy(np.stack(list(arrays.values()), axis=1)))
+    assert found.as_numpy("class_index").tolist() == [each.class_index for each in expected]
+    assert [each.decode() for each in found.as_numpy("exit")] == [each.exit for each in expected]
+
+
+def test_ids_in_json_by_name_or_packed(serving: Serving) -> None:
+    arrays = sentences(2, seed=5)
+    by_name = asked(serving, [named(name, array, "INT32") for name, array in arrays.items()]).json()
+    packed = asked(serving, [named("input", np.stack(list(arrays.values()), axis=1))]).json()
+    for first, second in zip(by_name["outputs"], packed["outputs"], strict=True):
+        assert first["data"] == second["data"]
+
+
+IDS, MASK = sentences(2)["input_ids"], sentences(2)["attention_mask"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([named("input_ids", IDS)], "the model takes input_ids, attention_mask, each once; got input_ids"),
+        ([named("x", IDS)], "no input is called 'x'; there are input_ids, attention_mask"),
+        (
+            [named("input_ids", IDS), named("attention_mask", MASK[:1])],
+            "`attention_mask` has shape [1, 16]; give [2, 16], the same number of each",
+        ),
+        (
+            [named("input_ids", IDS * 0.5, "FP32"), named("attention_mask", MASK)],
+            "`input_ids` has datatype FP32; send INT64",
+        ),
+        (
+            [named("input_ids", IDS + 50), named("attention_mask", MASK)],
+            "ids run from 0 to 49, the rows of the network's embedding",
+        ),
+        ([named("input", IDS)], "takes a tensor of shape [batch, 2, 16], got [1, 16]"),
+        ([named("input", IDS * 1.0, "FP32")], "the input has datatype FP32; the network takes INT64"),
+    ],
+    ids=["one missing", "unknown", "number", "datatype", "range", "shape", "packed datatype"],
+)
+def test_requests_that_do_not_fit_get_one_line(
+    serving: Serving, inputs: list[dict[str, Any]], message: str
+) -> None:
+    reply = asked(serving, inputs)
+    assert 400 <= reply.status_code < 500
+    assert message in reply.json()["error"] and "\n" not in reply.json()["error"]
