@@ -131,6 +131,15 @@ struct VersionInfo {
   13: optional i64 losses
 }
 
+/** One array that a network takes. */
+struct InputArray {
+  1: required string name
+  /** As the Open Inference Protocol calls it. */
+  2: required string datatype
+  /** Of one input, without the batch. */
+  3: required list<i64> shape
+}
+
 /** What a model takes and gives. */
 struct ModelInfo {
   1: required string name
@@ -138,10 +147,15 @@ struct ModelInfo {
   2: required list<i64> input_shape
   3: required i32 classes
   4: optional list<string> class_names
-  /** Height, width and channels of images, 0 where any will do. */
+  /** Height, width and channels of images, 0 where any will do; no channels where it takes no images. */
   5: required list<i64> image_shape
   6: required i32 largest_batch
   7: required list<VersionInfo> versions
+  /**
+   * What the network takes, in the order in which several arrays are packed to one: [batch, arrays, ...] where
+   * all have one shape, else each flattened and one after the other. Absent: float32 of `input_shape`.
+   */
+  8: optional list<InputArray> inputs
 }
 
 /** Whether the service can answer, which is when it has loaded and warmed up. */

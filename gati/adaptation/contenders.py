@@ -199,7 +199,7 @@ def _lookup_ms_of(served: Served, variant: str, block: str, cache: LearnedCache)
     for leaving in served.composition.exits:
         if leaving.variant == variant and shapes.get(leaving.block) == shapes[block]:
             return leaving.lookup_ms
-    return measure_lookup(cache, torch.rand(1, *shapes[block]))
+    return measure_lookup(cache, served.engine.traced.hidden_example(block))
 
 
 @torch.no_grad()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import torch
 from torch import nn
 
 from gati.costs.graph import GraphCosts, anchors, of_many, profile_between
@@ -47,7 +46,7 @@ def measure_segments(
     base = segment_backend(backend).path(traced, names[:1]).base
     lookup_ms: dict[str, float] = {}
     for done, (key, (block, cache)) in enumerate(caches.items(), start=1):
-        hidden = torch.randn(1, *traced.hidden_shapes[block], device=traced.device)
+        hidden = traced.hidden_example(block)
         lookup_ms[key] = measure_lookup(
             cache.to(traced.device),
             hidden,

@@ -65,10 +65,11 @@ class Engine:
         self.version = version
         self.class_names = None if class_names is None else tuple(class_names)
         self.preprocessing = preprocessing
+        self._tensors = None if preprocessing is None else preprocessing.tensors
         self.traced = traced
         self.outputs_kind: OutputsKind = outputs_kind  # what the base model ends with
         self._graphs = graphs
-        self._tolerance = tie_tolerance(traced.device, traced.dtype)
+        self._tolerance = tie_tolerance(traced.device, traced.computes_in)
         self._one_network: AbstractContextManager[Any] = _ALONE if traced.changes_itself else nullcontext()
         self._path = path_for(backend, traced, self.exits, outputs_kind, graphs)
 
@@ -76,7 +77,7 @@ class Engine:
         """Classify preprocessed inputs [B, ...]; predictions come in their order.
 
         Raises:
-            DataError: inputs of another shape or dtype than the network's.
+            DataError: inputs of another shape or dtype than the network's, or ids that it does not have.
         """
         return self._answers(x, self._path.answer)
 
@@ -168,7 +169,7 @@ class Engine:
         self.close()
 
     def checked(self, x: Tensor) -> Tensor:
-        """`x` [B, ...] where the network is. Raises `DataError` for another shape or dtype than it takes."""
+        """`x` [B, ...] where the network is. Raises `DataError` for what it does not take."""
         traced = self.traced
         if not isinstance(x, Tensor) or x.shape[1:] != traced.input_shape or x.ndim == 0:
             found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -181,6 +182,8 @@ class Engine:
                 f"the network takes {traced.dtype}, got {x.dtype}; preprocess inputs "
                 "with engine.preprocessing"
             )
+        if self._tensors is not None and x.device.type == "cpu":
+            self._tensors.check(x.numpy())
         if x.device != traced.device:
             x = x.to(traced.device)
         return self.to_run_on(x)

@@ -9,6 +9,7 @@ Data that was shuffled cannot be told this way.
 from __future__ import annotations
 
 import numpy as np
+from torch import Tensor
 
 from gati.model.data import Data
 from gati.model.identity import group_copies
@@ -33,12 +34,18 @@ def warning_of_neighbours(data: Data) -> str:
         same = np.flatnonzero(labels == labels[place])
         other = same[random.integers(len(same))]
         inputs = data.images(rows[[place, place + 1, other]])
-        near.append(float((inputs[0] - inputs[1]).abs().mean()))
+        near.append(_difference(inputs[0], inputs[1]))
         if abs(other - place) > 1:
-            far.append(float((inputs[0] - inputs[2]).abs().mean()))
+            far.append(_difference(inputs[0], inputs[2]))
     if len(far) < _LEAST // 2 or np.median(near) >= _NEARLY * np.median(far):
         return ""
     return (
         f"neighbours in {data.name} are nearly the same, as frames of a video are: a certificate assumes "
         "inputs drawn independently from what will be served"
     )
+
+
+def _difference(first: Tensor, second: Tensor) -> float:
+    """How far values are apart; of whole numbers, which are names of something, how many differ."""
+    apart = (first - second).abs() if first.is_floating_point() else (first != second).float()
+    return float(apart.mean())

@@ -130,7 +130,8 @@ def measured_costs(traced: TracedModel, module: nn.Module) -> Measure:
             predictor = _untrained_reduced(traced, module, variant) if is_reduced(variant) else None
             cache = LearnedCache(variant, shape, traced.classes, BASELINE, predictor=predictor)
             cache.to(traced.device)
-            request, hidden = traced.example(), torch.rand(1, *shape, device=traced.device)
+            request = traced.example()
+            hidden = request if reads_input(variant) else torch.rand(1, *shape, device=traced.device)
             lookup_ms = measure_lookup(cache, hidden, between=lambda: traced.base(request.clone()))
             known[variant, shape] = UntrainedCosts(_weights(cache), lookup_ms)
         return known[variant, shape]
@@ -206,6 +207,7 @@ class _Chooser:
         rows: list[Specification] = []
         for variant in (each for each in self.asked.variants if reads_input(each)):
             try:
+                self._check_readable(variant)
                 if variant == REDUCED:
                     rows += self._reduced(block)
                 elif variant == STUDENT:
@@ -219,6 +221,10 @@ class _Chooser:
                     raise
                 rows.append(_row(block, variant, str(error)))
         return list({row.trial.trial_id: row for row in rows}.values())
+
+    def _check_readable(self, variant: str) -> None:
+        if parse_variant(variant)[0] in (STUDENT, REDUCED) and not self.traced.dtype.is_floating_point:
+            raise VariantError(f"{variant} reads pictures, the network takes whole numbers: leave it out")
 
     def _reduced(self, block: BlockProfile) -> list[Specification]:
         variant = default_reduced(block.output_shape)

@@ -26,8 +26,10 @@ from gati.exploration.progress import Progress
 from gati.exploration.state import FinishedTrial
 from gati.exploration.train import Learner
 from gati.model.entry import INPUT
+from gati.model.inputs import TensorInputs
 from gati.model.load import LoadedModel, load_model
 from gati.model.outputs import check_base_outputs, outputs_kind
+from gati.model.packed import fit_tensors
 from gati.model.preprocess import Preprocessing
 from gati.types import Trial
 
@@ -52,16 +54,21 @@ class NamedNetwork(NamedTuple):
 
 
 def load_companions(
-    given: Sequence[tuple[str | Path, str | Path | None]],
+    given: Sequence[tuple[str | Path, str | Path | None]], tensors: TensorInputs | None = None
 ) -> tuple[NamedNetwork, ...]:
     """Load (model, checkpoint) pairs, as `load_model` takes them; those of one name get numbers.
+
+    `tensors` is what the base model takes, where that is no pictures.
 
     **Raises:** as `load_model`, saying which.
     """
     candidates: list[NamedNetwork] = []
     for source, checkpoint in given:
         variant = companion_variant(_name(str(source), [each.variant for each in candidates]))
-        candidates.append(NamedNetwork(variant, load_model(source, checkpoint)))
+        loaded = load_model(source, checkpoint)
+        if tensors is not None:
+            loaded = fit_tensors(loaded, tensors, "--data")
+        candidates.append(NamedNetwork(variant, loaded))
     return tuple(candidates)
 
 

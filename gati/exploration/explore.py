@@ -23,7 +23,7 @@ from gati.exploration.companions import NamedNetwork, load_companions, measure_c
 from gati.exploration.library import BaseOutcomes, Library, Manifest
 from gati.exploration.lookups import finish_trials, points_of
 from gati.exploration.memory import freed_memory_kept
-from gati.exploration.prepare import PreparedModel, prepare, resolve_device
+from gati.exploration.prepare import PreparedModel, fitted, prepare, resolve_device
 from gati.exploration.progress import Progress, SilentProgress
 from gati.exploration.schedule import students_for
 from gati.exploration.stages import TrainingStages
@@ -107,10 +107,10 @@ def explore(
     if epochs is not None and epochs <= 0:
         raise DataError(f"epochs must be above 0 (got {epochs:g})")
     target = resolve_device(device)
-    loaded = load_model(model, checkpoint, mean=mean, std=std, resize=resize)
+    loaded, held = fitted(load_model(model, checkpoint, mean=mean, std=std, resize=resize), data)
     for name in asked.variants:  # after the model, whose module may register predictors of its own
         parse_variant(name)
-    candidates = load_companions(companions)
+    candidates = load_companions(companions, held.tensors)
     with locked(directory), freed_memory_kept(), progress or SilentProgress() as reporter:
         for note in (loaded.note, *(candidate.loaded.note for candidate in candidates)):
             if note:
@@ -128,7 +128,7 @@ def explore(
         budget = Budget(budget_s, clock, began, state)
         prepared = prepare(
             loaded,
-            data,
+            held,
             train_data,
             blocks=blocks,
             asked=asked,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from gati.caches import LearnedCache, is_reduced
 from gati.caches.selectors import BASELINE
 from gati.costs.profile import measure_lookup, measure_overlap
@@ -33,7 +31,7 @@ def lookup_costs(
     traced: TracedModel, block: str, cache: LearnedCache, notes: list[str] | None = None
 ) -> tuple[float, float, float]:
     """Milliseconds of a lookup inline, of one overlapped, and what that one costs the base model."""
-    hidden = torch.rand(1, *cache.hidden_shape, device=traced.device)
+    hidden = traced.hidden_example(block)
     request = traced.example()
     inline_ms = measure_lookup(cache, hidden, between=lambda: traced.base(request.clone()), notes=notes)
     # Each measurement takes the worker's core away from the base model by itself, as serving will: what

@@ -11,6 +11,8 @@ from torch import nn
 from gati.errors import BackendError, LibraryError
 from gati.exploration.library import Library
 from gati.model.load import load_model
+from gati.model.packed import packed
+from gati.model.preprocess import Preprocessing
 from gati.model.segments import TracedModel, trace
 
 __all__ = ["Network", "load_network", "traced_network"]
@@ -38,9 +40,14 @@ def load_network(library: Library, device: torch.device) -> Network:
             f"but {manifest.checkpoint_path or manifest.model_source} now has "
             f"{loaded.checkpoint_sha256[:12]}; bring the old checkpoint back or run gati explore again"
         )
-    module = loaded.module.to(device)
-    generator = torch.Generator().manual_seed(_EXAMPLE_SEED)
-    example = torch.randn(2, *manifest.input_shape, generator=generator).to(device)
+    tensors = Preprocessing.from_json(manifest.preprocessing).tensors
+    if tensors is None:
+        module = loaded.module.to(device)
+        generator = torch.Generator().manual_seed(_EXAMPLE_SEED)
+        example = torch.randn(2, *manifest.input_shape, generator=generator).to(device)
+    else:
+        module = packed(loaded.module, tensors).to(device)
+        example = tensors.example().to(device)
     return Network(module, trace(module, example, [block.name for block in manifest.blocks]))
 
 

@@ -38,6 +38,7 @@ from gati.model.labels import (
 )
 from gati.model.load import LoadedModel
 from gati.model.outputs import check_base_outputs, check_more_than_one_class, outputs_kind
+from gati.model.packed import fit_tensors
 from gati.model.segments import TracedModel, trace
 from gati.types import BlockProfile, OutputsKind, Profile, Trial
 
@@ -117,9 +118,18 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+def fitted(loaded: LoadedModel, data: Any) -> tuple[LoadedModel, Data]:
+    """Open the held-out data, and the network as one that takes what it holds.
+
+    **Raises:** `DataError`; `ModelError` for arrays that the network does not take.
+    """
+    held = load_data(data, loaded.preprocessing, what="--data")
+    return (loaded if held.tensors is None else fit_tensors(loaded, held.tensors, "--data")), held
+
+
 def prepare(
     loaded: LoadedModel,
-    data: Any,
+    held: Data,
     train_data: Any | None,
     *,
     blocks: str | None,
@@ -135,9 +145,9 @@ def prepare(
 ) -> PreparedModel:
     """Check model and data, measure the base model and what could be trained, say what cannot pay.
 
-    `companions` are variants that read the input, too, and are not specified here.
+    `loaded` and `held` are what `fitted` gave. `companions` are variants that read the input, too, and are
+    not specified here.
     """
-    held = load_data(data, loaded.preprocessing, what="--data")
     more = None if train_data is None else load_data(train_data, loaded.preprocessing, what="--train-data")
     inputs = split_inputs(held, more, seed)
     module = loaded.module.to(device)

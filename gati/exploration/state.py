@@ -14,8 +14,8 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -141,7 +141,11 @@ class RunState:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold a cache library for writing. Raises `LibraryError` when another process holds it."""
+    """Hold a cache library for writing; who fails before anything was measured leaves nothing behind.
+
+    **Raises:** `LibraryError` when another process holds it.
+    """
+    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         handle = open(directory / ".lock", "a+", encoding="ascii")  # noqa: SIM115 - held as long as the lock
@@ -161,4 +165,20 @@ def locked(directory: Path) -> Iterator[None]:
         handle.truncate()
         handle.write(str(os.getpid()))
         handle.flush()
-        yield
+        try:
+            yield
+        except BaseException:
+            _leave_nothing(directory, made)
+            raise
+
+
+def _leave_nothing(directory: Path, made: Sequence[Path]) -> None:
+    """Remove what every run writes first and the folders `made`, innermost first, if that is all there is."""
+    first = {directory / ".lock", directory / ".state", directory / ".state" / "settings.json"}
+    if set(directory.rglob("*")) - first:
+        return
+    shutil.rmtree(directory / ".state", ignore_errors=True)
+    (directory / ".lock").unlink(missing_ok=True)
+    for folder in made:
+        with suppress(OSError):  # somebody else has put something there
+            folder.rmdir()

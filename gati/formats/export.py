@@ -18,6 +18,7 @@ from gati.errors import BackendError, CompositionError, DataError, ModelError
 from gati.files import atomic_write
 from gati.formats.check import check_answers, onnx_runner, program_runner
 from gati.formats.metadata import describe, in_float32, metadata_of
+from gati.model.inputs import TensorInputs
 from gati.model.preprocess import Preprocessing
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def export(
         format=format,
         exits=tuple(leaving.block for leaving in stages.exits),
         input_shape=shape if raw is None else (shape[0], *shape[2:], shape[1]),
-        input_type="float32" if raw is None else "uint8",
+        input_type=str(stages.example.dtype).removeprefix("torch.") if raw is None else "uint8",
         size_bytes=sum(file.stat().st_size for file in (target, *target.rglob("*")) if file.is_file()),
         checked_inputs=_CHECKED_INPUTS,
         note=_note(served),
@@ -117,8 +118,8 @@ def _need_onnx() -> None:
 
 
 def _stages(served: Served) -> GraphStages:
-    if served.engine.traced.dtype != torch.float32:
-        dtype = served.engine.traced.dtype
+    dtype = served.engine.traced.computes_in
+    if dtype != torch.float32:
         raise ModelError(f"the network computes in {dtype}; only float32 networks can be exported")
     blocks = [leaving.block for leaving in served.composition.exits]
     if blocks != [leaving.block for leaving in served.engine.exits]:
@@ -131,7 +132,7 @@ def _raw_preprocessing(served: Served) -> Preprocessing:
     """The preprocessing, if images of the network's own size pass its resizing and cropping unchanged."""
     preprocessing = served.model.preprocessing
     shape = served.engine.traced.input_shape
-    if len(shape) != 3 or shape[0] != preprocessing.channels:
+    if preprocessing.tensors is not None or len(shape) != 3 or shape[0] != preprocessing.channels:
         raise DataError(f"--raw-input is for images, the network takes {list(shape)}; leave it out")
     height, width = shape[1:]
     unchanged = (
@@ -156,7 +157,7 @@ def _write_onnx(
     from gati.engine.graph.assemble import assemble
     from gati.formats.triton import write_model_folder
 
-    library, composition = served.library, served.composition
+    library, composition, tensors = served.library, served.composition, served.model.preprocessing.tensors
     model = assemble(stages, f"gati {composition.name}", raw)
     _check_size(model)
     model.producer_name = "gati"
@@ -168,7 +169,7 @@ def _write_onnx(
 
     def write(there: Path) -> None:
         there.write_bytes(model.SerializeToString())
-        check_answers(onnx_runner(there, model.graph.input[0].name), stages, _inputs(stages, raw))
+        check_answers(onnx_runner(there, model.graph.input[0].name), stages, _inputs(stages, raw, tensors))
         if folder:
             write_model_folder(target, model, there, library.manifest.class_names)
 
@@ -198,17 +199,24 @@ def _write_program(served: Served, stages: GraphStages, target: Path) -> None:
         notes = {"gati.json": json.dumps({**metadata, "description": description}, indent=1)}
         save_program(program, there, notes)
         with open(there, "rb") as handle:
-            check_answers(program_runner(handle), stages, _inputs(stages, None))
+            check_answers(
+                program_runner(handle), stages, _inputs(stages, None, served.model.preprocessing.tensors)
+            )
 
     atomic_write(target, write)
 
 
-def _inputs(stages: GraphStages, raw: Preprocessing | None) -> Iterator[tuple[Tensor, Tensor]]:
+def _inputs(
+    stages: GraphStages, raw: Preprocessing | None, tensors: TensorInputs | None
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Random inputs of very different size, so that more than one exit is asked; as fed, and preprocessed."""
     generator = torch.Generator().manual_seed(0)
     shape = stages.example.shape
     for number in range(_CHECKED_INPUTS):
-        if raw is None:
+        if tensors is not None:
+            x = tensors.example(1, number)
+            yield x, x
+        elif raw is None:
             x = torch.randn(shape, generator=generator) * 4.0 * (number + 1) / _CHECKED_INPUTS
             yield x, x
         else:

@@ -1,4 +1,4 @@
-"""Arrays of images in an `.npz`."""
+"""Arrays of images, or of whatever else a network takes, in an `.npz`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,27 @@ from gati.errors import DataError
 
 __all__ = ["read_npz"]
 
+_BESIDE = ("labels", "class_names")
+
 
 def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
-    """Read `images` and what else there is of `labels` and `class_names`. Raises `DataError`."""
+    """Read `images`, or where there are none all other arrays, and `labels` and `class_names`.
+
+    **Raises:** `DataError`.
+    """
     if not path.is_file():
         raise DataError(f"{what}: no file {path}; check the path")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            if "images" not in archive.files:
+            inputs = [key for key in archive.files if key not in _BESIDE]
+            if not inputs:
                 keys = ", ".join(archive.files) or "none"
                 raise DataError(
-                    f"{what}: {path} has no array `images` (arrays: {keys}); save images uint8 [N, H, W, C]"
+                    f"{what}: {path} has no inputs (arrays: {keys}); save `images` uint8 [N, H, W, C], or "
+                    "`inputs` or arrays named as the network's arguments [N, ...]"
                 )
-            wanted = [key for key in ("images", "labels", "class_names") if key in archive.files]
-            return {key: archive[key] for key in wanted}
+            wanted = ["images"] if "images" in inputs else inputs
+            return {key: archive[key] for key in archive.files if key in (*wanted, *_BESIDE)}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
         if zipfile.is_zipfile(path) and "allow_pickle" in str(error):
             raise DataError(

@@ -1,14 +1,14 @@
-"""Images, with or without labels, in every form a user may have them; read in batches by index.
+"""Inputs, with or without labels, in every form a user may have them; read in batches by index.
 
-An `.npz` is held in memory as uint8 and converted batch by batch; a folder or a dataset is read when asked.
+An `.npz` is held in memory, images as uint8 to be converted batch by batch; a folder or a dataset is read
+when asked. Images are preprocessed. Arrays of anything else come as the network takes them, several packed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,65 +23,16 @@ from torch.utils.data import Dataset, IterableDataset
 from gati.errors import DataError, one_line
 from gati.model.archives import read_npz
 from gati.model.identity import Identities, identities_of
+from gati.model.inputs import ALONE
 from gati.model.pictures import IMAGE_SUFFIXES, file_identities, image_files, open_image
 from gati.model.preprocess import Preprocessing, check_image_array, join
+from gati.model.sequence import Data, check_labels, fingerprint_of
 from gati.model.source import import_object
+from gati.model.tensors import TensorData, is_whole
 
 __all__ = ["Data", "load_data", "load_images"]
 
 _FORMS = "an .npz file, a folder of one folder per class, package.module:callable or file.py:callable"
-
-
-class Data(ABC):
-    """A sequence of inputs.
-
-    `labels` is int64 [N] or None; `is_images` tells images from tensors that came preprocessed; `fingerprint`
-    identifies the content, so that two runs can tell whether they saw the same data.
-    """
-
-    name: str
-    is_images: bool = True
-    class_names: tuple[str, ...] | None = None
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Return the number of inputs."""
-
-    @property
-    @abstractmethod
-    def labels(self) -> NDArray[np.int64] | None:
-        """Return the labels int64 [N], or None."""
-
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Return a sha256 over the content."""
-
-    @cached_property
-    def identities(self) -> Identities:
-        """A hash of each input, uint64 [N]: equal where inputs are, whatever their labels and names.
-
-        The first use reads every input once.
-        """
-        return self.identify(np.arange(len(self)))
-
-    @abstractmethod
-    def identify(self, indices: NDArray[np.int64]) -> Identities:
-        """Return the identities of the inputs at `indices`, uint64 [n], reading those."""
-
-    @abstractmethod
-    def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
-        """Return the inputs at `indices` as float32 [n, C, H, W], preprocessed. Raises `DataError`."""
-
-    def keep(self, limit_bytes: int) -> None:  # noqa: B027 - where nothing is decoded, nothing is kept
-        """Keep inputs that were read, as the pixels the network sees, until they take `limit_bytes`.
-
-        For those who read the same inputs again and again. Only pictures in files are kept.
-        """
-
-    def subset(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> Data:
-        """Return a view of the inputs at `indices`, in that order."""
-        return _Subset(self, np.asarray(indices, dtype=np.int64))
 
 
 def load_data(
@@ -90,23 +41,26 @@ def load_data(
     """Open data in any of its forms.
 
     An `.npz` holds `images` uint8 [N, H, W, C] or [N, H, W] and optionally `labels` [N] and `class_names`.
+    Without `images`, its other arrays are the inputs: `inputs` [N, ...] of numbers of any kind for networks
+    that take one, or arrays named as the network's arguments, such as `input_ids` and `attention_mask`.
     A folder holds one folder per class (names sorted), or images directly, then unlabelled. A callable
     returns a `torch.utils.data.Dataset` of images or (image, label); float tensors count as preprocessed
-    already, uint8 [H, W, C] arrays and Pillow images are preprocessed. `what` begins the error messages.
+    already, uint8 [H, W, C] arrays and Pillow images are preprocessed. Whole numbers other than uint8, and
+    dicts of arrays, are inputs as in an `.npz`. `what` begins the error messages.
 
     **Raises:** `DataError`.
     """
     if isinstance(source, Data):
         return source
     if isinstance(source, Dataset):
-        return _DatasetData(source, type(source).__name__, preprocessing, what)
+        return _from_dataset(source, type(source).__name__, preprocessing, what)
     text, path = str(source), Path(source)
     if path.is_dir():
         return _FolderData(path, preprocessing, what)
     if path.suffix == ".npz":
-        return _ArrayData(path, preprocessing, what)
+        return _from_npz(path, preprocessing, what)
     if ":" in text:
-        return _DatasetData(_call_dataset(text, what), text, preprocessing, what)
+        return _from_dataset(_call_dataset(text, what), text, preprocessing, what)
     if not path.exists():
         raise DataError(f"{what}: nothing at {text}; give {_FORMS}")
     raise DataError(f"{what}: cannot read {text} as data; give {_FORMS}")
@@ -122,9 +76,35 @@ def load_images(paths: Sequence[str | Path], preprocessing: Preprocessing) -> Te
     return preprocessing.from_pil([open_image(Path(path)) for path in paths])
 
 
+def _from_npz(path: Path, preprocessing: Preprocessing, what: str) -> Data:
+    arrays = read_npz(path, what)
+    if "images" in arrays:
+        return _ArrayData(path, arrays, preprocessing, what)
+    labels, names = arrays.pop("labels", None), arrays.pop("class_names", None)
+    found = TensorData(path.name, arrays, labels, preprocessing.tensors, f"{what}: {path}")
+    found.class_names = None if names is None else tuple(str(name) for name in names)
+    return found
+
+
+def _from_dataset(dataset: Dataset[Any], name: str, preprocessing: Preprocessing, what: str) -> Data:
+    found = _DatasetData(dataset, name, preprocessing, what)
+    arrays = found.arrays()
+    if arrays is None:
+        return found
+    whole = TensorData(name, arrays, found.labels, preprocessing.tensors, f"{what}: {name}")
+    whole.class_names = found.class_names
+    return whole
+
+
 class _ArrayData(Data):
-    def __init__(self, path: Path, preprocessing: Preprocessing, what: str) -> None:
-        arrays = read_npz(path, what)
+    def __init__(
+        self, path: Path, arrays: Mapping[str, NDArray[Any]], preprocessing: Preprocessing, what: str
+    ) -> None:
+        if preprocessing.tensors is not None:
+            raise DataError(
+                f"{what}: {path} holds images and this network takes {preprocessing.tensors.described()}; "
+                "give an .npz with those"
+            )
         images = arrays["images"]
         self._preprocessing = preprocessing
         self._images = images[..., None] if images.ndim == 3 else images
@@ -134,7 +114,7 @@ class _ArrayData(Data):
                 f"{what}: {path} is empty (images {list(images.shape)}); give at least a few hundred images"
             )
         self._labels = (
-            _check_labels(arrays["labels"], len(images), f"{what}: {path}") if "labels" in arrays else None
+            check_labels(arrays["labels"], len(images), f"{what}: {path}") if "labels" in arrays else None
         )
         if "class_names" in arrays:
             self.class_names = tuple(str(name) for name in arrays["class_names"])
@@ -149,11 +129,7 @@ class _ArrayData(Data):
 
     @cached_property
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(repr(self._images.shape).encode())
-        digest.update(np.ascontiguousarray(self._images).data)
-        if self._labels is not None:
-            digest.update(self._labels.tobytes())
-        return digest.hexdigest()
+        return fingerprint_of(self._images, self._labels)
 
     def identify(self, indices: NDArray[np.int64]) -> Identities:
         return identities_of(self._images[index] for index in indices)
@@ -234,7 +210,9 @@ class _DatasetData(Data):
         if self._length == 0:
             raise DataError(f"{self._what} is empty; give at least a few hundred images")
         self.name = name
+        self._as_arrays = False
         image, label = self._item(0)
+        self._as_arrays = isinstance(image, Mapping) or is_whole(image)
         self._has_labels = label is not None
         names = getattr(dataset, "classes", None)  # as torchvision's datasets call them
         if isinstance(names, (list, tuple)) and names and all(isinstance(name, str) for name in names):
@@ -251,7 +229,7 @@ class _DatasetData(Data):
         for attribute in ("targets", "labels"):  # torchvision's datasets keep them at hand, undecoded
             known = getattr(self._dataset, attribute, None)
             if known is not None and len(known) == self._length:
-                return _check_labels(np.asarray(known), self._length, self._what)
+                return check_labels(np.asarray(known), self._length, self._what)
         try:
             numbers = [int(self._item(index)[1]) for index in range(self._length)]
         except (TypeError, ValueError) as error:
@@ -259,7 +237,7 @@ class _DatasetData(Data):
                 f"{self._what} has labels that are no numbers ({one_line(error)}); "
                 "give whole class numbers from 0"
             ) from error
-        return _check_labels(np.array(numbers), self._length, self._what)
+        return check_labels(np.array(numbers), self._length, self._what)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -277,6 +255,19 @@ class _DatasetData(Data):
             return self._stack(items)
         return join([self._preprocessing(self._content(image)[None]) for image in items])
 
+    def arrays(self) -> dict[str, NDArray[Any]] | None:
+        """All items as arrays [N, ...] by name where they are dicts or whole numbers, None for images."""
+        if not self._as_arrays:
+            return None
+        items = [self._item(index)[0] for index in range(self._length)]
+        rows = [item if isinstance(item, Mapping) else {ALONE: item} for item in items]
+        try:
+            return {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
+        except (KeyError, ValueError, TypeError) as error:
+            raise DataError(
+                f"{self._what}: items differ ({one_line(error)}); return arrays of the same names and shapes"
+            ) from error
+
     def _item(self, index: int) -> tuple[Any, Any]:
         try:
             item = self._dataset[index]
@@ -287,10 +278,10 @@ class _DatasetData(Data):
         image, label = (
             (item[0], item[1]) if isinstance(item, (tuple, list)) and len(item) >= 2 else (item, None)
         )
-        if not isinstance(image, (Tensor, np.ndarray, Image.Image)):
+        if not isinstance(image, (Tensor, np.ndarray, Image.Image, Mapping)):
             raise DataError(
-                f"{self._what}: item {index} holds a {type(image).__name__}; return a tensor, a uint8 array "
-                "or a Pillow image, alone or with a label"
+                f"{self._what}: item {index} holds a {type(image).__name__}; return a tensor, an array, a "
+                "dict of those or a Pillow image, alone or with a label"
             )
         return image, label
 
@@ -325,51 +316,6 @@ class _DatasetData(Data):
                 f"{self._preprocessing.channels} channels; return float tensors [C, H, W]"
             )
         return torch.stack(items).to(torch.float32)
-
-
-class _Subset(Data):
-    def __init__(self, parent: Data, indices: NDArray[np.int64]) -> None:
-        outside = indices[(indices < 0) | (indices >= len(parent))]
-        if len(outside):
-            raise DataError(f"index {outside[0]} is outside {parent.name} (0 to {len(parent) - 1})")
-        self._parent, self._indices = parent, indices
-        self.name, self.is_images, self.class_names = parent.name, parent.is_images, parent.class_names
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    @property
-    def labels(self) -> NDArray[np.int64] | None:
-        labels = self._parent.labels
-        return None if labels is None else labels[self._indices]
-
-    @property
-    def fingerprint(self) -> str:
-        return hashlib.sha256(self._parent.fingerprint.encode() + self._indices.tobytes()).hexdigest()
-
-    def identify(self, indices: NDArray[np.int64]) -> Identities:
-        wanted = self._indices[indices]
-        known = "identities" in self._parent.__dict__  # then nothing needs to be read again
-        return self._parent.identities[wanted] if known else self._parent.identify(wanted)
-
-    def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
-        picked = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
-        return self._parent.images(self._indices[picked])
-
-    def keep(self, limit_bytes: int) -> None:
-        self._parent.keep(limit_bytes)
-
-
-def _check_labels(labels: NDArray[Any], count: int, where: str) -> NDArray[np.int64]:
-    if labels.shape != (count,):
-        raise DataError(
-            f"{where} has labels of shape {list(labels.shape)} for {count} images; give one label per image"
-        )
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(f"{where} has labels of dtype {labels.dtype}; give whole class numbers from 0")
-    if int(labels.min()) < 0:
-        raise DataError(f"{where} has label {int(labels.min())}; give whole class numbers from 0")
-    return labels.astype(np.int64)
 
 
 def _call_dataset(source: str, what: str) -> Dataset[Any]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -93,7 +94,7 @@ def export_program(module: nn.Module, example: Tensor) -> torch.export.ExportedP
     """
     batch = torch.export.Dim.DYNAMIC
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _plain_attention():
             return torch.export.export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
     except Exception as error:  # torch.export raises many unrelated types for what it cannot follow
         message = (
@@ -101,6 +102,17 @@ def export_program(module: nn.Module, example: Tensor) -> torch.export.ExportedP
             "data-dependent control flow or fixed batch sizes from its forward"
         )
     raise ModelError(message)
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Transformer layers as operators that every engine has, not as the one in which torch fuses them."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 class _Lowering:

@@ -195,7 +195,7 @@ class _Relabelled(Data):
 
     def __init__(self, parent: Data, labels: NDArray[np.int64] | None) -> None:
         self._parent, self._labels = parent, labels
-        self.name, self.is_images = parent.name, parent.is_images
+        self.name, self.is_images, self.tensors = parent.name, parent.is_images, parent.tensors
 
     def __len__(self) -> int:
         return len(self._parent)

@@ -256,6 +256,9 @@ def _build(source: str, recipe: _Recipe, classes: int | None) -> nn.Module:
 
 
 def _freeze(module: nn.Module) -> nn.Module:
+    for layer in module.modules():
+        if isinstance(layer, nn.TransformerEncoder):  # nested, outputs are as long as the longest of a batch
+            layer.use_nested_tensor = False
     return module.to("cpu").eval().requires_grad_(False)
 
 

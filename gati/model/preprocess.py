@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.errors import DataError, ModelError
+from gati.model.inputs import TensorInputs
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -37,7 +38,8 @@ class Preprocessing:
 
     `mean` and `std` hold one value per channel and apply after division by 255. `resize` is the length in
     pixels of the shorter side, keeping the aspect ratio; `crop` the side of the centre square cut after that;
-    `size` (height, width) stretches to exactly that size before both. None leaves the step out.
+    `size` (height, width) stretches to exactly that size before both. None leaves the step out. With
+    `tensors` the network takes no images but those arrays, and nothing is done to them.
     """
 
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
@@ -47,6 +49,7 @@ class Preprocessing:
     interpolation: str = "bilinear"
     channels: int = 3
     size: tuple[int, int] | None = None
+    tensors: TensorInputs | None = None
 
     def __post_init__(self) -> None:
         """Check the values. Raises `ModelError`."""
@@ -72,9 +75,11 @@ class Preprocessing:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; `from_json` reads them back unchanged."""
-        return {
-            key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()
-        }
+        plain = asdict(replace(self, tensors=None))
+        del plain["tensors"]  # images have none, and libraries of before say nothing of it
+        if self.tensors is not None:
+            plain["tensors"] = self.tensors.to_json()
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Preprocessing:
@@ -88,6 +93,7 @@ class Preprocessing:
             interpolation=str(values["interpolation"]),
             channels=int(values["channels"]),
             size=None if size is None else (int(size[0]), int(size[1])),
+            tensors=TensorInputs.from_json(values["tensors"]) if "tensors" in values else None,
         )
 
     def __call__(self, images: NDArray[np.uint8]) -> Tensor:
@@ -103,6 +109,7 @@ class Preprocessing:
 
         **Raises:** `DataError` as the whole does.
         """
+        self._only_images()
         check_image_array(images, self.channels)
         pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2)  # uint8 [N, C, H, W]
         return self._crop(self._resize(self._middle(pixels)))
@@ -126,10 +133,17 @@ class Preprocessing:
 
         **Raises:** `DataError` when no image has so many channels.
         """
+        self._only_images()
         mode = {1: "L", 3: "RGB", 4: "RGBA"}.get(self.channels)
         if mode is None:
             raise DataError(f"image files cannot hold {self.channels} channels; give an .npz or a dataset")
         return np.array(image.convert(mode), dtype=np.uint8).reshape(image.height, image.width, -1)
+
+    def _only_images(self) -> None:
+        if self.tensors is not None:
+            raise DataError(
+                f"this network reads no images but {self.tensors.described()}; give those in an .npz"
+            )
 
     def _middle(self, pixels: Tensor) -> Tensor:
         """All of a long image that the centre crop can see, so that the rest is never resized.

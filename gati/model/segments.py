@@ -71,7 +71,8 @@ class TracedModel:
     hidden_shapes: dict[str, tuple[int, ...]]  # without the batch dimension
     block_kinds: dict[str, str]
     input_shape: tuple[int, ...]  # without the batch dimension
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the input
+    computes_in: torch.dtype  # of the class scores
     device: torch.device
     classes: int
     changes_input: bool  # an operator works in place on the request itself
@@ -84,6 +85,12 @@ class TracedModel:
     def example(self) -> Tensor:
         """The first row of the example it was traced with [1, ...]."""
         return self._example[:1].clone()
+
+    def hidden_example(self, block: str) -> Tensor:
+        """Something like the hidden output of a block [1, ...], random; at the input, the example."""
+        if self.block_kinds[block] == INPUT_KIND:
+            return self.example()
+        return torch.rand(1, *self.hidden_shapes[block], device=self.device)
 
     def cut(self, names: Sequence[str]) -> tuple[Segment, ...]:
         """Segments between the named blocks, one more than names; checked on the example bit for bit.
@@ -163,6 +170,7 @@ def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedMo
         block_kinds={name: kinds[name] for name in order},
         input_shape=tuple(example.shape[1:]),
         dtype=example.dtype,
+        computes_in=expected.dtype,
         device=example.device,
         classes=program.output_shapes[0][1],
         changes_input=program.input_storage in changed,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.errors import DeadlineError, GatiError, RequestError, UnavailableError
+from gati.model.inputs import InputPart
 from services.inference.counts import Counts, resident_bytes
 from services.inference.followed import Followed
 from services.inference.queue import Ask
@@ -23,7 +24,7 @@ from services.inference.settings import InferenceSettings
 from services.inference.versions import LoadedVersion, Versions
 from services.pool import BoundedPool
 from services.states import BASE_VERSION, STUCK
-from services.wire.gen.ttypes import Answer, Health, InferResponse, ModelInfo, Statistics
+from services.wire.gen.ttypes import Answer, Health, InferResponse, InputArray, ModelInfo, Statistics
 from services.wire.tensors import datatype_of, from_tensor
 
 if TYPE_CHECKING:
@@ -107,17 +108,19 @@ class InferenceService:
         """What the model takes and gives."""
         model = self._versions.model
         traced, preprocessing = model.traced, model.preprocessing
-        height, width = 0, 0
-        if (preprocessing.crop, preprocessing.resize) == (None, None):
+        tensors, height, width = preprocessing.tensors, 0, 0
+        is_picture = tensors is None and len(traced.input_shape) == 3
+        if is_picture and (preprocessing.crop, preprocessing.resize) == (None, None):
             height, width = preprocessing.size or traced.input_shape[1:3]
         return ModelInfo(
             name=self._settings.name,
             input_shape=list(traced.input_shape),
             classes=traced.classes,
             class_names=None if model.class_names is None else list(model.class_names),
-            image_shape=[height, width, preprocessing.channels],
+            image_shape=[height, width, preprocessing.channels if tensors is None else 0],
             largest_batch=self._settings.largest_batch,
             versions=self._versions.describe(),
+            inputs=None if tensors is None else [_array_of(part) for part in tensors.parts],
         )
 
     async def health(self) -> Any:
@@ -257,10 +260,29 @@ def _priority(request: Any) -> int:
     return min(max(int(request.priority), _HIGHEST), _LOWEST)
 
 
+def _array_of(part: InputPart) -> Any:
+    return InputArray(part.name, datatype_of(np.empty(0, part.dtype)), list(part.shape))
+
+
+def _as_taken(array: NDArray[Any], dtype: torch.dtype) -> Tensor:
+    """Numbers of any kind that fit, as the network takes them. Raises `RequestError`."""
+    whole = dtype == torch.int64
+    if array.dtype.kind not in ("biu" if whole else "f"):
+        wanted = "INT64 or other whole numbers" if whole else "FP32"
+        raise RequestError(f"the input has datatype {datatype_of(array)}; the network takes {wanted}")
+    if not whole and not np.isfinite(array).all():
+        raise RequestError("the input has values that are not finite; send finite numbers")
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise RequestError("the input has numbers above the largest INT64; send smaller ones")
+    return torch.from_numpy(array.astype(np.int64 if whole else np.float32, copy=False))
+
+
 def _rows(version: LoadedVersion, array: NDArray[Any]) -> list[Tensor]:
     """The inputs [1, ...] of a request as the network takes them. Raises `RequestError`, `DataError`."""
     engine = version.engine
-    if array.dtype == np.uint8 and engine.preprocessing is not None:
+    if engine.preprocessing is not None and engine.preprocessing.tensors is not None:
+        x = _as_taken(array, engine.traced.dtype)
+    elif array.dtype == np.uint8 and engine.preprocessing is not None:
         if array.nbytes > _LARGE_INPUT_BYTES:  # resized one by one, a batch never holds more than one image
             images = (array[row : row + 1] for row in range(len(array)))
             return [engine.checked(engine.preprocessing(image)) for image in images]

@@ -57,9 +57,9 @@ _TENSOR = {
     "type": "object",
     "required": ["name", "shape", "datatype"],
     "properties": {
-        "name": {"type": "string", "enum": ["input"]},
+        "name": {"type": "string", "description": "`input`, or a name that the model's metadata has."},
         "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 5},
-        "datatype": {"type": "string", "enum": ["FP32", "UINT8"]},
+        "datatype": {"type": "string", "enum": ["FP32", "UINT8", "INT64", "INT32", "BOOL"]},
         "parameters": {
             "type": "object",
             "properties": {"binary_data_size": {"type": "integer", "minimum": 0}},
@@ -81,7 +81,7 @@ _INFERENCE_REQUEST: dict[str, Any] = {
             "type": "object",
             "properties": {**_WISHES, "binary_data_output": {"type": "boolean"}},
         },
-        "inputs": {"type": "array", "items": _TENSOR, "minItems": 1, "maxItems": 1},
+        "inputs": {"type": "array", "items": _TENSOR, "minItems": 1},
         "outputs": {
             "type": "array",
             "items": {

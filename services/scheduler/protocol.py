@@ -1,7 +1,8 @@
 """The Open Inference Protocol (V2) with its extension for binary tensors: requests in, responses out.
 
 A model has one input, `input` (FP32 [batch, ...] as the network takes it, or images, UINT8 [batch, height,
-width, channels], which are preprocessed), and outputs `probabilities`, `class_index`, `class_name`, `exit`.
+width, channels], which are preprocessed), or several by the names that its network has for them, and outputs
+`probabilities`, `class_index`, `class_name`, `exit`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import orjson
 from numpy.typing import NDArray
 
 from gati.errors import RequestError, first_line
+from gati.model.arrays import one_of
 from services.wire.gen.ttypes import Tensor
-from services.wire.tensors import DATATYPES, elements, from_bytes, to_tensor
+from services.wire.tensors import DATATYPES, datatype_of, elements, from_bytes, to_tensor
 
 __all__ = [
     "HEADER_LENGTH",
@@ -73,22 +75,26 @@ def split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
     return text, memoryview(body)[length:]
 
 
-def parse_request(text: bytes, rest: bytes | memoryview = b"") -> InferenceRequest:
+def parse_request(
+    text: bytes, rest: bytes | memoryview = b"", arrays: Sequence[Any] = ()
+) -> InferenceRequest:
     """Read a request: JSON, and the binary tensors behind it.
+
+    `arrays` are the `InputArray`s of a model that takes several: they are packed to one.
 
     **Raises:** `RequestError`, one line that says what is wrong where.
     """
     document = _document(text)
     parameters = _mapping(document, "parameters")
     inputs = document.get("inputs")
-    if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
+    if not isinstance(inputs, list) or not 1 <= len(inputs) <= max(1, len(arrays)) or not _objects(inputs):
         raise RequestError("`inputs` must be a list with one tensor: name, shape, datatype, data")
     identifier = document.get("id")
     if identifier is not None and not isinstance(identifier, str):
         raise RequestError("`id` must be text")
     return InferenceRequest(
         identifier,
-        _tensor(inputs[0], rest),
+        _packed(inputs, rest, arrays),
         _outputs(document.get("outputs"), parameters.get("binary_data_output") is True),
         positive(parameters, "latency_slo_ms"),
         _timeout_ms(parameters),
@@ -195,10 +201,49 @@ def _timeout_ms(parameters: Mapping[str, Any]) -> float | None:
     return positive(parameters, "timeout_ms") if microseconds is None else microseconds / 1e3
 
 
+def _objects(values: list[Any]) -> bool:
+    return all(isinstance(each, dict) for each in values)
+
+
+def _packed(entries: list[dict[str, Any]], rest: bytes | memoryview, arrays: Sequence[Any]) -> Any:
+    """The one tensor of a request, or the arrays that a model takes packed to one."""
+    names = [each.name for each in arrays]
+    given: list[str] = []
+    for name in (entry.get("name") for entry in entries):
+        if not (isinstance(name, str) and name in (*_INPUT_NAMES, *names)):
+            listed = "; the input is `input`" if not names else f"; there are {', '.join(names)}"
+            raise RequestError(f"no input is called {_shown(name)!r}{listed}")
+        given.append(name)
+    if len(entries) == 1 and (given[0] in _INPUT_NAMES or len(names) == 1):
+        return _tensor(entries[0], rest)
+    if sorted(given) != sorted(names):
+        raise RequestError(f"the model takes {', '.join(names)}, each once; got {', '.join(given)}")
+    tensors, start = {}, 0
+    for name, entry in zip(given, entries, strict=True):
+        size = _mapping(entry, "parameters").get("binary_data_size", 0)
+        end = start + (size if _is_whole(size) else 0)
+        tensors[name], start = _tensor(entry, rest[start:end]), end
+    if start < len(rest):
+        raise RequestError(f"{len(rest) - start} bytes follow the last input; correct `binary_data_size`")
+    return _together([tensors[name] for name in names], arrays)
+
+
+def _together(tensors: Sequence[Any], arrays: Sequence[Any]) -> Any:
+    values = [from_bytes(each.datatype, each.shape, each.data) for each in tensors]
+    for value, taken in zip(values, arrays, strict=True):
+        if value.shape[1:] != tuple(taken.shape) or len(value) != len(values[0]):
+            raise RequestError(
+                f"`{taken.name}` has shape {list(value.shape)}; give [{len(values[0])}, "
+                f"{', '.join(map(str, taken.shape))}], the same number of each"
+            )
+        if (value.dtype.kind == "f") != (taken.datatype == "FP32") or value.dtype == np.uint64:
+            raise RequestError(f"`{taken.name}` has datatype {datatype_of(value)}; send {taken.datatype}")
+    kind = np.float32 if arrays[0].datatype == "FP32" else np.int64
+    return to_tensor(one_of([value.astype(kind) for value in values]))
+
+
 def _tensor(entry: dict[str, Any], rest: bytes | memoryview) -> Any:
-    name, datatype, shape = entry.get("name"), entry.get("datatype"), entry.get("shape")
-    if not (isinstance(name, str) and name in _INPUT_NAMES):
-        raise RequestError(f"no input is called {_shown(name)!r}; the input is `input`")
+    datatype, shape = entry.get("datatype"), entry.get("shape")
     if not isinstance(datatype, str) or datatype not in DATATYPES:
         raise RequestError(f"`datatype` is {_shown(datatype)!r}; choose one of {', '.join(DATATYPES)}")
     if not isinstance(shape, list) or not all(map(_is_whole, shape[:9])):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 
@@ -17,18 +19,23 @@ _COPIES = 4  # of a binary tensor, on its way from the body to the socket of a s
 _LONG_BYTES = 64 * 1024  # from here on it is not parsed between two requests
 
 
-async def read_inference(request: Request, scheduler: Scheduler, charge: Charge) -> InferenceRequest:
-    """Read a request of the Open Inference Protocol. Raises `GatiError` for what cannot be taken."""
+async def read_inference(
+    request: Request, scheduler: Scheduler, charge: Charge, arrays: Sequence[Any] = ()
+) -> InferenceRequest:
+    """Read a request of the Open Inference Protocol; `arrays` are the inputs of a model that takes several.
+
+    Raises `GatiError` for what cannot be taken.
+    """
     body = await read_body(request, scheduler.config.largest_body_bytes, charge, scheduler.pool)
-    return await parse_inference(request, body, scheduler, charge)
+    return await parse_inference(request, body, scheduler, charge, arrays)
 
 
 async def parse_inference(
-    request: Request, body: bytes, scheduler: Scheduler, charge: Charge
+    request: Request, body: bytes, scheduler: Scheduler, charge: Charge, arrays: Sequence[Any] = ()
 ) -> InferenceRequest:
     """As `read_inference`, of a body that has been read."""
     text, rest = split(body, request.headers.get(HEADER_LENGTH))
     charge.add(check_json(text, scheduler.config.largest_json_bytes) + _COPIES * len(rest))
     if len(body) < _LONG_BYTES:
-        return parse_request(text, rest)
-    return await scheduler.pool.run(partial(parse_request, text, rest))
+        return parse_request(text, rest, arrays)
+    return await scheduler.pool.run(partial(parse_request, text, rest, arrays))

@@ -115,7 +115,8 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
     arrived_s = scheduler.arrival_s()
     with scheduler.under_way() as charge:
         model = scheduler.model(name)
-        asked = await read_inference(request, scheduler, charge)
+        arrays = () if model.info is None else model.info.inputs or ()
+        asked = await read_inference(request, scheduler, charge, arrays)
         timing = scheduler.timing(
             arrived_s,
             asked.latency_slo_ms,
@@ -180,6 +181,14 @@ def proof_of(version: Any) -> dict[str, int] | None:
     return {"audits": proof.audits, "losses": proof.losses, "needed": proof.needed}
 
 
+def _inputs(info: Any) -> list[dict[str, Any]]:
+    if not info.inputs:
+        return [{"name": "input", "datatype": "FP32", "shape": [-1, *info.input_shape]}]
+    return [
+        {"name": each.name, "datatype": each.datatype, "shape": [-1, *each.shape]} for each in info.inputs
+    ]
+
+
 def _metadata(model: Model, version: str | None) -> dict[str, Any]:
     active = model.active if version is None else model.version(version)
     info = model.info
@@ -189,7 +198,7 @@ def _metadata(model: Model, version: str | None) -> dict[str, Any]:
         "name": model.name,
         "versions": [each.version for each in info.versions],
         "platform": f"gati_{active.backend}",
-        "inputs": [{"name": "input", "datatype": "FP32", "shape": [-1, *info.input_shape]}],
+        "inputs": _inputs(info),
         "outputs": [
             {"name": "probabilities", "datatype": "FP32", "shape": [-1, info.classes]},
             {"name": "class_index", "datatype": "INT64", "shape": [-1]},

@@ -190,8 +190,9 @@ def test_preprocessing_survives_json() -> None:
     ("arrays", "message"),
     [
         (
-            {"x": IMAGES, "y": LABELS},
-            "has no array `images` (arrays: x, y); save images uint8 [N, H, W, C]",
+            {"labels": LABELS},
+            "has no inputs (arrays: labels); save `images` uint8 [N, H, W, C], or `inputs` or arrays "
+            "named as the network's arguments [N, ...]",
         ),
         (
             {"images": IMAGES[0, 0]},
@@ -213,7 +214,7 @@ def test_preprocessing_survives_json() -> None:
         ({"images": IMAGES[:0]}, "is empty (images [0, 5, 4, 3]); give at least a few hundred images"),
         (
             {"images": IMAGES, "labels": LABELS[:5]},
-            "has labels of shape [5] for 6 images; give one label per image",
+            "has labels of shape [5] for 6 inputs; give one label per input",
         ),
         (
             {"images": IMAGES, "labels": LABELS.astype(np.float32)},
@@ -256,7 +257,7 @@ def test_a_damaged_npz_is_one_line(tmp_path: Path, content: bytes | None) -> Non
             f"data: {HERE}:Stream is an iterable dataset; give one with __len__ and __getitem__",
         ),
         (f"{HERE}:Nothing", f"data: {HERE}:Nothing is empty; give at least a few hundred images"),
-        (f"{HERE}:Texts", f"data: {HERE}:Texts: item 0 holds a str; return a tensor, a uint8 array or"),
+        (f"{HERE}:Texts", f"data: {HERE}:Texts: item 0 holds a str; return a tensor, an array, a dict of"),
         (
             f"{HERE}:Broken",
             f"data: {HERE}:Broken: reading item 0 failed (OSError: disk gone); fix that dataset",

@@ -26,7 +26,7 @@ __all__ = ["OpenVinoBackend", "OpenVinoBf16Backend", "OpenVinoInt8Backend"]
 class _Slot(NamedTuple):
     """Tensors for one request at a time: the input is written to, outputs are read from the request."""
 
-    input: npt.NDArray[np.float32]
+    input: npt.NDArray[Any]
     request: Any
 
 
@@ -55,7 +55,8 @@ class _OpenVinoGraph(Graph):
         import openvino
 
         request = self._compiled.create_infer_request()
-        given = np.zeros(tuple(self._compiled.input(0).shape), dtype=np.float32)
+        taken = self._compiled.input(0)
+        given = np.zeros(tuple(taken.shape), dtype=taken.element_type.to_dtype())
         request.set_input_tensor(0, openvino.Tensor(given, shared_memory=True))
         return _Slot(given, request)
 

@@ -31,6 +31,7 @@ _TYPES = {
     np.dtype(np.float64): TensorProto.DOUBLE,
     np.dtype(np.float16): TensorProto.FLOAT16,
     np.dtype(np.uint8): TensorProto.UINT8,
+    np.dtype(np.int64): TensorProto.INT64,
 }
 
 

@@ -51,7 +51,7 @@ def made_ready(
         path.base,
         path.segments,
         tuple(stages),
-        tie_tolerance(traced.device, traced.dtype),
+        tie_tolerance(traced.device, traced.computes_in),
         outputs_kind == "logits",
         traced.changes_input,
     )

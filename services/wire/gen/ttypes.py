@@ -997,6 +997,101 @@ class VersionInfo(object):
         return not (self == other)
 
 
+class InputArray(object):
+    """
+    One array that a network takes.
+
+    Attributes:
+     - name
+     - datatype: As the Open Inference Protocol calls it.
+     - shape: Of one input, without the batch.
+
+    """
+
+
+    def __init__(self, name=None, datatype=None, shape=None,):
+        self.name = name
+        self.datatype = datatype
+        self.shape = shape
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.name = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.STRING:
+                    self.datatype = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.LIST:
+                    self.shape = []
+                    (_etype24, _size21) = iprot.readListBegin()
+                    for _i25 in range(_size21):
+                        _elem26 = iprot.readI64()
+                        self.shape.append(_elem26)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('InputArray')
+        if self.name is not None:
+            oprot.writeFieldBegin('name', TType.STRING, 1)
+            oprot.writeString(self.name.encode('utf-8') if sys.version_info[0] == 2 else self.name)
+            oprot.writeFieldEnd()
+        if self.datatype is not None:
+            oprot.writeFieldBegin('datatype', TType.STRING, 2)
+            oprot.writeString(self.datatype.encode('utf-8') if sys.version_info[0] == 2 else self.datatype)
+            oprot.writeFieldEnd()
+        if self.shape is not None:
+            oprot.writeFieldBegin('shape', TType.LIST, 3)
+            oprot.writeListBegin(TType.I64, len(self.shape))
+            for iter27 in self.shape:
+                oprot.writeI64(iter27)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        if self.name is None:
+            raise TProtocolException(message='Required field name is unset!')
+        if self.datatype is None:
+            raise TProtocolException(message='Required field datatype is unset!')
+        if self.shape is None:
+            raise TProtocolException(message='Required field shape is unset!')
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
 class ModelInfo(object):
     """
     What a model takes and gives.
@@ -1006,14 +1101,16 @@ class ModelInfo(object):
      - input_shape: Of one input, without the batch.
      - classes
      - class_names
-     - image_shape: Height, width and channels of images, 0 where any will do.
+     - image_shape: Height, width and channels of images, 0 where any will do; no channels where it takes no images.
      - largest_batch
      - versions
+     - inputs: What the network takes, in the order in which several arrays are packed to one: [batch, arrays, ...] where
+    all have one shape, else each flattened and one after the other. Absent: float32 of `input_shape`.
 
     """
 
 
-    def __init__(self, name=None, input_shape=None, classes=None, class_names=None, image_shape=None, largest_batch=None, versions=None,):
+    def __init__(self, name=None, input_shape=None, classes=None, class_names=None, image_shape=None, largest_batch=None, versions=None, inputs=None,):
         self.name = name
         self.input_shape = input_shape
         self.classes = classes
@@ -1021,6 +1118,7 @@ class ModelInfo(object):
         self.image_shape = image_shape
         self.largest_batch = largest_batch
         self.versions = versions
+        self.inputs = inputs
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -1039,10 +1137,10 @@ class ModelInfo(object):
             elif fid == 2:
                 if ftype == TType.LIST:
                     self.input_shape = []
-                    (_etype24, _size21) = iprot.readListBegin()
-                    for _i25 in range(_size21):
-                        _elem26 = iprot.readI64()
-                        self.input_shape.append(_elem26)
+                    (_etype31, _size28) = iprot.readListBegin()
+                    for _i32 in range(_size28):
+                        _elem33 = iprot.readI64()
+                        self.input_shape.append(_elem33)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1054,20 +1152,20 @@ class ModelInfo(object):
             elif fid == 4:
                 if ftype == TType.LIST:
                     self.class_names = []
-                    (_etype30, _size27) = iprot.readListBegin()
-                    for _i31 in range(_size27):
-                        _elem32 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.class_names.append(_elem32)
+                    (_etype37, _size34) = iprot.readListBegin()
+                    for _i38 in range(_size34):
+                        _elem39 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.class_names.append(_elem39)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 5:
                 if ftype == TType.LIST:
                     self.image_shape = []
-                    (_etype36, _size33) = iprot.readListBegin()
-                    for _i37 in range(_size33):
-                        _elem38 = iprot.readI64()
-                        self.image_shape.append(_elem38)
+                    (_etype43, _size40) = iprot.readListBegin()
+                    for _i44 in range(_size40):
+                        _elem45 = iprot.readI64()
+                        self.image_shape.append(_elem45)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1079,11 +1177,22 @@ class ModelInfo(object):
             elif fid == 7:
                 if ftype == TType.LIST:
                     self.versions = []
-                    (_etype42, _size39) = iprot.readListBegin()
-                    for _i43 in range(_size39):
-                        _elem44 = VersionInfo()
-                        _elem44.read(iprot)
-                        self.versions.append(_elem44)
+                    (_etype49, _size46) = iprot.readListBegin()
+                    for _i50 in range(_size46):
+                        _elem51 = VersionInfo()
+                        _elem51.read(iprot)
+                        self.versions.append(_elem51)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 8:
+                if ftype == TType.LIST:
+                    self.inputs = []
+                    (_etype55, _size52) = iprot.readListBegin()
+                    for _i56 in range(_size52):
+                        _elem57 = InputArray()
+                        _elem57.read(iprot)
+                        self.inputs.append(_elem57)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1104,8 +1213,8 @@ class ModelInfo(object):
         if self.input_shape is not None:
             oprot.writeFieldBegin('input_shape', TType.LIST, 2)
             oprot.writeListBegin(TType.I64, len(self.input_shape))
-            for iter45 in self.input_shape:
-                oprot.writeI64(iter45)
+            for iter58 in self.input_shape:
+                oprot.writeI64(iter58)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.classes is not None:
@@ -1115,15 +1224,15 @@ class ModelInfo(object):
         if self.class_names is not None:
             oprot.writeFieldBegin('class_names', TType.LIST, 4)
             oprot.writeListBegin(TType.STRING, len(self.class_names))
-            for iter46 in self.class_names:
-                oprot.writeString(iter46.encode('utf-8') if sys.version_info[0] == 2 else iter46)
+            for iter59 in self.class_names:
+                oprot.writeString(iter59.encode('utf-8') if sys.version_info[0] == 2 else iter59)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.image_shape is not None:
             oprot.writeFieldBegin('image_shape', TType.LIST, 5)
             oprot.writeListBegin(TType.I64, len(self.image_shape))
-            for iter47 in self.image_shape:
-                oprot.writeI64(iter47)
+            for iter60 in self.image_shape:
+                oprot.writeI64(iter60)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.largest_batch is not None:
@@ -1133,8 +1242,15 @@ class ModelInfo(object):
         if self.versions is not None:
             oprot.writeFieldBegin('versions', TType.LIST, 7)
             oprot.writeListBegin(TType.STRUCT, len(self.versions))
-            for iter48 in self.versions:
-                iter48.write(oprot)
+            for iter61 in self.versions:
+                iter61.write(oprot)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.inputs is not None:
+            oprot.writeFieldBegin('inputs', TType.LIST, 8)
+            oprot.writeListBegin(TType.STRUCT, len(self.inputs))
+            for iter62 in self.inputs:
+                iter62.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -1383,20 +1499,20 @@ class Histogram(object):
             if fid == 1:
                 if ftype == TType.LIST:
                     self.upper_bounds_s = []
-                    (_etype52, _size49) = iprot.readListBegin()
-                    for _i53 in range(_size49):
-                        _elem54 = iprot.readDouble()
-                        self.upper_bounds_s.append(_elem54)
+                    (_etype66, _size63) = iprot.readListBegin()
+                    for _i67 in range(_size63):
+                        _elem68 = iprot.readDouble()
+                        self.upper_bounds_s.append(_elem68)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 2:
                 if ftype == TType.LIST:
                     self.counts = []
-                    (_etype58, _size55) = iprot.readListBegin()
-                    for _i59 in range(_size55):
-                        _elem60 = iprot.readI64()
-                        self.counts.append(_elem60)
+                    (_etype72, _size69) = iprot.readListBegin()
+                    for _i73 in range(_size69):
+                        _elem74 = iprot.readI64()
+                        self.counts.append(_elem74)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1418,15 +1534,15 @@ class Histogram(object):
         if self.upper_bounds_s is not None:
             oprot.writeFieldBegin('upper_bounds_s', TType.LIST, 1)
             oprot.writeListBegin(TType.DOUBLE, len(self.upper_bounds_s))
-            for iter61 in self.upper_bounds_s:
-                oprot.writeDouble(iter61)
+            for iter75 in self.upper_bounds_s:
+                oprot.writeDouble(iter75)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.counts is not None:
             oprot.writeFieldBegin('counts', TType.LIST, 2)
             oprot.writeListBegin(TType.I64, len(self.counts))
-            for iter62 in self.counts:
-                oprot.writeI64(iter62)
+            for iter76 in self.counts:
+                oprot.writeI64(iter76)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.sum_s is not None:
@@ -1517,22 +1633,22 @@ class Statistics(object):
             elif fid == 2:
                 if ftype == TType.MAP:
                     self.refused = {}
-                    (_ktype64, _vtype65, _size63) = iprot.readMapBegin()
-                    for _i67 in range(_size63):
-                        _key68 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val69 = iprot.readI64()
-                        self.refused[_key68] = _val69
+                    (_ktype78, _vtype79, _size77) = iprot.readMapBegin()
+                    for _i81 in range(_size77):
+                        _key82 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val83 = iprot.readI64()
+                        self.refused[_key82] = _val83
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 3:
                 if ftype == TType.LIST:
                     self.exits = []
-                    (_etype73, _size70) = iprot.readListBegin()
-                    for _i74 in range(_size70):
-                        _elem75 = ExitStatistics()
-                        _elem75.read(iprot)
-                        self.exits.append(_elem75)
+                    (_etype87, _size84) = iprot.readListBegin()
+                    for _i88 in range(_size84):
+                        _elem89 = ExitStatistics()
+                        _elem89.read(iprot)
+                        self.exits.append(_elem89)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1586,11 +1702,11 @@ class Statistics(object):
             elif fid == 13:
                 if ftype == TType.LIST:
                     self.versions = []
-                    (_etype79, _size76) = iprot.readListBegin()
-                    for _i80 in range(_size76):
-                        _elem81 = VersionInfo()
-                        _elem81.read(iprot)
-                        self.versions.append(_elem81)
+                    (_etype93, _size90) = iprot.readListBegin()
+                    for _i94 in range(_size90):
+                        _elem95 = VersionInfo()
+                        _elem95.read(iprot)
+                        self.versions.append(_elem95)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1626,16 +1742,16 @@ class Statistics(object):
         if self.refused is not None:
             oprot.writeFieldBegin('refused', TType.MAP, 2)
             oprot.writeMapBegin(TType.STRING, TType.I64, len(self.refused))
-            for kiter82, viter83 in self.refused.items():
-                oprot.writeString(kiter82.encode('utf-8') if sys.version_info[0] == 2 else kiter82)
-                oprot.writeI64(viter83)
+            for kiter96, viter97 in self.refused.items():
+                oprot.writeString(kiter96.encode('utf-8') if sys.version_info[0] == 2 else kiter96)
+                oprot.writeI64(viter97)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         if self.exits is not None:
             oprot.writeFieldBegin('exits', TType.LIST, 3)
             oprot.writeListBegin(TType.STRUCT, len(self.exits))
-            for iter84 in self.exits:
-                iter84.write(oprot)
+            for iter98 in self.exits:
+                iter98.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.queue_seconds is not None:
@@ -1677,8 +1793,8 @@ class Statistics(object):
         if self.versions is not None:
             oprot.writeFieldBegin('versions', TType.LIST, 13)
             oprot.writeListBegin(TType.STRUCT, len(self.versions))
-            for iter85 in self.versions:
-                iter85.write(oprot)
+            for iter99 in self.versions:
+                iter99.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.trials_agreed is not None:
@@ -1960,6 +2076,13 @@ VersionInfo.thrift_spec = (
     (12, TType.I64, 'audits', None, None, ),  # 12
     (13, TType.I64, 'losses', None, None, ),  # 13
 )
+all_structs.append(InputArray)
+InputArray.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'name', 'UTF8', None, ),  # 1
+    (2, TType.STRING, 'datatype', 'UTF8', None, ),  # 2
+    (3, TType.LIST, 'shape', (TType.I64, None, False), None, ),  # 3
+)
 all_structs.append(ModelInfo)
 ModelInfo.thrift_spec = (
     None,  # 0
@@ -1970,6 +2093,7 @@ ModelInfo.thrift_spec = (
     (5, TType.LIST, 'image_shape', (TType.I64, None, False), None, ),  # 5
     (6, TType.I32, 'largest_batch', None, None, ),  # 6
     (7, TType.LIST, 'versions', (TType.STRUCT, [VersionInfo, None], False), None, ),  # 7
+    (8, TType.LIST, 'inputs', (TType.STRUCT, [InputArray, None], False), None, ),  # 8
 )
 all_structs.append(Health)
 Health.thrift_spec = (

@@ -1,0 +1,178 @@
+"""A network that takes several arrays as one that takes a single tensor, and which tensors it accepts."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gati.errors import DataError, ModelError, one_line
+from gati.model.inputs import ALONE, TensorInputs
+from gati.model.load import LoadedModel
+
+__all__ = ["fit_tensors", "packed"]
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def fit_tensors(loaded: LoadedModel, inputs: TensorInputs, what: str) -> LoadedModel:
+    """The network as one that takes `inputs` packed; its preprocessing says so.
+
+    Found out and kept: how many rows the embeddings have that read the inputs. `what` begins the messages.
+
+    **Raises:** `ModelError` for arrays that the network does not take by those names, `DataError` for lengths
+    or ids that are beyond it.
+    """
+    probe = inputs.example(binary=True)
+    module = packed(loaded.module, inputs, probe)
+    seen: list[tuple[Tensor, int]] = []
+    with _embeddings_watched(module, seen):
+        _accepted(module, inputs, probe, loaded.source, what)
+    parts = tuple(replace(part, rows=_rows(part.name, inputs.unpack(probe), seen)) for part in inputs.parts)
+    for part in parts:
+        if part.rows is not None and not (part.low >= 0 and part.high < part.rows):
+            wrong = part.low if part.low < 0 else part.high
+            raise DataError(
+                f"{what}: {part.name} holds {wrong}; ids run from 0 to {part.rows - 1}, the rows of the "
+                "network's embedding: is this the network's tokenizer?"
+            )
+    preprocessing = replace(loaded.preprocessing, tensors=TensorInputs(parts))
+    return replace(loaded, module=module, preprocessing=preprocessing, preprocessing_known=True)
+
+
+def packed(module: nn.Module, inputs: TensorInputs, example: Tensor | None = None) -> nn.Module:
+    """`module` as a network of one packed tensor [B, ...] that gives class scores, sharing its weights.
+
+    Its modules and weights keep their names. A network that takes and gives what it should is given back as
+    it is; `example` is an input of it, random by default.
+
+    **Raises:** `ModelError` where its forward has no arguments of those names.
+    """
+    (first, *_) = inputs.parts
+    names = _arguments(module)
+    plain = inputs.alone and first.dtype != "bool" and (names is None or first.name in (ALONE, *names[:1]))
+    if plain and isinstance(_tried(module, inputs.example() if example is None else example), Tensor | None):
+        return module
+    if not (inputs.alone and first.name == ALONE):
+        _check_names(module, inputs, names)
+    return _adapted(module, inputs)
+
+
+def _adapted(module: nn.Module, inputs: TensorInputs) -> nn.Module:
+    """A shallow copy whose class is the network's own but for its forward: names stay as they were."""
+    kind = type(module)
+    by_name = not (inputs.alone and inputs.parts[0].name == ALONE)
+
+    def forward(self: nn.Module, x: Tensor) -> Any:
+        tensors = inputs.unpack(x)
+        answer = kind.forward(self, **tensors) if by_name else kind.forward(self, *tensors.values())
+        return _scores(answer)
+
+    copied = copy.copy(module)
+    for name in _HOOKS:  # whoever watches one of them does not watch the other
+        if isinstance(vars(module).get(name), Mapping):
+            object.__setattr__(copied, name, OrderedDict(vars(module)[name]))
+    copied.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    return copied
+
+
+def _scores(answer: Any) -> Any:
+    """The class scores of what a network returns: `logits` of several results, else what it returns."""
+    if isinstance(answer, Tensor):
+        return answer
+    found = getattr(answer, "logits", None)
+    if found is None and isinstance(answer, Mapping):
+        found = answer.get("logits")
+    return answer if found is None else found
+
+
+def _arguments(module: nn.Module) -> list[str] | None:
+    """What its forward can be given by name; None where that is anything."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [parameter.name for parameter in parameters if parameter.kind in named]
+
+
+def _check_names(module: nn.Module, inputs: TensorInputs, names: list[str] | None) -> None:
+    unknown = [part.name for part in inputs.parts if names is not None and part.name not in names]
+    if unknown:
+        raise ModelError(
+            f"{type(module).__name__} takes {', '.join(names or ()) or 'nothing by name'}, not "
+            f"{', '.join(unknown)}; name the arrays of the data after the arguments of its forward"
+        )
+
+
+def _tried(module: nn.Module, example: Tensor) -> Any:
+    """What the network answers; None where it does not: `_accepted` tells why."""
+    try:
+        with torch.inference_mode():
+            return module(example.clone())
+    except Exception:  # whatever the user's code raises, it is raised again where it can be explained
+        return None
+
+
+def _accepted(module: nn.Module, inputs: TensorInputs, probe: Tensor, source: str, what: str) -> None:
+    try:
+        with torch.inference_mode():
+            module(probe.clone())
+        return
+    except Exception as error:
+        refusal = one_line(error)
+    length = _longest(module, inputs, probe)
+    if length:
+        raise DataError(
+            f"{what}: inputs are {inputs.parts[0].shape[-1]} long, {source} takes at most {length}; cut them"
+        )
+    raise ModelError(
+        f"{source} does not take {inputs.described()} ({refusal}); check names, lengths and types"
+    )
+
+
+def _longest(module: nn.Module, inputs: TensorInputs, probe: Tensor) -> int:
+    """How long sequences may be, where they are too long; 0 where that is not what is wrong."""
+    if len({part.shape for part in inputs.parts}) > 1 or len(inputs.parts[0].shape) != 1:
+        return 0
+    fits, too_long = 0, inputs.parts[0].shape[0]
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        taken = _tried(module, probe[..., :middle]) is not None
+        fits, too_long = (middle, too_long) if taken else (fits, middle)
+    return fits
+
+
+@contextmanager
+def _embeddings_watched(module: nn.Module, seen: list[tuple[Tensor, int]]) -> Iterator[None]:
+    """Note what every embedding is given, and how many rows it has."""
+
+    def noting(rows: int) -> Callable[[nn.Module, Any], None]:
+        return lambda _module, arguments: seen.append((arguments[0].clone(), rows))
+
+    with ExitStack() as handles:
+        for layer in module.modules():
+            if isinstance(layer, nn.Embedding):
+                handles.enter_context(layer.register_forward_pre_hook(noting(layer.num_embeddings)))
+        yield
+
+
+def _rows(name: str, given: Mapping[str, Tensor], seen: list[tuple[Tensor, int]]) -> int | None:
+    """The rows of the smallest embedding that reads this array; None where that cannot be told."""
+
+    def same(ids: Tensor, values: Tensor) -> bool:
+        return ids.shape == values.shape and bool((ids == values).all())
+
+    values = given[name]
+    if values.is_floating_point() or any(same(given[other], values) for other in given if other != name):
+        return None
+    return min((rows for ids, rows in seen if same(ids, values)), default=None)

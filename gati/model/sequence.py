@@ -1,0 +1,132 @@
+"""A sequence of inputs, whatever they are read from."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gati.errors import DataError
+from gati.model.identity import Identities
+from gati.model.inputs import TensorInputs
+
+__all__ = ["Data", "check_labels", "fingerprint_of"]
+
+
+class Data(ABC):
+    """A sequence of inputs.
+
+    `labels` is int64 [N] or None; `is_images` tells images from tensors that came preprocessed; `tensors`
+    says what arrays they are packed of, None where nobody said; `fingerprint` identifies the content, so that
+    two runs can tell whether they saw the same data.
+    """
+
+    name: str
+    is_images: bool = True
+    tensors: TensorInputs | None = None
+    class_names: tuple[str, ...] | None = None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of inputs."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> NDArray[np.int64] | None:
+        """Return the labels int64 [N], or None."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return a sha256 over the content."""
+
+    @cached_property
+    def identities(self) -> Identities:
+        """A hash of each input, uint64 [N]: equal where inputs are, whatever their labels and names.
+
+        The first use reads every input once.
+        """
+        return self.identify(np.arange(len(self)))
+
+    @abstractmethod
+    def identify(self, indices: NDArray[np.int64]) -> Identities:
+        """Return the identities of the inputs at `indices`, uint64 [n], reading those."""
+
+    @abstractmethod
+    def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
+        """Return the inputs at `indices` [n, ...] as the network takes them: images are preprocessed.
+
+        Float32, or int64 for arrays of whole numbers. Raises `DataError`.
+        """
+
+    def keep(self, limit_bytes: int) -> None:  # noqa: B027 - where nothing is decoded, nothing is kept
+        """Keep inputs that were read, as the pixels the network sees, until they take `limit_bytes`.
+
+        For those who read the same inputs again and again. Only pictures in files are kept.
+        """
+
+    def subset(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> Data:
+        """Return a view of the inputs at `indices`, in that order."""
+        return _Subset(self, np.asarray(indices, dtype=np.int64))
+
+
+class _Subset(Data):
+    def __init__(self, parent: Data, indices: NDArray[np.int64]) -> None:
+        outside = indices[(indices < 0) | (indices >= len(parent))]
+        if len(outside):
+            raise DataError(f"index {outside[0]} is outside {parent.name} (0 to {len(parent) - 1})")
+        self._parent, self._indices = parent, indices
+        self.name, self.is_images, self.class_names = parent.name, parent.is_images, parent.class_names
+        self.tensors = parent.tensors
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @property
+    def labels(self) -> NDArray[np.int64] | None:
+        labels = self._parent.labels
+        return None if labels is None else labels[self._indices]
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self._parent.fingerprint.encode() + self._indices.tobytes()).hexdigest()
+
+    def identify(self, indices: NDArray[np.int64]) -> Identities:
+        wanted = self._indices[indices]
+        known = "identities" in self._parent.__dict__  # then nothing needs to be read again
+        return self._parent.identities[wanted] if known else self._parent.identify(wanted)
+
+    def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
+        picked = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
+        return self._parent.images(self._indices[picked])
+
+    def keep(self, limit_bytes: int) -> None:
+        self._parent.keep(limit_bytes)
+
+
+def fingerprint_of(values: NDArray[Any], labels: NDArray[np.int64] | None) -> str:
+    """Return a sha256 over inputs [N, ...] and their labels."""
+    digest = hashlib.sha256(repr(values.shape).encode())
+    digest.update(np.ascontiguousarray(values).data)
+    if labels is not None:
+        digest.update(labels.tobytes())
+    return digest.hexdigest()
+
+
+def check_labels(labels: NDArray[Any], count: int, where: str) -> NDArray[np.int64]:
+    """Return labels as int64 [count]; `where` begins the messages. Raises `DataError` for what is none."""
+    if labels.shape != (count,):
+        raise DataError(
+            f"{where} has labels of shape {list(labels.shape)} for {count} inputs; give one label per input"
+        )
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(f"{where} has labels of dtype {labels.dtype}; give whole class numbers from 0")
+    if int(labels.min()) < 0:
+        raise DataError(f"{where} has label {int(labels.min())}; give whole class numbers from 0")
+    return labels.astype(np.int64)
