@@ -42,6 +42,7 @@ from gati.adaptation.succession import Succession
 from gati.composition.composition import Composition, Exit, Expected
 from gati.engine.exits import BASE, Prediction
 from gati.guard.draws import Draws
+from gati.guard.ladder import Judgement
 from gati.guard.standing import Standing
 from gati.types import TrialId
 
@@ -156,21 +157,24 @@ class Memory(Recall):
     def __init__(self, world: World, **options: Any) -> None:
         super().__init__(AGREEMENT, options.pop("spend"), FALSE_ALARM, leave=at_once, **options)
         self._world = world
-        self._ladder.expect(np.full(100, 1e-6))
+        for setting in self._settings:
+            setting.expect(np.full(100, 1e-6))
         self._risk = Risk(np.random.default_rng(0).normal(size=(60, FEATURES)), np.zeros(60, bool), FURTHER)
 
     def look(self, x: Any, place: str) -> Looked:
         known = self._world.random.random() < 0.5
-        would = self._ladder.would_answer(0.0 if known else 1.0)  # answers, would answer
+        level = self._ladder.level
         wrong = self._world.random.random() < self._world.memory[self._world.scene]
         seen = Seen(FEATURELESS, WRONG if wrong else RIGHT)
-        return Looked(place, FEATURELESS, seen, *would, self._epoch)  # type: ignore[arg-type]
+        would = tuple(known and setting.threshold > 0.0 for setting in self._settings)
+        answers = level > 0 and would[level - 1]
+        return Looked(place, FEATURELESS, seen, answers, would, self._epoch)  # type: ignore[arg-type]
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         if (drawn or tried) and looked.epoch == self._epoch:
-            changed = self._judge(looked, wrong=looked.wrong(base), steers=drawn)
-            if changed is not None:
-                self._on_change(*changed)
+            judged = self._judge(looked, wrong=looked.wrong(base), steers=drawn)
+            if judged is not None:
+                self._on_change(judged, self._ladder.level)
 
 
 def at_once(job: Callable[[], None]) -> bool:
@@ -269,7 +273,7 @@ class Stream:
                 begun = post.watch.proof.audits == 0
                 self._least[name] = chance if begun else min(chance, self._least.get(name, chance))
         chance = self.world.memory[self.world.scene]
-        if self.recall.proof.audits == 0:
+        if self.recall.proof is None or self.recall.proof.audits == 0:
             self._least[RECALL] = chance
         self._least[RECALL] = min(chance, self._least.get(RECALL, chance))
 
@@ -277,8 +281,8 @@ class Stream:
         self.day.released += 1
         self.day.broken += self._least.get(name, chance) >= ALPHA
 
-    def _recalling(self, serves: bool, audits: int, losses: int) -> None:
-        if serves:
+    def _recalling(self, judged: Judgement, level: int) -> None:
+        if judged.kind == "released":
             self._released(RECALL, self.world.memory[self.world.scene])
         else:
             self.day.stopped += 1

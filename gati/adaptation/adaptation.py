@@ -30,6 +30,7 @@ from gati.adaptation.background import Background, Inline, Worker
 from gati.adaptation.deployments import Deployed, Deployments
 from gati.adaptation.follow import FollowUp
 from gati.adaptation.recall import RECALL, Looked, Recall
+from gati.adaptation.recall_settings import MOST
 from gati.adaptation.references import base_of, is_exact, reference_cost, reference_of
 from gati.adaptation.renewal import (
     Promise,
@@ -58,6 +59,7 @@ from gati.composition.load import Served, open_served
 from gati.engine.exits import BASE, Prediction
 from gati.errors import GatiError
 from gati.guard.draws import Draws
+from gati.guard.ladder import Judgement
 from gati.guard.standing import Standing
 from gati.samples.record import Record
 from gati.samples.writer import BackgroundWriter
@@ -358,10 +360,12 @@ class Adaptation:
         self._triggers.replaced(deployed.promised)
         self._rest.replaced(self._renewal.figures(deployed))
 
-    def _recalling(self, serves: bool, audits: int, losses: int) -> None:
-        counted = f"{losses} of {audits} audits disagree"
-        if serves:
-            self._tell("recalling", f"memory answers: {counted}")
+    def _recalling(self, judged: Judgement, level: int) -> None:
+        counted = f"{judged.losses} of {judged.audits} audits disagree"
+        if judged.kind == "released":
+            self._tell("recalling", f"memory answers{_as_far_as(level, len(MOST))}: {counted}")
+        elif level:
+            self._tell("tightened", f"memory answers less: {counted}", {"of": RECALL})
         else:
             self._tell("alarm", f"memory stops answering: {counted}", {"of": RECALL})
 
@@ -383,6 +387,11 @@ def _resolved(settings: AdaptSettings, promise: Promise) -> AdaptSettings:
     if settings.window_inputs is not None:
         return settings
     return replace(settings, window_inputs=max(_WINDOW_INPUTS, round(1.2 * least_inputs(promise))))
+
+
+def _as_far_as(level: int, settings: int) -> str:
+    """Which of several settings from strict to loose is proven."""
+    return "" if settings == 1 else f" by setting {level} of {settings}"
 
 
 def _still() -> float:

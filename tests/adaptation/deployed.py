@@ -23,7 +23,7 @@ from gati.model.segments import TracedModel, trace
 from gati.types import BlockProfile, Profile, TrialId
 from tests.exploration.networks import digits, trained_state
 
-SOURCE = Path(__file__).resolve().parent.parent / "explore" / "networks.py"
+SOURCE = Path(__file__).resolve().parent.parent / "exploration" / "networks.py"
 BLOCKS = ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
 CLASSES = 10
 BASE_MS = 2.0  # what the composition expects of the network alone
