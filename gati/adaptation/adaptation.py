@@ -33,11 +33,9 @@ from gati.adaptation.recall import RECALL, Looked, Recall
 from gati.adaptation.recall_settings import MOST
 from gati.adaptation.references import base_of, is_exact, reference_cost, reference_of
 from gati.adaptation.renewal import (
-    Promise,
     Renewal,
     RenewalOutcome,
     candidate_blocks,
-    least_inputs,
     promise_of,
 )
 from gati.adaptation.rest import Rest
@@ -68,6 +66,7 @@ from gati.versions.repository import ModelRepository
 __all__ = ["Adaptation"]
 
 _AUDITS_WAITING = 512
+_RETRAININGS_WAITING = 8  # and openings of settings that are proven
 _MEMORY = 0.99  # of the running hit rate
 _WINDOW_INPUTS = 700
 _FAREWELL_S = 600.0  # a retraining cannot be interrupted, and a thread inside an engine not be left
@@ -98,7 +97,7 @@ class Adaptation:
     ) -> None:
         asked = settings or AdaptSettings()
         promise = promise_of(served, asked)
-        self.settings = _resolved(asked, promise)
+        self.settings = replace(asked, window_inputs=asked.window_inputs or _WINDOW_INPUTS)
         self._accuracy = promise.accuracy
         self._folder = Path(tempfile.mkdtemp(prefix="gati-adapt-"))
         store = repository or ModelRepository(self._folder / "repository")
@@ -120,7 +119,7 @@ class Adaptation:
         self._training: Worker = Inline()
         if not deterministic:
             self._auditing = Background("gati-audits", limit=_AUDITS_WAITING)
-            self._training = Background("gati-retraining", limit=1, on_error=self._failed)
+            self._training = Background("gati-retraining", limit=_RETRAININGS_WAITING, on_error=self._failed)
         standings = Standing(
             1.0 - promise.confidence,
             standing,
@@ -131,7 +130,11 @@ class Adaptation:
         self._hit_rate = 0.0  # running, of all requests
         self._now_s = 0.0
         self._succession = Succession(
-            *(self._deployments, promise, standings, self._lock), tell=self._tell, on_serving=self._serves
+            *(self._deployments, promise, standings, self._lock),
+            tell=self._tell,
+            on_serving=self._serves,
+            leave=self._training.submit,
+            figures=self._renewal.figures,
         )
         self._recall: Recall | None = None
         if self.settings.enabled and self.settings.recall:
@@ -223,7 +226,7 @@ class Adaptation:
         """
         began = self._clock()
         decided = self._follow.decide(self._sampling(), lookups_pay=self._rest.lookups_pay)
-        current = decided.post.deployed
+        current = decided.deployed
         try:
             looked = None if place is None or self._recall is None else self._recall.look(x, place)
             prediction = self._remembered(looked)
@@ -380,13 +383,6 @@ class Adaptation:
         if self._on_change is not None:
             version = self._succession.serving.deployed.number
             self._on_change(Change(kind, self._now_s, self._requests, version, message, details or {}))
-
-
-def _resolved(settings: AdaptSettings, promise: Promise) -> AdaptSettings:
-    """The settings with as many samples kept as a retraining needs, where nobody said how many."""
-    if settings.window_inputs is not None:
-        return settings
-    return replace(settings, window_inputs=max(_WINDOW_INPUTS, round(1.2 * least_inputs(promise))))
 
 
 def _as_far_as(level: int, settings: int) -> str:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.adaptation.memory import FEATURES, FURTHER, Memory, Seen, sketch
-from gati.adaptation.recall_settings import MOST, Setting
+from gati.adaptation.recall_settings import MOST, RecallSetting
 from gati.adaptation.risk import Risk
 from gati.engine.exits import Prediction
 from gati.guard.ladder import Judgement, Ladder
@@ -86,7 +86,7 @@ class Recall:
         on_change: Callable[[Judgement, int], None],
     ) -> None:
         self._ladder = Ladder(len(MOST), agreement, spend, audits_to_false_alarm=audits_to_false_alarm)
-        self._settings = tuple(Setting(most, agreement) for most in MOST)
+        self._settings = tuple(RecallSetting(most, agreement) for most in MOST)
         self._leave, self._on_change = leave, on_change
         self._lock = threading.RLock()
         self._places: dict[str, Memory] = {}

@@ -17,7 +17,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MOST", "Setting"]
+__all__ = ["MOST", "RecallSetting"]
 
 MOST = (0.1, 0.3, 0.6)  # what may be expected to be wrong, as a share of the tolerated
 _TARGET = 0.5  # of the tolerated disagreement, that steering aims at
@@ -27,7 +27,7 @@ _LEAST = 0.01
 _HIGHEST_RISK = 0.5
 
 
-class Setting:
+class RecallSetting:
     """One setting: `most` bounds what is expected to be wrong, as a share of what `agreement` tolerates."""
 
     def __init__(self, most: float, agreement: float) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gati.adaptation.memory import FEATURES, FURTHER, NEAREST, Memory, evidence_of, sketch
 from gati.adaptation.recall import RECALL, Looked, Recall
-from gati.adaptation.recall_settings import MOST, Setting
+from gati.adaptation.recall_settings import MOST, RecallSetting
 from gati.adaptation.risk import Risk
 from gati.engine.exits import BASE, Prediction
 from gati.guard.ladder import Judgement
@@ -285,11 +285,11 @@ def test_a_looser_setting_answers_only_after_a_proof_of_its_own() -> None:
 def test_a_setting_begins_as_loose_as_it_will_ever_be() -> None:
     """It was proven at a sixth of what it then rose to."""
     for most in MOST:
-        assert Setting(most, AGREEMENT)._allowed == most
+        assert RecallSetting(most, AGREEMENT)._allowed == most
 
 
 def test_at_the_lower_limit_nothing_is_answered() -> None:
-    setting = Setting(0.6, AGREEMENT)
+    setting = RecallSetting(0.6, AGREEMENT)
     setting.expect(np.geomspace(1e-9, 0.4, 300))
     assert setting.threshold > 0.0
     for _ in range(6):
