@@ -3,10 +3,11 @@
     python -m benchmarks.promise_streams [--streams 200] [--requests 17280]
 
 What decides is the real thing: draws, the queue of audits, watches, proofs, the file that survives restarts,
-the trial of new versions, memory's ladder. What is made up is the world: scenes that change, and for each
-version in each scene the chance that its answer is wrong, most of them exactly at the smallest that must not
-be proven. There are retrainings, earlier versions that are brought back, restarts, and a queue of audits that
-is full half of the time.
+the trial of new versions, their settings and those of memory. What is made up is the world: scenes that
+change, and for each setting of a version in each scene the chance that its answer is wrong, most of them
+exactly at the smallest that must not be proven. New versions are faster than what serves. There are
+retrainings, earlier versions that are brought back, restarts, and a queue of audits that is full half of the
+time.
 
 A stream breaks its promise if anything is released by a proof at each of whose audits it was wrong with more
 than the tolerated probability. The delay is that of alarms, in audits, against ln(R) / KL.
@@ -33,23 +34,29 @@ import torch
 from gati.adaptation.deployments import Deployed
 from gati.adaptation.follow import FollowUp
 from gati.adaptation.memory import FEATURES, FURTHER, Seen
+from gati.adaptation.probe import Probed
 from gati.adaptation.recall import RECALL, Looked, Recall
 from gati.adaptation.renewal import Promise, RenewalOutcome
 from gati.adaptation.risk import Risk
 from gati.adaptation.samples import Samples
 from gati.adaptation.shadow import Ticket
-from gati.adaptation.succession import Succession
+from gati.adaptation.succession import Post, Succession
 from gati.composition.composition import Composition, Exit, Expected
 from gati.engine.exits import BASE, Prediction
 from gati.guard.draws import Draws
+from gati.guard.ladder import Judgement
 from gati.guard.standing import Standing
 from gati.types import TrialId
+from gati.versions.engines import Setting
 
 AGREEMENT, CONFIDENCE, FALSE_ALARM = 0.97, 0.95, 10_000.0
 ALPHA = 1.0 - AGREEMENT
 SCENES = 3
 HOPELESS = 0.8  # of the versions are as bad as must not be proven in every scene, the others any of these
 QUALITIES = (ALPHA, 0.3 * ALPHA, 3.0 * ALPHA)
+FAST_MS, SLOW_MS = 0.1, 0.2  # of an early answer of a new version, and of what serves
+LEVELS = 3  # settings of a version that was retrained, from strict to loose
+STRICTER = 0.3  # times as many losses in its strictest setting, where not all are as bad
 FEATURELESS = np.zeros(FEATURES)
 X = torch.zeros(1, 1)
 PROBABILITIES = torch.tensor([0.9, 0.1])
@@ -64,7 +71,9 @@ TRUE, RIGHT, WRONG = said(0, BASE), said(0, "block"), said(1, "block")
 
 def composition(number: int) -> Composition:
     """Caches that are told apart by when they were made; the library's own are certified."""
-    leaving = Exit(TrialId("t"), "block", 0, "v", "s", 0.5, "inline", 0.9, 0.99, 0.1, 8, 0.2)
+    leaving = Exit(
+        TrialId("t"), "block", 0, "v", "s", 0.5, "inline", 0.9, 0.99, 0.1, 8, FAST_MS if number else SLOW_MS
+    )
     certificate = {"certified": True, "accuracy": AGREEMENT, "confidence": CONFIDENCE}
     return Composition(
         name="default", objective="exact", solver="none", gap=None, alpha=None, accuracy_target=AGREEMENT,
@@ -88,7 +97,13 @@ class World:
         """A version as deployments open it; a new number makes a new one."""
         if number not in self.wrong:
             self.wrong[number] = self.qualities() if number else (0.5 * ALPHA, 3.0 * ALPHA, ALPHA)
-        return Deployed(number, SimpleNamespace(composition=composition(number), number=number))  # type: ignore[arg-type]
+        served: Any = SimpleNamespace(composition=composition(number), number=number)
+        laid = Setting(served.composition, ())
+        return Deployed(number, served, settings=(laid,) * LEVELS if number else ())
+
+    def at(self, number: int, level: int) -> Deployed:
+        """A version at one of its settings."""
+        return self.version(number)
 
     def qualities(self) -> tuple[float, ...]:
         """How often something is wrong in each scene."""
@@ -96,13 +111,14 @@ class World:
             return (ALPHA,) * SCENES
         return tuple(float(each) for each in self.random.choice(QUALITIES, SCENES))
 
-    def chance(self, number: int) -> float:
-        """That an answer of this version is wrong now."""
-        return self.wrong[number][self.scene]
+    def chance(self, number: int, level: int) -> float:
+        """That an answer of this version at that setting is wrong now; the strictest may be better."""
+        stricter = number and level == 1 and number % 2 == 0
+        return self.wrong[number][self.scene] * (STRICTER if stricter else 1.0)
 
-    def answer(self, number: int) -> Prediction:
+    def answer(self, number: int, level: int = 1) -> Prediction:
         """What its caches say of the request at hand."""
-        return WRONG if self.random.random() < self.chance(number) else RIGHT
+        return WRONG if self.random.random() < self.chance(number, level) else RIGHT
 
     # As deployments
     open = version
@@ -122,6 +138,16 @@ class World:
 
     def caches(self, served: Any, *, beside: bool) -> Callable[[Any], list[Prediction]]:
         return lambda x: [self.answer(served.number)]
+
+    def probe(self, version: Deployed) -> Callable[[Any, Prediction], list[Probed]]:
+        """What looser settings get wrong includes what stricter ones do."""
+
+        def probed(x: Any, base: Prediction) -> list[Probed]:
+            drawn = self.random.random()
+            lost = [drawn < self.chance(version.number, level) for level in range(1, LEVELS + 1)]
+            return [Probed(int(each), "block", not each) for each in lost]
+
+        return probed
 
 
 class Queue:
@@ -156,21 +182,24 @@ class Memory(Recall):
     def __init__(self, world: World, **options: Any) -> None:
         super().__init__(AGREEMENT, options.pop("spend"), FALSE_ALARM, leave=at_once, **options)
         self._world = world
-        self._ladder.expect(np.full(100, 1e-6))
+        for setting in self._settings:
+            setting.expect(np.full(100, 1e-6))
         self._risk = Risk(np.random.default_rng(0).normal(size=(60, FEATURES)), np.zeros(60, bool), FURTHER)
 
     def look(self, x: Any, place: str) -> Looked:
         known = self._world.random.random() < 0.5
-        would = self._ladder.would_answer(0.0 if known else 1.0)  # answers, would answer
+        level = self._ladder.level
         wrong = self._world.random.random() < self._world.memory[self._world.scene]
         seen = Seen(FEATURELESS, WRONG if wrong else RIGHT)
-        return Looked(place, FEATURELESS, seen, *would, self._epoch)  # type: ignore[arg-type]
+        would = tuple(known and setting.threshold > 0.0 for setting in self._settings)
+        answers = level > 0 and would[level - 1]
+        return Looked(place, FEATURELESS, seen, answers, would, self._epoch)  # type: ignore[arg-type]
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         if (drawn or tried) and looked.epoch == self._epoch:
-            changed = self._judge(looked, wrong=looked.wrong(base), steers=drawn)
-            if changed is not None:
-                self._on_change(*changed)
+            judged = self._judge(looked, wrong=looked.wrong(base), steers=drawn)
+            if judged is not None:
+                self._on_change(judged, self._ladder.level)
 
 
 def at_once(job: Callable[[], None]) -> bool:
@@ -199,7 +228,8 @@ class Stream:
         self.day = Day()
         self._seed, self._path, self._queue = seed, folder / f"{seed}.json", Queue(stretch)
         self._starts = 0
-        self._least: dict[str, float] = {}  # the lowest chance of a loss since its proof began
+        self._least: dict[Any, float] = {}  # the lowest chance of a loss since its proof began
+        self._levels: dict[int, int] = {}  # settings proven, by version
         self._since: dict[str, tuple[int, float]] = {}  # audits when it began to be wrong that often
         self.world.memory = self.world.qualities()
         self.start()
@@ -218,12 +248,12 @@ class Stream:
             standing,
             lock,  # type: ignore[arg-type]
             tell=lambda *_: None,
-            on_serving=lambda each: self._released(str(each.number), self.world.chance(each.number)),
+            on_serving=lambda each: None,
+            figures=lambda each: composition(0),
         )
         self.recall = Memory(self.world, spend=standing.spending.next, on_change=self._recalling)
-        self._released_before = self.day.released, self.day.broken
         self.succession.begin(0)
-        self.day.released, self.day.broken = self._released_before  # going on is no release
+        self._levels.clear()  # going on is no release
         self._follow = FollowUp(
             Draws(0.05, 0.1, 1.0, seed=1000 * self._seed + self._starts),
             self.succession,
@@ -248,40 +278,55 @@ class Stream:
         if looked.confident and looked.seen is not None:
             prediction = looked.seen.answer._replace(exit=RECALL)
         else:
-            prediction = self.world.answer(serving) if decided.lookups else TRUE
+            prediction = self.world.answer(serving, decided.level) if decided.lookups else TRUE
+        posts = self._posts()
         before = self.succession.serving.watch
         self._follow.answered(Ticket(X, number, float(number), "", prediction, looked), decided, None)
+        for post in posts:
+            self._proven(post)
         self.day.early += prediction.exit != BASE
         self.day.requests += 1
         if before.state == "stopped" and decided.may_hit:
             self._alarm(str(serving), before)
         self.succession.give_up()
 
+    def _posts(self) -> list[Post]:
+        return [post for post in (self.succession.serving, self.succession.trial) if post is not None]
+
     def _note(self) -> None:
         """Keep the lowest chance of a loss while each proof runs."""
-        posts = [post for post in (self.succession.serving, self.succession.trial) if post is not None]
-        for post in posts:
-            name, chance = str(post.deployed.number), self.world.chance(post.deployed.number)
-            if post.watch.proof is None:
-                self._least.pop(name, None)
-                known = self._since.get(name)
-                if known is None or known[1] != chance:
-                    self._since[name] = post.watch.audits, chance
-            else:
+        for post in self._posts():
+            number, watch = post.version.number, post.watch
+            self._levels.setdefault(number, watch.level)
+            for level, proof in enumerate(watch._ladder._proofs, 1):
+                chance, name = self.world.chance(number, level), (number, level)
+                if level > watch.level and not proof.passed:
+                    begun = proof.audits == 0
+                    self._least[name] = chance if begun else min(chance, self._least.get(name, chance))
+            chance, name = self.world.chance(number, max(watch.level, 1)), str(number)
+            known = self._since.get(name)
+            if not watch.may_hit:
                 self._since.pop(name, None)
-                begun = post.watch.proof.audits == 0
-                self._least[name] = chance if begun else min(chance, self._least.get(name, chance))
+            elif known is None or known[1] != chance:
+                self._since[name] = watch.audits, chance
         chance = self.world.memory[self.world.scene]
-        if self.recall.proof.audits == 0:
+        if self.recall.proof is None or self.recall.proof.audits == 0:
             self._least[RECALL] = chance
         self._least[RECALL] = min(chance, self._least.get(RECALL, chance))
 
-    def _released(self, name: str, chance: float) -> None:
+    def _proven(self, post: Post) -> None:
+        """Count the settings that were released with this request."""
+        number, level = post.version.number, post.watch.level
+        for each in range(self._levels.get(number, level) + 1, level + 1):
+            self._released((number, each), self.world.chance(number, each))
+        self._levels[number] = level
+
+    def _released(self, name: Any, chance: float) -> None:
         self.day.released += 1
         self.day.broken += self._least.get(name, chance) >= ALPHA
 
-    def _recalling(self, serves: bool, audits: int, losses: int) -> None:
-        if serves:
+    def _recalling(self, judged: Judgement, level: int) -> None:
+        if judged.kind == "released":
             self._released(RECALL, self.world.memory[self.world.scene])
         else:
             self.day.stopped += 1

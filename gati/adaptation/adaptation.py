@@ -30,13 +30,12 @@ from gati.adaptation.background import Background, Inline, Worker
 from gati.adaptation.deployments import Deployed, Deployments
 from gati.adaptation.follow import FollowUp
 from gati.adaptation.recall import RECALL, Looked, Recall
+from gati.adaptation.recall_settings import MOST
 from gati.adaptation.references import base_of, is_exact, reference_cost, reference_of
 from gati.adaptation.renewal import (
-    Promise,
     Renewal,
     RenewalOutcome,
     candidate_blocks,
-    least_inputs,
     promise_of,
 )
 from gati.adaptation.rest import Rest
@@ -58,6 +57,7 @@ from gati.composition.load import Served, open_served
 from gati.engine.exits import BASE, Prediction
 from gati.errors import GatiError
 from gati.guard.draws import Draws
+from gati.guard.ladder import Judgement
 from gati.guard.standing import Standing
 from gati.samples.record import Record
 from gati.samples.writer import BackgroundWriter
@@ -66,6 +66,7 @@ from gati.versions.repository import ModelRepository
 __all__ = ["Adaptation"]
 
 _AUDITS_WAITING = 512
+_RETRAININGS_WAITING = 8  # and openings of settings that are proven
 _MEMORY = 0.99  # of the running hit rate
 _WINDOW_INPUTS = 700
 _FAREWELL_S = 600.0  # a retraining cannot be interrupted, and a thread inside an engine not be left
@@ -96,7 +97,7 @@ class Adaptation:
     ) -> None:
         asked = settings or AdaptSettings()
         promise = promise_of(served, asked)
-        self.settings = _resolved(asked, promise)
+        self.settings = replace(asked, window_inputs=asked.window_inputs or _WINDOW_INPUTS)
         self._accuracy = promise.accuracy
         self._folder = Path(tempfile.mkdtemp(prefix="gati-adapt-"))
         store = repository or ModelRepository(self._folder / "repository")
@@ -118,7 +119,7 @@ class Adaptation:
         self._training: Worker = Inline()
         if not deterministic:
             self._auditing = Background("gati-audits", limit=_AUDITS_WAITING)
-            self._training = Background("gati-retraining", limit=1, on_error=self._failed)
+            self._training = Background("gati-retraining", limit=_RETRAININGS_WAITING, on_error=self._failed)
         standings = Standing(
             1.0 - promise.confidence,
             standing,
@@ -129,7 +130,11 @@ class Adaptation:
         self._hit_rate = 0.0  # running, of all requests
         self._now_s = 0.0
         self._succession = Succession(
-            *(self._deployments, promise, standings, self._lock), tell=self._tell, on_serving=self._serves
+            *(self._deployments, promise, standings, self._lock),
+            tell=self._tell,
+            on_serving=self._serves,
+            leave=self._training.submit,
+            figures=self._renewal.figures,
         )
         self._recall: Recall | None = None
         if self.settings.enabled and self.settings.recall:
@@ -221,7 +226,7 @@ class Adaptation:
         """
         began = self._clock()
         decided = self._follow.decide(self._sampling(), lookups_pay=self._rest.lookups_pay)
-        current = decided.post.deployed
+        current = decided.deployed
         try:
             looked = None if place is None or self._recall is None else self._recall.look(x, place)
             prediction = self._remembered(looked)
@@ -358,10 +363,12 @@ class Adaptation:
         self._triggers.replaced(deployed.promised)
         self._rest.replaced(self._renewal.figures(deployed))
 
-    def _recalling(self, serves: bool, audits: int, losses: int) -> None:
-        counted = f"{losses} of {audits} audits disagree"
-        if serves:
-            self._tell("recalling", f"memory answers: {counted}")
+    def _recalling(self, judged: Judgement, level: int) -> None:
+        counted = f"{judged.losses} of {judged.audits} audits disagree"
+        if judged.kind == "released":
+            self._tell("recalling", f"memory answers{_as_far_as(level, len(MOST))}: {counted}")
+        elif level:
+            self._tell("tightened", f"memory answers less: {counted}", {"of": RECALL})
         else:
             self._tell("alarm", f"memory stops answering: {counted}", {"of": RECALL})
 
@@ -378,11 +385,9 @@ class Adaptation:
             self._on_change(Change(kind, self._now_s, self._requests, version, message, details or {}))
 
 
-def _resolved(settings: AdaptSettings, promise: Promise) -> AdaptSettings:
-    """The settings with as many samples kept as a retraining needs, where nobody said how many."""
-    if settings.window_inputs is not None:
-        return settings
-    return replace(settings, window_inputs=max(_WINDOW_INPUTS, round(1.2 * least_inputs(promise))))
+def _as_far_as(level: int, settings: int) -> str:
+    """Which of several settings from strict to loose is proven."""
+    return "" if settings == 1 else f" by setting {level} of {settings}"
 
 
 def _still() -> float:

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from gati.composition.load import Served
 from gati.costs.profile import measure_lookup
 from gati.errors import AdaptError
 from gati.exploration.candidates import trial_name
-from gati.exploration.library import CERTIFY, SELECT
+from gati.exploration.library import SELECT
 from gati.exploration.measure import measure_cache
 from gati.types import Placement, TrialId
 
@@ -58,7 +57,7 @@ class StopWatch:
 
 @dataclass(frozen=True)
 class Work:
-    """One retraining: makes contenders, each trained on the fit part and scored on the parts kept back."""
+    """One retraining: makes contenders, each trained on the fit part and scored on the part kept back."""
 
     served: Served
     window: Window
@@ -78,7 +77,9 @@ class Work:
                 )
             cache = copy.deepcopy(cache).cpu()  # what serves stays where it is
             with self.watch.of("measure"):
-                answers = self._spread(*_answers_of(cache, self.window.hidden[leaving.block][self._held]))
+                answers = self._spread(
+                    *_answers_of(cache, self.window.hidden[leaving.block][self.parts.select])
+                )
             found.append(
                 Contender(
                     described.trial_id, leaving.block, cache, leaving.placement, described.lookup_ms, *answers
@@ -131,18 +132,13 @@ class Work:
                 found.append(each)
         return found
 
-    @cached_property
-    def _held(self) -> NDArray[np.int64]:
-        """The rows to choose and to certify on: what a cache says of others is of no interest."""
-        return np.sort(np.concatenate((self.parts.select, self.parts.certify)))
-
     def _spread(
         self, score: NDArray[np.float32], predicted: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """What was found for the rows kept back, in their places of the window."""
         scores = np.full(len(self.window), np.nan, dtype=np.float32)
         classes = np.full(len(self.window), -1, dtype=np.int64)
-        scores[self._held], classes[self._held] = score, predicted
+        scores[self.parts.select], classes[self.parts.select] = score, predicted
         return scores, classes
 
     def _lesson(self, block: str) -> Lesson:
@@ -172,8 +168,8 @@ class Work:
         lookup_ms: float,
     ) -> Contender:
         """A contender of that predictor with the selector that does best on the select rows."""
-        held = self._held
-        split = np.where(np.isin(held, self.parts.select), SELECT, CERTIFY).astype(np.uint8)
+        held = self.parts.select
+        split = np.full(len(held), SELECT, dtype=np.uint8)
         with self.watch.of("measure"):
             measured = measure_cache(
                 name,

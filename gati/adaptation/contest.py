@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gati.adaptation.window import Parts
 from gati.caches import LearnedCache
 from gati.composition.candidates import LEAST_OVERLAPPED_PENALTY
-from gati.composition.certificate import Certificate, certify
 from gati.composition.composition import Composition, Exit
 from gati.composition.contests import path_within
 from gati.composition.instance import Chosen, Instance, make_instance
 from gati.composition.load import Served
 from gati.composition.replay import ExitCost, Replay, ReplayExit, replay
+from gati.composition.risk import smoothed_loss
+from gati.composition.search import search_frontier
 from gati.engine.exits import EngineExit
 from gati.types import Placement, TrialId
 
-__all__ = ["Contender", "Costs", "Verdict", "costs_of", "exits_of", "hold", "replay_deployed"]
+__all__ = ["Contender", "Costs", "Laid", "costs_of", "exits_of", "lay", "replay_deployed"]
 
 
-SHARES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # of the hits of the strictest setting on the path
+RISKS = (0.05, 0.15, 0.3, 0.5, 0.75, 1.0, 1.5)  # of a setting, as shares of the tolerated disagreement
+SHARES = (0.25, 0.5, 0.75)  # of the hits of the strictest of these: settings stricter still
+_AIMED_AT = 0.5  # of the tolerated disagreement: the setting that is taken where there can be only one
 
 
 @dataclass(frozen=True)
@@ -87,43 +89,44 @@ def replay_deployed(
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Who is deployed at which threshold, the certificate, and the replay on the inputs it counted."""
+class Laid:
+    """A setting: who is to be deployed at which threshold, and what that does to the rows it was laid on."""
 
     chosen: tuple[tuple[Contender, float], ...]
-    certificate: Certificate
     replay: Replay
 
 
-def hold(
+def lay(
     contenders: Sequence[Contender],
     costs: Costs,
     base_class: NDArray[np.int64],
-    parts: Parts,
+    rows: NDArray[np.int64],
     *,
     accuracy: float,
-    confidence: float,
     served: Composition,
-) -> Verdict:
-    """Choose exits and thresholds on the select rows and certify them on the certify rows.
+) -> tuple[tuple[Laid, ...], int]:
+    """Lay settings from strict to loose on those rows, and say which to take where there can be only one.
 
-    As in `gati compose`: a path of settings from strict to loose, each the fastest within its budget of risk,
-    is laid before the certify rows are looked at; the last setting that passes is deployed.
+    As in `gati compose`, each is the fastest within its budget of risk. Nothing is proven by it: the loosest
+    ones are meant to be too loose, and what follows shows how far to go. There may be none.
     """
     ordered = sorted(contenders, key=lambda each: costs.block_index[each.block])
-    instance = _instance(ordered, costs, base_class, parts.select, served)
-    path = path_within(instance, (1.0 - accuracy) * len(parts.select))
-    laid = [choice.chosen for choice in path]
-    settings = [
-        tuple((ordered[trial], instance.threshold(trial, cut)) for trial, cut in chosen)
-        for chosen in (*_stricter(instance, laid[0] if laid else ()), *laid)
-    ]
-    replays = [_replay(setting, costs, base_class, parts.certify) for setting in settings]
-    counts = [(int(each.wrong.sum()), len(parts.certify)) for each in replays]
-    certificate = certify(counts or [(0, 0)], accuracy, 1.0 - confidence)
-    if certificate.deployed is None or not settings:
-        return Verdict((), certificate, _replay((), costs, base_class, parts.certify))
-    return Verdict(settings[certificate.deployed], certificate, replays[certificate.deployed])
+    instance = _instance(ordered, costs, base_class, rows, served)
+    budget = (1.0 - accuracy) * len(rows)
+    if not instance.trials:
+        return (), 0
+    risky = replace(instance, loss=smoothed_loss(instance))
+    path = [each.chosen for each in path_within(instance, budget, RISKS, frontier=search_frontier(risky))]
+    if not path:
+        return (), 0
+    strict = _stricter(instance, path[0])
+    aimed_at = _AIMED_AT * budget
+    within = sum(risky.outcome(chosen).disagreements <= aimed_at for chosen in path)
+    settings = []
+    for chosen in (*strict, *path):
+        setting = tuple((ordered[trial], instance.threshold(trial, cut)) for trial, cut in chosen)
+        settings.append(Laid(setting, _replay(setting, costs, base_class, rows)))
+    return tuple(settings), len(strict) + max(within, 1) - 1
 
 
 def _stricter(instance: Instance, strictest: Chosen) -> list[Chosen]:
@@ -188,9 +191,9 @@ def _replay(
     return replay(exits, base_class[rows], costs.base_ms)
 
 
-def exits_of(verdict: Verdict, costs: Costs) -> tuple[Exit, ...]:
-    """The verdict as exits of a composition."""
-    replayed, count = verdict.replay, len(verdict.replay.wrong)
+def exits_of(laid: Laid, costs: Costs) -> tuple[Exit, ...]:
+    """A setting as exits of a composition."""
+    replayed, count = laid.replay, len(laid.replay.wrong)
     return tuple(
         Exit(
             trial_id=each.trial_id,
@@ -207,6 +210,6 @@ def exits_of(verdict: Verdict, costs: Costs) -> tuple[Exit, ...]:
             exit_ms=exit_ms,
         )
         for (each, threshold), hits, agreeing, exit_ms in zip(
-            verdict.chosen, replayed.hits, replayed.agreeing, replayed.exit_ms, strict=True
+            laid.chosen, replayed.hits, replayed.agreeing, replayed.exit_ms, strict=True
         )
     )

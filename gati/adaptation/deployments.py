@@ -9,12 +9,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gati.adaptation.probe import can_probe
 from gati.adaptation.retrain import Retrained
 from gati.adaptation.scene import Signature
 from gati.composition.load import Served
 from gati.engine.backends import GraphBackend, get_backend
 from gati.errors import CompositionError, RepositoryError
-from gati.versions.engines import Graphs, open_version, save_version
+from gati.versions.engines import (
+    Graphs,
+    Setting,
+    open_setting,
+    open_settings,
+    open_version,
+    save_version,
+)
 from gati.versions.lineage import Lineage, SampleWindow
 from gati.versions.repository import ModelRepository
 
@@ -26,11 +34,15 @@ _KEEP = 20  # versions in the repository
 
 
 class Deployed(NamedTuple):
-    """A version that can serve; number 0 is the composition that the library came with."""
+    """A version that can serve; number 0 is the composition that the library came with.
+
+    `settings` are the ways to deploy it, from strict to loose; empty where `served` is the only one.
+    """
 
     number: int
     served: Served
     signature: Signature | None = None
+    settings: tuple[Setting, ...] = ()
 
     @property
     def promised(self) -> float:
@@ -94,6 +106,15 @@ class Deployments:
             self._remember(self._opened(number, folder, _signature(stored.lineage.tags)), folder)
         return self._open[number]
 
+    def at(self, number: int, level: int) -> Deployed:
+        """A version at the setting of that level, from 1 on. Raises as `open`."""
+        deployed = self.open(number)
+        if not deployed.settings:
+            return deployed
+        setting = deployed.settings[level - 1]
+        served = open_setting(self._first.served, self._folders[number], setting, level, graphs=self._graphs)
+        return deployed._replace(served=served)
+
     def scenes(self) -> list[tuple[int, Signature]]:
         """The versions that know what scene they were made for."""
         stored = self._repository.versions(self._model)
@@ -115,7 +136,7 @@ class Deployments:
         """
         self._saved += 1
         folder = self._folder / f"saved-{self._saved}"
-        save_version(folder, retrained.composition, retrained.exits)
+        save_version(folder, retrained.composition, retrained.exits, retrained.settings)
         opened = self._opened(0, folder, signature)
         lineage = Lineage(
             retrained.composition.checkpoint_sha256,
@@ -136,7 +157,9 @@ class Deployments:
             self._repository.collect_garbage(self._model, keep=_KEEP)
 
     def _opened(self, number: int, folder: Path, signature: Signature | None) -> Deployed:
-        return Deployed(number, open_version(self._first.served, folder, graphs=self._graphs), signature)
+        opened = open_version(self._first.served, folder, graphs=self._graphs)
+        settings = open_settings(self._first.served, folder) if can_probe(opened) else ()
+        return Deployed(number, opened, signature, settings)
 
     def _remember(self, deployed: Deployed, folder: Path) -> None:
         """Keep a version open, and forget the oldest with its local copy."""

@@ -8,10 +8,14 @@ what is lost when the process ends is lost whatever it would have shown.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from torch import Tensor
+
 from gati.adaptation.background import Worker
+from gati.adaptation.deployments import Deployed
+from gati.adaptation.probe import Probed
 from gati.adaptation.recall import Recall
 from gati.adaptation.samples import Sample, Samples
 from gati.adaptation.settings import Audit, OnAudit
@@ -29,11 +33,13 @@ OnSample = Callable[[Sample, Prediction], None]  # the sample, and what was answ
 class Decided(NamedTuple):
     """What was decided about a request before it was answered.
 
-    `may_hit`: the caches of `post` may answer; `lookups`: they are asked. `shadows` are looked up besides,
-    with the epochs of their watches.
+    `may_hit`: the caches of `post` may answer, as `deployed`, its setting of that `level`; `lookups`: they
+    are asked. `shadows` are looked up besides, with the epochs of their watches.
     """
 
     post: Post
+    deployed: Deployed
+    level: int
     epoch: int
     may_hit: bool
     lookups: bool
@@ -90,11 +96,11 @@ class FollowUp:
         """
         with self._lock:
             post = self._succession.serving
-            may_hit = post.watch.may_hit
+            may_hit = post.may_hit
             lookups = may_hit and lookups_pay
             drawn = self._draws.draw(more_samples)
             decided = Decided(
-                *(post, post.watch.epoch, may_hit, lookups, drawn),
+                *(post, post.deployed, post.level, post.watch.epoch, may_hit, lookups, drawn),
                 self._shadows(drawn, may_hit=may_hit, lookups=lookups),
                 tried=drawn.chance < self._trying(more_samples),
             )
@@ -149,20 +155,19 @@ class FollowUp:
         if not (drawn.audit or drawn.sample or shadows or tries):
             return  # drawn for caches, not asked what memory answers, or for memory, which knows no place
         base = known or self._shadow.reference(ticket.x)
-        found = [
-            (post, epoch, self._shadow.caches(post.deployed.served, beside=self._worker.beside)(ticket.x)[0])
-            for post, epoch in shadows
-        ]
+        found = [(post, epoch, self._looked_up(post, ticket.x, base)) for post, epoch in shadows]
+        own: list[Probed] = []
+        if drawn.audit and decided.lookups and decided.post.version.settings and not ticket.recalled:
+            own = self._looked_up(decided.post, ticket.x, base)
         audits = []
         with self._lock:
             self._learn(ticket, base, decided)
             if decided.drawn.audit:
-                audits.append(self._audited(ticket, decided, base))
-            for post, epoch, prediction in found:
-                audit = ticket.compared(post.deployed.number, prediction, base, shadow=True)
-                audits.append(audit)
-                if post.watch.epoch == epoch:
-                    post.watch.audited(agreed=audit.agreed)
+                audits.append(self._audited(ticket, decided, base, own))
+            left = ticket.prediction.exit if decided.lookups else None
+            for post, epoch, probed in found:
+                audits.append(self._tried(post, epoch, ticket, base, probed))
+                self._succession.compare(post, [each.exit for each in probed], left)
             if decided.drawn.sample and not ticket.recalled:
                 self._sample(ticket, base)
             snapshot = self._succession.standing.audited()
@@ -172,13 +177,36 @@ class FollowUp:
             for audit in audits:
                 self._on_audit(audit)
 
-    def _audited(self, ticket: Ticket, decided: Decided, base: Prediction) -> Audit:
-        audit = ticket.compared(decided.post.deployed.number, ticket.prediction, base)
+    def _looked_up(self, post: Post, x: Tensor, base: Prediction) -> list[Probed]:
+        """What each setting of a version would answer."""
+        if post.version.settings:
+            return self._shadow.probe(post.version)(x, base)
+        said = self._shadow.caches(post.version.served, beside=self._worker.beside)(x)[0]
+        return [Probed(said.class_index, said.exit, said.class_index == base.class_index)]
+
+    def _tried(
+        self, post: Post, epoch: int, ticket: Ticket, base: Prediction, probed: Sequence[Probed]
+    ) -> Audit:
+        """Count what a version would have answered; the audit is of the setting that is to be proven next."""
+        watch = post.watch
+        said = probed[min(watch.level, len(probed) - 1)]
+        if watch.epoch == epoch:
+            watch.audited(agreed=[each.agreed for each in probed])
+        classes = said.class_index, base.class_index
+        return Audit(
+            ticket.request, ticket.time_s, post.version.number, *classes, exit=said.exit, shadow=True
+        )
+
+    def _audited(self, ticket: Ticket, decided: Decided, base: Prediction, own: Sequence[Probed]) -> Audit:
+        """Count what was answered; `own` says what the other settings would have."""
+        audit = ticket.compared(decided.deployed.number, base)
         self.audits += 1
         self.losses += not audit.agreed
         asked = decided.lookups or (decided.may_hit and not self._exact)
         if asked and not ticket.recalled and decided.post.watch.epoch == decided.epoch:
-            decided.post.watch.audited(agreed=audit.agreed)
+            agreed = [each.agreed for each in own] or [audit.agreed]
+            agreed[decided.level - 1] = audit.agreed
+            decided.post.watch.audited(agreed=agreed)
         return audit
 
     def _sample(self, ticket: Ticket, base: Prediction) -> None:

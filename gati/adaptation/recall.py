@@ -5,12 +5,13 @@ It is a cache before the network, and learned like the others: what it predicts 
 (`gati.adaptation.risk`), fitted anew to every request whose base answer becomes known. So it fits a scene
 after some seconds, follows it without any training of networks, and costs a few percent of a small network.
 
-How far it goes is a ladder of settings, each released once its own answers are proven right often enough
-(`gati.adaptation.ladder`), and taken back as soon as the guard says that its answers are wrong too often
-(`gati.guard.detector`). Both count audits of what memory answers, or would answer, and nothing else.
+How far it goes is a ladder of settings (`gati.adaptation.recall_settings`), each released once its own
+answers are proven right often enough, and withdrawn as soon as they are wrong too often
+(`gati.guard.ladder`). Both count audits of what a setting answers, or would answer, and nothing else.
 
-It learns alike before and after it may answer: of an input that the setting under proof would answer, the
-base model's answer is taken in only where that was drawn beforehand, for later nothing else will be known.
+It learns alike before and after it may answer, and whichever setting does: of an input that any of them would
+answer, the base model's answer is taken in only where that was drawn beforehand, for later nothing else will
+be known.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gati.adaptation.ladder import Ladder
 from gati.adaptation.memory import FEATURES, FURTHER, Memory, Seen, sketch
+from gati.adaptation.recall_settings import MOST, RecallSetting
 from gati.adaptation.risk import Risk
 from gati.engine.exits import Prediction
-from gati.guard.detector import Guard
+from gati.guard.ladder import Judgement, Ladder
 from gati.guard.proof import Proof
 
 __all__ = ["RECALL", "Looked", "Recall"]
@@ -43,17 +44,23 @@ _PLACES = 64
 
 
 class Looked(NamedTuple):
-    """What recall says of a request. `confident`: it answers, by a setting that is released.
+    """What recall says of a request. `confident`: it answers, by the loosest setting that is released.
 
-    `would_answer` says so of the setting under proof, as it stood when the input was looked at in `epoch`.
+    `would_answer` says of every setting whether it would, as it stood when the input was looked at, in
+    `epoch`.
     """
 
     place: str
     sketched: NDArray[np.float32]
     seen: Seen | None
     confident: bool
-    would_answer: bool
+    would_answer: tuple[bool, ...]
     epoch: int
+
+    @property
+    def known(self) -> bool:
+        """Whether any setting would answer it."""
+        return any(self.would_answer)
 
     def wrong(self, base: Prediction) -> bool:
         """Whether the remembered answer is not the base model's."""
@@ -65,8 +72,8 @@ class Recall:
 
     `agreement` is the promise for what it answers, `spend` hands out the delta of each attempt to prove it,
     `audits_to_false_alarm` is the guard's. `leave` is handed the fits, for a thread that nobody waits for,
-    and says whether it takes them. `on_change` hears whether it answers from now on, and of how many audits
-    how many were losses.
+    and says whether it takes them. `on_change` hears of every change of what it answers, and how many
+    settings are released from then on.
     """
 
     def __init__(
@@ -76,11 +83,10 @@ class Recall:
         audits_to_false_alarm: float,
         *,
         leave: Callable[[Callable[[], None]], bool],
-        on_change: Callable[[bool, int, int], None],
+        on_change: Callable[[Judgement, int], None],
     ) -> None:
-        self._spend = spend
-        self._guard = Guard(agreement, audits_to_false_alarm)
-        self._ladder = Ladder(agreement, spend())
+        self._ladder = Ladder(len(MOST), agreement, spend, audits_to_false_alarm=audits_to_false_alarm)
+        self._settings = tuple(RecallSetting(most, agreement) for most in MOST)
         self._leave, self._on_change = leave, on_change
         self._lock = threading.RLock()
         self._places: dict[str, Memory] = {}
@@ -89,23 +95,23 @@ class Recall:
         self._since_fit = 0
         self._fitting = False
         self._risk: Risk | None = None
-        self._epoch = 0  # of the ladder: what was looked at in another one proves nothing now
+        self._epoch = 0  # counts withdrawals: what was looked at before one proves nothing after it
 
     @property
     def serves(self) -> bool:
         """Whether it may answer."""
-        return self._ladder.released > 0
+        return self._ladder.level > 0
 
     @property
-    def proof(self) -> Proof:
-        """The proof of the next setting to be released."""
+    def proof(self) -> Proof | None:
+        """The proof of the next setting to be released; None where all are."""
         return self._ladder.proof
 
     @property
     def proving(self) -> Proof | None:
         """The proof under way, if it has prospects."""
         proof = self.proof
-        return None if self._risk is None or proof.passed or proof.hopeless else proof
+        return None if self._risk is None or proof is None or proof.hopeless else proof
 
     def look(self, x: Tensor, place: str) -> Looked | None:
         """Look an input [1, ...] of that place up; None where it is not made of finite numbers."""
@@ -119,20 +125,23 @@ class Recall:
             if seen is not None:
                 self._looked.add(seen.features)
                 risk = 1.0 if self._risk is None else float(self._risk(seen.features))
-            return Looked(place, sketched, seen, *self._ladder.would_answer(risk), self._epoch)
+            would = tuple(risk < setting.threshold for setting in self._settings)
+            level = self._ladder.level
+            return Looked(place, sketched, seen, level > 0 and would[level - 1], would, self._epoch)
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         """Take in the base model's answer to a request.
 
         `drawn`: it was to be audited before anything was known of it, as it will be while memory answers.
-        What memory answers, or the setting under proof would, is learned from only then, and the guard counts
-        no others. `tried`: it was drawn to be looked at for the proof under way, which counts both.
+        What any setting would answer is learned from only then, and guards count no others. `tried`: it was
+        drawn to be looked at for the proofs under way, which count both.
         """
-        changed: tuple[bool, int, int] | None = None
+        judged: Judgement | None = None
         with self._lock:
             if (drawn or tried) and looked.epoch == self._epoch:
-                changed = self._judge(looked, wrong=looked.wrong(base), steers=drawn)
-            if drawn or not (looked.would_answer or looked.confident):
+                judged = self._judge(looked, wrong=looked.wrong(base), steers=drawn)
+            level = self._ladder.level
+            if drawn or not looked.known:
                 if looked.seen is not None:
                     self._labelled.add(looked.seen.features, looked.wrong(base))
                     self._since_fit += 1
@@ -143,22 +152,24 @@ class Recall:
             self._fitting |= wanted
         if wanted and not self._leave(self._fit):
             self._fitting = False
-        if changed is not None:
-            self._on_change(*changed)
+        if judged is not None:
+            self._on_change(judged, level)
 
-    def _judge(self, looked: Looked, *, wrong: bool, steers: bool) -> tuple[bool, int, int] | None:
-        """Count an audit for guard and proofs; who may answer, if that changes."""
-        if steers and looked.confident and self._guard.audit(agreed=not wrong):
-            counted = False, self._guard.audits, self._guard.losses
-            self._guard.reset()
-            self._ladder.prove_anew(self._spend())
+    def _judge(self, looked: Looked, *, wrong: bool, steers: bool) -> Judgement | None:
+        """Count an audit for guards and proofs; what changes with it.
+
+        One that `steers` is of those that are made all the time, not only for a proof.
+        """
+        if steers:
+            for setting, would_answer in zip(self._settings, looked.would_answer, strict=True):
+                setting.audited(would_answer=would_answer, wrong=wrong)
+        agreed = [not wrong if would_answer else None for would_answer in looked.would_answer]
+        judged = self._ladder.audited(agreed, guards=steers)
+        if judged is not None and judged.kind == "withdrawn":
             self._epoch += 1
-            return counted
-        if not self._ladder.audited(looked.confident, looked.would_answer, wrong=wrong, steers=steers):
-            return None
-        self._epoch += 1  # another setting is under proof
-        proof = self._ladder.last_proof
-        return True, proof.audits, proof.losses
+            for setting in self._settings[self._ladder.level :]:
+                setting.begin()
+        return judged
 
     def _fit(self) -> None:
         with self._lock:
@@ -169,7 +180,8 @@ class Recall:
         risks = np.sort(risk(recent))
         with self._lock:
             self._risk = risk
-            self._ladder.expect(risks)
+            for setting in self._settings:
+                setting.expect(risks)
             self._fitting = False
 
     def _memory(self, looked: Looked) -> Memory:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -18,8 +16,7 @@ from gati.adaptation.samples import Sample, Samples, window_of
 from gati.adaptation.scene import nearest_scene, scene_signature
 from gati.adaptation.settings import AdaptSettings
 from gati.adaptation.tune import TuneRecipe
-from gati.adaptation.window import Window, original_sample, split_window
-from gati.composition.certificate import required_inputs
+from gati.adaptation.window import Window, original_sample
 from gati.composition.composition import Composition
 from gati.composition.load import Served
 from gati.engine.exits import BASE
@@ -27,13 +24,13 @@ from gati.errors import AdaptError, DataError
 from gati.model.entry import INPUT_KIND
 from gati.versions.lineage import SampleWindow
 
-__all__ = ["RenewalOutcome", "Promise", "Renewal", "candidate_blocks", "least_inputs", "promise_of"]
+__all__ = ["Promise", "Renewal", "RenewalOutcome", "candidate_blocks", "promise_of"]
 
 _LEAST_ADVANTAGE = 0.03  # of the latency expected, for which caches that keep the promise are replaced
 _MORE_HITS = 1.2  # an earlier version needs so many times those of the one that serves
 _EARLY = (0.0, 0.08, 0.2)  # how deep in the network new predictors are tried, as a share of its blocks
-_HELD_SHARE = 0.5
-_CERTIFY_SHARE = _HELD_SHARE / 2
+_HELD_SHARE = 0.25
+_LEAST_INPUTS = 200
 
 
 @dataclass(frozen=True)
@@ -42,19 +39,6 @@ class Promise:
 
     accuracy: float
     confidence: float
-
-    @property
-    def required(self) -> int:
-        """Inputs that prove it where none is answered differently."""
-        return required_inputs(self.accuracy, 1.0 - self.confidence)
-
-
-def least_inputs(promise: Promise) -> int:
-    """Samples below which a retraining could show nothing: a quarter has to count as `promise` asks."""
-    count = math.ceil(promise.required / _CERTIFY_SHARE)
-    while len(split_window(count, _HELD_SHARE).certify) < promise.required:
-        count += 1
-    return count
 
 
 def promise_of(served: Served, settings: AdaptSettings) -> Promise:
@@ -107,10 +91,10 @@ class Renewal:
         self._original: Window | None = None
         self._original_known = False
 
-    @cached_property
+    @property
     def least_inputs(self) -> int:
-        """Samples below which a retraining could show nothing."""
-        return least_inputs(self._promise)
+        """Samples below which caches learn too little to be worth a trial, whatever is promised."""
+        return min(_LEAST_INPUTS, self._settings.window_inputs or _LEAST_INPUTS)
 
     def __call__(
         self,
@@ -127,7 +111,7 @@ class Renewal:
         stayed `unproven` are not brought back. Nothing is proven by that,
         and nothing activated: what is found has to prove itself on the requests that follow.
         """
-        recent = samples.recent(max(self._settings.recent_inputs, self._promise.required))
+        recent = samples.recent(self._settings.recent_inputs)
         if (
             reason != "interval"
             and (known := self._known_scene({current.number, *unproven}, current, recent)) is not None
@@ -142,7 +126,7 @@ class Renewal:
         return self._costs.corrected(deployed.served).composition
 
     def enough(self, samples: Samples, changed_at: int | None) -> bool:
-        """Whether so much was sampled that a retraining could prove something."""
+        """Whether so much was sampled that a retraining is worth it."""
         return (len(samples) if changed_at is None else samples.count(changed_at)) >= self.least_inputs
 
     def _known_scene(
@@ -150,7 +134,7 @@ class Renewal:
     ) -> RenewalOutcome | None:
         """An earlier version made for a scene like that of the `recent` samples, if it does well on them."""
         scenes = [each for each in self._deployments.scenes() if each[0] not in excluded]
-        if len(recent) < self._promise.required or not scenes:
+        if len(recent) < self._settings.recent_inputs or not scenes:
             return None
         window = window_of(recent)
         found = nearest_scene(
@@ -179,7 +163,7 @@ class Renewal:
             window,
             original=self._mixed_in(),
             new=self._new_caches(),
-            accuracy=self._asked(len(window)),
+            accuracy=1.0 - (1.0 - self._promise.accuracy) * (1.0 - self._settings.margin),
             confidence=self._promise.confidence,
             held_share=_HELD_SHARE,
             recipe=TuneRecipe(),
@@ -189,7 +173,7 @@ class Renewal:
         )
         details = _details(found, len(window))
         if not _worth_it(found, alarmed=reason == "alarm"):
-            what = "no caches kept the promise" if not found.exits else "retrained caches are not faster"
+            what = "no caches can be promised" if not found.settings else "retrained caches are not faster"
             return RenewalOutcome("kept", current, f"{what} on {found.after.n} inputs kept back", details)
         oldest, newest = recent[0].time_s, recent[-1].time_s
         deployed = self._deployments.publish(
@@ -208,15 +192,6 @@ class Renewal:
     def _to_train_on(self, current: Deployed) -> Served:
         """The version that serves; where it has no caches left, the library's own."""
         return self._costs.corrected(current.served if current.served.engine.exits else self._first)
-
-    def _asked(self, count: int) -> float:
-        """The accuracy to ask new caches for: the promise with its margin, as far as it can be proven."""
-        tolerated, inputs = 1.0 - self._promise.accuracy, int(count * _CERTIFY_SHARE) - 1
-        for margin in (self._settings.margin, self._settings.margin / 2.0):
-            asked = 1.0 - tolerated * (1.0 - margin)
-            if required_inputs(asked, 1.0 - self._promise.confidence) <= inputs:
-                return asked
-        return self._promise.accuracy
 
     def _new_caches(self) -> NewCaches | None:
         if not self._blocks:
@@ -251,11 +226,15 @@ def candidate_blocks(served: Served, settings: AdaptSettings) -> tuple[str, ...]
 
 
 def _worth_it(found: Retrained, *, alarmed: bool) -> bool:
-    """Whether the new caches are better, and not by a hair: every change is a risk."""
-    before, after = found.before, found.after
-    if before.broken or (alarmed and not before.certified):
-        return found.proven
-    return found.better and after.mean_latency_ms < before.mean_latency_ms * (1.0 - _LEAST_ADVANTAGE)
+    """Whether the new caches are better, and not by a hair: every change is a risk.
+
+    Old ones that are in alarm, or broke the promise on the inputs kept back, are no measure.
+    """
+    if not found.settings:
+        return False
+    if found.before.broken or alarmed:
+        return True
+    return found.after.mean_latency_ms < found.before.mean_latency_ms * (1.0 - _LEAST_ADVANTAGE)
 
 
 @torch.inference_mode()
@@ -281,8 +260,8 @@ def _details(found: Retrained, count: int) -> dict[str, Any]:
         "hit_rate_before": found.before.hit_rate,
         "hit_rate": found.after.hit_rate,
         "agreement": found.after.agreement,
-        "certified": found.after.certified,
-        "expected_gain": found.composition.expected.gain,
+        "settings": len(found.settings),
+        "expected_gain": found.composition.expected.gain if found.settings else 1.0,
         "exits": [f"{leaving.block} {leaving.variant}" for leaving in found.exits],
         "seconds": {name: round(value, 3) for name, value in found.seconds.items()},
     }

@@ -1,11 +1,12 @@
 """Retraining the caches that serve on what came lately.
 
-Stretches of a window of recent inputs are dealt to three parts: to train on, to choose thresholds on, and to
-count what comes of it. That shows what is worth trying and proves nothing: the parts lie among each other.
-Each deployed predictor goes on learning from the weights it has, mixed with original data so that it forgets
-nothing; where the caller names blocks, small new predictors are trained for the scene at hand. Old, retrained
-and new caches then compete for the exits, so a cache that retraining made worse keeps its old weights, and an
-exit that no longer pays is dropped.
+All of a window of recent inputs is trained on but for a small part, on which a ladder of settings is laid,
+from strict to loose. That proves nothing, and shows what is worth trying: the parts lie among each other.
+What follows proves which of the settings may answer (`gati.guard.ladder`). Each deployed predictor goes on
+learning from the weights it has, mixed with original data so that it forgets nothing; where the caller names
+blocks, small new predictors are trained for the scene at hand. Old, retrained and new caches then compete for
+the exits, so a cache that retraining made worse keeps its old weights, and an exit that no longer pays is
+dropped.
 
 Nothing that serves is touched: the result is for the caller to take or leave.
 """
@@ -18,11 +19,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from gati.adaptation.contenders import NewCaches, StopWatch, Work
-from gati.adaptation.contest import Contender, Costs, Verdict, costs_of, exits_of, hold, replay_deployed
+from gati.adaptation.contest import Contender, Costs, Laid, costs_of, exits_of, lay, replay_deployed
 from gati.adaptation.tune import TuneRecipe
 from gati.adaptation.window import Window, split_window
 from gati.caches import reads_input
-from gati.composition.certificate import Certificate, p_value
+from gati.composition.certificate import p_value
 from gati.composition.composition import Composition, Expected
 from gati.composition.load import Served
 from gati.composition.replay import Replay
@@ -30,6 +31,7 @@ from gati.engine.exits import EngineExit
 from gati.errors import AdaptError
 from gati.model.entry import INPUT, INPUT_KIND
 from gati.model.segments import TracedModel
+from gati.versions.engines import Setting
 
 __all__ = ["Measurement", "NewCaches", "Retrained", "retrain"]
 
@@ -38,41 +40,46 @@ _LEAST_PART = 20  # inputs in each part of the window
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a set of exits does to the inputs kept back for the certificate; latency as the composition's."""
+    """What a set of exits does to the inputs kept back; latency as the composition's."""
 
     n: int
     hit_rate: float
     agreement: float
     mean_latency_ms: float
-    certified: bool  # agreement reaches the target at the confidence asked for, on these inputs
-    broken: bool = False  # it misses the target, at the same confidence
+    broken: bool = False  # agreement misses the target, at the confidence asked for
 
 
 @dataclass(frozen=True)
 class Retrained:
-    """New exits beside the old, measured on the same inputs. `seconds` by what they were spent on."""
+    """New settings beside the exits that serve, measured on the same inputs. `seconds` by what took them.
 
-    exits: tuple[EngineExit, ...]
+    `aimed` is the setting to take where there can be only one; `after` is measured with it. There are no
+    settings where no cache is fit to answer anything.
+    """
+
+    settings: tuple[Setting, ...]  # from strict to loose
+    aimed: int
     before: Measurement
     after: Measurement
-    certificate: Certificate
-    composition: Composition  # of the new exits, ready to be saved
     seconds: Mapping[str, float]
 
     @property
-    def proven(self) -> bool:
-        """Whether there are new exits and they keep the promise."""
-        return bool(self.exits) and self.after.certified
+    def exits(self) -> tuple[EngineExit, ...]:
+        """The exits of the setting aimed at."""
+        return self.settings[self.aimed].exits if self.settings else ()
+
+    @property
+    def composition(self) -> Composition:
+        """The composition of the setting aimed at. Raises AdaptError where there is none."""
+        if not self.settings:
+            raise AdaptError("retraining found no caches to deploy")
+        return self.settings[self.aimed].composition
 
     @property
     def better(self) -> bool:
-        """Whether the new exits keep the promise, and are faster than the old, or those broke it.
-
-        Old exits need not prove themselves again: a few hundred inputs are too few to certify most of those
-        that were certified on thousands, and new ones pass on so few only by hardly hitting.
-        """
+        """Whether there are new exits, and they are faster than the old, or those broke the promise."""
         faster = self.after.mean_latency_ms < self.before.mean_latency_ms
-        return self.proven and (self.before.broken or faster)
+        return bool(self.settings) and (self.before.broken or faster)
 
 
 def retrain(
@@ -83,7 +90,7 @@ def retrain(
     new: NewCaches | None = None,
     accuracy: float | None = None,
     confidence: float | None = None,
-    held_share: float = 0.5,
+    held_share: float = 0.25,
     recipe: TuneRecipe | None = None,
     version: str | None = None,
     seed: int = 0,
@@ -102,8 +109,8 @@ def retrain(
     parts = split_window(len(window), held_share, window.number)
     if min(map(len, parts)) < _LEAST_PART:
         raise AdaptError(
-            f"a window of {len(window)} inputs is too small to retrain on: its parts to train, choose "
-            f"and certify on have {', '.join(str(len(part)) for part in parts)}, each needs {_LEAST_PART}"
+            f"a window of {len(window)} inputs is too small to retrain on: its parts to train and to lay "
+            f"settings on have {', '.join(str(len(part)) for part in parts)}, each needs {_LEAST_PART}"
         )
     wanted = () if new is None else new.blocks
     if unknown := [block for block in wanted if block not in traced.hidden_shapes]:
@@ -123,16 +130,16 @@ def retrain(
     contenders = [*deployed.values(), *work.retrained(recipe or TuneRecipe())]
     contenders += [] if new is None else work.new(new)
     with watch.of("choose"):
-        verdict = hold(
-            contenders, costs, window.base_class, parts, accuracy=asked, confidence=sure, served=chosen
+        laid, aimed = lay(contenders, costs, window.base_class, parts.select, accuracy=asked, served=chosen)
+        before = replay_deployed(served.engine.exits, deployed, costs, window.base_class, parts.select)
+        after = (
+            laid[aimed].replay if laid else replay_deployed((), {}, costs, window.base_class, parts.select)
         )
-        before = replay_deployed(served.engine.exits, deployed, costs, window.base_class, parts.certify)
     return Retrained(
-        exits=tuple(_engine_exit(each, threshold) for each, threshold in verdict.chosen),
+        tuple(_setting(each, chosen, costs, asked, sure, version) for each in laid),
+        aimed,
         before=_measurement(before, asked, sure),
-        after=_measurement(verdict.replay, asked, sure),
-        certificate=verdict.certificate,
-        composition=_composition(chosen, verdict, costs, asked, sure, version),
+        after=_measurement(after, asked, sure),
         seconds=watch.seconds,
     )
 
@@ -153,23 +160,17 @@ def _engine_exit(each: Contender, threshold: float) -> EngineExit:
 
 def _measurement(replayed: Replay, accuracy: float, confidence: float) -> Measurement:
     count = len(replayed.wrong)
-    wrong, delta = int(replayed.wrong.sum()), 1.0 - confidence
-    passed = p_value(wrong, count, accuracy) <= delta
-    failed = wrong > 0 and p_value(count - wrong, count, 1.0 - accuracy) <= delta
-    return Measurement(count, replayed.hit_rate, replayed.agreement, replayed.mean_latency_ms, passed, failed)
+    wrong = int(replayed.wrong.sum())
+    failed = wrong > 0 and p_value(count - wrong, count, 1.0 - accuracy) <= 1.0 - confidence
+    return Measurement(count, replayed.hit_rate, replayed.agreement, replayed.mean_latency_ms, failed)
 
 
-def _composition(
-    chosen: Composition,
-    verdict: Verdict,
-    costs: Costs,
-    accuracy: float,
-    confidence: float,
-    version: str | None,
-) -> Composition:
-    replayed = verdict.replay
-    exits = exits_of(verdict, costs)
-    return replace(
+def _setting(
+    laid: Laid, chosen: Composition, costs: Costs, accuracy: float, confidence: float, version: str | None
+) -> Setting:
+    """A setting as a composition of its own; it has no certificate, for nothing is proven of it yet."""
+    replayed, exits = laid.replay, exits_of(laid, costs)
+    composition = replace(
         chosen,
         name=version or chosen.name,
         solver="retrain",
@@ -185,8 +186,9 @@ def _composition(
             agreement=replayed.agreement,
             memory_bytes=sum(leaving.memory_bytes for leaving in exits),
         ),
-        certificate=None,  # the certify rows lie among those it was trained on
+        certificate=None,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        note="" if exits else f"no caches: {verdict.certificate.sentence()}",
+        note="",
         expected_from="replay",
     )
+    return Setting(composition, tuple(_engine_exit(each, threshold) for each, threshold in laid.chosen))

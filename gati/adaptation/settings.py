@@ -29,6 +29,8 @@ __all__ = [
 
 ChangeKind = Literal[
     "alarm",
+    "tightened",
+    "loosened",
     "returned",
     "recalling",
     "resting",
@@ -146,10 +148,11 @@ class Audit(NamedTuple):
 class Change:
     """What happened to the caches, for logs, metrics and pages.
 
-    `alarm`: they stop; `returned`: proven again; `recalling`: memory answers from now on; `resting`: lookups
-    that do not pay are left out for a while; `retraining`: begins; `probation`: a version is looked up in the
-    background until it is proven; `kept`: the old ones stay, `activated` and `reused`: others are proven and
-    serve; `skipped`: too little was sampled; `failed`; `resumed`: after a restart.
+    `alarm`: they stop; `tightened`: a stricter setting answers; `loosened`: a looser one does; `returned`:
+    proven again; `recalling`: memory answers from now on; `resting`: lookups that do not pay are left out for
+    a while; `retraining`: begins; `probation`: a version is looked up in the background until it is proven;
+    `kept`: the old ones stay, `activated` and `reused`: others are proven and serve; `skipped`: too little
+    was sampled; `failed`; `resumed`: after a restart.
     `version` is the one that serves after it, 0 the library's own.
     """
 

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from gati.adaptation.deployments import Deployed
+from gati.adaptation.probe import Probe
 from gati.adaptation.recall import RECALL, Looked
 from gati.adaptation.settings import Audit
 from gati.composition.load import Served
@@ -13,6 +15,8 @@ from gati.engine.engine import Engine
 from gati.engine.exits import Prediction
 
 __all__ = ["Shadow", "Ticket"]
+
+_KEPT = 2  # one that serves, one on trial
 
 
 class Ticket(NamedTuple):
@@ -30,12 +34,10 @@ class Ticket(NamedTuple):
         """Whether memory answered."""
         return self.prediction.exit == RECALL
 
-    def compared(
-        self, version: int, prediction: Prediction, base: Prediction, *, shadow: bool = False
-    ) -> Audit:
-        """The audit of what a version answered, or would have answered in the `shadow`."""
-        classes = prediction.class_index, base.class_index
-        return Audit(self.request, self.time_s, version, *classes, prediction.exit, shadow)
+    def compared(self, version: int, base: Prediction) -> Audit:
+        """The audit of what a version answered."""
+        classes = self.prediction.class_index, base.class_index
+        return Audit(self.request, self.time_s, version, *classes, self.prediction.exit)
 
 
 class Shadow:
@@ -44,6 +46,7 @@ class Shadow:
     def __init__(self, reference: Engine) -> None:
         self._reference = reference
         self._twins: dict[int, tuple[Served, Engine]] = {}  # by the identity of what they are twins of
+        self._probes: dict[int, tuple[Deployed, Probe]] = {}
 
     def reference(self, x: Tensor) -> Prediction:
         """The reference's answer to an input [1, ...]."""
@@ -54,7 +57,15 @@ class Shadow:
         if not beside:
             return served.engine
         if id(served) not in self._twins:
-            while len(self._twins) >= 2:  # one that serves, one on trial
+            while len(self._twins) >= _KEPT:
                 del self._twins[next(iter(self._twins))]
             self._twins[id(served)] = served, served.engine.twin()
         return self._twins[id(served)][1]
+
+    def probe(self, version: Deployed) -> Probe:
+        """What asks all settings of a version."""
+        if id(version) not in self._probes:
+            while len(self._probes) >= _KEPT:
+                del self._probes[next(iter(self._probes))]
+            self._probes[id(version)] = version, Probe(version.served, version.settings)
+        return self._probes[id(version)][1]

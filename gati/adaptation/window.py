@@ -109,15 +109,14 @@ def original_sample(served: Served, count: int, *, seed: int = 0) -> Window:
 
 
 class Parts(NamedTuple):
-    """Rows of a window: to train on, to choose thresholds on, and to count once; int64 each."""
+    """Rows of a window: to train on, and to lay settings on; int64 each."""
 
     fit: NDArray[np.int64]
     select: NDArray[np.int64]
-    certify: NDArray[np.int64]
 
 
 def split_window(count: int, held_share: float, number: NDArray[np.int64] | None = None) -> Parts:
-    """Keep back `held_share` of a window, half of it to choose on, half to count.
+    """Keep back `held_share` of a window to lay settings on.
 
     Stretches of the whole window are dealt, so that training misses nothing that happened, the latest
     included. Stretches, because next-door frames of a video are nearly the same: dealt one by one, each would
@@ -125,9 +124,8 @@ def split_window(count: int, held_share: float, number: NDArray[np.int64] | None
     alone, so that a window that has moved on keeps back what earlier versions were not trained on either.
     """
     if not 0.0 < held_share < 1.0:
-        raise AdaptError(f"held_share is {held_share!r}, must lie strictly between 0 and 1, for example 0.5")
+        raise AdaptError(f"held_share is {held_share!r}, must lie strictly between 0 and 1, for example 0.25")
     rows = np.arange(count)
     begun = (rows if number is None else number) // _STRETCH * held_share + 1e-9  # stretches kept back so far
     kept = np.floor(begun + held_share) != np.floor(begun)
-    turn = np.where(kept, np.floor(begun).astype(np.int64) % 2, -1)
-    return Parts(*(rows[turn == part] for part in (-1, 0, 1)))
+    return Parts(rows[~kept], rows[kept])

@@ -49,6 +49,7 @@ class Proof:
     losses: int = field(default=0, init=False)
     passed: bool = field(default=False, init=False)
     _bets: NDArray[np.float64] = field(init=False, repr=False)
+    _grown: tuple[NDArray[np.float64], NDArray[np.float64]] = field(init=False, repr=False)  # agreed, loss
     _log_capital: NDArray[np.float64] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -59,6 +60,7 @@ class Proof:
         true = alpha * np.array(_SHARES)
         self._bets = (alpha - true) / (alpha * (1.0 - alpha))  # growth-optimal against each
         self._bets[0] *= 1.0 - 1e-9  # all on no losses at all would be ruined by the first
+        self._grown = np.log1p(self._bets * alpha), np.log1p(self._bets * (alpha - 1.0))
         self._log_capital = np.full(len(_SHARES), -math.log(len(_SHARES)))
 
     @property
@@ -69,7 +71,7 @@ class Proof:
     @cached_property
     def required(self) -> int:
         """How many audits without any loss complete the proof from the beginning."""
-        grown = np.log1p(self._bets * (1.0 - self.agreement))
+        grown, _ = self._grown
         begin, wanted = -math.log(len(_SHARES)), -math.log(self.delta)
         low, high = 0, math.ceil((wanted - begin) / float(grown.max())) + 1
         while high - low > 1:
@@ -91,7 +93,7 @@ class Proof:
         """Take in one audit and say whether agreement is proven, which stays."""
         self.audits += 1
         self.losses += not agreed
-        self._log_capital += np.log1p(self._bets * ((1.0 - self.agreement) - (0.0 if agreed else 1.0)))
+        self._log_capital += self._grown[not agreed]
         self.passed |= self.log_evidence >= -math.log(self.delta)
         return self.passed
 

@@ -93,10 +93,11 @@ class Standing:
         agreement: float,
         *,
         proven: bool,
+        settings: int = 1,
         delta: float | None = None,
         on_event: OnEvent | None = None,
     ) -> Watch:
-        """The watch of a version: the one it had, or a new one.
+        """The watch of a version with so many settings: the one it had, or a new one.
 
         Where it was kept for another promise or proven with less confidence, or the file is damaged, the
         version is on probation. Its proofs err with probability `delta` in all, the model's unless given.
@@ -118,7 +119,7 @@ class Standing:
             except (KeyError, TypeError, ValueError, AttributeError, AdaptError) as error:
                 self._distrust(f"version {identity}: {error}")
             else:
-                if abs(watch.agreement - agreement) < 1e-9:
+                if abs(watch.agreement - agreement) < 1e-9 and watch.settings == settings:
                     if self._surer and watch.may_hit and (watch.proven_on or not proven):
                         watch.prove_anew()
                     return self._take(identity, watch)
@@ -127,6 +128,7 @@ class Standing:
             agreement,
             spend=spend,
             proven=proven and not self.distrusted,
+            settings=settings,
             audits_to_false_alarm=self._audits_to_false_alarm,
             on_event=told,
         )

@@ -1,22 +1,24 @@
 """Guarding one version while it serves, and proving it before it does: one watch a version.
 
 A version is `serving`, or on `probation` because nothing was proven of it yet, or `stopped` by the guard.
-Serving, each audit is one for the guard; in alarm the caches stop at once. Otherwise each audit says what the
-caches would have answered, and counts for a proof (`gati.guard.proof`); when that is complete, they serve.
+It has one setting or several, from strict to loose, and serves with the loosest that is proven
+(`gati.guard.ladder`). Each audit is one for the guards of those that are proven, and for the proofs of the
+others, of what they would have answered. In alarm a setting stops at once, and a stricter one answers, if any
+may.
 
-Evidence is never thrown away to try again for free: a proof goes on over everything that happens to other
-versions, and over restarts (`to_json`, `from_json`). A new one begins when caches that were proven are
-stopped, and where the old one came to nothing or the scene is another; each takes a further share of delta,
-so that all proofs together err no oftener than one.
+Evidence is never thrown away to try again for free: proofs go on over everything that happens to other
+versions, and over restarts (`to_json`, `from_json`). New ones begin when settings that were proven are
+withdrawn, and where the old ones came to nothing or the scene is another; each time they take a further share
+of delta, so that all proofs together err no oftener than one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from gati.guard.detector import Guard
+from gati.guard.ladder import Ladder
 from gati.guard.proof import Proof
 
 __all__ = ["Event", "OnEvent", "State", "Watch"]
@@ -26,21 +28,27 @@ State = Literal["serving", "probation", "stopped"]
 
 @dataclass(frozen=True)
 class Event:
-    """A change of state, and of how many audits how many were losses, for logs, metrics and pages."""
+    """A change of what may answer, and of how many audits how many were losses, for logs, metrics and pages.
+
+    `level` settings are proven from then on; with `tightened` some of them were withdrawn.
+    """
 
     state: State
     audits: int
     losses: int
+    level: int = 1
+    tightened: bool = False
 
 
 OnEvent = Callable[[Event], None]
 
 
 class Watch:
-    """Decides, audit by audit, whether the caches of one version may answer.
+    """Decides, audit by audit, whether the caches of one version may answer, and by which of their settings.
 
     `proven` caches serve at once: a certificate covers the promise. Others are on probation. `spend` hands
-    out the delta of each proof, such as `Spending.next`. `on_event` hears of changes. Not thread-safe.
+    out the delta of each attempt to prove them, such as `Spending.next`. `on_event` hears of changes. Not
+    thread-safe.
 
     Ask `may_hit` before a request and tell `audited` once the reference's class is known, for requests that
     were drawn before anything was known of them. `epoch` counts the changes of state: an audit that was drawn
@@ -53,13 +61,14 @@ class Watch:
         *,
         spend: Callable[[], float],
         proven: bool,
+        settings: int = 1,
         audits_to_false_alarm: float = 10_000.0,
         on_event: OnEvent | None = None,
     ) -> None:
-        self._guard = Guard(agreement, audits_to_false_alarm)
-        self._spend = spend
+        self._ladder = Ladder(
+            settings, agreement, spend, proven=proven, audits_to_false_alarm=audits_to_false_alarm
+        )
         self._on_event = on_event
-        self._proof = None if proven else Proof(agreement, spend())
         self.state: State = "serving" if proven else "probation"
         self.epoch = 0
         self.audits = self.losses = 0  # while serving, since the version began
@@ -68,7 +77,17 @@ class Watch:
     @property
     def agreement(self) -> float:
         """What is promised."""
-        return self._guard.agreement
+        return self._ladder.agreement
+
+    @property
+    def settings(self) -> int:
+        """How many there are."""
+        return len(self._ladder)
+
+    @property
+    def level(self) -> int:
+        """How many of the settings, from the strictest on, are proven; the last of these may answer."""
+        return self._ladder.level
 
     @property
     def may_hit(self) -> bool:
@@ -77,58 +96,57 @@ class Watch:
 
     @property
     def proof(self) -> Proof | None:
-        """The proof under way; None while serving."""
-        return self._proof
+        """The proof of the next setting; None where all are proven."""
+        return self._ladder.proof
 
-    def audited(self, *, agreed: bool) -> None:
-        """Take in an audit of this epoch: of an answer while serving, else of what the caches would answer.
+    def audited(self, *, agreed: bool | Sequence[bool]) -> None:
+        """Take in an audit of this epoch: whether what each setting answered, or would answer, agrees.
 
-        A request that misses agrees, unless the network itself answers otherwise than the reference.
+        One value stands for a version with one setting. A request that misses agrees, unless the network
+        itself answers otherwise than the reference.
         """
-        if self._proof is None:
+        each = (agreed,) if isinstance(agreed, bool) else tuple(agreed)
+        level = self.level
+        if level:
             self.audits += 1
-            self.losses += not agreed
-            if self._guard.audit(agreed=agreed):
-                self._proof = Proof(self.agreement, self._spend())
-                self._change("stopped", self._guard.audits, self._guard.losses)
-        elif not self._proof.audit(agreed=agreed):
-            if self.state == "stopped" and self._proof.hopeless:
+            self.losses += not each[level - 1]
+        judged = self._ladder.audited(each)
+        if judged is None:
+            proof = self.proof
+            if self.state == "stopped" and proof is not None and proof.hopeless:
                 self.prove_anew()
+        elif judged.kind == "released":
+            self.proven_on = judged.audits
+            self._change("serving", judged.audits, judged.losses)
         else:
-            audits, losses = self._proof.audits, self._proof.losses
-            self._proof = None
-            self._guard.reset()
-            self.proven_on = audits
-            self._change("serving", audits, losses)
+            state: State = "serving" if self.level else "stopped"
+            self._change(state, judged.audits, judged.losses, tightened=True)
 
     def prove_anew(self) -> None:
         """Begin another proof, on a further share of delta, unless the one under way is better than none.
 
         Caches that serve do not any more: what was proven of them was proven of other requests.
         """
-        if self._proof is not None and self._proof.log_evidence >= 0.0:
+        proof = self.proof
+        if self.level == 0 and proof is not None and proof.log_evidence >= 0.0:
             return
-        self._proof = Proof(self.agreement, self._spend())
+        self._ladder.prove_anew()
         self.state = "probation" if self.state == "serving" else self.state
-        self._guard.reset()
         self.epoch += 1
 
-    def _change(self, state: State, audits: int, losses: int) -> None:
+    def _change(self, state: State, audits: int, losses: int, *, tightened: bool = False) -> None:
         self.state = state
         self.epoch += 1
         if self._on_event is not None:
-            self._on_event(Event(state, audits, losses))
+            self._on_event(Event(state, audits, losses, self.level, tightened))
 
     def to_json(self) -> dict[str, Any]:
         """State and evidence, as JSON values."""
-        return {
-            "state": self.state,
-            "audits": self.audits,
-            "losses": self.losses,
-            "proven_on": self.proven_on,
-            "guard": self._guard.to_json(),
-            "proof": None if self._proof is None else self._proof.to_json(),
-        }
+        ladder = self._ladder.to_json()
+        if self.settings == 1:  # written as before there were several
+            ladder = {"guard": ladder["guards"][0], "proof": None if self.level else ladder["proofs"][0]}
+        counted = {"audits": self.audits, "losses": self.losses, "proven_on": self.proven_on}
+        return {"state": self.state, **counted, **ladder}
 
     @classmethod
     def from_json(
@@ -138,22 +156,26 @@ class Watch:
 
         Raises KeyError, TypeError, ValueError or AdaptError for what `to_json` did not write.
         """
-        guard = Guard.from_json(document["guard"])
-        watch = cls(
-            guard.agreement,
-            spend=spend,
-            proven=True,
-            audits_to_false_alarm=guard.audits_to_false_alarm,
-            on_event=on_event,
-        )
-        watch._guard = guard
-        watch._proof = None if document["proof"] is None else Proof.from_json(document["proof"])
+        ladder = Ladder.from_json(_with_ladder(document), spend=spend)
         state: State = document["state"]
-        if state not in get_args(State) or (state == "serving") != (watch._proof is None):
-            raise ValueError(f"state is {state!r}, which does not fit the proof")
-        if guard.alarmed and state == "serving":
-            raise ValueError("the guard is in alarm, but the caches serve")
+        if state not in get_args(State) or (state == "serving") != (ladder.level > 0):
+            raise ValueError(f"state is {state!r}, which does not fit {ladder.level} proven settings")
+        watch = cls(ladder.agreement, spend=spend, proven=True, on_event=on_event)
+        watch._ladder = ladder
         watch.state = state
         watch.audits, watch.losses = int(document["audits"]), int(document["losses"])
         watch.proven_on = int(document.get("proven_on", 0))
         return watch
+
+
+def _with_ladder(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The document with a ladder; that of one setting has one guard, and a proof unless it serves."""
+    if "guards" in document:
+        return document
+    guard, proof = document["guard"], document["proof"]
+    agreement = float(guard["agreement"])
+    return {
+        "level": int(proof is None),
+        "guards": [guard],
+        "proofs": [Proof(agreement, 0.5).to_json() if proof is None else proof],
+    }

@@ -1,6 +1,7 @@
 """Versions of retrained caches: plain files, opened as an engine that can take the old one's place.
 
     composition.json            the exits, thresholds, certificate
+    settings/N.json             where there are several: each as a composition, from strict to loose
     caches/TRIAL.safetensors    weights of predictor and selector, as in the cache library
     graphs/                     converted networks, on backends that compile graphs
 
@@ -15,6 +16,7 @@ import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from gati.caches import LearnedCache, save_cache
 from gati.composition.composition import Composition
@@ -25,9 +27,17 @@ from gati.engine.graph.convert import Converter
 from gati.errors import AdaptError, StorageError
 from gati.files import atomic_write_bytes
 
-__all__ = ["Graphs", "open_version", "save_version"]
+__all__ = ["Graphs", "Setting", "open_setting", "open_settings", "open_version", "save_version"]
 
 _COMPOSITION = "composition.json"
+_SETTINGS = "settings"
+
+
+class Setting(NamedTuple):
+    """One way to deploy a version's caches: a composition with its exits, one by one."""
+
+    composition: Composition
+    exits: tuple[EngineExit, ...]
 
 
 class Graphs:
@@ -57,10 +67,12 @@ def save_version(
     folder: str | Path,
     composition: Composition,
     exits: Sequence[EngineExit],
+    settings: Sequence[Setting] = (),
 ) -> Path:
     """Write a version to `folder`, which must not be there yet.
 
-    `composition.exits` and `exits` belong together one by one, as `Retrained` has them. Raises AdaptError for
+    `composition.exits` and `exits` belong together one by one, as `Retrained` has them. `settings` are ways
+    to deploy it, from strict to loose, and share caches by the names of their trials. Raises AdaptError for
     a folder that is there or exits without weights, StorageError when the place is full or not writable.
     """
     target = Path(folder)
@@ -72,12 +84,12 @@ def save_version(
     except OSError as error:
         raise StorageError(f"cannot write {target}: {error.strerror or error}") from error
     try:
-        for described, leaving in zip(composition.exits, exits, strict=True):
-            if not isinstance(leaving.cache, LearnedCache):
-                raise AdaptError(
-                    f"the cache at block '{leaving.block}' is no learned cache: it cannot be kept"
-                )
-            save_cache(beside / "caches" / f"{described.trial_id}.safetensors", leaving.cache)
+        for setting in (Setting(composition, tuple(exits)), *settings):
+            for described, leaving in zip(setting.composition.exits, setting.exits, strict=True):
+                _save_cache(beside / "caches" / f"{described.trial_id}.safetensors", leaving)
+        for number, setting in enumerate(settings, 1):
+            (beside / _SETTINGS).mkdir(exist_ok=True)
+            setting.composition.save(beside / _SETTINGS / f"{number}.json")
         composition.save(beside / _COMPOSITION)
         beside.chmod(0o755)
         beside.rename(target)
@@ -86,6 +98,13 @@ def save_version(
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return target
+
+
+def _save_cache(path: Path, leaving: EngineExit) -> None:
+    if not isinstance(leaving.cache, LearnedCache):
+        raise AdaptError(f"the cache at block '{leaving.block}' is no learned cache: it cannot be kept")
+    if not path.exists():
+        save_cache(path, leaving.cache)
 
 
 def open_version(served: Served, folder: str | Path, *, graphs: Graphs | None = None) -> Served:
@@ -99,9 +118,34 @@ def open_version(served: Served, folder: str | Path, *, graphs: Graphs | None = 
     """
     place = Path(folder)
     composition = Composition.load(place / _COMPOSITION)
-    exits = served.model.exits(composition, place / "caches")
+    opened = Setting(composition, tuple(served.model.exits(composition, place / "caches")))
+    return _opened(served, opened, place / "graphs" / f"{composition.backend}.onnx", graphs)
+
+
+def open_settings(served: Served, folder: str | Path) -> tuple[Setting, ...]:
+    """The settings of a version, from strict to loose; empty where it has but one.
+
+    Raises as `open_version`.
+    """
+    place = Path(folder)
+    found = []
+    while (path := place / _SETTINGS / f"{len(found) + 1}.json").is_file():
+        composition = Composition.load(path)
+        found.append(Setting(composition, tuple(served.model.exits(composition, place / "caches"))))
+    return tuple(found)
+
+
+def open_setting(
+    served: Served, folder: str | Path, setting: Setting, number: int, *, graphs: Graphs | None = None
+) -> Served:
+    """Open the setting of that number, from 1 on, of the version in `folder`, as `open_version` does."""
+    kept = Path(folder) / "graphs" / f"{setting.composition.backend}-{number}.onnx"
+    return _opened(served, setting, kept, graphs)
+
+
+def _opened(served: Served, setting: Setting, kept: Path, graphs: Graphs | None) -> Served:
+    composition, exits = setting
     backend = get_backend(composition.backend)
-    kept = place / "graphs" / f"{composition.backend}.onnx"
     if graphs is not None and isinstance(backend, GraphBackend) and not kept.is_file():
         graphs.write(kept, backend, served.model, exits)
     kept_base = kept.with_name(f"{composition.backend}-base.onnx")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.promise_streams import AGREEMENT, CONFIDENCE, RIGHT, TRUE, WRONG, World, X
+from benchmarks.promise_streams import AGREEMENT, CONFIDENCE, RIGHT, TRUE, WRONG, World, X, composition
 from gati.adaptation.follow import FollowUp
 from gati.adaptation.renewal import Promise, RenewalOutcome
 from gati.adaptation.samples import Samples
@@ -66,6 +66,7 @@ class Requests:
             lock,
             tell=lambda kind, *_: self.changes.append(kind),
             on_serving=lambda _: None,
+            figures=lambda _: composition(0),
         )
         self.follow = FollowUp(
             Draws(audits, seed=0),

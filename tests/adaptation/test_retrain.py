@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gati.adaptation.contenders import NewCaches
+from gati.adaptation.probe import Probe
 from gati.adaptation.renewal import _worth_it, candidate_blocks
 from gati.adaptation.retrain import Retrained, retrain
 from gati.adaptation.scene import nearest_scene, scene_signature
@@ -19,9 +20,17 @@ from gati.adaptation.tune import TuneRecipe
 from gati.adaptation.window import Window, split_window
 from gati.composition.load import Served, open_served
 from gati.engine.engine import Engine
+from gati.engine.exits import Prediction
 from gati.errors import AdaptError, CompositionError
 from gati.model.entry import INPUT
-from gati.versions.engines import Graphs, open_version, save_version
+from gati.versions.engines import (
+    Graphs,
+    Setting,
+    open_setting,
+    open_settings,
+    open_version,
+    save_version,
+)
 from tests.adaptation.deployed import BLOCKS, FAMILIAR, STRANGE, make_deployed, stream, window_of
 
 PATIENT = TuneRecipe(epochs=12.0, limit_s=600.0, learning_rate=3e-3)
@@ -56,9 +65,8 @@ def rates(engine: Engine, x: Tensor) -> tuple[float, float]:
 def test_retrained_caches_hit_more_on_the_shifted_stream_and_claim_no_certificate(
     served: Served, retrained: Retrained, tmp_path: Path
 ) -> None:
-    assert retrained.better
-    assert retrained.certificate.deployed is not None
-    assert retrained.after.certified and retrained.after.agreement >= 0.95
+    assert retrained.better and len(retrained.settings) > 1
+    assert retrained.after.agreement >= 0.95
     # The same scans, with other noise, are on both sides: on unseen ones it may well be less than 0.95.
     assert retrained.composition.certificate is None
     version = open_version(served, save_version(tmp_path / "v2", retrained.composition, retrained.exits))
@@ -72,12 +80,11 @@ def test_retrained_caches_hit_more_on_the_shifted_stream_and_claim_no_certificat
 def test_measurements_are_those_of_the_inputs_kept_back(
     served: Served, window: Window, retrained: Retrained
 ) -> None:
-    rows = split_window(len(window), 0.5).certify
+    rows = split_window(len(window), 0.25).select
     hit_rate, agreement = rates(served.engine, window.inputs[rows])
     assert (retrained.before.n, retrained.after.n) == (len(rows), len(rows))
     assert retrained.before.hit_rate == pytest.approx(hit_rate)
     assert retrained.before.agreement == pytest.approx(agreement)
-    assert retrained.certificate.inputs == len(rows)
     expected = retrained.composition.expected
     assert expected.mean_latency_ms == retrained.after.mean_latency_ms > 0.0
     assert expected.gain == pytest.approx(expected.base_latency_ms / expected.mean_latency_ms)
@@ -137,8 +144,8 @@ def test_what_nothing_can_foretell_is_left_to_the_base_model(served: Served) -> 
     """Answers drawn at random: the old caches are found out, and no new one gets to answer much."""
     guesses = np.random.default_rng(0).integers(0, 10, 700)
     result = retrain(served, Window(stream(FAMILIAR, 700, seed=8), guesses), recipe=PATIENT, new=NEW)
-    assert not result.before.certified and result.before.broken and result.before.agreement < 0.95
-    assert result.after.hit_rate < 0.1 and result.after.agreement >= 0.95
+    assert result.before.broken and result.before.agreement < 0.95
+    assert result.after.hit_rate < 0.1
 
 
 def test_a_cache_that_training_ruins_does_not_take_the_place_of_a_good_one(served: Served) -> None:
@@ -146,7 +153,7 @@ def test_a_cache_that_training_ruins_does_not_take_the_place_of_a_good_one(serve
     familiar = window_of(served.engine.traced, stream(FAMILIAR, 700, seed=7))
     result = retrain(served, familiar, recipe=replace(PATIENT, learning_rate=1e3))
     assert {leaving.trial_id for leaving in result.composition.exits} <= {"trial-1", "trial-2"}
-    assert result.after.certified
+    assert not result.after.broken
 
 
 def test_a_new_version_that_is_slower_is_not_better(retrained: Retrained) -> None:
@@ -159,20 +166,71 @@ def test_old_exits_need_not_be_proven_again_but_must_not_be_disproven(
     retrained: Retrained, broken: bool, better: bool
 ) -> None:
     """Caches certified on thousands of inputs against slower ones that hardly hit, on a few hundred."""
-    before = replace(retrained.after, mean_latency_ms=0.1, certified=False, broken=broken)
+    before = replace(retrained.after, mean_latency_ms=0.1, broken=broken)
     assert replace(retrained, before=before).better is better
 
 
 @pytest.mark.parametrize("alarmed", [False, True])
-def test_after_an_alarm_the_old_exits_have_to_prove_themselves(retrained: Retrained, alarmed: bool) -> None:
-    before = replace(retrained.after, mean_latency_ms=0.1, certified=False, broken=False)
+def test_after_an_alarm_the_old_exits_are_no_measure(retrained: Retrained, alarmed: bool) -> None:
+    before = replace(retrained.after, mean_latency_ms=0.1, broken=False)
     assert _worth_it(replace(retrained, before=before), alarmed=alarmed) is alarmed
 
 
-def test_a_target_that_the_window_cannot_certify_is_not_deployed(served: Served, window: Window) -> None:
-    result = retrain(served, window, recipe=PATIENT, accuracy=0.999)
-    assert not result.better and result.certificate.deployed is None
-    assert "takes at least 2995" in result.certificate.sentence()
+@pytest.mark.parametrize("accuracy", [0.9, 0.99, 0.995])
+def test_there_is_something_to_try_whatever_is_promised(
+    served: Served, window: Window, accuracy: float
+) -> None:
+    """At 0.99 it took 1,196 samples to begin, and 700 were kept: nothing was ever tried."""
+    result = retrain(served, window, recipe=PATIENT, new=NEW, accuracy=accuracy)
+    assert result.better and result.after.agreement >= accuracy
+
+
+def test_settings_go_from_strict_to_loose(retrained: Retrained) -> None:
+    """Each is expected to be faster than the one before, and what is aimed at is one of them."""
+    expected = [setting.composition.expected for setting in retrained.settings]
+    latencies = [each.mean_latency_ms for each in expected]
+    assert len(expected) >= 3 and latencies == sorted(latencies, reverse=True)
+    assert expected[0].hit_rate < expected[-1].hit_rate
+    assert retrained.composition == retrained.settings[retrained.aimed].composition
+    assert all(setting.composition.certificate is None for setting in retrained.settings)
+
+
+def test_a_probe_says_of_every_setting_what_its_engine_answers(
+    served: Served, retrained: Retrained, tmp_path: Path
+) -> None:
+    """From one run through the network; and what is too close to call is not counted as agreed."""
+    save_version(tmp_path / "v2", retrained.composition, retrained.exits, retrained.settings)
+    settings = open_settings(served, tmp_path / "v2")
+    assert [each.composition for each in settings] == [each.composition for each in retrained.settings]
+    probe = Probe(served, settings)
+    inputs = torch.cat((stream(STRANGE, 60, seed=21), stream(FAMILIAR, 60, seed=22)))
+    left = set()
+    for number, setting in enumerate(settings, 1):
+        engine = open_setting(served, tmp_path / "v2", setting, number).engine
+        for x in inputs.split(1):
+            base, given = engine.base(x)[0], engine(x)[0]
+            probed = probe(x, base)[number - 1]
+            assert (probed.exit, probed.class_index) == (given.exit, given.class_index)
+            assert not probed.agreed or given.class_index == base.class_index
+            left.add((number, given.exit))
+    assert len(left) > len(settings)
+    threshold = settings[-1].exits[0].threshold
+    doubt = Probe(served, [close_call(settings[-1], served, inputs[:1])])
+    assert threshold > 0 and not doubt(inputs[:1], wrong_answer(served, inputs[:1]))[0].agreed
+
+
+def close_call(setting: Setting, served: Served, x: Tensor) -> Setting:
+    """The setting with its first threshold a hair above the score of that input."""
+    traced, leaving = served.engine.traced, setting.exits[0]
+    with torch.inference_mode():
+        _, score = leaving.cache(traced.cut([leaving.block])[0].run(x)[0])
+    exits = (replace(leaving, threshold=float(score) + 1e-6), *setting.exits[1:])
+    return setting._replace(exits=exits)
+
+
+def wrong_answer(served: Served, x: Tensor) -> Prediction:
+    """A reference that answers otherwise than anybody."""
+    return served.engine.base(x)[0]._replace(class_index=-1)
 
 
 def test_training_stops_when_its_time_is_up(served: Served, window: Window) -> None:
@@ -225,23 +283,22 @@ def test_recent_inputs_weigh_more(served: Served) -> None:
     )
 
 
-@pytest.mark.parametrize("held_share", [0.3, 0.4, 0.5])
+@pytest.mark.parametrize("held_share", [0.1, 0.25, 0.5])
 def test_each_input_of_a_window_has_one_part(held_share: float) -> None:
     parts = split_window(2400, held_share)
     assert sorted(np.concatenate(parts).tolist()) == list(range(2400))
-    assert len(parts.select) + len(parts.certify) == pytest.approx(2400 * held_share, abs=101)
-    assert abs(len(parts.select) - len(parts.certify)) <= 100
+    assert len(parts.select) == pytest.approx(2400 * held_share, abs=10)
 
 
 def test_training_misses_nothing_that_happened() -> None:
-    assert split_window(700, 0.5).fit.max() > split_window(700, 0.5).certify.min()
+    parts = split_window(700, 0.25)
+    assert parts.fit.max() > 640 and parts.fit.min() < 40
 
 
 def test_neighbours_are_mostly_dealt_together() -> None:
     part = np.zeros(700, dtype=np.int64)
-    parts = split_window(700, 0.5)
-    part[parts.select], part[parts.certify] = 1, 2
-    assert int((np.diff(part) != 0).sum()) < 70
+    part[split_window(700, 0.25).select] = 1
+    assert int((np.diff(part) != 0).sum()) < 40
 
 
 def test_an_old_scene_is_found_again() -> None:

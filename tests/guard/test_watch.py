@@ -100,6 +100,25 @@ def test_it_goes_on_where_it_was_written_down(state: str) -> None:
         assert other.to_json() == watch.to_json() or watch.state != state
 
 
+def test_of_several_settings_the_loosest_that_is_proven_serves() -> None:
+    """The loosest never agrees: the others are proven, serve, are stopped one by one, and come back."""
+    events: list[Event] = []
+    watch = Watch(0.9, spend=Spending(0.05).next, proven=False, settings=3, on_event=events.append)
+    while not watch.may_hit:
+        watch.audited(agreed=[True, True, False])
+    assert (watch.level, watch.settings, watch.state) == (2, 3, "serving")
+    while watch.level == 2:
+        watch.audited(agreed=[True, False, False])
+    assert watch.level == 1 and watch.may_hit and events[-1].tightened
+    while watch.may_hit:
+        watch.audited(agreed=[False, False, False])
+    assert watch.state == "stopped" and [event.level for event in events] == [2, 1, 0]
+    again = Watch.from_json(json.loads(json.dumps(watch.to_json())), spend=Spending(0.05).next)
+    while not again.may_hit:
+        again.audited(agreed=[True, True, True])
+    assert again.level == 3
+
+
 def test_what_contradicts_itself_is_not_believed() -> None:
     document = watch_over().to_json()
     alarmed = {**document["guard"], "alarmed": True}

@@ -1,0 +1,82 @@
+"""What every setting of a version would answer to an input, from one run through the network.
+
+The lookups of all settings are made at once, as plain PyTorch computes them, and each setting leaves at
+its first score that reaches its threshold. The engine that serves may round otherwise: where a score or a
+class is so close that this could decide, the worse of both outcomes counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gati.composition.composition import COARSE_LOOKUPS
+from gati.composition.load import Served
+from gati.engine.exits import BASE, EngineExit, Prediction, doubtful_class, doubtful_score, tie_tolerance
+from gati.types import TrialId
+from gati.versions.engines import Setting
+
+__all__ = ["Probe", "Probed", "can_probe"]
+
+
+class Probed(NamedTuple):
+    """What a setting would answer, where it would leave, and whether it surely agrees with the reference."""
+
+    class_index: int
+    exit: str
+    agreed: bool
+
+
+def can_probe(served: Served) -> bool:
+    """Whether lookups of the serving engine are those of plain PyTorch, but for rounding."""
+    exact = served.engine.precision == "f32" and not served.composition.backend.endswith(COARSE_LOOKUPS)
+    return exact and not served.engine.traced.changes_itself
+
+
+class Probe:
+    """Asks all `settings` of a version about an input; any thread may."""
+
+    def __init__(self, served: Served, settings: Sequence[Setting]) -> None:
+        traced = served.engine.traced
+        self._settings = settings
+        self._lookups: dict[str, dict[TrialId, EngineExit]] = {}
+        for setting in settings:
+            for described, leaving in zip(setting.composition.exits, setting.exits, strict=True):
+                self._lookups.setdefault(leaving.block, {}).setdefault(described.trial_id, leaving)
+        self._blocks = [block for block in traced.blocks if block in self._lookups]
+        self._segments = traced.cut(self._blocks)[:-1] if self._blocks else ()
+        self._traced = traced
+        self._tolerance = tie_tolerance(traced.device, traced.dtype)
+
+    def __call__(self, x: Tensor, base: Prediction) -> list[Probed]:
+        """Of each setting what it would answer to `x` [1, ...], to which the reference answers `base`."""
+        with torch.inference_mode():
+            looked = self._looked_up(x)
+            return [self._answer(setting, looked, base) for setting in self._settings]
+
+    def _looked_up(self, x: Tensor) -> dict[TrialId, tuple[Tensor, Tensor]]:
+        found: dict[TrialId, tuple[Tensor, Tensor]] = {}
+        carried: tuple[Tensor, ...] = (x.clone().to(self._traced.device),)
+        for block, segment in zip(self._blocks, self._segments, strict=True):
+            carried = segment.run(*carried)
+            for trial_id, leaving in self._lookups[block].items():
+                likely, score = leaving.cache(carried[0])
+                found[trial_id] = likely.cpu(), score.cpu()
+        return found
+
+    def _answer(
+        self, setting: Setting, looked: dict[TrialId, tuple[Tensor, Tensor]], base: Prediction
+    ) -> Probed:
+        doubtful = False  # whether the engine may leave earlier, with another class
+        for described, leaving in zip(setting.composition.exits, setting.exits, strict=True):
+            likely, score = looked[described.trial_id]
+            index = int(likely[0].argmax())
+            agrees = index == base.class_index and not bool(doubtful_class(likely, self._tolerance))
+            if bool(doubtful_score(score, leaving.threshold, self._tolerance)):
+                doubtful |= not agrees
+            elif float(score) >= leaving.threshold:
+                return Probed(index, leaving.block, agrees and not doubtful)
+        return Probed(base.class_index, BASE, not doubtful)

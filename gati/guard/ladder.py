@@ -1,0 +1,155 @@
+"""How far caches may go: settings from strict to loose, released in that order as each is proven.
+
+Every audit says of every setting whether its answer would have agreed. Each setting has a proof of its own
+(`gati.guard.proof`), and all proofs run at once; a setting is released when its proof is complete and all
+stricter ones are released. That is a fixed sequence of tests: before any setting is released that is wrong
+with at least the tolerated probability throughout, the first such setting of the sequence must pass, and that
+happens with probability at most delta. So one delta is enough for the whole ladder, however many settings it
+has. Of settings that are wrong too often for a while, each passes in that time with probability at most
+delta.
+
+What is released is guarded (`gati.guard.detector`), each setting by its own audits. When the loosest of them
+is in alarm it is withdrawn, and with it all stricter ones up to the first that is not in alarm. What was
+withdrawn has to prove itself again, on a further share of the delta that all attempts have in common
+(`gati.guard.proof.Spending`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gati.errors import AdaptError
+from gati.guard.detector import Guard
+from gati.guard.proof import Proof
+
+__all__ = ["Judgement", "Ladder"]
+
+_RETRIED_AFTER = 10  # times the audits that perfect caches need to pass
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A change of what may answer, and of how many audits of the setting concerned how many were losses."""
+
+    kind: Literal["released", "withdrawn"]
+    audits: int
+    losses: int
+
+
+class Ladder:
+    """The first `level` of `settings` settings, strict to loose, may answer; the last of them does.
+
+    `proven` settings may all answer at once. `spend` hands out the delta of each attempt to prove some. Not
+    thread-safe. Raises AdaptError for values that make no promise.
+    """
+
+    def __init__(
+        self,
+        settings: int,
+        agreement: float,
+        spend: Callable[[], float],
+        *,
+        proven: bool = False,
+        audits_to_false_alarm: float = 10_000.0,
+    ) -> None:
+        if settings < 1:
+            raise AdaptError(f"a ladder has at least one setting, got {settings}")
+        self.agreement = agreement
+        self._spend = spend
+        self._guards = [Guard(agreement, audits_to_false_alarm) for _ in range(settings)]
+        self._proofs: list[Proof] = []
+        self.level = settings if proven else 0
+        self._restart(self.level)
+
+    def __len__(self) -> int:
+        return len(self._guards)
+
+    @property
+    def proof(self) -> Proof | None:
+        """The proof of the next setting to be released; None where all are."""
+        return None if self.level == len(self) else self._proofs[self.level]
+
+    @property
+    def guard(self) -> Guard:
+        """The guard of the setting that answers; of the strictest where none does."""
+        return self._guards[max(0, self.level - 1)]
+
+    def audited(self, agreed: Sequence[bool | None], *, guards: bool = True) -> Judgement | None:
+        """Take in an audit of every setting: whether its answer agreed, None where it would not give one.
+
+        With `guards` False the audit was drawn for proofs alone. Returns what changes with it.
+        """
+        if guards:
+            for guard, each in zip(self._guards[: self.level], agreed, strict=False):
+                if each is not None:
+                    guard.audit(agreed=each)
+            if self.level and self.guard.alarmed:
+                return self._withdraw()
+        for proof, each in zip(self._proofs[self.level :], agreed[self.level :], strict=True):
+            if each is not None and not proof.passed:
+                proof.audit(agreed=each)
+        return self._release()
+
+    def prove_anew(self) -> None:
+        """Release nothing until it is proven again, on a further share of delta."""
+        self.level = 0
+        self._restart(0)
+
+    def _release(self) -> Judgement | None:
+        before = self.level
+        while (proof := self.proof) is not None and proof.passed:
+            self._guards[self.level].reset()
+            self.level += 1
+        if self.level > before:
+            proof = self._proofs[self.level - 1]
+            return Judgement("released", proof.audits, proof.losses)
+        if self.level and proof is not None and proof.audits >= _RETRIED_AFTER * proof.required:
+            self._restart(self.level)
+        return None
+
+    def _withdraw(self) -> Judgement:
+        judgement = Judgement("withdrawn", self.guard.audits, self.guard.losses)
+        while self.level and self.guard.alarmed:
+            self.level -= 1
+        self._restart(self.level)
+        return judgement
+
+    def _restart(self, first: int) -> None:
+        """Begin the proofs of all settings from `first` on; those of released ones are what they were."""
+        if not self._proofs:
+            self._proofs = [Proof(self.agreement, 0.5) for _ in self._guards]  # never asked while released
+        if first == len(self):
+            return
+        delta = self._spend()
+        for at in range(first, len(self)):
+            self._proofs[at] = Proof(self.agreement, delta)
+            self._guards[at].reset()
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as JSON values."""
+        return {
+            "level": self.level,
+            "guards": [guard.to_json() for guard in self._guards],
+            "proofs": [proof.to_json() for proof in self._proofs],
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], *, spend: Callable[[], float]) -> Ladder:
+        """Go on where `to_json` was called, without spending anything.
+
+        Raises KeyError, TypeError, ValueError or AdaptError for what `to_json` did not write.
+        """
+        guards = [Guard.from_json(each) for each in document["guards"]]
+        proofs = [Proof.from_json(each) for each in document["proofs"]]
+        level = int(document["level"])
+        if not guards or len(guards) != len(proofs) or not 0 <= level <= len(guards):
+            raise ValueError(f"level {level} of {len(guards)} guards and {len(proofs)} proofs is no ladder")
+        if level and guards[level - 1].alarmed:
+            raise ValueError("the guard is in alarm, but the caches serve")
+        if len({guard.agreement for guard in guards} | {proof.agreement for proof in proofs[level:]}) != 1:
+            raise ValueError("the settings of one ladder have one promise")
+        ladder = cls(len(guards), guards[0].agreement, spend, proven=True)
+        ladder.level, ladder._guards, ladder._proofs = level, guards, proofs
+        return ladder

@@ -1,0 +1,197 @@
+"""Settings that are released in their order, withdrawn where audits turn, and never for free."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gati.errors import AdaptError
+from gati.guard.detector import Guard
+from gati.guard.ladder import Ladder
+from gati.guard.proof import Proof, Spending
+
+AGREEMENT, DELTA = 0.9, 0.1
+ALPHA = 1.0 - AGREEMENT
+
+
+def ladder_of(count: int, *, agreement: float = AGREEMENT, proven: bool = False) -> Ladder:
+    return Ladder(count, agreement, Spending(DELTA).next, proven=proven)
+
+
+def allowed(streams: int, delta: float = DELTA) -> float:
+    return streams * delta + 2.0 * math.sqrt(streams * delta * (1.0 - delta))
+
+
+def losses_of(
+    random: np.random.Generator, count: int, chances: Sequence[float], *, alike: bool
+) -> np.ndarray:
+    """bool [count, settings]; `alike`: what a stricter setting gets wrong a looser one does, too."""
+    drawn = random.random((count, 1 if alike else len(chances)))
+    return np.asarray(drawn < np.array(chances))
+
+
+@pytest.mark.parametrize("alike", [True, False], ids=["nested", "independent"])
+@pytest.mark.parametrize(
+    ("chances", "bad"),
+    [((ALPHA,) * 3, 1), ((0.1 * ALPHA, ALPHA, 0.1 * ALPHA), 2), ((0.0, 0.3 * ALPHA, ALPHA), 3)],
+)
+def test_one_delta_is_enough_for_all_settings(chances: tuple[float, ...], bad: int, *, alike: bool) -> None:
+    """Nothing from the first setting on that is wrong too often is released, but for delta of all streams."""
+    streams, released, good = 100, 0, 0
+    for seed in range(streams):
+        ladder = Ladder(len(chances), AGREEMENT, lambda: DELTA)
+        highest = 0
+        for lost in losses_of(np.random.default_rng(seed), 250, chances, alike=alike):
+            ladder.audited([not each for each in lost], guards=False)
+            highest = max(highest, ladder.level)
+        released += highest >= bad
+        good += highest >= bad - 1
+    assert released <= allowed(streams)
+    assert good >= 0.5 * streams  # and what is good is
+
+
+def test_all_settings_are_proven_in_the_time_of_one() -> None:
+    ladder, proof = ladder_of(4), Proof(AGREEMENT, Spending(DELTA).next())
+    for number in range(1, proof.required + 1):
+        judged = ladder.audited([True] * 4)
+        assert (judged is not None) == (number == proof.required)
+    assert ladder.level == 4 and ladder.proof is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from([True, True, True, False, None]), min_size=3, max_size=3), max_size=300)
+)
+def test_a_looser_setting_never_answers_before_a_stricter_one(audits: list[list[bool | None]]) -> None:
+    ladder, spending = ladder_of(3), Spending(DELTA)
+    alone = [Proof(AGREEMENT, delta) for delta in [spending.next()] * 3]
+    for agreed in audits:
+        ladder.audited(agreed, guards=False)
+        for proof, each in zip(alone, agreed, strict=True):
+            if each is not None and not proof.passed:
+                proof.audit(agreed=each)
+        passed = [proof.passed for proof in alone]
+        assert ladder.level == (passed.index(False) if False in passed else 3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.booleans(), max_size=300))
+def test_one_setting_is_a_proof_and_a_guard(audits: list[bool]) -> None:
+    ladder, spending = ladder_of(1), Spending(DELTA)
+    proof, guard, serves = Proof(AGREEMENT, spending.next()), Guard(AGREEMENT), False
+    for agreed in audits:
+        ladder.audited([agreed])
+        if not serves:
+            serves = proof.audit(agreed=agreed)
+        elif guard.audit(agreed=agreed):
+            serves, proof = False, Proof(AGREEMENT, spending.next())
+            guard.reset()
+        assert (ladder.level == 1) == serves
+
+
+def test_where_audits_turn_it_tightens_and_comes_back() -> None:
+    """The loosest setting breaks the promise, the stricter ones keep it: they go on answering."""
+    ladder = ladder_of(3, proven=True)
+    while (judged := ladder.audited([True, True, False])) is None:
+        assert ladder.level == 3
+    assert judged.kind == "withdrawn" and judged.losses == judged.audits and ladder.level == 2
+    proof = ladder.proof
+    assert proof is not None and proof.audits == 0
+    while ladder.audited([True, True, True]) is None:
+        assert ladder.level == 2
+    assert ladder.level == 3
+
+
+def test_where_every_setting_breaks_the_promise_nothing_answers() -> None:
+    ladder = ladder_of(3, proven=True)
+    while ladder.level:
+        ladder.audited([False] * 3)
+    assert ladder.proof is not None
+
+
+def test_a_setting_that_was_in_alarm_itself_does_not_take_over() -> None:
+    ladder = ladder_of(3, proven=True)
+    while not ladder._guards[1].alarmed:
+        assert ladder.audited([True, False, True]) is None
+    while ladder.level == 3:
+        ladder.audited([True, True, False])
+    assert ladder.level == 1
+
+
+def test_the_guard_alarms_no_oftener_than_it_says() -> None:
+    """Losses as often as is tolerated: within t audits at most t / R of the streams are stopped."""
+    stopped = 0
+    for seed in range(60):
+        ladder = Ladder(2, AGREEMENT, Spending(DELTA).next, proven=True, audits_to_false_alarm=5_000.0)
+        lost = losses_of(np.random.default_rng(seed), 500, (0.5 * ALPHA, ALPHA), alike=True)
+        stopped += any(ladder.audited([not each for each in row]) is not None for row in lost)
+    assert stopped <= allowed(60, 500 / 5_000)
+
+
+def test_audits_for_proofs_alone_say_nothing_to_the_guard() -> None:
+    ladder = ladder_of(2, proven=True)
+    for _ in range(200):
+        assert ladder.audited([False, False], guards=False) is None
+    assert ladder.level == 2 and ladder.guard.audits == 0
+
+
+def test_over_a_whole_life_all_attempts_together_err_no_oftener_than_delta() -> None:
+    """The strict setting comes and goes with the scene; the loose one is bad all the time.
+
+    There are attempts without end: withdrawals, proofs begun anew, restarts. It is released in no more
+    than delta of all lives. With all of delta for every attempt it would be in far more.
+    """
+    lives, released = 80, 0
+    attempts = []
+    for seed in range(lives):
+        random, spending = np.random.default_rng(seed), Spending(DELTA)
+        ladder = Ladder(2, AGREEMENT, spending.next)
+        highest = 0
+        for number, drawn in enumerate(random.random(1_800)):
+            if number % 500 == 499:  # another scene
+                ladder.prove_anew()
+            if number % 700 == 699:  # a restart
+                spending = Spending(DELTA, spending.used)
+                ladder = Ladder.from_json(json.loads(json.dumps(ladder.to_json())), spend=spending.next)
+            strict = 0.1 * ALPHA if (number // 300) % 2 == 0 else 6.0 * ALPHA
+            ladder.audited([not drawn < strict, not drawn < ALPHA])
+            highest = max(highest, ladder.level)
+        released += highest == 2
+        attempts.append(spending.used)
+    assert released <= allowed(lives)
+    assert np.mean(attempts) >= 4
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans()), max_size=150),
+    st.lists(st.tuples(st.booleans(), st.booleans()), max_size=60),
+)
+def test_it_goes_on_where_it_was_written_down(
+    before: list[tuple[bool, bool]], after: list[tuple[bool, bool]]
+) -> None:
+    spending = Spending(DELTA)
+    one = Ladder(2, AGREEMENT, spending.next)
+    for agreed in before:
+        one.audited(agreed)
+    other = Ladder.from_json(json.loads(json.dumps(one.to_json())), spend=Spending(DELTA, spending.used).next)
+    for agreed in after:
+        assert one.audited(agreed) == other.audited(agreed)
+    assert one.to_json() == other.to_json()
+
+
+@pytest.mark.parametrize("damage", [{"level": 3}, {"level": -1}, {"guards": []}, {"proofs": []}])
+def test_what_contradicts_itself_is_not_believed(damage: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        Ladder.from_json({**ladder_of(2).to_json(), **damage}, spend=Spending(DELTA).next)
+
+
+def test_a_ladder_without_settings_is_refused() -> None:
+    with pytest.raises(AdaptError, match="at least one setting, got 0"):
+        ladder_of(0)
