@@ -25,6 +25,7 @@ from gati.model.archives import read_npz
 from gati.model.identity import Identities, identities_of
 from gati.model.pictures import IMAGE_SUFFIXES, file_identities, image_files, open_image
 from gati.model.preprocess import Preprocessing, check_image_array, join
+from gati.model.recordings import RecordingFolder, refuse_recordings
 from gati.model.source import import_object
 
 __all__ = ["Data", "load_data", "load_images"]
@@ -90,7 +91,8 @@ def load_data(
     """Open data in any of its forms.
 
     An `.npz` holds `images` uint8 [N, H, W, C] or [N, H, W] and optionally `labels` [N] and `class_names`.
-    A folder holds one folder per class (names sorted), or images directly, then unlabelled. A callable
+    A folder holds one folder per class (names sorted), or images directly, then unlabelled; recordings, as
+    `RecordingFolder` says, where the network takes sound. A callable
     returns a `torch.utils.data.Dataset` of images or (image, label); float tensors count as preprocessed
     already, uint8 [H, W, C] arrays and Pillow images are preprocessed. `what` begins the error messages.
 
@@ -101,6 +103,8 @@ def load_data(
     if isinstance(source, Dataset):
         return _DatasetData(source, type(source).__name__, preprocessing, what)
     text, path = str(source), Path(source)
+    if path.is_dir() and preprocessing.sound is not None:
+        return _DatasetData(RecordingFolder(path, preprocessing, what), text, preprocessing, what)
     if path.is_dir():
         return _FolderData(path, preprocessing, what)
     if path.suffix == ".npz":
@@ -179,6 +183,7 @@ class _FolderData(Data):
         else:
             found = [(path, -1) for path in image_files(folder, "*")]
         if not found:
+            refuse_recordings(folder, what)
             raise DataError(
                 f"{what}: no images ({', '.join(sorted(IMAGE_SUFFIXES))}) in {folder}; "
                 "give a folder of one folder per class"
@@ -280,6 +285,8 @@ class _DatasetData(Data):
     def _item(self, index: int) -> tuple[Any, Any]:
         try:
             item = self._dataset[index]
+        except DataError as error:  # one of ours, which says what to do
+            raise DataError(f"{self._what.partition(':')[0]}: {error}") from error
         except Exception as error:
             raise DataError(
                 f"{self._what}: reading item {index} failed ({one_line(error)}); fix that dataset"

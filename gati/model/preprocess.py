@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.errors import DataError, ModelError
+from gati.model.sound import LogMel
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -38,6 +39,7 @@ class Preprocessing:
     `mean` and `std` hold one value per channel and apply after division by 255. `resize` is the length in
     pixels of the shorter side, keeping the aspect ratio; `crop` the side of the centre square cut after that;
     `size` (height, width) stretches to exactly that size before both. None leaves the step out.
+    With `sound` the network takes recordings: their spectrograms, 0 to 1, are what `mean` and `std` apply to.
     """
 
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
@@ -47,6 +49,7 @@ class Preprocessing:
     interpolation: str = "bilinear"
     channels: int = 3
     size: tuple[int, int] | None = None
+    sound: LogMel | None = None
 
     def __post_init__(self) -> None:
         """Check the values. Raises `ModelError`."""
@@ -65,6 +68,8 @@ class Preprocessing:
         for name, pixels in (("resize", self.resize), ("crop", self.crop)):
             if pixels is not None and pixels < 1:
                 raise ModelError(f"preprocessing {name} is {pixels}; give a number of pixels above 0")
+        if self.sound is not None and self.channels != 1:
+            raise ModelError(f"a spectrogram has 1 channel and the network takes {self.channels}; give 1")
         if self.interpolation not in INTERPOLATIONS:
             raise ModelError(
                 f"unknown interpolation {self.interpolation!r}; choose one of {', '.join(INTERPOLATIONS)}"
@@ -72,14 +77,17 @@ class Preprocessing:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; `from_json` reads them back unchanged."""
-        return {
+        values = {
             key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()
         }
+        if self.sound is None:
+            del values["sound"]  # what is written about networks for images stays as it was
+        return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Preprocessing:
         """Read what `to_json` wrote."""
-        size = values["size"]
+        size, sound = values["size"], values.get("sound")
         return cls(
             mean=tuple(float(value) for value in values["mean"]),
             std=tuple(float(value) for value in values["std"]),
@@ -88,6 +96,7 @@ class Preprocessing:
             interpolation=str(values["interpolation"]),
             channels=int(values["channels"]),
             size=None if size is None else (int(size[0]), int(size[1])),
+            sound=None if sound is None else LogMel.from_json(sound),
         )
 
     def __call__(self, images: NDArray[np.uint8]) -> Tensor:
@@ -103,6 +112,10 @@ class Preprocessing:
 
         **Raises:** `DataError` as the whole does.
         """
+        if self.sound is not None:
+            raise DataError(
+                "the network takes sound: give recordings, or spectrograms preprocessed as it does"
+            )
         check_image_array(images, self.channels)
         pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2)  # uint8 [N, C, H, W]
         return self._crop(self._resize(self._middle(pixels)))
@@ -113,6 +126,15 @@ class Preprocessing:
         mean = torch.tensor(self.mean).view(1, -1, 1, 1)
         std = torch.tensor(self.std).view(1, -1, 1, 1)
         return values.div_(255.0).sub_(mean).div_(std)
+
+    def from_waves(self, waves: Tensor) -> Tensor:
+        """Turn recordings float32 [N, samples] into the network's input, float32 [N, 1, mels, frames].
+
+        **Raises:** `DataError` for a network that has no front end for sound.
+        """
+        if self.sound is None:
+            raise DataError("the network has no spectrogram front end; give --sample-rate and --seconds")
+        return (self.sound(waves) - self.mean[0]) / self.std[0]
 
     def from_pil(self, images: Sequence[Image]) -> Tensor:
         """Turn Pillow images into the network's input, float32 [N, C, h, w].

@@ -108,7 +108,7 @@ class InferenceService:
         model = self._versions.model
         traced, preprocessing = model.traced, model.preprocessing
         height, width = 0, 0
-        if (preprocessing.crop, preprocessing.resize) == (None, None):
+        if (preprocessing.crop, preprocessing.resize, preprocessing.sound) == (None, None, None):
             height, width = preprocessing.size or traced.input_shape[1:3]
         return ModelInfo(
             name=self._settings.name,
