@@ -104,7 +104,7 @@ def load_data(
         return _DatasetData(source, type(source).__name__, preprocessing, what)
     text, path = str(source), Path(source)
     if path.is_dir() and preprocessing.sound is not None:
-        return _DatasetData(RecordingFolder(path, preprocessing, what), text, preprocessing, what)
+        return _DatasetData(RecordingFolder(path, preprocessing, what), path.name, preprocessing, what)
     if path.is_dir():
         return _FolderData(path, preprocessing, what)
     if path.suffix == ".npz":
