@@ -205,6 +205,7 @@ def test_explore_hands_every_option_to_the_library(monkeypatch: pytest.MonkeyPat
         ["explore", "timm:vit", "--checkpoint", "w.safetensors", "--data", "v.npz", "--train-data", "t.npz"]
         + ["--out", "runs/v", "--blocks", "blocks.*", "--variants", "fc(512), conv(3,1)", "--device", "cuda"]
         + ["--budget", "10m", "--seed", "7", "--mean", "0.5", "--std", "0.25,0.5,1", "--resize", "256"]
+        + ["--sample-rate", "16000", "--seconds", "1.5"]
         + ["--epochs", "2.5", "--class-names", "names.txt", "--label-map", "map.json"]
         + ["--companion", "timm:small", "--companion", "own.pt2"]
         + ["--companion-checkpoint", "s.safetensors", "--companion-checkpoint", "none"]
@@ -224,6 +225,8 @@ def test_explore_hands_every_option_to_the_library(monkeypatch: pytest.MonkeyPat
         "mean": (0.5,),
         "std": (0.25, 0.5, 1.0),
         "resize": 256,
+        "sample_rate": 16000,
+        "seconds": 1.5,
         "class_names": Path("names.txt"),
         "label_map": Path("map.json"),
         "companions": [("timm:small", "s.safetensors"), ("own.pt2", None)],

@@ -14,6 +14,8 @@ from gati.cli.options import (
     Mean,
     Model,
     Resize,
+    SampleRate,
+    Seconds,
     Std,
     numbers,
     size_of,
@@ -47,10 +49,14 @@ def doctor(
         str, typer.Option(metavar="TIME", help="What gati explore would have.")
     ] = EXPLORE_BUDGET,
     confidence: Annotated[float, typer.Option(help="Of the certificates that the data allow.")] = 0.95,
-    seconds: Annotated[float, typer.Option(help="Ask no further question after so long.")] = 60.0,
+    within: Annotated[
+        str, typer.Option(metavar="TIME", help="Ask no further question after so long.")
+    ] = "60s",
     mean: Mean = None,
     std: Std = None,
     resize: Resize = None,
+    sample_rate: SampleRate = None,
+    seconds: Seconds = None,
     json_file: JsonFile = None,
 ) -> None:
     """Say what Gati could do for a network, before anything is trained; nothing is written.
@@ -73,7 +79,9 @@ def doctor(
         resize=resize,
         budget_s=parse_duration(budget),
         confidence=confidence,
+        sample_rate=sample_rate,
         seconds=seconds,
+        within_s=parse_duration(within),
     )
     if json_file is not None:
         atomic_write_text(json_file, found.to_json())

@@ -28,6 +28,8 @@ __all__ = [
     "Mean",
     "Model",
     "Resize",
+    "SampleRate",
+    "Seconds",
     "Slowdown",
     "Std",
     "budget_of",
@@ -64,6 +66,14 @@ Mean = Annotated[
 ]
 Std = Annotated[str | None, typer.Option(metavar="LIST", help="Standard deviation per channel, with --mean.")]
 Resize = Annotated[int | None, typer.Option(metavar="PIXELS", help="Resize the shorter side to this.")]
+SampleRate = Annotated[
+    int | None,
+    typer.Option("--sample-rate", metavar="HERTZ", help="Of recordings, if the model does not tell."),
+]
+Seconds = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Of each recording: longer ones are cut, shorter ones filled up."),
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 and so on.")]
 Slowdown = Annotated[
     float | None,

@@ -22,7 +22,9 @@ __all__ = ["replay", "stream"]
 _Source = Annotated[
     str,
     typer.Option(
-        "--source", metavar="SOURCE", help="A video, a folder of images, camera:0, or an rtsp:// address."
+        "--source",
+        metavar="SOURCE",
+        help="A video, a folder of images, camera:0, opencv:0, or an rtsp:// address.",
     ),
 ]
 _Regions = Annotated[

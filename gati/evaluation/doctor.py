@@ -50,7 +50,7 @@ __all__ = ["doctor"]
 _SAMPLED = 64  # inputs that the network answers
 _COUNTED = 10_000  # inputs: among more, copies are not looked for
 _REPETITIONS = 15
-_REQUESTS = 20  # on each engine
+_REQUESTS = 10  # on each engine
 _FOR_ENGINES = 0.6  # of the time: then no other engine is begun
 _CONFIDENCE, _BUDGET_S = 0.95, 25 * 60.0
 
@@ -68,10 +68,12 @@ def doctor(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     resize: int | None = None,
+    sample_rate: int | None = None,
+    seconds: float | None = None,
     budget_s: float = _BUDGET_S,
     confidence: float = _CONFIDENCE,
     seed: int = 0,
-    seconds: float = 60.0,
+    within_s: float = 60.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Diagnosis:
     """Say what Gati could do for a network, before anything is trained. Writes nothing.
@@ -79,15 +81,17 @@ def doctor(
     Whether it can be cut, its blocks with their latencies, how fast the plain network is on the engines here,
     what an oracle could gain with the cheapest caches, how far `explore` comes in `budget_s`, and what the
     inputs allow to certify. Arguments are those of `explore`; `size` is for networks without `data`, see
-    `blocks`. After about `seconds` no further question is asked; what was left out says so.
+    `blocks`. After about `within_s` seconds no further question is asked; what was left out says so.
 
     What one of these refuses is a finding, with what to do; the others are answered all the same.
 
     **Raises:** `ModelError`, `CheckpointError` when there is no network to look at; `CompositionError` for a
     confidence outside (0, 1).
     """
-    examination = _Examination(clock, seconds)
-    loaded = load_model(model, checkpoint, mean=mean, std=std, resize=resize)
+    examination = _Examination(clock, within_s)
+    loaded = load_model(
+        model, checkpoint, mean=mean, std=std, resize=resize, sample_rate=sample_rate, seconds=seconds
+    )
     if loaded.note:
         examination.note("model", loaded.note)
     given = _Given(data, train_data, confidence, seed)
@@ -99,9 +103,9 @@ def doctor(
     specifications: tuple[Specification, ...] = ()
     explore = None
     if cut is not None and answered is not None:
-        engines = examination.ask("engines", partial(_engines, cut, answered, examination)) or ()
         costs = partial(_specifications, cut, loaded, budget_s)
         specifications = examination.ask("caches", costs) or ()
+        engines = examination.ask("engines", partial(_engines, cut, answered, examination)) or ()
         if inputs is not None and specifications:
             rates = Rates(
                 answer_s=answered.seconds / len(answered.example),
@@ -139,8 +143,8 @@ def doctor(
 class _Examination:
     """Asks one question after the other, and keeps what was found."""
 
-    def __init__(self, clock: Callable[[], float], seconds: float) -> None:
-        self._clock, self._began, self._seconds = clock, clock(), seconds
+    def __init__(self, clock: Callable[[], float], within_s: float) -> None:
+        self._clock, self._began, self._within_s = clock, clock(), within_s
         self.findings: list[DoctorFinding] = []
 
     @property
@@ -150,7 +154,7 @@ class _Examination:
 
     def is_late(self, share: float = 1.0) -> bool:
         """Whether that share of the time has passed."""
-        return self.spent_s >= share * self._seconds
+        return self.spent_s >= share * self._within_s
 
     def note(self, about: str, message: str) -> None:
         """Keep something that refuses nothing."""
@@ -159,7 +163,9 @@ class _Examination:
     def ask(self, about: str, question: Callable[[], T]) -> T | None:
         """The answer, or None with a finding that says why there is none."""
         if self.is_late():
-            self.note(about, f"not examined: {self._seconds:g} seconds were over; give --seconds more")
+            self.note(
+                about, f"not examined: {self._within_s:g} seconds were over; give --within a longer time"
+            )
             return None
         try:
             return question()

@@ -1,4 +1,4 @@
-"""Classify image files with a cache library."""
+"""Classify image files, or recordings, with a cache library."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from gati.composition.load import load
 from gati.engine.engine import Engine, Prediction
 from gati.model.data import load_images
+from gati.model.recordings import load_recordings
 
 __all__ = ["predict"]
 
@@ -25,8 +26,10 @@ def predict(
 ) -> list[Prediction]:
     """Classify image files, preprocessed as the base model wants; one prediction an image, in order.
 
+    Where the base model takes sound, `images` are recordings.
+
     Raises:
-        DataError: an image that is missing, damaged, too large or of the wrong shape.
+        DataError: a file that is missing, damaged, too large or of the wrong shape.
         LibraryError, CompositionError, BackendError: as `load` does.
     """
     with load(directory, composition=composition, device=device) as engine:
@@ -38,4 +41,8 @@ def _batches(engine: Engine, images: Sequence[str | Path]) -> Iterator[Tensor]:
     if engine.preprocessing is None:
         raise AssertionError("load always sets the preprocessing")
     for start in range(0, max(len(images), 1), _BATCH):
-        yield load_images(images[start : start + _BATCH], engine.preprocessing)
+        batch = images[start : start + _BATCH]
+        if batch and engine.preprocessing.sound is not None:
+            yield load_recordings([Path(path) for path in batch], engine.preprocessing)
+        else:
+            yield load_images(batch, engine.preprocessing)

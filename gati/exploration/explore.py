@@ -52,6 +52,8 @@ def explore(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     resize: int | None = None,
+    sample_rate: int | None = None,
+    seconds: float | None = None,
     class_names: ClassNames | None = None,
     label_map: LabelMap | None = None,
     companions: Sequence[tuple[str | Path, str | Path | None]] = (),
@@ -86,6 +88,7 @@ def explore(
       see `gati.exploration.candidates`.
     - `epochs`: passes of exits over the training inputs; students make three times as many.
     - `budget_s`: end within this many seconds. Without `epochs`, as much is trained as fits.
+    - `sample_rate` (hertz), `seconds`: what of recordings the network takes, where it does not say so itself.
     - `class_names`: the network's, in the order of its outputs: a list, or a file with one a line or a JSON
       list. Otherwise those that come with it, or those of the data if they are as many.
     - `label_map`: which class of the network each label of `data` is, by folder name or label number: a
@@ -107,7 +110,10 @@ def explore(
     if epochs is not None and epochs <= 0:
         raise DataError(f"epochs must be above 0 (got {epochs:g})")
     target = resolve_device(device)
-    loaded, held = fitted(load_model(model, checkpoint, mean=mean, std=std, resize=resize), data)
+    named = load_model(
+        model, checkpoint, mean=mean, std=std, resize=resize, sample_rate=sample_rate, seconds=seconds
+    )
+    loaded, held = fitted(named, data)
     for name in asked.variants:  # after the model, whose module may register predictors of its own
         parse_variant(name)
     candidates = load_companions(companions, held.tensors)

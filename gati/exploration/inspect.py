@@ -76,6 +76,8 @@ def example_inputs(loaded: LoadedModel, size: tuple[int, int] | None = None) -> 
 
 def _sizes(loaded: LoadedModel) -> Iterator[tuple[int, int]]:
     preprocessing = loaded.preprocessing
+    if preprocessing.sound is not None:
+        yield preprocessing.sound.mels, preprocessing.sound.frames
     if preprocessing.crop is not None:
         yield preprocessing.crop, preprocessing.crop
     elif preprocessing.size is not None:

@@ -131,6 +131,8 @@ def _stages(served: Served) -> GraphStages:
 def _raw_preprocessing(served: Served) -> Preprocessing:
     """The preprocessing, if images of the network's own size pass its resizing and cropping unchanged."""
     preprocessing = served.model.preprocessing
+    if preprocessing.sound is not None:
+        raise DataError("--raw-input is for images, and this network takes sound: leave it out")
     shape = served.engine.traced.input_shape
     if preprocessing.tensors is not None or len(shape) != 3 or shape[0] != preprocessing.channels:
         raise DataError(f"--raw-input is for images, the network takes {list(shape)}; leave it out")

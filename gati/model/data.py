@@ -26,6 +26,7 @@ from gati.model.identity import Identities, identities_of
 from gati.model.inputs import ALONE
 from gati.model.pictures import IMAGE_SUFFIXES, file_identities, image_files, open_image
 from gati.model.preprocess import Preprocessing, check_image_array, join
+from gati.model.recordings import RecordingFolder, refuse_recordings
 from gati.model.sequence import Data, check_labels, fingerprint_of
 from gati.model.source import import_object
 from gati.model.tensors import TensorData, is_whole
@@ -43,7 +44,8 @@ def load_data(
     An `.npz` holds `images` uint8 [N, H, W, C] or [N, H, W] and optionally `labels` [N] and `class_names`.
     Without `images`, its other arrays are the inputs: `inputs` [N, ...] of numbers of any kind for networks
     that take one, or arrays named as the network's arguments, such as `input_ids` and `attention_mask`.
-    A folder holds one folder per class (names sorted), or images directly, then unlabelled. A callable
+    A folder holds one folder per class (names sorted), or images directly, then unlabelled; recordings, as
+    `RecordingFolder` says, where the network takes sound. A callable
     returns a `torch.utils.data.Dataset` of images or (image, label); float tensors count as preprocessed
     already, uint8 [H, W, C] arrays and Pillow images are preprocessed. Whole numbers other than uint8, and
     dicts of arrays, are inputs as in an `.npz`. `what` begins the error messages.
@@ -55,6 +57,8 @@ def load_data(
     if isinstance(source, Dataset):
         return _from_dataset(source, type(source).__name__, preprocessing, what)
     text, path = str(source), Path(source)
+    if path.is_dir() and preprocessing.sound is not None:
+        return _DatasetData(RecordingFolder(path, preprocessing, what), path.name, preprocessing, what)
     if path.is_dir():
         return _FolderData(path, preprocessing, what)
     if path.suffix == ".npz":
@@ -155,6 +159,7 @@ class _FolderData(Data):
         else:
             found = [(path, -1) for path in image_files(folder, "*")]
         if not found:
+            refuse_recordings(folder, what)
             raise DataError(
                 f"{what}: no images ({', '.join(sorted(IMAGE_SUFFIXES))}) in {folder}; "
                 "give a folder of one folder per class"
@@ -271,6 +276,8 @@ class _DatasetData(Data):
     def _item(self, index: int) -> tuple[Any, Any]:
         try:
             item = self._dataset[index]
+        except DataError as error:  # one of ours, which says what to do
+            raise DataError(f"{self._what.partition(':')[0]}: {error}") from error
         except Exception as error:
             raise DataError(
                 f"{self._what}: reading item {index} failed ({one_line(error)}); fix that dataset"

@@ -20,6 +20,7 @@ from gati.errors import ModelError, one_line
 from gati.model.checkpoint import apply_checkpoint, fit_prefixes, load_checkpoint, state_sha256
 from gati.model.exported import load_exported
 from gati.model.preprocess import INTERPOLATIONS, Preprocessing
+from gati.model.sound import LogMel
 from gati.model.source import import_object, import_timm, import_torchvision, near
 
 __all__ = ["LoadedModel", "load_model"]
@@ -68,6 +69,8 @@ def load_model(
     std: Sequence[float] | None = None,
     resize: int | None = None,
     class_names: Sequence[str] | None = None,
+    sample_rate: int | None = None,
+    seconds: float | None = None,
 ) -> LoadedModel:
     """Load a network and its weights. Nothing is ever downloaded.
 
@@ -78,7 +81,8 @@ def load_model(
     source gives the same network again; the caller's random state is untouched.
 
     `mean`, `std` (after division by 255) and `resize` (pixels of the shorter side, 0 for none) replace the
-    values that come with the network.
+    values that come with the network; `sample_rate` (hertz) and `seconds` those of its front end for sound,
+    or give it one.
 
     **Raises:** `ModelError`; `CheckpointError` for the weights.
     """
@@ -95,13 +99,16 @@ def load_model(
     module = _freeze(module)
     default = _default_preprocessing(module) if recipe.channels is None else _identity(recipe.channels)
     preprocessing = _override(recipe.preprocessing or default, mean, std, resize)
+    preprocessing = _with_sound(preprocessing, sample_rate, seconds)
     named = tuple(str(name) for name in class_names) if class_names is not None else recipe.class_names
     note = ""
     if state is None and recipe.any_classes:
         note = f"no checkpoint given: the weights of {source} are random (seed {_SEED})"
     path = None if checkpoint is None else str(Path(checkpoint).resolve())
     weights = sha256 or state_sha256(module)
-    known = recipe.preprocessing is not None or any(given is not None for given in (mean, std, resize))
+    known = recipe.preprocessing is not None or any(
+        given is not None for given in (mean, std, resize, sample_rate, seconds)
+    )
     return LoadedModel(module, _lasting(source), path, weights, preprocessing, named, note, known)
 
 
@@ -301,6 +308,19 @@ def _override(
     elif resize is not None:
         changes.update(resize=resize, crop=min(preset.crop or resize, resize), size=None)
     return dataclasses.replace(preset, **changes)
+
+
+def _with_sound(preset: Preprocessing, sample_rate: int | None, seconds: float | None) -> Preprocessing:
+    """With what was said about recordings; the rest is the network's own, or usual. Raises `ModelError`."""
+    if sample_rate is None and seconds is None:
+        return preset
+    if preset.sound is not None:
+        changes: dict[str, Any] = {"sample_rate": sample_rate, "seconds": seconds}
+        given = {name: value for name, value in changes.items() if value is not None}
+        return dataclasses.replace(preset, sound=dataclasses.replace(preset.sound, **given))
+    if sample_rate is None or seconds is None:
+        raise ModelError("recordings need both --sample-rate and --seconds, as the network says neither")
+    return dataclasses.replace(preset, sound=LogMel(sample_rate, seconds))
 
 
 def _per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:

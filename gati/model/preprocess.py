@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gati.errors import DataError, ModelError
 from gati.model.inputs import TensorInputs
+from gati.model.sound import LogMel
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -39,7 +40,8 @@ class Preprocessing:
     `mean` and `std` hold one value per channel and apply after division by 255. `resize` is the length in
     pixels of the shorter side, keeping the aspect ratio; `crop` the side of the centre square cut after that;
     `size` (height, width) stretches to exactly that size before both. None leaves the step out. With
-    `tensors` the network takes no images but those arrays, and nothing is done to them.
+    `tensors` the network takes no images but those arrays, and nothing is done to them. With `sound` it takes
+    recordings: their spectrograms, 0 to 1, are what `mean` and `std` apply to.
     """
 
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
@@ -50,6 +52,7 @@ class Preprocessing:
     channels: int = 3
     size: tuple[int, int] | None = None
     tensors: TensorInputs | None = None
+    sound: LogMel | None = None
 
     def __post_init__(self) -> None:
         """Check the values. Raises `ModelError`."""
@@ -68,6 +71,8 @@ class Preprocessing:
         for name, pixels in (("resize", self.resize), ("crop", self.crop)):
             if pixels is not None and pixels < 1:
                 raise ModelError(f"preprocessing {name} is {pixels}; give a number of pixels above 0")
+        if self.sound is not None and self.channels != 1:
+            raise ModelError(f"a spectrogram has 1 channel and the network takes {self.channels}; give 1")
         if self.interpolation not in INTERPOLATIONS:
             raise ModelError(
                 f"unknown interpolation {self.interpolation!r}; choose one of {', '.join(INTERPOLATIONS)}"
@@ -79,12 +84,14 @@ class Preprocessing:
         del plain["tensors"]  # images have none, and libraries of before say nothing of it
         if self.tensors is not None:
             plain["tensors"] = self.tensors.to_json()
+        if self.sound is None:
+            del plain["sound"]
         return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Preprocessing:
         """Read what `to_json` wrote."""
-        size = values["size"]
+        size, sound = values["size"], values.get("sound")
         return cls(
             mean=tuple(float(value) for value in values["mean"]),
             std=tuple(float(value) for value in values["std"]),
@@ -94,6 +101,7 @@ class Preprocessing:
             channels=int(values["channels"]),
             size=None if size is None else (int(size[0]), int(size[1])),
             tensors=TensorInputs.from_json(values["tensors"]) if "tensors" in values else None,
+            sound=None if sound is None else LogMel.from_json(sound),
         )
 
     def __call__(self, images: NDArray[np.uint8]) -> Tensor:
@@ -121,6 +129,15 @@ class Preprocessing:
         std = torch.tensor(self.std).view(1, -1, 1, 1)
         return values.div_(255.0).sub_(mean).div_(std)
 
+    def from_waves(self, waves: Tensor) -> Tensor:
+        """Turn recordings float32 [N, samples] into the network's input, float32 [N, 1, mels, frames].
+
+        **Raises:** `DataError` for a network that has no front end for sound.
+        """
+        if self.sound is None:
+            raise DataError("the network has no spectrogram front end; give --sample-rate and --seconds")
+        return (self.sound(waves) - self.mean[0]) / self.std[0]
+
     def from_pil(self, images: Sequence[Image]) -> Tensor:
         """Turn Pillow images into the network's input, float32 [N, C, h, w].
 
@@ -143,6 +160,10 @@ class Preprocessing:
         if self.tensors is not None:
             raise DataError(
                 f"this network reads no images but {self.tensors.described()}; give those in an .npz"
+            )
+        if self.sound is not None:
+            raise DataError(
+                "the network takes sound: give recordings, or spectrograms preprocessed as it does"
             )
 
     def _middle(self, pixels: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,7 @@ from gati.video.feeds import Clock, Connect, Feed, Recording
 from gati.video.folder import Folder
 from gati.video.frames import Frame, redact
 from gati.video.live import Live
+from gati.video.opencv import open_camera, open_recording
 from gati.video.policies import FramePolicy, Reconnect, Thinning, interval_s
 from gati.video.reach import Reach, reach_of_address, reach_of_file
 from gati.video.status import Rate, SourceState, SourceStatistics
@@ -25,6 +27,7 @@ __all__ = ["Source", "open_source"]
 _SCHEMES = ("rtsp", "rtsps", "http", "https")
 _VIDEO_FILE = re.compile(r"(?i)\.(mp4|m4v|mov|mkv|webm|avi|mpg|mpeg|wmv|flv)(\?|#|$)")
 _CAMERAS = ("camera:", "/dev/video")
+_OPENCV = "opencv:"
 _FORMS = "a video file, a folder of images, camera:0, or an address that begins with rtsp:// or http://"
 
 
@@ -42,13 +45,15 @@ def open_source(
 ) -> Source:
     """Return the source that `text` means, to be used in a `with` statement and iterated.
 
-    `text` is a video file, a folder of images (one a second), `camera:0` (the device /dev/video0), or an
-    address `rtsp://`, `rtsps://`, `http://`, `https://`. With `policy="auto"` files and folders `wait` for
-    the caller and deliver every picture, while cameras and addresses are live and `drop-oldest`: the caller
-    gets the newest picture. An address of a video file by its name, or `http://` with `policy="wait"`, is
-    read once, as a file is; a file with `drop-oldest` plays in its own time, as a camera would. A live source
-    reconnects by itself as `reconnect` tells. `every_s` or `fps` let through at most one picture in that much
-    stream time.
+    `text` is a video file, a folder of images (one a second), `camera:0` (the first camera: on Linux the
+    device /dev/video0, elsewhere through OpenCV), or an address `rtsp://`, `rtsps://`, `http://`, `https://`.
+    `opencv:0` and `opencv:road.mp4` ask for OpenCV as the reader of a camera or a video file.
+
+    With `policy="auto"` files and folders `wait` for the caller and deliver every picture, while cameras
+    and addresses are live and `drop-oldest`: the caller gets the newest picture. An address of a video file
+    by its name, or `http://` with `policy="wait"`, is read once, as a file is; a file with `drop-oldest`
+    plays in its own time, as a camera would. A live source reconnects by itself as `reconnect` tells.
+    `every_s` or `fps` let through at most one picture in that much stream time.
 
     The certificate of `https://` and `rtsps://` must be for its host and issued by those whom this system
     trusts, or by those in the PEM file `authority`; a camera that issued its own has it in that file. A local
@@ -157,6 +162,8 @@ class Source:
 
 def _is_recording(text: str, name: str) -> bool:
     """Whether `text` means something that waits for its reader; VideoError where it means nothing."""
+    if text.startswith(_OPENCV):
+        return not text.removeprefix(_OPENCV).isdecimal() and _is_file(text.removeprefix(_OPENCV))
     if text.startswith(_CAMERAS):
         return False
     scheme, colon, _ = text.partition("://")
@@ -166,6 +173,12 @@ def _is_recording(text: str, name: str) -> bool:
         return scheme.lower().startswith("http") and _VIDEO_FILE.search(text) is not None
     if not text or not Path(text).exists():
         raise VideoError(f"there is no file or folder {text!r} to read video from; give {_FORMS}")
+    return True
+
+
+def _is_file(text: str) -> bool:
+    if not Path(text).is_file():
+        raise VideoError(f"there is no file {text!r} to read video from; give opencv:0 or opencv:FILE")
     return True
 
 
@@ -182,13 +195,19 @@ def _policy(text: str, live: bool, name: str) -> FramePolicy:
 def _connector(text: str, name: str, rule: Reconnect, authority: Path | None, *, live: bool) -> Connect:
     """Return what opens the source, as often as need be."""
     scheme, colon, _ = text.partition("://")
-    camera = text.startswith(_CAMERAS)
-    if colon and not camera:
+    opencv, camera = text.startswith(_OPENCV), text.startswith(_CAMERAS)
+    if colon and not camera and not opencv:
         reach = reach_of_address(scheme.lower(), authority)
         return partial(open_video, text, name, reach, timeouts_s=(rule.open_s, rule.stall_s), live=live)
     if authority is not None:
         raise VideoError(f"{name} shows no certificate; an authority is for https:// and rtsps://")
+    if opencv:
+        wanted = text.removeprefix(_OPENCV)
+        return partial(_open_counted, text, wanted) if live else partial(open_recording, Path(wanted), name)
     if camera:
+        number = text.removeprefix("camera:")
+        if number.isdecimal() and not sys.platform.startswith("linux"):
+            return partial(_open_counted, text, number)
         return partial(_open_camera, text)
     path = Path(text)
     return partial(Folder, path) if path.is_dir() else partial(_open_file, path, name)
@@ -197,6 +216,10 @@ def _connector(text: str, name: str, rule: Reconnect, authority: Path | None, *,
 def _open_file(path: Path, name: str) -> DecodedVideo:
     # the prefix keeps FFmpeg from reading a meaning into a file's name
     return open_video(f"file:{path}", name, reach_of_file(import_av()))
+
+
+def _open_counted(text: str, number: str) -> DecodedVideo:
+    return open_camera(int(number), text)
 
 
 def _open_camera(text: str) -> DecodedVideo:

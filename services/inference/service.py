@@ -109,7 +109,7 @@ class InferenceService:
         model = self._versions.model
         traced, preprocessing = model.traced, model.preprocessing
         tensors, height, width = preprocessing.tensors, 0, 0
-        is_picture = tensors is None and len(traced.input_shape) == 3
+        is_picture = tensors is None and preprocessing.sound is None and len(traced.input_shape) == 3
         if is_picture and (preprocessing.crop, preprocessing.resize) == (None, None):
             height, width = preprocessing.size or traced.input_shape[1:3]
         return ModelInfo(

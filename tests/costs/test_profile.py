@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -25,6 +26,25 @@ class Quiet(Uncounted):
     def now_ns(self) -> int:
         self.ticks += 1_000_000
         return self.ticks
+
+
+class Busy(Uncounted):
+    """A machine on which one thing in ten takes thirty times as long, for other work comes between."""
+
+    def __init__(self) -> None:
+        self.random, self.ticks = random.Random(0), 0
+
+    def now_ns(self) -> int:
+        self.ticks += 1_000_000 * (30 if self.random.random() < 0.1 else 1)
+        return self.ticks
+
+
+def test_blocks_that_do_the_same_have_the_same_share_on_a_busy_machine_which_is_told() -> None:
+    profile = measure_profile(TRACED, repetitions=15, machine=Busy())
+    first, second, third = (block.latency_ms for block in profile.blocks)
+    assert second == pytest.approx(third)
+    assert second == pytest.approx(first)  # each takes a tick nine times out of ten
+    assert profile.disturbance.startswith("the measurement stayed disturbed")
 
 
 def test_the_profile_names_every_block_in_forward_order_with_growing_times() -> None:

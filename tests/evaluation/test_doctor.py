@@ -37,7 +37,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def found(files: dict[str, str]) -> Diagnosis:
-    return gati.doctor(NET, **files, seconds=600.0)
+    return gati.doctor(NET, **files, within_s=600.0)
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def test_nothing_is_written(files: dict[str, str], tmp_path: Path, monkeypatch: 
     folder = Path(files["data"]).parent
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     monkeypatch.chdir(tmp_path)
-    gati.doctor(NET, **files, seconds=5.0)
+    gati.doctor(NET, **files, within_s=5.0)
     assert not list(tmp_path.iterdir())
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
@@ -118,7 +118,7 @@ def test_bad_data_are_refused_and_the_network_is_looked_at_all_the_same(
     files: dict[str, str], tmp_path: Path
 ) -> None:
     found = gati.doctor(
-        NET, files["checkpoint"], data=str(tmp_path / "nowhere.npz"), size=(8, 8), seconds=1e3
+        NET, files["checkpoint"], data=str(tmp_path / "nowhere.npz"), size=(8, 8), within_s=1e3
     )
     assert found.refused and found.can_be_cut
     assert found.data is None and found.explore is None
@@ -128,7 +128,7 @@ def test_bad_data_are_refused_and_the_network_is_looked_at_all_the_same(
 def test_too_few_inputs_are_refused_as_by_explore(files: dict[str, str], tmp_path: Path) -> None:
     images, _ = digits()
     np.savez(tmp_path / "few.npz", images=images[:30])
-    found = gati.doctor(NET, files["checkpoint"], data=tmp_path / "few.npz", size=(8, 8), seconds=1e3)
+    found = gati.doctor(NET, files["checkpoint"], data=tmp_path / "few.npz", size=(8, 8), within_s=1e3)
     assert "give enough for at least 60" in findings(found)["data"]
 
 
@@ -180,13 +180,13 @@ def test_without_a_network_there_is_nothing_to_look_at() -> None:
 
 
 def test_an_impossible_confidence_is_refused(files: dict[str, str]) -> None:
-    found = gati.doctor(NET, **files, confidence=1.0, seconds=1e3)
+    found = gati.doctor(NET, **files, confidence=1.0, within_s=1e3)
     assert "delta is 0.0" in findings(found)["data"]
 
 
 def test_when_time_is_over_no_further_question_is_asked(files: dict[str, str]) -> None:
     ticks = count(step=20)
-    found = gati.doctor(NET, **files, seconds=30.0, clock=lambda: float(next(ticks)))
+    found = gati.doctor(NET, **files, within_s=30.0, clock=lambda: float(next(ticks)))
     assert not found.can_be_cut and not found.refused
     assert "30 seconds were over" in findings(found, refusing=False)["network"]
 

@@ -1,0 +1,63 @@
+"""A vision transformer and a ConvNeXt of timm go all the way: explore, compose, evaluate, export, load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import gati
+from gati.exploration import candidates, stages
+
+pytest.importorskip("timm", reason="needs timm: the extra gati[vision]")
+
+NETWORKS = {
+    "vit_tiny_patch16_224": "img_size=32, patch_size=8, depth=4",
+    "convnext_atto": "depths=(1, 1, 2, 1), dims=(16, 32, 64, 128)",
+}
+BLOCKS = {"vit_tiny_patch16_224": ["blocks.0", "blocks.2"], "convnext_atto": ["stages.1.blocks.0"]}
+
+
+def pictures(path: Path, count: int, seed: int) -> Path:
+    """Four coloured squares a side each, so that even random weights tell them apart."""
+    squares = np.random.default_rng(seed).integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
+    np.savez(path, images=squares.repeat(8, axis=1).repeat(8, axis=2))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_of_timm_goes_all_the_way(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "too_slow", lambda *arguments: "")
+    monkeypatch.setattr(stages, "LEAST_EXIT_STEPS", 40)
+    made = f"timm.create_model({name!r}, num_classes=4, {NETWORKS[name]})"
+    (tmp_path / "own.py").write_text(f"import timm\ndef build():\n    return {made}\n")
+    held, test = pictures(tmp_path / "val.npz", 200, 0), pictures(tmp_path / "test.npz", 16, 1)
+    gati.explore(
+        f"{tmp_path / 'own.py'}:build",
+        data=held,
+        out=tmp_path / "library",
+        blocks=",".join(BLOCKS[name]),
+        variants=["grid(16)"],
+        epochs=1.0,
+        mean=(0.5,),
+        std=(0.25,),
+    )
+    chosen = gati.compose(tmp_path / "library", accuracy=0.5, confidence=None, backend="torch", slowdown=5.0)
+    evaluation = gati.evaluate(tmp_path / "library", test)
+    assert evaluation.n == 16
+    assert len(evaluation.exits) == len(chosen.exits)
+    exported = gati.export(tmp_path / "library", tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    with gati.load(tmp_path / "library") as engine:
+        assert engine.preprocessing is not None
+        with np.load(test) as arrays:
+            inputs = engine.preprocessing(arrays["images"])
+        for answer, row in zip(engine(inputs), inputs, strict=True):
+            found = session.run(None, {session.get_inputs()[0].name: row[None].numpy()})
+            assert int(np.argmax(found[0])) == answer.class_index
+    assert exported.input_shape == (1, *inputs.shape[1:])
