@@ -30,7 +30,7 @@ class Scored(Lfu):
 
 
 def plain(policy: Scored, count: int) -> list[int]:
-    """The best of all leaves again and again, with parents that become leaves: what a heap of all would give."""
+    """The best leaf again and again, with parents that become leaves: what a heap of all would give."""
     heap = [
         (-policy.scores[slot], slot) for slot in np.flatnonzero(policy._leaf[: len(policy.scores)]).tolist()
     ]

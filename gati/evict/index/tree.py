@@ -192,7 +192,7 @@ class RunTree:
         return removed, None
 
     def drop_leaf(self, run: BlockRun) -> BlockRun | None:
-        """Remove all of a leaf; return its parent where that has become one. The run lets go of its blocks."""
+        """Remove all of a leaf, which loses its blocks; return its parent where that has become one."""
         held = run.ids
         self.used -= len(held)
         del self.heads[held[0]]
