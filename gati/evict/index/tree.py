@@ -184,20 +184,25 @@ class RunTree:
         Returns the removed blocks in path order, and the parent where it has become a leaf.
         """
         held = run.ids
+        if count == len(held):
+            return held, self.drop_leaf(run)
         self.used -= count
-        if count < len(held):
-            removed = held[-count:]
-            del held[-count:]
-            return removed, None
+        removed = held[-count:]
+        del held[-count:]
+        return removed, None
+
+    def drop_leaf(self, run: BlockRun) -> BlockRun | None:
+        """Remove all of a leaf, which loses its blocks; return its parent where that has become one."""
+        held = run.ids
+        self.used -= len(held)
         del self.heads[held[0]]
         self._free.append(run.slot)
         run.ids = []
         parent = run.parent
-        if parent is not None:
-            parent.children -= 1
-            if parent.children:
-                parent = None
-        return held, parent
+        if parent is None:
+            return None
+        parent.children -= 1
+        return None if parent.children else parent
 
     def __iter__(self) -> Iterator[BlockRun]:
         """Every run, in no particular order."""

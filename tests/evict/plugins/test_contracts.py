@@ -18,10 +18,12 @@ import pytest
 
 from gati import evict
 from gati.evict.plugins import vllm as plugin
+from gati.evict.plugins.lmcache import LmcacheEviction
 from gati.evict.plugins.settings import VARIABLE
+from gati.evict.plugins.sglang import SglangEviction
 from gati.evict.plugins.vllm import VllmEviction
 from tests.evict.naive import tree_trace
-from tests.evict.plugins import vllm_recorded
+from tests.evict.plugins import lmcache_recorded, sglang_recorded, vllm_recorded
 from tests.evict.plugins.signatures import RECORDED, signatures, source_of
 
 ENGINES = json.loads(RECORDED.read_text(encoding="utf-8"))
@@ -57,11 +59,34 @@ def test_vllms_policy_has_the_recorded_parameters(method: str) -> None:
     assert names_of(getattr(vllm_recorded.CachePolicy, method)) == asked
 
 
-@pytest.mark.parametrize("kind", ["CPUOffloadingManager", "ReqContext"])
-def test_vllms_stand_ins_have_the_recorded_parameters(kind: str) -> None:
-    for name, method in vars(getattr(vllm_recorded, kind)).items():
-        if not name.startswith("_"):
-            assert names_of(method) == recorded("vllm", f"{kind}.{name}")
+@pytest.mark.parametrize(
+    "method", [name for name in vars(lmcache_recorded.BaseCachePolicy) if not name.startswith("_")]
+)
+def test_lmcaches_policy_has_the_recorded_parameters(method: str) -> None:
+    asked = recorded("lmcache", f"BaseCachePolicy.{method}")
+    assert names_of(getattr(LmcacheEviction, method)) == asked
+    assert names_of(getattr(lmcache_recorded.BaseCachePolicy, method)) == asked
+
+
+@pytest.mark.parametrize("method", ["match_prefix", "insert", "evict", "reset"])
+def test_sglangs_cache_has_the_recorded_parameters(method: str) -> None:
+    assert names_of(getattr(SglangEviction, method)) == recorded("sglang", f"UnifiedRadixCache.{method}")
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind"),
+    [
+        ("vllm", vllm_recorded.CPUOffloadingManager),
+        ("vllm", vllm_recorded.ReqContext),
+        ("sglang", sglang_recorded.UnifiedRadixCache),
+        ("sglang", sglang_recorded.RadixKey),
+    ],
+)
+def test_stand_ins_have_the_recorded_parameters(engine: str, kind: type) -> None:
+    own = {"cut", "held"}  # what the stand-ins need themselves
+    for name, method in vars(kind).items():
+        if not name.startswith("_") and name not in own:
+            assert names_of(method) == recorded(engine, f"{kind.__name__}.{name}")
 
 
 @pytest.fixture

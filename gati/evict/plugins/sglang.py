@@ -1,0 +1,241 @@
+"""SGLang's radix cache: the backend `gati`, chosen by `--radix-cache-backend gati`.
+
+Recorded from SGLang 0.5.23. `register` is an entry point of the group `sglang.srt.plugins`, so that SGLang
+finds the backend where Gati is installed. It is SGLang's unified radix cache, with the tree kept in Python,
+which asks a strategy for the priority of every leaf; before it evicts, the pages that must leave get the
+lowest. A block is a page: take pages of 16 tokens or more (`--page-size 16`), as each gets a name.
+
+SGLang's ranks each keep a cache of their own, which must forget the same. Predictions go by the clock, so
+with several ranks only policies without predictions are taken.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+from weakref import WeakValueDictionary
+
+from gati.errors import EvictError
+from gati.evict.plugins.settings import plugin_settings
+from gati.evict.policy.registry import policy_named
+
+__all__ = ["NAME", "SglangEviction", "VictimsFirst", "make_cache", "register"]
+
+NAME = "gati"
+_EXPECTED = 1_000  # requests that were counted when room was made for them, and have not stored yet
+
+
+class VictimsFirst:
+    """SGLang's `EvictionStrategy`: chosen nodes go first, in their order, and then the least recent."""
+
+    def __init__(self, name_of: Callable[[Any], int | None]) -> None:
+        self._name_of = name_of
+        self.order: dict[int | None, int] = {}
+
+    def get_priority(self, node: Any) -> tuple[int, float]:
+        """The lowest goes first."""
+        rank = self.order.get(self._name_of(node))
+        return (1, node.last_access_time) if rank is None else (0, float(rank))
+
+
+class SglangEviction:
+    """Goes before SGLang's `UnifiedRadixCache` in a class's bases.
+
+    A request is counted when room is made for it or, where none is needed, when it first stores. A page is
+    named by its tokens and the name of the page before it.
+    """
+
+    disable: bool
+    tree_core: Any
+    touch_prefix: Callable[[Any], None]
+
+    def __init__(self, params: Any, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._page = params.page_size
+        self._clock = clock
+        settings = plugin_settings()
+        capacity = settings.blocks or params.token_to_kv_pool_allocator.size // self._page
+        self._make = lambda: settings.books(max(capacity, 1))
+        self._forget_all()
+        super().__init__(params)  # type: ignore[call-arg]
+        self._strategy = VictimsFirst(self._name)
+        self.tree_core.eviction_strategy = self._strategy
+
+    def reset(self) -> None:
+        """Forget everything, what was learned included."""
+        super().reset()  # type: ignore[misc]
+        self._forget_all()
+
+    def match_prefix(self, params: Any) -> Any:
+        """Look up; the last that was looked up is what room is made for next."""
+        self._looked_up = params.key
+        return super().match_prefix(params)  # type: ignore[misc]
+
+    def insert(self, params: Any) -> Any:
+        """Store a request, or more of it."""
+        result = super().insert(params)  # type: ignore[misc]
+        if not self.disable:
+            self._stored(self._names(params.key), result.prefix_len // self._page, params.inserted_len > 0)
+        return result
+
+    def inc_lock_ref(self, node_id: Any, *more: Any, **options: Any) -> Any:
+        """A request uses a path."""
+        if not self.disable and (name := self._name(self.tree_core.node_by_id(node_id))) is not None:
+            self._books.pin(name)
+        return super().inc_lock_ref(node_id, *more, **options)  # type: ignore[misc]
+
+    def dec_lock_ref(self, node_id: Any, *more: Any, **options: Any) -> Any:
+        """A request is done with a path."""
+        if not self.disable and (name := self._name(self.tree_core.node_by_id(node_id))) is not None:
+            self._books.unpin(name)
+        return super().dec_lock_ref(node_id, *more, **options)  # type: ignore[misc]
+
+    def evict(self, params: Any) -> Any:
+        """Free tokens."""
+        self._choose(params.num_tokens)
+        return super().evict(params)  # type: ignore[misc]
+
+    def evict_for_alloc(self, params: Any, **options: Any) -> Any:
+        """Free tokens until there is room for what is to be allocated."""
+        self._choose(params.num_tokens)
+        return super().evict_for_alloc(params, **options)  # type: ignore[misc]
+
+    def figures(self) -> dict[str, Any]:
+        """Counts of policy, predictor and books."""
+        return dict(self._books.figures())
+
+    def _forget_all(self) -> None:
+        self._books = self._make()
+        self._looked_up: Any = None
+        self._expected: OrderedDict[int, None] = OrderedDict()  # last pages of requests that were counted
+        self._under_way: list[int] = []  # of these, the one that room was made for last
+        self._nodes: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by their last pages
+
+    def _stored(self, names: list[int], present: int, goes_on: bool) -> None:
+        if not names:
+            return
+        for name in names[present:]:
+            if name in self._books:  # SGLang evicted more than was chosen
+                self._books.forget(name)
+        counted = next((name for name in reversed(names) if name in self._expected), None)
+        if counted is not None:
+            del self._expected[counted]
+        under_way, self._under_way = self._under_way, []
+        if under_way and names[: len(under_way)] == under_way:
+            self._books.stored(under_way)
+            self._books.finish()
+            goes_on = True
+        if len(names) == len(under_way) and goes_on:
+            return
+        if goes_on or counted is not None:
+            self._books.resume(names, self._clock())
+        else:
+            self._books.begin(names, self._clock())
+        self._books.stored(names)
+        self._books.finish()
+
+    def _choose(self, tokens: int) -> None:
+        """Give the lowest priorities to what must leave; without an answer SGLang goes by recency."""
+        self._strategy.order = {}
+        count = -(-tokens // self._page)
+        if self.disable or count <= 0:
+            return
+        names = [] if self._looked_up is None else self._names(self._looked_up)
+        if names and names != self._under_way:
+            if names[-1] in self._expected:
+                self._books.resume(names, self._clock())
+            else:
+                self._books.begin(names, self._clock())
+            self._expected[names[-1]] = None
+            if len(self._expected) > _EXPECTED:
+                self._expected.popitem(last=False)
+            self._under_way = names
+        incoming = [name for name in names if name not in self._books]
+        victims: Any = self._books.victims(count, incoming)
+        if victims is not None:
+            self._strategy.order = {name: rank for rank, name in enumerate(victims)}
+            self._cut(victims)
+
+    def _cut(self, victims: list[int]) -> None:
+        """Split the nodes of which only the last pages must leave."""
+        for node in self.tree_core.evictable_device_leaves:
+            self._name(node)
+        chosen = set(victims)
+        for name in victims:
+            node = self._nodes.get(name)
+            if node is None or node.key.is_bigram:  # of pairs of tokens the whole node leaves
+                continue
+            stays = sum(each not in chosen for each in self._page_names(node.key, self._name(node.parent)))
+            if stays:
+                self.touch_prefix(_path_key(node, stays * self._page))
+
+    def _names(self, key: Any) -> list[int]:
+        key, _ = key.maybe_to_bigram_view(self.tree_core.is_eagle)
+        return self._page_names(key.page_aligned(self._page), None)
+
+    def _page_names(self, key: Any, name: int | None) -> list[int]:
+        """Names of the pages of `key`, which stands below the page of that name."""
+        names = []
+        for offset in range(0, len(key) - self._page + 1, self._page):
+            name = hash((name, key.child_key_at(offset, self._page)))
+            names.append(name)
+        return names
+
+    def _name(self, node: Any) -> int | None:
+        """The name of the last page of a node, kept in the node; None for the root."""
+        path = []
+        while node.parent is not None and getattr(node, "gati_name", None) is None:
+            path.append(node)
+            node = node.parent
+        name: int | None = getattr(node, "gati_name", None)
+        for each in reversed(path):
+            name = each.gati_name = self._page_names(each.key, name)[-1]
+            self._nodes[name] = each
+        return name
+
+
+def _path_key(node: Any, tokens: int) -> Any:
+    """The key of all above a node and its first `tokens` tokens."""
+    parts = [node.key.raw_token_ids()[:tokens]]
+    above = node.parent
+    while above.parent is not None:
+        parts.append(above.key.raw_token_ids())
+        above = above.parent
+    joined = array("q")
+    for part in reversed(parts):
+        joined.extend(part)
+    return type(node.key)(joined, node.key.extra_key, cache_salt=node.key.cache_salt)
+
+
+@cache
+def _cache_class() -> type:
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+    return type("GatiRadixCache", (SglangEviction, UnifiedRadixCache), {"__doc__": SglangEviction.__doc__})
+
+
+def make_cache(ctx: Any) -> Any:
+    """What SGLang calls for the backend `gati`. Raises EvictError for predictions with several ranks."""
+    from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
+
+    if ctx.disable_radix_cache:
+        return default_radix_cache_factory(ctx)
+    name = plugin_settings().policy
+    if ctx.tp_size > 1 and policy_named(name, flat=False).predicts:
+        raise EvictError(
+            f"policy {name} predicts by the clock, so that {ctx.tp_size} ranks could forget different pages: "
+            "serve with --tp-size 1, or choose a policy without predictions"
+        )
+    ctx.params.tree_core_backend = "python"  # the one in Rust has its own priorities
+    return create_unified_radix_cache(ctx, cache_class=_cache_class())
+
+
+def register() -> None:
+    """Add the backend to SGLang's."""
+    from sglang.srt.mem_cache.registry import register_radix_cache_backend, registered_radix_cache_backends
+
+    if NAME not in registered_radix_cache_backends():
+        register_radix_cache_backend(NAME, make_cache)

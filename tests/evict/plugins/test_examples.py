@@ -1,0 +1,66 @@
+"""The scripts of examples/evict, started with programs that only write down how they were started."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gati.evict.plugins import lmcache, sglang
+from gati.evict.plugins.settings import VARIABLE, PluginSettings, plugin_settings
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def started(script: str, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Arguments and environment that a script starts its engine with."""
+    program = (
+        "#!/usr/bin/env python3\nimport json, os, sys\nprint(json.dumps([sys.argv, dict(os.environ)]))\n"
+    )
+    for name in ("vllm", "python"):
+        path = folder / name
+        path.write_text(program)
+        path.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    told = subprocess.run(
+        [REPOSITORY / "examples" / "evict" / script],
+        env=environment,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    arguments, environment = json.loads(told.stdout)
+    return arguments, environment
+
+
+@pytest.mark.parametrize("script", ["vllm.sh", "sglang.sh", "lmcache.sh"])
+def test_its_settings_are_read(script: str, tmp_path: Path) -> None:
+    _, environment = started(script, tmp_path)
+    assert plugin_settings({VARIABLE: environment[VARIABLE]}) == PluginSettings()
+
+
+def test_vllm_is_told_where_the_policy_is(tmp_path: Path) -> None:
+    arguments, _ = started("vllm.sh", tmp_path)
+    extra = json.loads(arguments[-1])["kv_connector_extra_config"]
+    module = importlib.import_module(extra["cache_policy_module_path"])
+    assert module.VllmEviction.__name__ == "VllmEviction"
+    assert extra["eviction_policy"] == "GatiCachePolicy"
+
+
+def test_sglang_and_lmcache_are_told_the_names_that_are_registered(tmp_path: Path) -> None:
+    arguments, _ = started("sglang.sh", tmp_path)
+    assert arguments[arguments.index("--radix-cache-backend") + 1] == sglang.NAME
+    _, environment = started("lmcache.sh", tmp_path)
+    assert environment["LMCACHE_CACHE_POLICY"] == lmcache.NAME
+
+
+def test_the_package_names_what_engines_load() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for group in ("vllm.general_plugins", "sglang.srt.plugins"):
+        for entry in project["entry-points"][group].values():
+            module, _, name = entry.partition(":")
+            assert callable(getattr(importlib.import_module(module), name))
