@@ -72,13 +72,19 @@ class Report:
     after: Census | None = None
     resident_bytes: list[int] = field(default_factory=list)  # of the scheduler, after each fault
     restarts: int = 0
+    logged: Counter[str] = field(default_factory=Counter)  # of warnings and errors, by what they say
     mistakes: list[str] = field(default_factory=list)  # tracebacks in the log
     left: list[str] = field(default_factory=list)  # processes, and folders of the moment
     status: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return asdict(self)
+        values = dict(vars(self))
+        for name in ("faults", "statuses", "logged"):
+            values[name] = dict(values[name].most_common())
+        for name in ("before", "after"):
+            values[name] = None if values[name] is None else asdict(values[name])
+        return values
 
 
 class Chaos:
@@ -94,7 +100,7 @@ class Chaos:
         self._dice = random.Random(seed)
         self._clients, self._pause_s = clients, pause_s
         self._inputs = images(INPUTS)
-        self._answers = _answers(folder / "library", self._inputs)
+        self.answers = _answers(folder / "library", self._inputs)
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._seen: set[int] = set()
@@ -128,7 +134,7 @@ class Chaos:
                     thread.join(2 * HANG_S)
             self._count(running)
         self.report.status = running.stop()
-        self.report.mistakes += [line[:2000] for line in running.said if "Traceback" in line]
+        self.read_log(running.said)
         self._look_for_remains()
         self._clock.close()
         return self.report
@@ -172,6 +178,18 @@ class Chaos:
         found = [line for line in page.splitlines() if line.startswith("gati_restarts_total{")]
         self.report.restarts = round(sum(float(line.rsplit(" ", 1)[1]) for line in found))
 
+    def read_log(self, lines: list[str]) -> None:
+        """Count what the server warned of, and keep what it did not expect."""
+        for line in lines:
+            if "Traceback" in line:
+                self.report.mistakes.append(line[:2000])
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(entry, dict) and entry.get("level") in ("warning", "error"):
+                self.report.logged[f"{entry['level']}: {entry.get('message')}"] += 1
+
     def _look_for_remains(self) -> None:
         ended = _soon(lambda: not any(map(faults.alive, self._seen)))
         self.report.left += [] if ended else [f"processes {[pid for pid in self._seen if faults.alive(pid)]}"]
@@ -201,10 +219,11 @@ class Chaos:
                     with self._lock:
                         self.report.unexplained.append(f"{model}: {error!r}")
                     continue
-                self._take_in(number, reply, time.monotonic() - began_s)
+                self.take_in(number, reply, time.monotonic() - began_s)
                 time.sleep(self._pause_s)
 
-    def _take_in(self, number: int, reply: httpx.Response, took_s: float) -> None:
+    def take_in(self, number: int, reply: httpx.Response, took_s: float) -> None:
+        """Judge a reply to an input."""
         with self._lock:
             report = self.report
             report.statuses[reply.status_code] += 1
@@ -212,7 +231,7 @@ class Chaos:
             if reply.status_code == 200:
                 outputs = {each["name"]: each["data"] for each in reply.json()["outputs"]}
                 given = np.array(outputs["probabilities"])
-                if not any(np.abs(given - right).max() < CLOSE for right in self._answers[number]):
+                if not any(np.abs(given - right).max() < CLOSE for right in self.answers[number]):
                     report.wrong.append(f"input {number}: {given.tolist()} from {outputs['exit']}")
             elif reply.status_code not in REFUSALS or not _reason(reply):
                 report.unexplained.append(f"{reply.status_code}: {reply.text[:300]}")

@@ -1,0 +1,56 @@
+"""One fault after the other under load: every request is answered or refused, and nothing is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from benchmarks.chaos import verdicts
+from tests.services.chaos import KINDS, Chaos
+from tests.services.faults import Census
+
+WELL = Census(threads=4, files=30, children=2, resident_bytes=2**26)
+
+
+def reply(status: int, document: object) -> httpx.Response:
+    return httpx.Response(status, json=document)
+
+
+def answer(probabilities: list[float]) -> httpx.Response:
+    outputs = [{"name": "probabilities", "data": probabilities}, {"name": "exit", "data": ["base"]}]
+    return reply(200, {"outputs": outputs})
+
+
+def test_the_report_sees_what_must_not_be(tmp_path: Path) -> None:
+    chaos = Chaos(tmp_path)
+    report = chaos.report
+    report.before = report.after = WELL
+    report.status = 0
+    right = [each.tolist() for each in chaos.answers[3]]
+    for probabilities in right:
+        chaos.take_in(3, answer(probabilities), 0.1)
+    for status in (429, 503, 504):
+        chaos.take_in(3, reply(status, {"error": "because"}), 0.1)
+    assert all(verdicts(report).values())
+    chaos.take_in(4, answer(right[0]), 0.1)
+    assert not verdicts(report)["no wrong answer"]
+    chaos.take_in(3, reply(503, {}), 0.1)
+    chaos.take_in(3, reply(500, {"error": "internal"}), 100.0)
+    assert len(report.unexplained) == 2 and not verdicts(report)["no later than its deadline"]
+    report.after = Census(threads=40, files=90, children=2, resident_bytes=2**26)
+    report.resident_bytes = [2**26] * 8 + [2**27] * 8
+    found = verdicts(report)
+    assert not (found["no thread or file left"] or found["memory flat"])
+    chaos.read_log(['{"level": "error", "message": "failed", "exception": "Traceback (most recent"}'])
+    assert not verdicts(report)["no mistake in the log"] and report.logged == {"error: failed": 1}
+
+
+@pytest.mark.slow
+def test_faults_under_load_are_survived(tmp_path: Path) -> None:
+    report = Chaos(tmp_path, pause_s=0.05).run(seconds=30.0, every_s=0.0)
+    said = report.to_json()
+    assert not (report.unexplained or report.wrong or report.left or report.mistakes), said
+    assert report.status == 0 and report.statuses[200] > 0, said
+    assert set(report.faults) <= set(KINDS) and report.faults.total() >= 3, said
