@@ -31,7 +31,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         out=folder / "library",
         blocks="encoder.layers.0",
         epochs=1,
-        variants=["grid(64)"],
+        variants=["tokens-attention(2,32)"],
     )
     gati.compose(folder / "library", accuracy=0.8, backend="torch")
     return folder

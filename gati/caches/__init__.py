@@ -22,19 +22,23 @@ from gati.caches.reduced import REDUCED, ReducedNetwork, default_reduced, is_red
 from gati.caches.selectors import build_selector, fit_selector_networks, selector_names
 from gati.caches.storage import load_cache, save_cache
 from gati.caches.students import student, student_operations, student_widths
+from gati.caches.tokens import TOKEN_VARIANTS, FirstToken, TokenMean
 
 __all__ = [
     "DEFAULT_VARIANTS",
     "PUBLISHED_VARIANTS",
     "REDUCED",
+    "TOKEN_VARIANTS",
     "AverageAndMaximum",
     "Companion",
     "FeatureMap",
+    "FirstToken",
     "LearnedCache",
     "Reader",
     "Reading",
     "ReducedNetwork",
     "SceneHead",
+    "TokenMean",
     "build_predictor",
     "companion_variant",
     "expand_variants",

@@ -17,6 +17,7 @@ from torch import nn
 from gati.caches import (
     DEFAULT_VARIANTS,
     REDUCED,
+    TOKEN_VARIANTS,
     LearnedCache,
     ReducedNetwork,
     build_predictor,
@@ -156,6 +157,10 @@ def specify(
 
     **Raises:** `VariantError` for a variant that was named and cannot be built.
     """
+    if _reads_tokens(traced):
+        of_maps = [each for each in asked.defaults if not reads_input(each)]
+        inputs = [each for each in asked.defaults if reads_input(each)]
+        asked = asked._replace(defaults=(*inputs, *(TOKEN_VARIANTS if of_maps else ())))
     chooser = _Chooser(traced, module, profile, asked, measure)
     before = [block for block in profile.blocks if block.kind == INPUT_KIND]
     behind = [block for block in profile.blocks if block.kind != INPUT_KIND]
@@ -176,6 +181,12 @@ def specify(
                 where = f"not one of the {len(places)} blocks at even distances of time"
                 found.append(_row(block, variant, f"{where}: name it with --blocks"))
     return tuple(found)
+
+
+def _reads_tokens(traced: TracedModel) -> bool:
+    """Whether the network takes whole numbers, and its blocks hand on sequences."""
+    shapes = [traced.hidden_shapes[name] for name in traced.blocks if traced.block_kinds[name] != INPUT_KIND]
+    return not traced.dtype.is_floating_point and all(len(shape) == 2 for shape in shapes)
 
 
 class _Chooser:

@@ -12,13 +12,15 @@ from itertools import takewhile
 import torch
 from torch import Tensor, nn
 
-from gati.caches import AverageAndMaximum, FeatureMap, Reader
+from gati.caches import AverageAndMaximum, FeatureMap, FirstToken, Reader, TokenMean
 
 __all__ = ["Front", "Fronts", "split_front"]
 
 _WITHOUT_WEIGHTS = (
     FeatureMap,
     AverageAndMaximum,
+    FirstToken,
+    TokenMean,
     Reader,
     nn.AdaptiveAvgPool2d,
     nn.AvgPool2d,

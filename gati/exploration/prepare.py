@@ -151,10 +151,11 @@ def prepare(
     more = None if train_data is None else load_data(train_data, loaded.preprocessing, what="--train-data")
     inputs = split_inputs(held, more, seed)
     module = loaded.module.to(device)
-    example = inputs.held_out.images(np.arange(min(64, len(inputs.held_out)))).to(device)
-    found = find_blocks(module, blocks, example=example[:2])
+    tensors = loaded.preprocessing.tensors
+    example = (inputs.held_out.images(np.arange(2)) if tensors is None else tensors.example()).to(device)
+    found = find_blocks(module, blocks, example=example)
     names, no_entry = _places(module, found, asked.variants, companions)
-    traced = trace(module, example[:2], names)
+    traced = trace(module, example, names)
     named, labelled = _name_classes(loaded, held, traced.classes, class_names, label_map)
     rows = inputs.record.rows
     labels = None if labelled.data.labels is None else labelled.data.labels[rows]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gati.errors import BlockError, ModelError, one_line
 from gati.model.entry import INPUT, means_input
+from gati.model.masks import TokenMask, mask_of, without_padding
 from gati.model.source import near
 
 __all__ = ["collect_hidden", "first_tensor", "forward_order"]
@@ -20,10 +21,11 @@ __all__ = ["collect_hidden", "first_tensor", "forward_order"]
 def collect_hidden(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
     """Give a dict that every forward of `module` inside the context fills: block name -> hidden output.
 
-    A block that returns several tensors counts with its first. The block `input` is what the network is
-    given, unless it has a module of that name. Tensors are detached, keep their values when
-    a later operation writes in place over a block's output, and stay valid after the context. All hooks are
-    gone when the context ends, however it ends; parameters and buffers are never touched.
+    A block that returns several tensors counts with its first. Of sequences with a mask, padding is zero.
+    The block `input` is what the network is given, unless it has a module of that name. Tensors are detached,
+    keep their values when a later operation writes in place over a block's output, and stay valid after the
+    context. All hooks are gone when the context ends, however it ends; parameters and buffers are never
+    touched.
 
     **Raises:** `BlockError` for a name the network does not have, before anything is registered; inside a
     forward, `ModelError` for a block that returns no tensor.
@@ -35,7 +37,7 @@ def collect_hidden(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str
             raise BlockError(
                 f"the network has no module {name!r}{near(name, (key for key in modules if key))}"
             )
-    collector = _Collector()
+    collector = _Collector(mask_of(module))
     with ExitStack() as handles:
         handles.callback(collector.forget)
         register = handles.enter_context
@@ -57,7 +59,8 @@ class _Collector:
     is an error and never a wrong value. Inference tensors have no counter, hence are always cloned.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mask: TokenMask | None = None) -> None:
+        self._mask, self._tokens = mask, torch.empty(0)
         self.hidden: dict[str, Tensor] = {}
         self._overwritten: dict[
             str, bool
@@ -67,13 +70,16 @@ class _Collector:
     def before_forward(self, module: nn.Module, arguments: Any) -> None:
         self.hidden.clear()
         self._watched.clear()
+        if self._mask is not None:
+            self._tokens = self._mask(first_tensor(arguments, INPUT))
 
     def entry(self, module: nn.Module, arguments: Any) -> None:
         self._note(INPUT, first_tensor(arguments, INPUT))
 
     def hook_for(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, arguments: Any, output: Any) -> None:
-            self._note(name, first_tensor(output, name))
+            hidden = first_tensor(output, name)
+            self._note(name, hidden if self._mask is None else without_padding(hidden, self._tokens))
 
         return hook
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gati.errors import DataError, ModelError, one_line
 from gati.model.inputs import ALONE, TensorInputs
 from gati.model.load import LoadedModel
+from gati.model.masks import MASK, set_mask
 
 __all__ = ["fit_tensors", "packed"]
 
@@ -79,6 +80,9 @@ def _adapted(module: nn.Module, inputs: TensorInputs) -> nn.Module:
     for name in _HOOKS:  # whoever watches one of them does not watch the other
         if isinstance(vars(module).get(name), Mapping):
             object.__setattr__(copied, name, OrderedDict(vars(module)[name]))
+    mask = next((part for part in inputs.parts if part.name == MASK and len(part.shape) == 1), None)
+    if mask is not None:
+        set_mask(copied, lambda x: inputs.split(x)[MASK] != 0)
     copied.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
     return copied
 

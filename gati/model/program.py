@@ -52,6 +52,15 @@ class Program:
         bound = {name: tensors[key] for name, key in self.weights.items()}
         return replace(self, constants={**self.constants, **bound})
 
+    def first_output(self) -> Program:
+        """The same program with its first output alone: what only others need is left out of functions."""
+        return replace(
+            self,
+            output=self.output_uses[0],
+            output_uses=self.output_uses[:1],
+            output_shapes=self.output_shapes[:1],
+        )
+
     def function(
         self,
         name: str,
@@ -61,11 +70,12 @@ class Program:
         result_uses: Iterable[str],
         prologue: Sequence[str] = (),
     ) -> FlatFunction:
-        """Compile `body` into one function; locals are dropped after their last use.
+        """Compile what `result` needs of `body` into one function; locals are dropped after their last use.
 
         The source is kept as the attribute `source` for a reader who wants to see what runs.
         """
-        lines = [*prologue, *_with_releases(parameters, body, frozenset(result_uses)), f"return {result}"]
+        kept = frozenset(result_uses)
+        lines = [*prologue, *_with_releases(parameters, _needed(body, kept), kept), f"return {result}"]
         source = f"def {name}({', '.join(parameters)}):\n" + "".join(f"    {line}\n" for line in lines)
         return compiled(name, source, self.constants)
 
@@ -89,6 +99,16 @@ def packed(function: FlatFunction) -> tuple[str, str, dict[str, Any]]:
     known = function.__globals__
     used = sorted(set(re.findall(r"[A-Za-z_]\w*", source)) & set(known))
     return function.__name__, source, {name: known[name] for name in used if name != function.__name__}
+
+
+def _needed(body: Sequence[Statement], wanted: frozenset[str]) -> list[Statement]:
+    """The statements that give what is wanted or change memory, and those that they use."""
+    needed, used = [], set(wanted)
+    for statement in reversed(body):
+        if statement.name in used or statement.mutated:
+            needed.append(statement)
+            used.update(statement.uses)
+    return needed[::-1]
 
 
 def _with_releases(

@@ -20,6 +20,7 @@ from gati.errors import CutError, DataError, ModelError
 from gati.model.bindings import equal_values, storages
 from gati.model.entry import INPUT, INPUT_KIND, means_input
 from gati.model.flatten import lower
+from gati.model.masks import giving_hidden, mask_of, without_padding
 from gati.model.program import FlatFunction, Program, Statement
 
 __all__ = ["INPUT", "INPUT_KIND", "Carried", "Segment", "TracedModel", "trace"]
@@ -136,8 +137,9 @@ def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedMo
     """Follow `module` on `example` [2 or more, ...] and find the hidden output of each of `blocks`.
 
     The block `input` is the example itself, and comes first, unless the module has a module of that name.
-    The module must be in evaluation mode; it is not changed, and its weights are shared. It is traced on
-    the device that it and the example are on.
+    Of sequences with a mask, padding is zero in hidden outputs; random masks in the example tell these from
+    what the blocks gave. The module must be in evaluation mode; it is not changed, and its weights are
+    shared. It is traced on the device that it and the example are on.
 
     Raises:
         ModelError: the network cannot be traced, or one input's result depends on others of its batch.
@@ -149,7 +151,10 @@ def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedMo
         inner = [name for name in blocks if not means_input(module, name)]
         captured, expected = _run_with_hooks(module, example, inner)
     finder = _BlockFinder(captured)
-    program = lower(module, example, observe=finder.observe)
+    if mask_of(module) is None or not inner:
+        program = lower(module, example, observe=finder.observe)
+    else:
+        program = lower(giving_hidden(module, inner), example, observe=finder.observe).first_output()
     if len(program.output_shapes) != 1 or len(program.output_shapes[0]) != 2:
         raise ModelError(
             f"the network returns tensors of shapes {list(program.output_shapes)}; one of shape "
@@ -200,13 +205,14 @@ def _run_with_hooks(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The hidden outputs as the module's own forward computes them, and its result."""
     captured: dict[str, Tensor] = {}
-    handles = []
+    handles, mask = [], mask_of(module)
     try:
         for name in blocks:
 
             def hook(_module: nn.Module, _args: Any, output: Any, name: str = name) -> None:
                 hidden = output[0] if isinstance(output, (tuple, list)) else output
                 if isinstance(hidden, Tensor):
+                    hidden = hidden if mask is None else without_padding(hidden, mask(example))
                     captured[name] = hidden.clone()  # a later operator may change it in place
 
             handles.append(_submodule(module, name).register_forward_hook(hook))

@@ -1,0 +1,49 @@
+"""Predictors of tokens: padding never changes an answer, however much of it there is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gati.caches import TOKEN_VARIANTS, build_predictor
+from gati.errors import VariantError
+
+ALL = (*TOKEN_VARIANTS, "tokens-first(32)")
+CHANNELS, CLASSES = 8, 5
+
+
+@pytest.mark.parametrize("variant", ALL)
+@settings(deadline=None, max_examples=25)
+@given(length=st.integers(1, 9), padding=st.integers(0, 12), seed=st.integers(0, 99))
+def test_padding_changes_nothing(variant: str, length: int, padding: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    predictor = build_predictor(variant, (length, CHANNELS), CLASSES).eval()
+    sentences = torch.randn(3, length, CHANNELS)
+    longer = torch.cat((sentences, torch.zeros(3, padding, CHANNELS)), 1)
+    expected = predictor(sentences)
+    assert expected.shape == (3, CLASSES)
+    torch.testing.assert_close(predictor(longer), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", TOKEN_VARIANTS)
+def test_every_token_counts(variant: str) -> None:
+    torch.manual_seed(0)
+    predictor = build_predictor(variant, (6, CHANNELS), CLASSES).eval()
+    x = torch.randn(1, 6, CHANNELS)
+    changed = x.clone()
+    changed[0, 5] += 3.0
+    assert not torch.allclose(predictor(x), predictor(changed), atol=1e-4)
+
+
+@pytest.mark.parametrize("variant", ALL)
+def test_a_sequence_without_tokens_is_answered(variant: str) -> None:
+    predictor = build_predictor(variant, (4, CHANNELS), CLASSES).eval()
+    assert torch.isfinite(predictor(torch.zeros(2, 4, CHANNELS))).all()
+
+
+@pytest.mark.parametrize("variant", ALL)
+def test_maps_are_not_tokens(variant: str) -> None:
+    with pytest.raises(VariantError, match=r"it reads tokens \(length, channels\)"):
+        build_predictor(variant, (8, 4, 4), CLASSES)
