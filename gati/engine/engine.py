@@ -1,4 +1,4 @@
-"""The engine: segments and lookups in turn, until one of them knows the answer."""
+"""The engine: segments and lookups in turn, until a lookup hits."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class Engine:
         return get_backend(self.backend).precision
 
     def _make_base_graph(self) -> Graph:
-        """Made when first asked for: serving never needs it."""
+        """Made on first use: serving never needs it."""
         executes = get_backend(self.backend)
         if not isinstance(executes, GraphBackend):
             raise AssertionError("only graph backends keep the base model as a graph")
@@ -223,7 +223,7 @@ class Engine:
 
     @property
     def overlapped(self) -> bool:
-        """Whether any lookup runs beside the network, on cores or a stream of its own."""
+        """Whether any lookup runs in parallel with the network, on its own cores or stream."""
         return self._beside is not None
 
     def open(self) -> None:
@@ -276,7 +276,7 @@ class Engine:
         return segment_backend(self.backend).single(self.traced, segments, exits)
 
     def _build_steps(self, segments: Sequence[Segment]) -> tuple[_Step, ...]:
-        """The path of a single request where lookups run beside it: cut at every block, to stop soon."""
+        """The path of one request with parallel lookups: cut at every block, so that it can stop early."""
         exits = {
             leaving.block: (leaving, stage) for leaving, stage in zip(self.exits, self._stages, strict=True)
         }
