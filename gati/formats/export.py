@@ -34,7 +34,7 @@ _LARGEST_FILE = 2**31 - 1  # what a protocol buffer holds
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: a file, or a folder for Triton. `exits` are the blocks an input can leave after."""
+    """The written file, or folder for Triton. `exits` are the blocks an input can leave after."""
 
     path: Path
     format: Format
@@ -59,7 +59,7 @@ def export(
     It takes one input at a time and gives `probabilities` [1, K], `exit` int64 [1] (the index of the exit,
     or the number of exits where the whole network answered) and `score` [1] of the last lookup (NaN without
     one). All lookups are inline. `onnx` is one file with nested `If` nodes, `triton` a model folder around
-    it, `pt2` a `torch.export` program with `torch.cond`. Before a file gets its name it is asked random
+    it, `pt2` a `torch.export` program with `torch.cond`. Before a file gets its name it is tested on random
     inputs and must answer as the engine does. With `raw_input` it takes the image, uint8 [1, H, W, C], of
     exactly the network's size.
 
@@ -204,7 +204,7 @@ def _write_program(served: Served, stages: GraphStages, target: Path) -> None:
 
 
 def _inputs(stages: GraphStages, raw: Preprocessing | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Random inputs of very different size, so that more than one exit is asked; as fed, and preprocessed."""
+    """Random inputs of very different size, to test more than one exit; as fed, and preprocessed."""
     generator = torch.Generator().manual_seed(0)
     shape = stages.example.shape
     for number in range(_CHECKED_INPUTS):
