@@ -46,7 +46,7 @@ class LearnedCache(nn.Module):
 
     @property
     def structure(self) -> tuple[object, ...]:
-        """What two caches have in common that differ in nothing but their weights."""
+        """A key that is equal for caches that differ only in their weights."""
         weights = ((name, tuple(tensor.shape)) for name, tensor in self.state_dict().items())
         kinds = (type(module).__name__ for module in self.modules())
         own = self.predictor.structure if isinstance(self.predictor, Companion) else None

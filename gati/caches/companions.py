@@ -73,7 +73,7 @@ class Reading:
 
 
 class Reader(nn.Module):
-    """What the base model is given [B, C, H, W] -> what a companion is given, a copy that it may write to."""
+    """Inputs of the base model [B, C, H, W] -> inputs of a companion, a copy that it may write to."""
 
     scale: Tensor
     shift: Tensor
@@ -97,7 +97,7 @@ class Reader(nn.Module):
 
 
 class Companion(nn.Module):
-    """What the base model is given [B, C, H, W] -> another network's logits for the base model's classes.
+    """Inputs of the base model [B, C, H, W] -> another network's logits for the base model's classes.
 
     `program` is what `pack_network` gave; the weights are 0 until they are loaded. `where` is for errors.
     A copy, and what is pickled, is built from the program again.
@@ -128,7 +128,7 @@ class Companion(nn.Module):
 
     @property
     def structure(self) -> tuple[object, ...]:
-        """What two companions have in common that differ in nothing but their weights."""
+        """A key that is equal for companions that differ only in their weights."""
         return hashlib.sha256(self.program).hexdigest(), self.reading
 
     def forward(self, x: Tensor) -> Tensor:

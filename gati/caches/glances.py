@@ -1,4 +1,4 @@
-"""Predictors for scenes with few classes: cheap to run, trained on a few hundred inputs in a moment."""
+"""Predictors for scenes with few classes: cheap to run, trained quickly on a few hundred inputs."""
 
 from __future__ import annotations
 

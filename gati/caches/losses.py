@@ -37,7 +37,7 @@ def distillation_loss(
 
 
 def feature_loss(found: Tensor, wanted: Tensor, *, row_weights: Tensor | None = None) -> Tensor:
-    """How far the directions of features [B, D] are from those of the base model's: 1 - cosine, a scalar.
+    """The distance between directions of features [B, D] and the base model's: 1 - cosine, a scalar.
 
     Those of the base model are standardised row by row first. Lengths play no part, so a network with large
     hidden outputs teaches no more than one with small ones, and no step can be too long for them.

@@ -1,9 +1,9 @@
-"""The network itself on pictures of fewer pixels: a predictor at the input that begins with all it knows.
+"""The network itself at a lower resolution: a predictor at the input that starts from the network's weights.
 
 A convolutional network's cost falls with the number of pixels, so at half the side it costs about a quarter
 or less. What it answers there needs little training to be what it answers at full size, which is worth most
 where training inputs are few. Touvron et al. 2019, "Fixing the train-test resolution discrepancy", show how
-much a network loses that nobody taught its new resolution.
+much a network loses that was not trained at its new resolution.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ReducedNetwork(nn.Sequential):
         return self
 
     def companion(self, example: Tensor) -> Companion:
-        """What it has become, its normalisation folded: a cache's predictor, on the CPU.
+        """The trained network with its normalisation folded: a cache's predictor, on the CPU.
 
         **Raises:** `ModelError` for a network that cannot be traced or written down.
         """
@@ -93,7 +93,7 @@ class _Logarithm(nn.Module):
 
 
 def _reading(variant: str, input_shape: tuple[int, ...], outputs_kind: OutputsKind) -> Reading:
-    """How to make pictures whose shorter side has as many pixels as the variant says."""
+    """The resizing that gives the shorter side as many pixels as the variant says."""
     shorter = min(input_shape[1:]) if len(input_shape) == 3 else 0
     _, numbers = parse_variant(variant)
     if len(numbers) != 1 or not 1 <= numbers[0] < shorter:

@@ -53,7 +53,7 @@ class Margin(nn.Module):
 
 
 class NegativeEntropy(nn.Module):
-    """The negative entropy of the class probabilities, in nats (BranchyNet's criterion, turned round)."""
+    """The negative entropy of the class probabilities, in nats (BranchyNet's criterion, negated)."""
 
     def forward(self, probabilities: Tensor) -> Tensor:  # (B, K) -> (B,)
         """Score in [-ln K, 0]."""

@@ -27,7 +27,7 @@ _PROGRAM = "companion.program"
 
 
 def save_cache(path: Path | str, cache: LearnedCache, metadata: dict[str, str] | None = None) -> None:
-    """Write a cache atomically; `metadata` (text only) is kept beside the architecture."""
+    """Write a cache atomically; `metadata` (text only) is stored with the architecture."""
     architecture = {
         "variant": cache.variant,
         "hidden_shape": list(cache.hidden_shape),

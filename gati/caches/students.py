@@ -24,7 +24,7 @@ _LARGEST_SHARE = 0.6  # a student that costs more than this saves little even if
 
 
 class _Look(NamedTuple):
-    """How a student sees an input [C, H, W]: averaged, then squares of pixels made channels.
+    """A student's view of an input [C, H, W]: averaged, then squares of pixels become channels.
 
     Sides are padded before either to what it divides; not all at once before both, because ONNX Runtime
     merges padding into the pooling after it and refuses more than a window.

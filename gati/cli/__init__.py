@@ -1,4 +1,4 @@
-"""The command line: `gati VERB`, one function a verb, each a few lines over the library."""
+"""The command line: `gati VERB`, one function per verb, each a thin wrapper over the library."""
 
 from gati.cli.commands import app, main, run
 

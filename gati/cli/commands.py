@@ -1,4 +1,4 @@
-"""The command line: one function a verb, each a few lines over the library function of the same name."""
+"""The command line: one function per verb, each a thin wrapper over the library function of the same name."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def _gati(
     ] = False,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
-    """Give a trained network learned caches, so that easy inputs leave it early.
+    """Add learned caches to a trained network, so that easy inputs leave it early.
 
-    Start with [bold]gati demo[/bold]. For a network of your own: [bold]explore[/bold] trains and measures
-    caches, [bold]compose[/bold] chooses some, [bold]evaluate[/bold] measures what that gains.
+    Start with [bold]gati demo[/bold]. For your own network: [bold]explore[/bold] trains and measures
+    caches, [bold]compose[/bold] selects them, [bold]evaluate[/bold] measures the gain.
     """
     if debug:
         os.environ["GATI_DEBUG"] = "1"
@@ -78,12 +78,14 @@ def _verb(*examples: str) -> Callable[[_Command], _Command]:
 def blocks(
     model: Model,
     checkpoint: Checkpoint = None,
-    pattern: Annotated[str | None, typer.Option("--blocks", metavar="PATTERN", help="Only these.")] = None,
+    pattern: Annotated[
+        str | None, typer.Option("--blocks", metavar="PATTERN", help="Only matching blocks.")
+    ] = None,
     size: Annotated[
-        str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Of the inputs, if the model does not tell.")
+        str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Input size, if the model has none.")
     ] = None,
 ) -> None:
-    """Show the blocks that caches can sit after: name, output shape, share of the latency."""
+    """List the blocks that a cache can follow: name, output shape, share of the latency."""
     render.blocks(gati.blocks(model, checkpoint, pattern=pattern, size=size_of(size)))
 
 
@@ -111,39 +113,39 @@ _verb(
 def compose(
     directory: LibraryDir,
     accuracy: Annotated[
-        float, typer.Option(help="Share of answers that must equal the full network's.")
+        float, typer.Option(help="Required share of answers equal to the full network's.")
     ] = 0.99,
     confidence: Annotated[
-        float, typer.Option(help="How sure to be of that; 0 asks for no certificate.")
+        float, typer.Option(help="Confidence of the certificate; 0 skips certification.")
     ] = 0.95,
     memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Limit of all caches together, as in 256MiB.")
+        str | None, typer.Option(metavar="SIZE", help="Memory limit for all caches, such as 256MiB.")
     ] = None,
     objective: Annotated[
-        Literal["relaxed", "full", "exact"], typer.Option(help="Which form of the problem is solved.")
+        Literal["relaxed", "full", "exact"], typer.Option(help="Which formulation to solve.")
     ] = "exact",
     solver: Annotated[Literal["auto", "gurobi", "highs"], typer.Option()] = "auto",
     placement: Annotated[
-        Literal["auto", "inline", "overlapped"], typer.Option(help="Lookups inside or beside the network.")
+        Literal["auto", "inline", "overlapped"], typer.Option(help="Run lookups in sequence or in parallel.")
     ] = "auto",
     backend: Annotated[
-        str, typer.Option(help="What executes the network, as openvino-bf16; auto tries all that are here.")
+        str, typer.Option(help="Executes the network, such as openvino-bf16; auto tries all available.")
     ] = "auto",
     slowdown: Slowdown = None,
-    name: Annotated[str, typer.Option(help="A library keeps several compositions.")] = "default",
+    name: Annotated[str, typer.Option(help="Name of the composition; a library keeps several.")] = "default",
     per_class: Annotated[
-        bool, typer.Option("--per-class", help="Certify the agreement in every class, not only overall.")
+        bool, typer.Option("--per-class", help="Certify agreement in every class, not only overall.")
     ] = False,
     certify_data: CertifyData = None,
     latency: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Ask the other way round: most agreement with this mean latency."),
+        typer.Option(metavar="TIME", help="Maximise agreement at this mean latency instead."),
     ] = None,
     pareto: Annotated[
-        bool, typer.Option("--pareto", help="Show what can be had, from careful to fast; compose nothing.")
+        bool, typer.Option("--pareto", help="Show the trade-off, from careful to fast; compose nothing.")
     ] = False,
 ) -> None:
-    """Choose which caches to use, at which thresholds, so that the mean latency is least."""
+    """Choose caches and thresholds that minimise the mean latency."""
     from gati.composition.plans import Settings
     from gati.units import parse_bytes, parse_duration
 
@@ -196,14 +198,14 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N inputs.")] = None,
     device: Device = "cpu",
     per_class: Annotated[
-        bool, typer.Option("--per-class", help="Show agreement and hit rate of every class, too.")
+        bool, typer.Option("--per-class", help="Also show agreement and hit rate of every class.")
     ] = False,
     class_names: ClassNamesFile = None,
     label_map: LabelMapFile = None,
 ) -> None:
     """Measure gain, agreement and latency on inputs that Gati has not seen.
 
-    Every request is answered by the network alone and by Gati, in turn, in one process.
+    The network alone and Gati answer every request in turn, in one process.
     """
     from gati.composition.composition import Composition
     from gati.exploration.library import Library
@@ -249,30 +251,32 @@ def predict(
     composition: CompositionName = "default",
     device: Device = "cpu",
 ) -> None:
-    """Classify image files, and say after which block each answer was known."""
+    """Classify image files and show at which block each answer was found."""
     render.predictions(images, gati.predict(directory, images, composition=composition, device=device))
 
 
 @_verb("gati export runs/mine --out model.onnx", "gati export runs/mine --format triton --out models/mine")
 def export(
     directory: LibraryDir,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The file, or the model folder for Triton.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Output file; for Triton, the model folder.")],
     composition: CompositionName = "default",
     format: Annotated[Literal["onnx", "pt2", "triton"], typer.Option(help="pt2: torch.export.")] = "onnx",
-    raw_input: Annotated[bool, typer.Option("--raw-input", help="Preprocess in the file: uint8 in.")] = False,
+    raw_input: Annotated[
+        bool, typer.Option("--raw-input", help="Include preprocessing: the input is uint8.")
+    ] = False,
 ) -> None:
     """Write the whole early-exit network as one file that runs without Gati, one input at a time.
 
-    It answers as the engine does; ONNX Runtime and OpenVINO run it as it is.
+    Its answers are the engine's. ONNX Runtime and OpenVINO run it unchanged.
     """
     render.exported(gati.export(directory, out, composition=composition, format=format, raw_input=raw_input))
 
 
 @_verb("gati demo")
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where its files go.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder.")] = Path("demo"),
 ) -> None:
-    """Run it all on handwritten digits: train a network, explore, compose, evaluate."""
+    """Run everything on handwritten digits: train a network, explore, compose, evaluate."""
     gati.demo(out)
 
 
@@ -284,7 +288,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit status; what goes wrong becomes one line on stderr."""
+    """Run one command and return its exit status; an error becomes one line on stderr."""
     try:
         status = app(args=list(arguments), prog_name="gati", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
@@ -324,7 +328,7 @@ def _usage(error: Any) -> str:
 
 def _interrupted(arguments: Sequence[str]) -> str:
     if "explore" in arguments:
-        return "interrupted: run the same gati explore command again, it goes on where it stopped"
+        return "interrupted: run the same gati explore command again to resume"
     return "interrupted"
 
 

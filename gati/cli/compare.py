@@ -28,19 +28,20 @@ def bench(
     composition: CompositionName = "default",
     limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N inputs.")] = None,
     repetitions: Annotated[int, typer.Option(metavar="R", help="Passes over the inputs.")] = 3,
-    clients: Annotated[int, typer.Option(metavar="N", help="At once, for the throughput.")] = 8,
+    clients: Annotated[int, typer.Option(metavar="N", help="Concurrent clients, for the throughput.")] = 8,
     seconds: Annotated[
-        float, typer.Option(help="Of throughput a repetition; 0 leaves it out, which is much faster.")
+        float, typer.Option(help="Duration of each throughput run; 0 skips them, which is much faster.")
     ] = 1.0,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="That torch computes with.")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads that torch uses.")] = None,
     cascade: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Library of a smaller network, asked first, as a peer.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Library of a smaller network that runs first, as a peer."),
     ] = None,
     label_map: LabelMapFile = None,
 ) -> None:
-    """Compare Gati with the network on every backend here, and with published early exits.
+    """Compare Gati with the network on every available backend, and with published early exits.
 
-    All answer every request in turn, in one process. Also stored as DIR/bench.json, for gati report.
+    All answer every request in turn, in one process. The result is stored as DIR/bench.json for gati report.
     """
     from gati.files import atomic_write_text
 
@@ -67,13 +68,13 @@ def certify(
     data: Annotated[str, typer.Option(metavar="MORE", help="Inputs that explore has not seen.")],
     composition: CompositionName = "default",
     accuracy: Annotated[
-        float | None, typer.Option(help="Agreement to certify, if not the composition's own target.")
+        float | None, typer.Option(help="Agreement to certify; the composition's target unless given.")
     ] = None,
     confidence: Annotated[
-        float | None, typer.Option(help="How sure to be, if not as sure as when it was composed.")
+        float | None, typer.Option(help="Confidence; the composition's unless given.")
     ] = None,
     per_class: Annotated[
-        bool, typer.Option("--per-class", help="Certify every class, as is done where that was promised.")
+        bool, typer.Option("--per-class", help="Certify every class; the default if the composition does.")
     ] = False,
     write: Annotated[
         bool, typer.Option("--write", help="Put the new certificate into the composition.")
@@ -83,12 +84,12 @@ def certify(
     class_names: ClassNamesFile = None,
     label_map: LabelMapFile = None,
 ) -> None:
-    """Certify a composition anew on data of its own, and compare with what was certified before.
+    """Certify a composition again on new data, and compare with the earlier certificate.
 
     Assumes that the inputs were drawn independently from what will be served; frames of one video are not.
-    Those that explore has seen are left out, and a copy counts only where the answers differ.
-    Every attempt is kept, and all attempts of a library together err no more often than one may. The
-    composition goes on serving whatever the verdict; with --write it says which it is.
+    Inputs that explore has seen are left out; a duplicate counts only where the answers differ.
+    Every attempt is recorded, and all attempts of a library together err no more often than one may. The
+    composition keeps serving whatever the verdict; --write stores the verdict in it.
     """
     import json
 

@@ -46,8 +46,8 @@ def demo(
 ) -> Evaluation:
     """Train a small residual network on digits, explore, compose, evaluate; files go to the folder `out`.
 
-    What is already in `out` is used again, so that an interrupted demo goes on. `say` gets the story,
-    line by line.
+    Files that `out` already has are reused, so an interrupted demo resumes. `say` receives the text, line by
+    line.
 
     **Raises:** `StorageError` where `out` cannot be written.
     """

@@ -20,7 +20,7 @@ __all__ = ["evict"]
 
 evict = typer.Typer(
     name="evict",
-    help="Learned eviction: what prefix and embedding caches would hit, on a trace of your own.",
+    help="Learned eviction: hit rates of prefix and embedding caches on your own trace.",
     no_args_is_help=True,
     epilog=examples_below(
         "gati evict inspect trace.jsonl.gz",
@@ -41,7 +41,7 @@ TraceFile = Annotated[
     ),
 ]
 Flat = Annotated[
-    bool, typer.Option("--flat", help="Blocks one by one, as embedding rows are: no tree of prefixes.")
+    bool, typer.Option("--flat", help="Independent blocks, such as embedding rows: no tree of prefixes.")
 ]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N requests.")]
 Sizes = Annotated[
@@ -54,14 +54,14 @@ Policies = Annotated[
 PredictorName = Annotated[
     str, typer.Option("--predictor", metavar="NAME", help="reuse, oracle, noise:0.3, or what train wrote.")
 ]
-Seeds = Annotated[int, typer.Option("--seeds", metavar="N", help="Replays of policies that use chance.")]
+Seeds = Annotated[int, typer.Option("--seeds", metavar="N", help="Replays of randomised policies.")]
 
 
 @evict.command(
     epilog=examples_below("gati evict inspect trace.jsonl.gz", "gati evict inspect clicks.txt --flat")
 )
 def inspect(trace: TraceFile, flat: Flat = False, limit: Limit = None, json_file: JsonFile = None) -> None:
-    """Say what is in a trace: requests, blocks, how many of them return, and how soon."""
+    """Describe a trace: requests, blocks, how many of them return, and how soon."""
     import json
 
     from gati.evict.trace.statistics import statistics
@@ -91,7 +91,7 @@ def replay(
     limit: Limit = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Replay a trace in caches of several sizes, and show what each policy hits."""
+    """Replay a trace in caches of several sizes, and show each policy's hit rate."""
     from gati.evict.replays.page import summary
     from gati.files import atomic_write_text
 
@@ -104,12 +104,12 @@ def replay(
 @evict.command(epilog=examples_below("gati evict train yesterday.jsonl.gz --out predictor"))
 def train(
     trace: TraceFile,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the predictor goes.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the predictor.")],
     flat: Flat = False,
     limit: Limit = None,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """Fit the predictor to a trace, so that a cache need not start from nothing.
+    """Fit the predictor to a trace, so that a cache does not start without a model.
 
     Replay another trace with it than the one it was trained on, whose future it has seen.
     """
@@ -130,7 +130,7 @@ def compare(
     seeds: Seeds = 1,
     flat: Flat = False,
     limit: Limit = None,
-    noise: Annotated[bool, typer.Option(help="Also replay predictions turned round at random.")] = True,
+    noise: Annotated[bool, typer.Option(help="Also replay predictions that are reversed at random.")] = True,
     json_file: JsonFile = None,
 ) -> None:
     """Write one HTML page: hit rate against size for all policies, noise curves, the guard's excess."""
@@ -184,7 +184,7 @@ def _sizes(text: str | None, trace: Trace) -> list[int]:
             sizes.append(int(part.replace("_", "")))
         except ValueError:
             raise EvictError(
-                f"--size {part!r} is no number of blocks; write a list such as 2000,5000"
+                f"--size {part!r} is not a number of blocks; give a list such as 2000,5000"
             ) from None
     if not sizes:
         raise EvictError("--size names no size; write a list such as 2000,5000")

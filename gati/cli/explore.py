@@ -42,10 +42,11 @@ def explore(
             help="Inputs the model was not trained on: an .npz, a folder of class folders, or a callable.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the cache library goes.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the cache library.")] = None,
     checkpoint: Checkpoint = None,
     train_data: Annotated[
-        str | None, typer.Option(metavar="MORE", help="More inputs to train on; the model's own will do.")
+        str | None,
+        typer.Option(metavar="MORE", help="More training inputs; the model's own training set will do."),
     ] = None,
     pattern: Annotated[
         str | None, typer.Option("--blocks", metavar="PATTERN", help="Only blocks that match.")
@@ -54,7 +55,7 @@ def explore(
         str | None,
         typer.Option(
             metavar="LIST",
-            help="Such as 'reduced(112),student(48)' or 'default,published'; '' for companions alone.",
+            help="Such as 'reduced(112),student(48)' or 'default,published'; '' for companions only.",
         ),
     ] = None,
     companion: Companions = None,
@@ -64,17 +65,17 @@ def explore(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Train as much as fits: 25m unless --epochs is given. 'none' trains as long as it takes.",
+            help="Time limit: 25m unless --epochs is given; 'none' for no limit.",
         ),
     ] = None,
     epochs: Annotated[
         float | None,
-        typer.Option(metavar="N", help="Passes of exits over the training inputs; students make 3 N."),
+        typer.Option(metavar="N", help="Epochs for exits; students train for 3 N."),
     ] = None,
     more: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Train the library DIR, given in place of MODEL, for so much longer."
+            metavar="TIME", help="Train the library DIR, given in place of MODEL, for this much longer."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same library.")] = 0,
@@ -88,19 +89,19 @@ def explore(
 ) -> None:
     """Train and measure learned caches, and write the cache library DIR.
 
-    What lookups cost is measured first. Then what reads the network's input is trained: a student, or a copy
-    of the network for half of the pixels a side where pictures are large and that costs little. Exits at a
-    few blocks follow. What is named with --blocks and --variants is all trained. Labels are not needed.
-    Interrupted, the same command goes on where it stopped.
+    Measures the cost of lookups first. Then trains caches that read the network's input: a student or, for
+    large images, a copy of the network at half the resolution if that is cheap enough. Exits at a few blocks
+    follow. Everything named with --blocks and --variants is trained. Labels are not needed.
+    After an interruption, the same command resumes.
 
-    With --more, what a library has is trained further: caches that get better take the place of older ones,
-    and compositions that are there stay as they are.
+    --more trains the caches of an existing library further: those that improve replace the older ones;
+    existing compositions stay unchanged.
 
-    A companion is a smaller network for the same classes: asked first, it answers what it is sure of, so that
-    compose chooses among cascades, too, and certifies them. The library keeps all that it needs of it.
+    A companion is a smaller network for the same classes. It runs first and answers what it is sure of, so
+    compose also considers cascades, and certifies them. The library stores all it needs of the companion.
 
-    What compose certifies assumes that VAL was drawn independently from what will be served: pictures are,
-    frames of one video are not. Copies are found and kept together; what VAL has is left out of MORE.
+    Certificates assume that VAL was drawn independently from what will be served: true for photographs, not
+    for frames of one video. Duplicates are kept together; inputs of VAL are left out of MORE.
     """
     from gati.exploration.progress import open_progress
 
@@ -148,7 +149,7 @@ def explore(
 
 
 def _refuse_with_more(**given: object) -> None:
-    """What a library was explored with it keeps. Raises a usage error."""
+    """A library keeps the settings it was explored with. Raises a usage error."""
     for name, value in given.items():
         if value is not None:
             raise click.UsageError(f"'--{name}' does not go with '--more': the library keeps its own")

@@ -1,4 +1,4 @@
-"""How a stream looks while it runs, in a terminal and on a page, and afterwards."""
+"""Views of a stream: in a terminal and on a page while it runs, and a summary afterwards."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _ON_THE_PAGE: dict[str, EventKind] = {
 
 
 def open_view(*, results_on_stdout: bool = False) -> TerminalView | LineView:
-    """A view that repaints where there is a terminal, else one that prints a line now and then."""
+    """A view that repaints in a terminal, else one that prints a line now and then."""
     stream = sys.stderr if results_on_stdout else sys.stdout
     return TerminalView(stream) if stream.isatty() else LineView(stream)
 
 
 class LineView:
-    """Prints a line a second, and each change."""
+    """Prints one line per second, and each change."""
 
     def __init__(self, stream: TextIO, every_s: float = _LINE_EVERY_S) -> None:
         self._stream, self._every_s, self._last_s = stream, every_s, float("-inf")
@@ -136,9 +136,9 @@ def _sentence(change: Change) -> str:
 
 
 def summary(tally: Tally, status: Status, source: Any) -> None:
-    """Print what a stream came to."""
+    """Print the summary of a stream."""
     if tally.requests == 0:
-        print("no pictures came", file=sys.stderr)
+        print("the source sent no pictures", file=sys.stderr)
         return
     counted = source.statistics
     lines = [
@@ -211,7 +211,7 @@ def _cells(period: Period) -> tuple[str, ...]:
 
 
 class Page(NamedTuple):
-    """Who is to be told of changes, audits, the source's state, and what is promised now."""
+    """Callbacks for changes, audits, the source's state, and the current promise."""
 
     change: Callable[[Change], None]
     audit: Callable[[Audit], None]
@@ -220,7 +220,7 @@ class Page(NamedTuple):
 
 
 def open_page(stack: ExitStack, name: str, port: int | None, sinks: list[Sink]) -> Page:
-    """Show a page if it is asked for."""
+    """Show a page if requested."""
     if port is None:
         return Page(*[lambda _: None] * 4)
     if find_spec("services.live") is None:
@@ -246,7 +246,7 @@ def open_page(stack: ExitStack, name: str, port: int | None, sinks: list[Sink]) 
 
 
 class _PageAudits:
-    """Counts audits for a page: those of answers given, anew per version; and those of caches on trial."""
+    """Counts audits for a page: those of answers given, per version, and those of caches on trial."""
 
     def __init__(self, state: LiveState) -> None:
         self._state = state

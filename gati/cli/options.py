@@ -62,7 +62,7 @@ CompositionName = Annotated[
 ]
 Mean = Annotated[
     str | None,
-    typer.Option(metavar="LIST", help="Mean per channel of images in 0..1, if the model does not tell."),
+    typer.Option(metavar="LIST", help="Mean per channel of images in 0..1, if the model has none."),
 ]
 Std = Annotated[str | None, typer.Option(metavar="LIST", help="Standard deviation per channel, with --mean.")]
 Resize = Annotated[int | None, typer.Option(metavar="PIXELS", help="Resize the shorter side to this.")]
@@ -79,7 +79,7 @@ Slowdown = Annotated[
     float | None,
     typer.Option(
         metavar="SHARE",
-        help="Most that all lookups may add to an input that hits nowhere, as a share of the network's time: "
+        help="Limit on the cost of all lookups to an input that hits nowhere, as a share of the network: "
         "0.5 unless given; 0.05 keeps the slowest answers as fast as without caches.",
     ),
 ]
@@ -87,13 +87,15 @@ CertifyData = Annotated[
     str | None,
     typer.Option(
         metavar="MORE",
-        help="Inputs that explore has not seen, labelled or not, to certify on beside those it held out.",
+        help="Inputs that explore has not seen, labelled or not: certify on these as well.",
     ),
 ]
 ClassNamesFile = Annotated[
     Path | None,
     typer.Option(
-        "--class-names", metavar="FILE", help="The network's class names in order, one a line or a JSON list."
+        "--class-names",
+        metavar="FILE",
+        help="The network's class names in order, one per line or a JSON list.",
     ),
 ]
 LabelMapFile = Annotated[
@@ -109,7 +111,7 @@ Companions = Annotated[
     typer.Option(
         "--companion",
         metavar="MODEL",
-        help="A smaller network to ask before this one, as MODEL is given; several, each with the option.",
+        help="A smaller network that runs first, named as MODEL is; repeat the option for several.",
     ),
 ]
 CompanionCheckpoints = Annotated[
@@ -117,15 +119,15 @@ CompanionCheckpoints = Annotated[
     typer.Option(
         "--companion-checkpoint",
         metavar="FILE",
-        help="Weights of the companions, in their order; 'none' for one that brings its own.",
+        help="Weights of the companions, in their order; 'none' for one that includes its own.",
     ),
 ]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers there too.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the numbers here.")]
 
 
 def examples_below(*commands: str) -> str:
-    """What stands below a help text: commands to copy."""
-    # typer joins the lines of a paragraph, so each example is a paragraph of its own.
+    """The end of a help text: commands to copy."""
+    # typer joins the lines of a paragraph, so each example is its own paragraph.
     return "\n\n".join(("Examples:", *(f"  {command}" for command in commands)))
 
 
@@ -168,7 +170,7 @@ def pairs(models: list[str] | None, checkpoints: list[str] | None) -> list[tuple
     if weights and len(weights) != len(given):
         raise DataError(
             f"{len(weights)} --companion-checkpoint for {len(given)} --companion; give one for each, in the "
-            "same order, or 'none' for one that brings its own"
+            "same order, or 'none' for one that includes its own"
         )
     known = [None if weight == "none" else weight for weight in weights] or [None] * len(given)
     return list(zip(given, known, strict=True))

@@ -44,7 +44,7 @@ def measure(
     device: Device = "cpu",
     threads: Annotated[int | None, typer.Option(metavar="N", help="That torch computes with.")] = None,
 ) -> None:
-    """Measure latency and accuracy of every option on DATA, and keep them beside FILE."""
+    """Measure latency and accuracy of every option on DATA, and store them next to FILE."""
     from gati.pipelines import load_pipeline
     from gati.pipelines.measure import measure_pipeline
     from gati.pipelines.measurements import beside

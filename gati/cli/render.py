@@ -1,4 +1,4 @@
-"""How results look in a terminal. Everything here reads records and prints; nothing computes."""
+"""Output for the terminal. Functions here read records and print; they compute nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _PIPE_WIDTH = 120  # columns where there is no terminal to ask
 
 
 def error(message: str) -> None:
-    """Print one line on stderr, red where there is a terminal."""
+    """Print one line on stderr, red in a terminal."""
     line = "error: " + " ".join(message.split())
     print(f"\x1b[31m{line}\x1b[0m" if sys.stderr.isatty() else line, file=sys.stderr)
 
@@ -76,7 +76,7 @@ def blocks(found: ModelBlocks) -> None:
 
 
 def library(explored: Library) -> None:
-    """Print the best trained variant of every block, and where the rest is."""
+    """Print the best trained variant of every block, and the file with all others."""
     trained = [trial for trial in explored.trials if trial.status == "trained"]
     trained.sort(key=lambda trial: _hits(trial.hit_rate_at_99))
     best = {trial.block_index: trial for trial in trained}  # the last of each block, so the best
@@ -95,12 +95,14 @@ def library(explored: Library) -> None:
         console().print(table)
     counts = Counter(trial.status for trial in explored.trials)
     counted = ", ".join(f"{count} {status}" for status, count in counts.most_common())
-    print(f"{counted or 'no'} variants; every one with its reason is in {explored.directory / 'trials.csv'}")
+    print(
+        f"{counted or 'no'} variants; all of them, with reasons, are in {explored.directory / 'trials.csv'}"
+    )
     print(f"next: gati compose {explored.directory}")
 
 
 def composition(chosen: Composition, directory: Path, explained: Sequence[Explanation] = ()) -> None:
-    """Print the exits, what is expected of them, and why these."""
+    """Print the exits, their expected figures, and why they were chosen."""
     expected = chosen.expected
     if chosen.exits:
         table = new_table(
@@ -150,7 +152,7 @@ def composition(chosen: Composition, directory: Path, explained: Sequence[Explan
 
 
 def _headroom(found: Headroom) -> None:
-    """Print what the gain would be if one exit, or all of them, were perfect in one respect."""
+    """Print the gain if one exit, or all of them, were perfect in one respect."""
     columns = ("gain if", "its lookup were free", "it knew when it is right", "always right")
     table = new_table(*columns, left=(0,))
     for each in found.exits:
@@ -161,14 +163,14 @@ def _headroom(found: Headroom) -> None:
     basis = "replayed on the select inputs" if found.inputs else "estimated from the trials table"
     print(
         f"now {found.chosen.gain:.2f}x; free and knowing everywhere {found.free_oracle.gain:.2f}x; {basis}, "
-        "nothing chosen anew"
+        "with the same choice of exits"
     )
 
 
 def frontier(points: Sequence[ParetoPoint], directory: Path) -> None:
     """Print the frontier, the most careful composition first."""
     if not points:
-        print(f"no cache in {directory} pays at any agreement: the trials table says what each costs")
+        print(f"no cache in {directory} pays at any agreement: the trials table has the cost of each")
         return
     table = new_table("mean latency", "gain", "agreement", "certified", "memory", "exits", left=())
     for point in points:
@@ -236,7 +238,7 @@ def evaluation(measured: Evaluation) -> None:
     )
     if measured.eager_latency_ms is not None:
         eager_ms = measured.eager_latency_ms.mean
-        print(f"the module called plainly takes {eager_ms:.3f} ms: {eager_ms / ours.mean:.2f}x of Gati")
+        print(f"the module called directly takes {eager_ms:.3f} ms: {eager_ms / ours.mean:.2f}x of Gati")
     _disturbed(measured.disturbance)
 
 
@@ -245,13 +247,13 @@ def _marked(disturbed: bool) -> str:
 
 
 def _disturbed(note: str) -> None:
-    """Say that latencies are not to be quoted, and why."""
+    """Print that latencies are not reliable, and why."""
     if note:
-        print(f"not to be quoted: {note}; measure again while nothing else runs")
+        print(f"not to be quoted: {note}; measure again on an idle machine")
 
 
 def promise(chosen: Composition) -> None:
-    """Print that nothing proves what a composition promises, if so."""
+    """Print a warning if nothing proves what a composition promises."""
     if chosen.warning:
         print(f"note: {chosen.warning}")
 
@@ -271,7 +273,7 @@ def _share(share: Share) -> tuple[str, str]:
 
 
 def bench(result: Bench) -> None:
-    """Print every way to answer, then what was left out and why."""
+    """Print every way to answer, then those left out and why."""
     if result.note:
         print(f"note: {result.note}")
     table = new_table(
@@ -314,7 +316,7 @@ def _over_repetitions(gain: Spread) -> str:
 
 
 def recertification(found: Recertification, name: str, *, written: bool) -> None:
-    """Print the verdict, what early answers cost, how it compares, and what that makes of the composition."""
+    """Print the verdict, what early answers cost, how it compares, and its effect on the composition."""
     if found.note:
         print(f"note: {found.note}")
     print(f"certificate: {found.sentence()}")
@@ -324,7 +326,7 @@ def recertification(found: Recertification, name: str, *, written: bool) -> None
     print(f"before: {found.comparison}")
     if written and found.certificate.deployed is None:
         print(
-            f"note: NOT CERTIFIED: composition '{name}' goes on serving as it is, and says so; "
+            f"note: NOT CERTIFIED: composition '{name}' keeps serving, marked as such; "
             "compose again, or certify on more data"
         )
 
@@ -351,13 +353,13 @@ def predictions(images: Sequence[Path], answers: Sequence[Prediction]) -> None:
 
 
 def exported(written: Exported) -> None:
-    """Print what lies where, what it takes and gives, and where an input can leave."""
+    """Print the file, its inputs and outputs, and its exits."""
     print(f"{written.path}: {written.format}, {format_bytes(written.size_bytes)}")
     takes = f"{written.input_type} {_shape(written.input_shape)}"
     print(f"takes one input, {takes}; gives probabilities, exit and score")
     places = [f"{index} after {block}" for index, block in enumerate(written.exits)]
     print(f"exits: {', '.join([*places, f'{len(places)} at the end'])}")
-    print(f"checked: {written.checked_inputs} random inputs are answered as the engine does")
+    print(f"checked: {written.checked_inputs} random inputs give the engine's answers")
     if written.note:
         print(f"note: {written.note}")
 

@@ -36,9 +36,10 @@ def serve(
         ),
     ],
     host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless given.")] = None,
-    port: Annotated[int | None, typer.Option(help="8000 unless given; 0 takes a free one.")] = None,
+    port: Annotated[int | None, typer.Option(help="8000 unless given; 0 picks a free port.")] = None,
     composition: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of the cache library; 'default' unless given.")
+        str | None,
+        typer.Option(metavar="NAME", help="Composition of the cache library; 'default' unless given."),
     ] = None,
     keys: Annotated[
         Path | None,
@@ -53,21 +54,22 @@ def serve(
     drain: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="After SIGTERM go on answering so long, but not ready: for load balancers."
+            metavar="TIME",
+            help="After SIGTERM, keep answering this long while not ready, for load balancers.",
         ),
     ] = None,
     log_level: Annotated[
-        str | None, typer.Option("--log-level", help="debug, info (a line a request), warning, error.")
+        str | None, typer.Option("--log-level", help="debug, info (one line per request), warning, error.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the effective settings and their origins; start nothing.")
     ] = False,
 ) -> None:
-    """Serve models and pipelines over REST, each model in a process of its own.
+    """Serve models and pipelines over REST, one process per model.
 
     Single models speak the Open Inference Protocol (V2), pipelines take an image and a latency SLO; /docs
-    documents both. Caches answer where they are certified or proven by audits, else the base model does, and
-    a response says what is promised. Settings come from the file, then the environment (GATI_SERVE_PORT and
+    documents both. Caches answer if they are certified or proven by audits, else the base model does;
+    each response states its promise. Settings come from the file, then the environment (GATI_SERVE_PORT and
     so on), then options.
     """
     _check_installed()
@@ -92,16 +94,18 @@ def serve(
 
 
 def query(
-    pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", help="Its name, as gati serve has it.")],
+    pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", help="Name of the pipeline in gati serve.")],
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file.")],
-    slo: Annotated[str | None, typer.Option("--slo", metavar="TIME", help="Latency SLO, as in 80ms.")] = None,
+    slo: Annotated[
+        str | None, typer.Option("--slo", metavar="TIME", help="Latency SLO, such as 80ms.")
+    ] = None,
     url: Annotated[str, typer.Option(help="Where gati serve listens.")] = "http://127.0.0.1:8000",
     priority: Annotated[int | None, typer.Option(help="1 is served first.")] = None,
     api_key: Annotated[
-        str | None, typer.Option("--api-key", envvar="GATI_API_KEY", help="Where the server asks for one.")
+        str | None, typer.Option("--api-key", envvar="GATI_API_KEY", help="If the server requires one.")
     ] = None,
 ) -> None:
-    """Ask a served pipeline about an image: which options answered, where they left, how long it took."""
+    """Query a served pipeline with an image: options that answered, exits, and latency."""
     _check_installed()
     wishes: dict[str, Any] = {}
     if slo is not None:
@@ -135,7 +139,7 @@ def _ask(url: str, pipeline: str, image: Path, wishes: Mapping[str, Any], api_ke
 
 
 class _RefusedError(RequestError):
-    """What the server refused with."""
+    """The server's reason for refusing."""
 
     exit_status = 1
 

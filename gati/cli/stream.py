@@ -31,24 +31,26 @@ _Regions = Annotated[
     list[str] | None,
     typer.Option("--region", metavar="X,Y,W,H", help="Part of the picture, in pixels; may be repeated."),
 ]
-_Every = Annotated[str | None, typer.Option(metavar="TIME", help="At most one picture in that time: 1s.")]
-_Fps = Annotated[float | None, typer.Option(help="At most so many pictures a second.")]
+_Every = Annotated[
+    str | None, typer.Option(metavar="TIME", help="At most one picture per interval, such as 1s.")
+]
+_Fps = Annotated[float | None, typer.Option(help="At most this many pictures per second.")]
 _Authority = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Certificates (PEM) to trust for an https:// or rtsps:// source; the system's unless given.",
+        help="Certificates (PEM) to trust for an https:// or rtsps:// source; default: the system's.",
     ),
 ]
 _Accuracy = Annotated[float | None, typer.Option(help="Agreement to keep; the composition's unless given.")]
 _Margin = Annotated[
-    float, typer.Option(help="Share of the tolerated disagreement that new caches stay clear of, 0 to 1.")
+    float, typer.Option(help="Safety margin for new caches, as a share of the tolerated disagreement.")
 ]
-_Threads = Annotated[int | None, typer.Option(help="Threads that the network computes with.")]
+_Threads = Annotated[int | None, typer.Option(help="Threads that the network uses.")]
 _Recall = Annotated[
-    bool, typer.Option("--recall/--no-recall", help="Answer what looks like earlier pictures from memory.")
+    bool, typer.Option("--recall/--no-recall", help="Answer inputs similar to earlier ones from memory.")
 ]
-_Seed = Annotated[int, typer.Option(help="Of retraining; a replay draws requests with it, too.")]
+_Seed = Annotated[int, typer.Option(help="Seed of retraining, and of a replay's draws.")]
 _WindowInputs = Annotated[
     int | None,
     typer.Option(metavar="N", help="Samples kept to retrain on; as many as the accuracy needs unless given."),
@@ -62,18 +64,18 @@ def stream(
     every: _Every = None,
     fps: _Fps = None,
     authority: _Authority = None,
-    adapt: Annotated[bool, typer.Option("--adapt", help="Retrain the caches on what comes.")] = False,
-    page: Annotated[bool, typer.Option("--page", help="Show a page in the browser, too.")] = False,
-    page_port: Annotated[int, typer.Option(help="Port of the page; 0 takes a free one.")] = 0,
+    adapt: Annotated[bool, typer.Option("--adapt", help="Retrain the caches on the stream.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Also show a live page in the browser.")] = False,
+    page_port: Annotated[int, typer.Option(help="Port of the page; 0 picks a free port.")] = 0,
     json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Results, one a line; - prints them.")
+        str | None, typer.Option("--json", metavar="FILE", help="Write results, one per line; - prints them.")
     ] = None,
-    webhook: Annotated[str | None, typer.Option(metavar="URL", help="Post each result there.")] = None,
+    webhook: Annotated[str | None, typer.Option(metavar="URL", help="Post each result to this URL.")] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="VIDEO", help="Write a video with the answers drawn in.")
+        Path | None, typer.Option(metavar="VIDEO", help="Write a video annotated with the answers.")
     ] = None,
     audits: Annotated[
-        float, typer.Option(help="Time for audits, as a share of the base model's for all requests.")
+        float, typer.Option(help="Time for audits, as a share of the base model's time for all requests.")
     ] = 0.05,
     sampling: Annotated[float, typer.Option(help="Share of requests kept to retrain on.")] = 0.2,
     interval: Annotated[str, typer.Option(metavar="TIME", help="Between retrainings.")] = "10m",
@@ -84,16 +86,16 @@ def stream(
     recall: _Recall = True,
     state: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Versions, samples and what is proven; DIR/adapt unless given."),
+        typer.Option(metavar="DIR", help="Folder for versions, samples and proofs; DIR/adapt unless given."),
     ] = None,
     composition: CompositionName = "default",
     threads: _Threads = None,
     seed: _Seed = 0,
 ) -> None:
-    """Classify a video, camera or network stream; with --adapt its caches follow what it shows.
+    """Classify a video, camera or network stream; with --adapt, learn from what it shows.
 
-    Ctrl-C ends it with a summary. Versions, samples and what is proven are kept for the next run.
-    Caches answer as far as they are proven: by the composition's certificate, or by audits of the stream.
+    Ctrl-C ends it with a summary. Versions, samples and proofs are kept for the next run.
+    Caches answer only once proven: by the composition's certificate, or by audits of the stream.
     """
     from gati.adaptation.settings import AdaptSettings
 
@@ -239,7 +241,8 @@ def replay(
         list[str] | None, typer.Option(metavar="TIME", help="Between retrainings; several are compared.")
     ] = None,
     window: Annotated[
-        list[str] | None, typer.Option(metavar="TIME", help="How long samples are kept; several likewise.")
+        list[str] | None,
+        typer.Option(metavar="TIME", help="How long samples are kept; several are compared."),
     ] = None,
     window_inputs: _WindowInputs = None,
     adapt: Annotated[bool, typer.Option("--adapt/--no-adapt", help="Retrain, or only watch.")] = True,
@@ -255,8 +258,8 @@ def replay(
 ) -> None:
     """Answer a recorded stream as fast as possible, and compare every answer with the base model's.
 
-    The same settings give the same answers. Several values of --sampling, --interval or --window make a table
-    with a row for each combination.
+    The same settings give the same answers. Several values of --sampling, --interval or --window produce a
+    table with one row per combination.
     """
     from gati.adaptation.replay import record, sweep
     from gati.adaptation.replay import replay as run

@@ -1,4 +1,4 @@
-"""What early answers cost in true accuracy, where labels tell."""
+"""The loss of true accuracy through early answers, measured where there are labels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AccuracyDrop:
 
     The bound is on the share of inputs that the base model has right and Gati wrong. Accuracy can drop by no
     more than that, and drops by less, as some inputs are put right. It holds with the confidence on its own:
-    beside an agreement certified on the same inputs the chances that either is false add up.
+    together with an agreement certified on the same inputs, the probabilities of error add up.
     """
 
     n: int

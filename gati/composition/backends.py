@@ -24,7 +24,7 @@ def choose_backend(
 
     The fastest runs the base model in the least time: exits shorten that on each alike. Where nothing has
     been measured before and the model is not at hand, the backend that `explore` measured stays. Raises
-    BackendError for a backend that is unknown or not installed here, and, for one asked for by its name, as
+    BackendError for a backend that is unknown or not installed here, and, for one requested by name, as
     `load_model` does.
     """
     measured, name = library.manifest.profile, settings.backend
@@ -64,7 +64,7 @@ def reduced_precisions(
 
 
 def _others(library: Library, settings: Settings, pieces: Pieces) -> list[str]:
-    """Backends beside the one that `explore` measured; published forms need no model and stay on that.
+    """Backends other than the one that `explore` measured; published forms need no model and stay on that.
 
     None of reduced precision where the held-out inputs, on which to check its answers, are no longer there.
     """

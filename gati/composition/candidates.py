@@ -34,7 +34,7 @@ LEVELS = (
     (1.5, 1.0),
     (1.0,),
 )
-# Measured alone, a lookup beside the network often seems to cost it nothing; several in one request do cost,
+# Measured alone, a lookup in parallel with the network often seems free; several in one request do cost,
 # by shared memory bandwidth, hand-overs and cuts. This share of the lookup fits what whole requests showed.
 LEAST_OVERLAPPED_PENALTY = 0.3
 MOST_CANDIDATES = 600  # the bound on pairs of candidates takes a second for these

@@ -135,7 +135,7 @@ class Proposal:
     def deploy(self, certified_on: SplitOutcomes | None, share: float = 1.0) -> CandidatePlan:
         """Return the plan that deploys where the walk on the certify split ends.
 
-        Raises CompositionError where the engine, asked without any exit, already loses more than is allowed.
+        Raises CompositionError if the engine loses more than is allowed even without exits.
         """
         library, settings, contest = self.library, self.settings, self.contest
         certificate, position = self.walk(certified_on, share)
@@ -224,7 +224,7 @@ def _best_contest(
 
 
 def _check_inputs(library: Library, settings: Settings, count: int) -> None:
-    """Refuse, before the engine is asked, what so few inputs could not prove even of a faultless one."""
+    """Refuse, before the engine runs, a target that so few inputs cannot prove even without a loss."""
     needed = required_inputs(settings.accuracy, 1.0 - (settings.confidence or DEFAULT_CONFIDENCE))
     if count < needed:
         raise CompositionError(

@@ -1,4 +1,4 @@
-"""`gati compose`: choose which learned caches serve together, and say what to expect of them."""
+"""`gati compose`: choose which learned caches serve together, and predict latency and agreement."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def compose(
 
     `accuracy` is the wanted agreement with the base model; `memory_bytes` limits the caches' weights and may
     be written like `"256MiB"`; `backend` executes network and lookups: "auto" takes the fastest of those that
-    are installed, measured the first time it is asked for (`progress(done, of)` follows it); the published
+    are installed, measured on first use (`progress(done, of)` reports it); the published
     objectives, which need no model, stay on the one that `explore` measured. In reduced precision the network
     itself sometimes answers otherwise than the user's. That counts against `accuracy`, too: the certificate
     is on what the engine answers to the held-out inputs, which must still be where `explore` found them; all
@@ -66,7 +66,7 @@ def compose(
     published objectives "relaxed" and "full" need the tables only; where outcomes are there too, their
     expectations are replayed, and whether they hold at `confidence` is recorded.
 
-    `certify_data`, in any form that `explore` takes and without labels if need be, is counted beside the
+    `certify_data`, in any form that `explore` takes and without labels if need be, counts together with the
     certify split: twice as many inputs allow more than twice as many losses. Inputs that explore has seen are
     left out, the network and the caches must still be there to answer them, and each such command is an
     attempt that shares delta with all others of the library, as `certify` says.
@@ -129,7 +129,7 @@ def compose_best(
 ) -> tuple[Library, Composition]:
     """Compose on the engine of `library` or on one of `others`, of reduced precision: on the fastest.
 
-    All that are tried share the `share` of delta, see `gati.composition.sharing`; `further` is counted beside
+    All that are tried share the `share` of delta, see `gati.composition.sharing`; `further` counts with
     the certify split. Nothing is written. Raises as `compose`.
     """
     if not others or settings.objective != "exact":
@@ -157,7 +157,7 @@ def _fastest_on_select(
     library: Library, others: Sequence[CostedLibrary], settings: Settings
 ) -> tuple[Library, Composition]:
     composition = compose_library(library, settings)
-    # Asking an engine takes long, so first as if it lost nothing: the most promising is asked first.
+    # Running an engine takes long, so assume first that it loses nothing: the most promising runs first.
     at_best_ms = [compose_library(each.at_best(), settings).expected.mean_latency_ms for each in others]
     for hoped_ms, _, other in sorted(zip(at_best_ms, range(len(others)), others, strict=True)):
         if hoped_ms > WORTH_ASKING * composition.expected.mean_latency_ms:
@@ -301,7 +301,7 @@ def check_memory(trials: tuple[Trial, ...], limit_bytes: int | None) -> None:
 def placements(library: Library, settings: Settings) -> list[Placement]:
     """Return the placements to compose for: the wanted one, or for "auto" every one that was measured.
 
-    Raises BackendError for a placement that was asked for and not measured.
+    Raises BackendError for a requested placement that was not measured.
     """
     every: tuple[Placement, ...] = get_args(Placement)
     measured = [each for each in every if has_placement(library.trials, each)]

@@ -1,4 +1,4 @@
-"""What `gati compose` decides and the engine obeys: the chosen exits, with what is expected of them.
+"""A composition: the exits that `gati compose` chose for the engine, with their expected figures.
 
 A composition is one JSON file. It is strict JSON (no NaN, no infinity), so any language can read it,
 and it carries a format number, so that a newer file is refused instead of misread.

@@ -1,4 +1,4 @@
-"""Counting inputs of which some are copies of each other, so that what is proven stays proven.
+"""Counting inputs when some are copies of each other, so that certificates stay valid.
 
 A certificate assumes that the inputs it counts were drawn independently. A copy may be either of two things:
 the same drawing put into the data again, which is no evidence, or another drawing of an input that is common

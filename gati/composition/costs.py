@@ -1,4 +1,4 @@
-"""What the network and the lookups cost on a backend other than the one that `explore` measured on.
+"""Costs of the network and the lookups on a backend other than the one that `explore` measured.
 
 Measured once on this machine, kept as `profiles/BACKEND.json` in the library. Lookups of one architecture on
 one shape of hidden output cost the same, so a few dozen measurements stand for all trials.
@@ -103,7 +103,7 @@ class CostedLibrary(Library):
 
     @cached_property
     def answers(self) -> EngineAnswers | None:
-        """The engine itself, to be asked, where its precision makes it answer otherwise than the tables say.
+        """The engine itself, where its precision changes answers and the tables do not hold.
 
         Raises as `EngineAnswers`.
         """

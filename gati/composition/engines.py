@@ -1,4 +1,4 @@
-"""A library's network on the engine that will serve it: made ready, asked, and kept as a file."""
+"""A library's network on the engine that will serve it: prepared, run, and stored as a file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class EngineAnswers:
     """What the engine answers to the held-out inputs, for one setting of exits after the other.
 
     An engine of reduced precision answers otherwise than the tables of outcomes say, even where nothing hits;
-    so it is asked itself. Raises DataError where the inputs are gone, else as `traced_network`.
+    so the engine itself runs. Raises DataError where the inputs are gone, else as `traced_network`.
     """
 
     def __init__(self, library: Library, backend: str, pieces: Pieces) -> None:
@@ -165,7 +165,7 @@ def graph_backend(library: Library, name: str, *, calibrate_on: int = _CALIBRATI
 def graph_files(
     library: Library, setting: Sequence[tuple[TrialId, float]], backend: str
 ) -> tuple[Path, Path]:
-    """Return where converted networks are kept, with these exits and without, named by what is in them."""
+    """Return the files of converted networks, with these exits and without, named by their content."""
     kind = BACKENDS.get(backend)
     stored_as = kind.stored_as if kind is not None and issubclass(kind, GraphBackend) else "onnx"
     origin = f"{__version__} {torch.__version__} {library.manifest.checkpoint_sha256} {stored_as}"

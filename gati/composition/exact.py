@@ -119,7 +119,7 @@ def exact_program(instance: Instance, budget: int) -> tuple[MixedIntegerProgram,
     """Return the program and its variables of choice, by (trial, cut).
 
     y_tc: trial t serves with cut c. inside_sb: row s is still inside after block b. leaves_st: row s leaves
-    at trial t. misses_st: row s looked up t and goes on.
+    at trial t. misses_st: row s looked up t and continues.
     """
     groups, wrong, count = merge_inputs(instance)
     share = count / instance.inputs

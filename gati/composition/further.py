@@ -1,9 +1,9 @@
 """Further inputs to certify on, given to `gati compose` after `explore` has split its own.
 
-They are counted beside the library's certify split, as if they had always been part of it: more inputs allow
+They count as part of the library's certify split, as if they had always been there: more inputs allow
 a larger share of losses. What explore has seen is left out, copies count as they do everywhere, labels are
 not needed. The base model and the caches on the path are run on them, in float32 as in `explore`; an engine
-of reduced precision is asked itself.
+of reduced precision runs itself.
 
 Every command that counts further inputs is an attempt in the library's ledger, as one of `gati certify` is,
 and the k-th of all attempts takes a share of delta: inputs can be added until the result pleases, and
@@ -86,7 +86,7 @@ class Further:
         StorageError.
         """
         look = {
-            # what it is called does not decide what is counted
+            # its name does not affect what is counted
             "asked": {name: value for name, value in asdict(asked).items() if name != "name"},
             "split": split_identity(library),
             "points": _digest(repr(library.operating_points)),
@@ -160,7 +160,7 @@ class ExtendedOutcomes(SplitOutcomes):
             engine.ask(path)
 
     def replay(self, problem: Problem, chosen: Sequence[Candidate]) -> Replay:
-        """As `SplitOutcomes.replay`; an engine of reduced precision is asked."""
+        """As `SplitOutcomes.replay`; an engine of reduced precision runs."""
         if self._engines is None:
             return super().replay(problem, chosen)
         left_at, answer = self._asked(chosen)

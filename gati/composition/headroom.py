@@ -1,4 +1,4 @@
-"""What a composition would gain if one thing about it were perfect: the next bottleneck, visible.
+"""The gain of a composition if one thing about it were perfect: this shows the next bottleneck.
 
 Of every exit, and of all together. Thresholds, and all that is not named, stay as they were chosen:
 

@@ -1,4 +1,4 @@
-"""The ledger of a cache library: how often inputs to certify on were used, and what came of it.
+"""The ledger of a cache library: how often inputs were used to certify, and with what outcome.
 
 A confidence of 95 % is that of one look. Composing again and again on one certify split until the result
 pleases, or certifying on one data set after the other until one passes, is many looks. So
@@ -16,7 +16,7 @@ pleases, or certifying on one data set after the other until one passes, is many
   not looked at.
 
 What was looked at: the same composition on the same data is one attempt, with one lower limit of agreement,
-so any accuracy may be asked of it, before or after. Another confidence is another attempt: limits from the
+so any accuracy may be requested, before or after. Another confidence is another attempt: limits from the
 same counts lie within each other, so that of those at delta_k <= delta the loosest errs for all. So is
 certifying every class, which is one more test of these inputs, at a share of its own. The same data for
 another composition is another attempt as well, but is covered only if that composition was not chosen for
@@ -61,7 +61,7 @@ __all__ = [
 _LEDGER = DocumentKind(
     1,
     LibraryError,
-    "put it back from a copy; without it nobody knows how often inputs were used to certify on, "
+    "restore a backup; without it, it is unknown how often inputs were used to certify on, "
     "so explore on other data rather than delete it",
 )
 FIRST_ATTEMPT = 0.75
@@ -147,7 +147,7 @@ class Ledger:
             return Attempt(key, number, 1 + list(users).index(composition))
 
     def conclude(self, attempt: Attempt, certificate: Mapping[str, Any], *, written: bool) -> None:
-        """Keep what came of an attempt; none that came before is lost. Raises LibraryError, StorageError."""
+        """Record the outcome of an attempt; earlier ones are kept. Raises LibraryError, StorageError."""
         result = json.loads(json.dumps({"written": written, "certificate": dict(certificate)}))
         with self._changing() as document:
             entry = next(each for each in document["attempts"] if each["key"] == attempt.key)

@@ -130,7 +130,7 @@ class OpenedModel:
 
 @dataclass(frozen=True)
 class Served:
-    """An engine with what it was made from."""
+    """An engine with the library and composition it was made from."""
 
     engine: Engine
     model: OpenedModel
@@ -178,7 +178,7 @@ def open_served(
     device: str = "cpu",
     threads: int | None = None,
 ) -> Served:
-    """As `load`, with the module, the library and the composition beside the engine."""
+    """As `load`, but also returns the module, the library and the composition."""
     library = Library.open(directory)
     chosen = Composition.load(library.composition_path(composition))
     model = open_model(directory, device=device, threads=threads)

@@ -1,4 +1,4 @@
-"""How long the whole network takes on each backend: a short race tells which are worth measuring in full.
+"""Latency of the whole network on each backend: a short race finds those worth measuring in full.
 
 All run by turns, a few requests at a time, so that a slow moment of the machine hits them alike and each
 finds its own weights in the processor's caches. Kept as `profiles/networks.json` in the library.

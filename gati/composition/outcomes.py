@@ -21,7 +21,7 @@ __all__ = ["EngineOutcomes", "SplitOutcomes", "cost_of", "outcomes_of"]
 
 
 class SplitOutcomes:
-    """What the base model and each trial answered on the inputs of one split; trials are read when asked."""
+    """Answers of the base model and each trial on the inputs of one split; trials are read on first use."""
 
     def __init__(self, library: Library, split: int) -> None:
         base = library.base_outcomes()
@@ -89,7 +89,7 @@ class SplitOutcomes:
 
 
 class EngineOutcomes(SplitOutcomes):
-    """Outcomes of an engine of reduced precision: what it says itself where whole settings are replayed.
+    """Outcomes of an engine of reduced precision: its own answers where whole settings are replayed.
 
     Single trials are still read from the tables, which is close enough to choose by. Nothing is certified or
     expected from those.

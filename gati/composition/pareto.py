@@ -28,7 +28,7 @@ from gati.files import atomic_write_text
 
 __all__ = ["ParetoPoint", "compose_within_latency", "pareto"]
 
-LARGEST_SHARE = 0.15  # of inputs answered differently: what nobody would deploy
+LARGEST_SHARE = 0.15  # of inputs answered differently; more would never be deployed
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def count_frontier(
     select: SplitOutcomes,
     certified_on: SplitOutcomes,
 ) -> list[tuple[ParetoPoint, tuple[Counts, ...]]]:
-    """Return the points with what was counted for each; each limit takes an equal share of delta."""
+    """Return the points with the counts of each; each limit takes an equal share of delta."""
     share = 1.0 / max(1, len(chosen))
     return [_point(library, settings, contest, select, certified_on, choice, share) for choice in chosen]
 

@@ -72,7 +72,7 @@ def joints_of(problem: Problem) -> Joints:
     if problem.one_lookup_at_a_time:
         reach = np.array([0.0, *(problem.reach_ms[c.block_index] for c in candidates), 0.0])
         allowed[1:-1, 1:-1] &= (lookup[:, None] <= reach[None, :] - reach[:, None] + SLACK_MS)[1:-1, 1:-1]
-    new[:, -1] = 0.0  # what goes on to the end costs base_ms, as without caches
+    new[:, -1] = 0.0  # an input that runs to the end costs base_ms, as without caches
     allowed[:-1, -1] = True
     cost = new * (exit_ms - problem.base_ms)[None, :] + missed_ms[None, :]
     limit, slowest_ms = problem.memory_limit_bytes, problem.slowdown_limit_ms

@@ -1,4 +1,4 @@
-"""What the backends that `compose` tries have in common: a library's network, caches and inputs."""
+"""Shared by the backends that `compose` tries: a library's network, caches and inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Pieces"]
 
 
 class Pieces:
-    """A library's network, caches and held-out inputs, loaded when first asked for, and converted once.
+    """A library's network, caches and held-out inputs, loaded on first use, and converted once.
 
     Every graph is cut after the blocks `cuts`, which may become more, so that graphs have pieces in common.
     """

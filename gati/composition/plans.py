@@ -1,4 +1,4 @@
-"""Plans: what each published form would deploy under one placement, and what to expect of it."""
+"""Plans: the deployment of each published form under one placement, with its expected figures."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class CandidatePlan:
-    """One candidate answer: what was chosen under one placement, and what to expect of it."""
+    """One candidate: the choice under one placement, with its expected figures."""
 
     placement: Placement
     choice: Selection

@@ -1,7 +1,7 @@
 """A lower bound on exact compositions that keeps one threshold a trial and one trial a block.
 
 Lagrangian relaxation. Write a composition as one choice a block (none, or a trial with a cut), and for every
-input whether it arrives at each block and whether it goes on. Arriving at block b is the same as going on
+input whether it arrives at each block and whether it continues. Arriving at block b is the same as continuing
 from the block before; give that equation a multiplier `worth[b]`, what an input's being on its way there is
 taken to cost from there on, and give prices to a loss, to the slowdown and to memory. What is left falls
 apart into blocks: at each, the choice with the least sum over inputs of

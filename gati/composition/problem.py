@@ -1,4 +1,4 @@
-"""The optimisation problem as pure data, and what its table of averages expects of a choice.
+"""The optimisation problem as pure data, and the figures that its table of averages predicts for a choice.
 
 Letters of the published system: H hit rate, A accuracy among hits, T lookup latency, M memory,
 L block latency (here summed up: `reach_ms[i]` = L_0 + ... + L_i, everything before block 0 included).
@@ -30,7 +30,7 @@ class Candidate:
     hit_rate: float  # H: share of all inputs with score >= threshold
     accuracy: float  # A: agreement with the base model among these
     lookup_ms: float  # T
-    penalty_ms: float  # added to every request that goes on after a miss; T itself when inline
+    penalty_ms: float  # added to every request that continues after a miss; T itself when inline
     memory_bytes: int  # M
 
 

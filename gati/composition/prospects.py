@@ -1,4 +1,4 @@
-"""Reckoning the headroom of a composition, by replay on the select split or, without outcomes, by the table.
+"""Computing the headroom of a composition, by replay on the select split or, without outcomes, by the table.
 
 Replayed in float32 also for an engine of reduced precision, as `gati.composition.explain` says.
 """

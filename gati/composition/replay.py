@@ -1,4 +1,4 @@
-"""What a composition does to each held-out input: the exact first-hit outcome, not an average."""
+"""Replay of a composition on each held-out input: the exact first-hit outcome, not an average."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ExitCost", "Replay", "ReplayExit", "replay", "summarise"]
 
 @dataclass(frozen=True)
 class ExitCost:
-    """What an exit costs: to get to its block, to look up there, and a request that goes on after a miss."""
+    """Costs of an exit: reaching its block, the lookup, and the penalty after a miss."""
 
     reach_ms: float
     lookup_ms: float
@@ -24,7 +24,7 @@ class ExitCost:
 
 @dataclass(frozen=True)
 class ReplayExit:
-    """One exit to replay, with its outcomes on every input and what it costs."""
+    """One exit to replay, with its outcomes on every input and its costs."""
 
     score: NDArray[np.float32]  # [n]
     predicted: NDArray[np.int64]  # [n]

@@ -1,4 +1,4 @@
-"""How risky it is to let an input leave: what it counts against the budget while a path is laid."""
+"""The risk of letting an input leave: its charge against the budget while a path is built."""
 
 from __future__ import annotations
 

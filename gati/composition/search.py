@@ -1,7 +1,7 @@
 """Local search over exact compositions: one pass weighs every trial with every threshold at every block.
 
 A move sets one block to any (trial, cut) or to none, all others staying. With the exits before the block
-known, an input either reaches it or not; with those after, what it costs an input to go on is known. The
+known, an input either reaches it or not; with those after, the cost of continuing is known. The
 effect of all cuts of a trial is then one cumulative sum over the inputs in order of falling score, so all
 moves of all blocks together take a few milliseconds.
 
@@ -103,7 +103,7 @@ class Searcher:
         return inside, left_ms, left_wrong, paid_ms
 
     def _after(self, chosen: Chosen) -> tuple[Floats, Floats]:
-        # what it costs each input to go on once it has passed k exits
+        # cost of continuing for each input that has passed k exits
         instance = self.instance
         onward_ms = np.full((len(chosen) + 1, instance.inputs), instance.base_ms)
         onward_wrong = np.zeros((len(chosen) + 1, instance.inputs))

@@ -46,10 +46,10 @@ WORTH_ASKING = 0.97  # of the least latency hoped for so far: what an engine of 
 
 @dataclass(frozen=True)
 class Hope:
-    """An engine of reduced precision before it is asked: asking takes long."""
+    """An engine of reduced precision before it runs: running it takes long."""
 
     backend: str
-    at_best_ms: float  # what it would come to if it answered as float32 does
+    at_best_ms: float  # its latency if it answered as float32 does
     ask: Callable[[], Proposal]  # raises CompositionError where it cannot promise the accuracy
 
 

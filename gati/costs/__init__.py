@@ -1,1 +1,1 @@
-"""What a network, a segment or a lookup costs on a backend: measured, bounded from below, and kept."""
+"""Costs of a network, a segment or a lookup on a backend: measured, bounded from below, and stored."""

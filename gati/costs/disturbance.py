@@ -1,4 +1,4 @@
-"""Whether a measurement is one of the network, or of what else the machine had to do meanwhile.
+"""Whether a measurement shows the network, or other work on the machine at the same time.
 
 Three signs are looked for in each round of a measurement; each may come without the others.
 
@@ -41,7 +41,7 @@ class Machine:
         return time.perf_counter_ns()
 
     def waited_ns(self) -> int | None:
-        """How long the calling thread was ready to run and had no core; None where nobody counts it."""
+        """How long the calling thread was ready to run and had no core; None if not counted."""
         try:
             return int(_SCHEDSTAT.read_text(encoding="ascii").split()[1])
         except (OSError, IndexError, ValueError):
@@ -49,7 +49,7 @@ class Machine:
 
 
 class Uncounted(Machine):
-    """Where nobody counts how long a thread waits: times alone decide."""
+    """For systems that do not count how long a thread waits: times alone decide."""
 
     def waited_ns(self) -> int | None:
         """Never known."""

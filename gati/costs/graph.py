@@ -1,8 +1,8 @@
-"""What network and lookups cost inside one compiled graph, at batch size 1, on the machine that will serve.
+"""Costs of network and lookups inside one compiled graph, at batch size 1, on the machine that will serve.
 
 Each is measured where it will be, as a graph with one exit, in turns with the plain network, as a share of
 its time, so that a slow moment hits both alike. An exit that nothing takes shows what its lookup and its
-decision add to a request that goes on; one that everything takes, how long it is to its block. A lookup timed
+decision add to a miss; one that everything takes, how long it is to its block. A lookup timed
 alone would be charged for waking threads that a running network has awake. Blocks that do the same work share
 their time.
 """
@@ -47,7 +47,7 @@ _NEVER = 1e30
 
 @dataclass(frozen=True)
 class GraphCosts:
-    """Latencies of the network; `if_ms` is what a decision without lookup adds to a request that goes on.
+    """Latencies of the network; `if_ms` is what a decision without lookup adds to a request that continues.
 
     `lookup_ms` is what each lookup adds, the decision after it included.
     """

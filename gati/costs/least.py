@@ -1,4 +1,4 @@
-"""What network and lookups cost at the least, whatever was measured.
+"""Lower bounds on the cost of network and lookups, whatever was measured.
 
 On a busy machine the difference of two medians may come out as anything, 0 included. An exit that costs
 nothing would be chosen wherever it is offered, and its gain expected in vain.

@@ -38,7 +38,7 @@ _LOOKUP_MAXIMUM = 200
 
 
 class OverlapCost(NamedTuple):
-    """A lookup beside the base model: time from hand-over to answer, and what it costs the base model."""
+    """A lookup in parallel: time from hand-over to answer, and its cost to the base model."""
 
     lookup_ms: float
     penalty_ms: float
@@ -167,10 +167,10 @@ def measure_overlap(
     beside: Beside | None = None,
     notes: list[str] | None = None,
 ) -> OverlapCost:
-    """What a lookup after `block` costs when it runs beside the rest of the base model.
+    """The cost of a lookup after `block` in parallel with the rest of the base model.
 
-    The penalty compares whole requests: with the lookup beside it, on the cores that are then left,
-    against the base model alone with everything it has. Pass an open `beside` to measure many in a row.
+    The penalty compares whole requests: with the lookup in parallel, on the remaining cores,
+    against the base model alone on all cores. Pass an open `beside` to measure many in a row.
     `notes` is as for `measure_lookup`.
     """
     request = _single(traced.example() if example is None else example)
@@ -197,7 +197,7 @@ def measure_overlap(
 
 
 class _Overlapped(NamedTuple):
-    """Milliseconds of requests alone, of lookups beside requests, and of those requests."""
+    """Milliseconds of requests alone, of lookups in parallel with requests, and of those requests."""
 
     alone_ms: list[float]
     lookup_ms: list[float]

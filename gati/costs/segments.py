@@ -1,4 +1,4 @@
-"""What network and lookups cost on a backend that runs segments one by one, at batch size 1."""
+"""Costs of network and lookups on a backend that runs segments one by one, at batch size 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches: inputs that hit leave at once, the rest go on as a smaller batch."""
+"""Batches: inputs that hit leave at once, the rest continue as a smaller batch."""
 
 from __future__ import annotations
 

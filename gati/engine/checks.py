@@ -1,4 +1,4 @@
-"""Whether exits fit a network and a backend; asked when an engine is built."""
+"""Whether exits fit a network and a backend; checked when an engine is built."""
 
 from __future__ import annotations
 

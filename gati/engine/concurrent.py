@@ -1,4 +1,4 @@
-"""Many clients at once: inputs that wait join others at the ends of segments, and those that hit make room.
+"""Many concurrent clients: waiting inputs join others at the ends of segments, and inputs that hit make room.
 
 Every core gets a worker that computes on one thread: small batches share a core better than they share work.
 
@@ -178,7 +178,7 @@ class ConcurrentEngine:
                 self._changed.wait()
 
     def _next(self) -> int:
-        """The longest queue, the later of equals, unless somebody has waited too long."""
+        """The longest queue, the later of equals, unless another has waited too long."""
         filled = [position for position, queue in enumerate(self._queues) if queue]
         oldest = min(filled, key=lambda position: self._queues[position][0].since_s)
         if time.monotonic() - self._queues[oldest][0].since_s > _PATIENCE_S:

@@ -1,4 +1,4 @@
-"""The engine: segments and lookups in turn, until one of them knows the answer."""
+"""The engine: segments and lookups in turn, until a lookup hits."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Engine:
 
     @property
     def overlapped(self) -> bool:
-        """Whether any lookup runs beside the network, on cores or a stream of its own."""
+        """Whether any lookup runs in parallel with the network, on its own cores or stream."""
         return self._path.overlapped
 
     def open(self) -> None:

@@ -1,4 +1,4 @@
-"""What leaves the engine, where it may leave, and when an answer is too close to call."""
+"""Predictions, the exits that give them, and ties that are too close to call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where a lookup runs when it does not run inside its segment: beside the next one.
+"""Lookups that do not run inside their segment, but in parallel with the next one.
 
 On the CPU a worker thread with a core of its own runs it, on CUDA a second stream. One lookup at a time.
-The engine hands a hidden output over, goes on with the network, and looks between blocks whether the
+The engine hands a hidden output over, continues with the network, and checks between blocks whether the
 answer has come.
 """
 
@@ -38,7 +38,7 @@ class Answer(NamedTuple):
 
 
 class Beside(ABC):
-    """Runs one lookup at a time beside the base model. A context manager: `close` gives everything back."""
+    """Runs one lookup at a time, parallel to the base model. A context manager: `close` frees everything."""
 
     @abstractmethod
     def submit(self, lookup: Lookup, hidden: Tensor) -> None:
@@ -77,7 +77,7 @@ class Beside(ABC):
 
 
 def beside_for(device: torch.device) -> Beside:
-    """The way to run lookups beside the base model on `device`."""
+    """The way to run lookups in parallel with the base model on `device`."""
     return StreamBeside(device) if device.type == "cuda" else WorkerBeside()
 
 

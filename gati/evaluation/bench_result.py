@@ -1,4 +1,4 @@
-"""What `gati bench` found, as one strict JSON document."""
+"""The result of `gati bench`, as one strict JSON document."""
 
 from __future__ import annotations
 

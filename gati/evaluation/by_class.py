@@ -1,4 +1,4 @@
-"""What Gati does class by class, with exact confidence intervals."""
+"""Agreement and hit rate per class, with exact confidence intervals."""
 
 from __future__ import annotations
 

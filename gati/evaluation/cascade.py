@@ -1,4 +1,4 @@
-"""A cascade of two base models: a smaller network answers if it is sure enough, else the larger is asked.
+"""A cascade of two base models: a smaller network answers if it is sure enough, else the larger one runs.
 
 The smaller one comes from a cache library of its own, so that it is known how it is loaded and fed. Its
 threshold is the loosest that keeps the wanted agreement with the larger network on the select split. Nothing

@@ -1,4 +1,4 @@
-"""Certify an existing composition anew, on inputs that nothing was chosen on.
+"""Certify an existing composition again, on inputs that were not used for any choice.
 
 It can be tried again, on other data, until one passes. So every attempt is kept, whether it passed or not and
 whether it was written or not, and all attempts of a library share delta: `gati.composition.ledger` says how,
@@ -41,7 +41,7 @@ _SURPRISING = 0.05  # two counts that differ by more than chance explains
 
 @dataclass(frozen=True)
 class Recertification:
-    """What new data says of a composition, beside what it was certified with before."""
+    """The verdict of new data on a composition, and a comparison with its earlier certificate."""
 
     certificate: Certificate
     agreement_lower_bound: float

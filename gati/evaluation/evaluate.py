@@ -46,7 +46,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class ExitCount:
-    """What one learned cache did; `agreement` with the base model among its hits, None without hits."""
+    """The hits of one learned cache; `agreement` is with the base model among them, None without hits."""
 
     block: str
     variant: str
@@ -58,11 +58,11 @@ class ExitCount:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What Gati gains and costs on a data set; the accuracies are None without labels.
+    """Gain, agreement and latencies of Gati on a data set; the accuracies are None without labels.
 
     `gain` is base mean / Gati mean, `tail_ratio` Gati p99 / base p99. Base and Gati run on the same backend
     in the same way; agreement is with the base model as it came, whatever the backend's precision;
-    `eager_latency_ms` is the user's module as it came, called plainly, on a sample. Where `disturbed` is True
+    `eager_latency_ms` is the user's module, called directly, on a sample. Where `disturbed` is True
     the machine had other work, also when it was measured again: latencies and gain are those of the moment,
     and `disturbance` says why.
     """

@@ -1,4 +1,4 @@
-"""What pages are made with: templates that escape what they show and miss nothing silently."""
+"""Rendering of pages: templates that escape their values and fail on undefined ones."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def _headline(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def _disturbed(measured: dict[str, Any]) -> str:
-    """What to say beside figures taken while the machine did something else."""
+    """The warning next to figures that were measured on a busy machine."""
     return f"; not to be quoted: {measured['disturbance']}" if measured.get("disturbed") else ""
 
 

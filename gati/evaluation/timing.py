@@ -109,7 +109,7 @@ def _alike(times: Times) -> list[list[float]]:
 def _take_turn(contender: BenchEntry, x: Tensor, machine: Machine, *, keep: bool) -> tuple[str, float]:
     overlapped = contender.early and contender.engine.overlapped
     if overlapped:
-        # It takes cores of its own; nobody else may find them taken. One untimed request wakes them.
+        # It takes its own cores; no other method may find them taken. One untimed request wakes them.
         contender.engine.open()
         contender.answer(x.clone())
     start_ns = machine.now_ns()

@@ -1,9 +1,9 @@
-"""Warning of inputs that come one after the other, as frames of a video do, where a certificate is wanted.
+"""A warning about sequential inputs, such as frames of a video, which a certificate does not cover.
 
 Neighbours in the data are compared with random pairs of the same label. Frames one apart differ a fifth as
 much or less on the traffic videos of the benchmarks, five apart up to a half; pictures that were drawn by
 themselves differ as much, three quarters where similar ones were sorted together (scikit-learn's digits).
-Data that was shuffled cannot be told this way.
+Shuffled data cannot be detected this way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LEAST = 30
 def warning_of_neighbours(data: Data) -> str:
     """Return a line where neighbours are nearly the same, else an empty one. Reads 300 inputs."""
     first, _ = group_copies(data.identities)
-    rows = np.flatnonzero(first == np.arange(len(data)))  # copies are told elsewhere
+    rows = np.flatnonzero(first == np.arange(len(data)))  # copies are reported elsewhere
     if len(rows) < _LEAST:
         return ""
     random = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""What the base model answers to what is shown in training, on the fastest engine here."""
+"""Answers of the base model to training inputs, on the fastest engine available."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["ENGINES", "BaseAnswers", "Engine", "fastest_engine", "open_engine"]
 Engine = Callable[[Tensor], Tensor]
 
 ENGINES = ("openvino-bf16", "openvino", "torch")  # in the order of preference
-_CLEARLY = 1.3  # times as fast: what is faster by less may be slower the next time
+_CLEARLY = 1.3  # times as fast: a smaller gain may be noise
 _TIMED = 3
 _SAME_CLASS_SHARE = 0.9  # of a batch: in reduced precision a few inputs change their class, not many
 

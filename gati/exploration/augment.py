@@ -17,7 +17,7 @@ _LIGHTS = (0.4, 0.25, 0.1)  # strongest first
 
 
 class Augmentation(NamedTuple):
-    """Which transformations are drawn. Labels are never needed: the base model answers what it is shown."""
+    """Which transformations are drawn. Labels are never needed: the base model answers augmented inputs."""
 
     flip: bool = False
     shift_pixels: int = 0

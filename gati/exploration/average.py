@@ -1,4 +1,4 @@
-"""A running average of weights: what many small steps come to, without the noise of each."""
+"""A running average of weights: the result of many small steps, without the noise of each."""
 
 from __future__ import annotations
 

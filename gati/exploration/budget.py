@@ -1,4 +1,4 @@
-"""How much of an exploration's time is left."""
+"""The remaining time of an exploration."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ class Budget:
         return self.left_s() == 0.0
 
     def note(self) -> None:
-        """Write down how much is used, for the run that goes on if this one is interrupted."""
+        """Record the time used, for the run that resumes if this one is interrupted."""
         self._state.write_spent(self.spent_s)

@@ -1,4 +1,4 @@
-"""Which caches may pay, decided by what they cost: no training is needed for that.
+"""Candidates: caches that may pay, decided by their cost, before any training.
 
 What the user names, blocks and variants, is taken as it is. By default there are students at the input, or
 the network itself at fewer pixels where that costs little, and a few predictors at blocks at even distances
@@ -64,14 +64,14 @@ STUDENT = "student"  # without a number, it stands for sizes that fit the base m
 
 @dataclass(frozen=True)
 class Specification:
-    """One trial to be: which variant, where, and what is known before training."""
+    """One future trial: its variant, its block, and its cost as known before training."""
 
     trial: Trial
     hidden_shape: tuple[int, ...]
 
 
 class Wanted(NamedTuple):
-    """What the user asked for: `defaults` are chosen among, all of `named` is trained if it can pay."""
+    """The user's request: `defaults` are chosen from, all of `named` is trained if it can pay."""
 
     defaults: tuple[str, ...]
     named: tuple[str, ...]
@@ -214,7 +214,7 @@ class _Chooser:
         return self.named(block, variant)
 
     def at_the_input(self, block: BlockProfile) -> list[Specification]:
-        """What was named of students and of the network at fewer pixels, and so many of ours as asked for."""
+        """What was named of students and of the network at fewer pixels, and as many of ours as requested."""
         rows: list[Specification] = []
         for variant in (each for each in self.asked.variants if reads_input(each)):
             try:

@@ -1,6 +1,6 @@
 """Companions of an exploration: networks that the user already has, measured as caches at the input.
 
-They need no training. What they read is worked out from both networks' preprocessing, what they answer from
+They need no training. Their input is derived from both networks' preprocessing, their answers from
 both networks' classes; a selector is chosen on the select inputs, as for any cache.
 """
 
@@ -142,7 +142,7 @@ def _measured(prepared: PreparedModel, library: Library, candidate: NamedNetwork
 
 
 def fit_companion(candidate: NamedNetwork, prepared: PreparedModel) -> Companion:
-    """The companion that answers what the base model of `prepared` is asked, on the CPU.
+    """The companion for the inputs of the base model of `prepared`, on the CPU.
 
     **Raises:** `ModelError` for other channels or classes, or a network that cannot be run or traced.
     """
@@ -173,7 +173,7 @@ def fit_companion(candidate: NamedNetwork, prepared: PreparedModel) -> Companion
 def reading_of(variant: str, base: Preprocessing, loaded: LoadedModel, example: Tensor) -> Reading:
     """How to make of what the base model is given, such as `example` [B, C, H, W], what the other wants.
 
-    A network that nobody said anything about is given the same. Pictures of another size are averaged by a
+    A network without preprocessing gets the same input. Pictures of another size are averaged by a
     whole factor where one fits, and stretched for the rest; what a crop has left out stays left out.
 
     **Raises:** `ModelError` for another number of channels.

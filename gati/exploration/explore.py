@@ -62,13 +62,13 @@ def explore(
 ) -> Library:
     """Train and measure caches for a network, and write the cache library.
 
-    What lookups cost is measured first. Then what reads the network's input is trained: students, or in the
-    place of one a copy of the network for half of the pixels a side, where pictures have 96 or more and that
-    takes at most 35 % of the network's time. Exits at a few blocks follow, above all for what the best of
-    those does not answer. An interrupted exploration goes on where it stopped when called again with the same
-    arguments; a finished one is returned as it is, and `explore_more` trains it further. The network is never
+    The cost of lookups is measured first. Then caches that read the network's input are trained: students, or
+    a copy of the network at half the resolution, for pictures of 96 or more pixels a side where it takes at
+    most 35 % of the network's time. Exits at a few blocks follow, mainly for inputs that the best of those
+    does not answer. An interrupted exploration resumes when called again with the same arguments; a finished
+    one is returned unchanged, and `explore_more` trains it further. The network is never
     changed. The same seed trains the same weights again on the same machine, if time does not decide;
-    latencies are measured anew, and with them which variants are skipped.
+    latencies are measured again, which decides which variants are skipped.
 
     **Arguments:**
 
@@ -191,7 +191,7 @@ def _settings(
 
 
 def _named(class_names: ClassNames | None, label_map: LabelMap | None) -> dict[str, Any]:
-    """What was said about names and labels, itself and not the file; nothing where nothing was said."""
+    """The given names and labels themselves, not their file; empty if none were given."""
     said: dict[str, Any] = {}
     if class_names is not None:
         said["class_names"] = list(read_class_names(class_names))

@@ -1,4 +1,4 @@
-"""Which inputs explore has not seen: only those may certify a composition, and each once."""
+"""Finding inputs that explore has not seen: only those may certify a composition, and each once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Fresh", "fresh_inputs", "note_of_seen"]
 class Fresh:
     """Different inputs that explore has not seen, and how many copies there were of each, [n].
 
-    `identity` names them by what they are, in whatever order or file; `note` says what was left out, or is
+    `identity` names them by their content, in any order or file; `note` says what was left out, or is
     empty.
     """
 

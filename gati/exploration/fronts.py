@@ -1,4 +1,4 @@
-"""What predictors begin with that holds no weights: pooling, done once a batch for all that begin alike.
+"""The first layers of predictors without weights: pooling, done once per batch for all that share it.
 
 A hidden output of 56 x 56 pixels holds ten times the numbers that a predictor looks at. What is trained needs
 the pooled one alone, so the large one is neither copied to float32 nor kept for the backward pass.
@@ -28,7 +28,7 @@ _WITHOUT_WEIGHTS = (
     nn.ZeroPad2d,
 )
 
-Front = tuple[str, str]  # the block that is read, and what is made of its hidden output
+Front = tuple[str, str]  # the block that is read, and the operation on its hidden output
 
 
 def split_front(predictor: nn.Module) -> tuple[nn.Sequential, nn.Module]:
@@ -61,7 +61,7 @@ class Fronts:
         return {front: layers(hidden[front[0]]).float() for front, layers in self._layers.items()}
 
     def read(self, looked: Mapping[Front, Tensor]) -> dict[str, Tensor]:
-        """Return what is left to read for the rest of each predictor, of what `look` gave."""
+        """Return the input for the rest of each predictor, from the result of `look`."""
         return {name: looked[front] for name, front in self._front_of.items()}
 
 

@@ -47,13 +47,13 @@ from gati.types import OperatingPoint, Trial, TrialId
 
 __all__ = ["explore_more", "named_in_round", "with_round"]
 
-_ROUNDS = DocumentKind(1, LibraryError, "put it back from a copy, or explore again")
+_ROUNDS = DocumentKind(1, LibraryError, "restore it from a backup, or explore again")
 _OF_ROUND = re.compile(r"--r\d+$")
 
 
 @dataclass(frozen=True)
 class FurtherRound:
-    """One further round: its number, from 2, and what came of it."""
+    """One further round: its number, from 2, and its result."""
 
     number: int
     budget_s: float | None
@@ -75,7 +75,7 @@ def explore_more(
 ) -> Library:
     """Train the caches of a finished library further, and keep those that get better.
 
-    Interrupted, the same call goes on where it stopped; called again after that, it begins another round. The
+    After an interruption, the same call resumes; called again after that, it begins another round. The
     library can be used meanwhile, and what it holds stays: caches that compositions name never change.
 
     - `budget_s`, `epochs`: as for `explore`; one of them is needed.
@@ -133,7 +133,7 @@ def named_in_round(trial_id: TrialId, number: int) -> TrialId:
 
 
 def with_round(trials: Sequence[Trial], new: Sequence[Trial], before: Mapping[TrialId, Trial]) -> list[Trial]:
-    """The trials table after a round: each new row before the one it replaces. Twice does what once does."""
+    """The trials table after a round: each new row before the one it replaces. It is idempotent."""
     replacing = {before[row.trial_id].trial_id: row for row in new}
     added = {row.trial_id for row in new}
     rows: list[Trial] = []
@@ -155,7 +155,7 @@ def _with_points(old: Sequence[OperatingPoint], new: Sequence[OperatingPoint]) -
 
 
 def _to_train(library: Library, number: int) -> tuple[tuple[Specification, ...], dict[TrialId, Trial]]:
-    """What goes on, under the names of this round, and the trial that each of them goes on from."""
+    """Specifications under the names of this round, and the trial that each of them continues."""
     shapes = {block.index: block.output_shape for block in library.manifest.blocks}
     found, before = [], {}
     for trial in library.trials:
@@ -171,7 +171,7 @@ def _to_train(library: Library, number: int) -> tuple[tuple[Specification, ...],
         before[name] = started
     if not found:
         raise LibraryError(
-            f"{library.directory} has no weights to go on from (training/): an older Gati explored it, "
+            f"{library.directory} has no weights to continue from (training/): an older Gati explored it, "
             "or nothing was trained; run gati explore again"
         )
     return tuple(found), before
@@ -237,7 +237,7 @@ def _inputs(library: Library, data: Any | None, train_data: Any | None) -> Input
     if train.fingerprint != manifest.data["train"].rpartition(" ")[2]:
         raise DataError(
             f"the training inputs in {source if more is None else more} are not those of the exploration; "
-            "bring the old ones back, or explore again"
+            "restore the old ones, or explore again"
         )
     return Inputs(train, measured_on, library.base_outcomes().split, record)
 

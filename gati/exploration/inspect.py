@@ -1,4 +1,4 @@
-"""What `gati blocks` shows: where caches can sit in a network, and what lies before each place."""
+"""The verb `gati blocks`: positions for caches in a network, and the latency up to each."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def name_and_label(
 ) -> Named:
     """Fit the labels of data to the network, with the names and the label map that explore was given.
 
-    `class_names` and `label_map` take precedence over those. What explore was told about its own data is not
+    `class_names` and `label_map` take precedence over those. What explore knows about its own data is not
     held against data that has other labels.
 
     **Raises:** `DataError` as `read_class_names`, `read_label_map` and `fit_labels` do.

@@ -1,4 +1,4 @@
-"""What learners at the input are shown in a step, and what they are to answer to it.
+"""Training examples for learners at the input: the inputs of a step and their targets.
 
 They need nothing of the base model but its answers: these are computed by the fastest engine here, and kept
 for when a view comes round again. So is the view itself, where all learners begin by making fewer numbers

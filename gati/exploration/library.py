@@ -2,7 +2,7 @@
 
     manifest.json             model, checkpoint hash, preprocessing, blocks, latencies, seeds, versions
     inputs.safetensors        which inputs were seen, as hashes, and which were held out
-    trials.csv                one row a variant a block: what it costs, how well it imitates, why skipped
+    trials.csv                one row per variant and block: cost, agreement, why skipped
     operating_points.csv      hit rate and agreement of every trained variant at many thresholds
     caches/TRIAL.safetensors  weights of predictor and selector
     outcomes/base.safetensors what the base model said of every held-out input, and its split
@@ -148,7 +148,7 @@ class Library:
         if not library.manifest.complete:
             raise LibraryError(
                 f"the cache library in {library.directory} is unfinished: "
-                "run the same gati explore command again, it goes on where it stopped"
+                "run the same gati explore command again to resume"
             )
         return library
 
@@ -156,12 +156,12 @@ class Library:
 
     @property
     def manifest_path(self) -> Path:
-        """Where the manifest lies."""
+        """Path of the manifest."""
         return self.directory / "manifest.json"
 
     @property
     def inputs_path(self) -> Path:
-        """Where the record of the inputs lies."""
+        """Path of the record of the inputs."""
         return self.directory / "inputs.safetensors"
 
     def cache_path(self, trial_id: TrialId) -> Path:
@@ -177,7 +177,7 @@ class Library:
         return self.directory / "training" / f"{trial_id}.safetensors"
 
     def composition_path(self, name: str = "default") -> Path:
-        """Where the composition of that name lies."""
+        """Path of the composition of that name."""
         return self.directory / "compositions" / f"{name}.json"
 
     # Reading --------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class Library:
         return InputRecord(*(arrays[name] for name in InputRecord._fields))
 
     def copies(self) -> npt.NDArray[np.int64]:
-        """How many copies each held-out input stands for, [n]; 1 where nobody counted them."""
+        """How many copies each held-out input stands for, [n]; 1 if they were not counted."""
         record, count = self.input_record(), len(self.base_outcomes().split)
         if record is None:
             return np.ones(count, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What one lookup costs beside the network that it belongs to."""
+"""The cost of one lookup relative to its network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["lookup_costs", "lookup_seconds"]
 
 
 def lookup_seconds(traced: TracedModel, specifications: Sequence[Specification], clock: Clock) -> float:
-    """How long it takes to measure one lookup as `explore` does at its end, of those built from a name."""
+    """Seconds to measure one lookup as `explore` does at its end, for lookups built from a name."""
     trained = [item for item in specifications if item.trial.status == "trained"]
     costly = [item for item in trained if not is_reduced(item.trial.variant)]
     if not costly:

@@ -1,4 +1,4 @@
-"""What lookups cost once they are trained, for the trials table."""
+"""Costs of trained lookups, for the trials table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trained predictor is worth on inputs nobody trained on: outcomes, selectors, operating points."""
+"""Measuring trained predictors on held-out inputs: outcomes, selectors, operating points."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Learn from the gradients that are there; nothing here computes them anew."""
+        """Update the weights from the present gradients; closures are not supported."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

@@ -1,4 +1,4 @@
-"""How fast a training is, and how many steps of it a budget buys."""
+"""The pace of a training, and the number of steps that fit into a budget."""
 
 from __future__ import annotations
 

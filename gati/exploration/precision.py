@@ -1,4 +1,4 @@
-"""Which numbers training computes with."""
+"""The floating-point precision of training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gains_by_bfloat16(module: nn.Module) -> bool:
 
 @contextmanager
 def training_precision(device: torch.device, gains: bool = True) -> Iterator[None]:
-    """Train in bfloat16 where the hardware and what is trained gain by it; measuring is always in float32."""
+    """Train in bfloat16 if hardware and network gain from it; measurements are always in float32."""
     enabled = device.type == "cuda" or (device.type == "cpu" and gains and bfloat16_pays())
     with torch.autocast(device.type, torch.bfloat16, enabled=enabled):
         yield

@@ -53,7 +53,7 @@ __all__ = [
     "resolve_device",
 ]
 
-_TRIED = 128  # inputs that tell what they may be changed by
+_TRIED = 128  # inputs used to find allowed augmentations
 KEPT_PICTURES_BYTES = 1 << 30  # of decoded training pictures
 
 
@@ -67,7 +67,7 @@ class HeldOut:
 
 
 class MeasuringTimes(NamedTuple):
-    """Seconds that measuring will take, by what it took so far: kept free at the end of a budget."""
+    """Seconds to reserve for measuring at the end of a budget, estimated from measurements so far."""
 
     held_out_s: float  # all held-out inputs through the base model
     selector_s: float  # choosing one trial's selector
@@ -96,7 +96,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class PreparedModel(Prepared):
-    """The stage set for a network that was just loaded, with what its classes are called."""
+    """The preparation of a network that was just loaded, with its class names."""
 
     loaded: LoadedModel
     class_names: tuple[str, ...] | None

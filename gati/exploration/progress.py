@@ -1,4 +1,4 @@
-"""What a user sees while caches are trained: a live display, or plain lines where there is no terminal."""
+"""Progress of training: a live display, or plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class PlainProgress(SilentProgress):
         self._began = self._spoke = 0.0
 
     def stage(self, name: str, total: int, done: int = 0) -> None:
-        """Begin a stage with a line of its own."""
+        """Begin a stage on a new line."""
         self._name, self._total, self._done, self._start = name, total, done, done
         self._began = self._spoke = time.monotonic()
         self.note(name)
@@ -79,7 +79,7 @@ class PlainProgress(SilentProgress):
 
 
 class LiveProgress(SilentProgress):
-    """A bar that redraws itself, with the loss or hit rate beside it."""
+    """A bar that redraws itself, followed by the loss or hit rate."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -106,7 +106,7 @@ class LiveProgress(SilentProgress):
         self._task: TaskID | None = None
 
     def stage(self, name: str, total: int, done: int = 0) -> None:
-        """Begin a bar of its own; earlier bars stay, filled."""
+        """Begin a new bar; earlier bars stay, filled."""
         self._task = self._bars.add_task(name, total=total, completed=done, detail="")
 
     def advance(self, steps: int, detail: str = "") -> None:

@@ -1,4 +1,4 @@
-"""How predictors are trained: optimisers, learning rates, what they are shown, and what they imitate."""
+"""Training recipes of predictors: optimisers, learning rates, views, and targets."""
 
 from __future__ import annotations
 

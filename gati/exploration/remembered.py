@@ -13,7 +13,7 @@ __all__ = ["BatchMemory", "rounded"]
 class BatchMemory:
     """A tensor [B, ...] a batch, kept as float16 in at most `limit_bytes`; further batches are not kept.
 
-    What is given back equals what was put in as `rounded` makes it, so that it makes no difference whether
+    A returned tensor equals the stored one as `rounded` makes it, so that it makes no difference whether
     rows come from here or are computed again.
     """
 

@@ -94,7 +94,7 @@ def choose_places(reach_shares: Sequence[float], limit: int) -> tuple[int, ...]:
     chosen: list[int] = []
     for number in range(limit):
         wanted = first + (last - first) * number / max(1, limit - 1)
-        # what is left must be enough for the places that are still to come
+        # the rest must be enough for the remaining places
         usable = eligible[len(chosen) : len(eligible) - (limit - number - 1)]
         usable = [place for place in usable if not chosen or place > chosen[-1]]
         chosen.append(min(usable, key=lambda place: abs(reach_shares[place] - wanted)))
@@ -107,7 +107,7 @@ def choose_places(reach_shares: Sequence[float], limit: int) -> tuple[int, ...]:
 def too_slow(lookup_ms: float, block: BlockProfile, base_ms: float) -> str:
     """Why a lookup at this block cannot pay, or "" if it may.
 
-    A hit saves what is left of the network; a lookup slower than that never does.
+    A hit saves the rest of the network; a lookup slower than that never pays.
     """
     left_ms = base_ms - block.reach_ms
     if lookup_ms < left_ms:
@@ -116,7 +116,7 @@ def too_slow(lookup_ms: float, block: BlockProfile, base_ms: float) -> str:
 
 
 def too_dear(lookup_ms: float, base_ms: float) -> str:
-    """Why a student is not worth training unless it is asked for, or "" if it may be."""
+    """Why a student is not worth training unless requested, or "" if it may be."""
     if lookup_ms < _DEAREST * base_ms:
         return ""
     return (
@@ -180,7 +180,7 @@ def steps_an_epoch(training_inputs: int, batch_size: int) -> int:
 
 
 def reserve(measuring_s: float, left_s: float) -> float:
-    """What to keep free of the time that is left for measuring, by what it is expected to take.
+    """The part of the remaining time to reserve for measuring, by its expected duration.
 
     Never so much that nothing is learned: measuring is cut short where time is up.
     """

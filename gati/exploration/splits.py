@@ -1,4 +1,4 @@
-"""Which inputs train, which choose and which are only counted; the same ones found again later.
+"""Splits: inputs that train, that select, and that only certify; reproducible later.
 
 How many choose depends on how many there are, and on nothing else: accuracy targets are not known yet, and
 what looked at outcomes would spoil the certificate. Few inputs to choose on, and what was found on them does
@@ -45,7 +45,7 @@ class Inputs:
     """Training inputs, held-out inputs with their split (SELECT or CERTIFY, uint8 [n]), and who they are.
 
     Of the copies of an input in the certify split only the first is held out; `record` counts them. `notes`
-    say what was left out and why, a line each.
+    say what was left out and why, one line each.
     """
 
     train: Data
@@ -63,7 +63,7 @@ def inputs_to_select_on(count: int) -> int:
 def split_inputs(held: Data, more: Data | None, seed: int) -> Inputs:
     """Split VAL into select and certify, and into a third part for training when there is no MORE.
 
-    All copies of an input go to the same part, and what is in VAL, too, is left out of MORE.
+    All copies of an input go to the same part, and inputs of VAL are left out of MORE.
 
     **Raises:** `DataError` when there is too little data, or when MORE has nothing but what VAL has.
     """
@@ -97,7 +97,7 @@ _TRAIN = -1
 
 
 def _without(more: Data, held: Data, notes: list[str]) -> Data:
-    """Return MORE without what is in VAL, too."""
+    """Return MORE without the inputs of VAL."""
     left = left_over(more, held.identities)
     if len(left) == 0:
         same = f"--train-data and --data are the same {len(more)} inputs"

@@ -1,4 +1,4 @@
-"""Training in stages, each resumable: what sits at the input, then exits for what that leaves over."""
+"""Training in stages, each resumable: caches at the input, then exits for the inputs they leave over."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class _Lesson(NamedTuple):
 class TrainingStages:
     """Trains and measures; every finished trial is on disk before the next group starts.
 
-    `weights` of a trial are what an earlier exploration ended with; trials without start anew. `before` are
+    `weights` of a trial are what an earlier exploration ended with; others start anew. `before` are
     the trials to beat: a cache that is no better than the one of that trial is not kept.
     """
 
@@ -97,7 +97,7 @@ class TrainingStages:
         self.before = dict(before or {})
         self.batch_size = batch_size_for(len(prepared.inputs.train))
         trained = [item for item in prepared.specifications if item.trial.status == "trained"]
-        self.first = [item for item in trained if reads_input(item.trial.variant)]  # asked first
+        self.first = [item for item in trained if reads_input(item.trial.variant)]  # run first
         self.exits = [item for item in trained if not reads_input(item.trial.variant)]
 
     def run(self) -> None:
@@ -221,7 +221,7 @@ class TrainingStages:
         few = self.prepared.inputs.train.subset(range(min(inputs, _PROBE_STEPS * batch_size)))
         probe = self._training(lesson, group, _PROBE_STEPS, None, few)
         for _ in probe.run():
-            pass  # thrown away: what it tells is how long a step takes
+            pass  # discarded: only its duration is of interest
         left_s = max(0.0, allowed_s - (self.budget.clock() - began)) / (1.0 + LATENESS)
         steps = affordable_steps(
             left_s,
@@ -351,7 +351,7 @@ class TrainingStages:
         self.state.write_finished(FinishedTrial(trial, tuple(measured.points)))
 
     def _tell(self, group: Sequence[Specification]) -> None:
-        """Say what was learned: all at the input, and the best exit of each block."""
+        """Report what was learned: all caches at the input, and the best exit of each block."""
         finished = self.state.finished()
         trials = [finished[item.trial.trial_id].trial for item in group]
         best = {

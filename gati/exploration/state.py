@@ -1,4 +1,4 @@
-"""What an exploration keeps on disk while it runs, so that the next one goes on where it stopped.
+"""The state of an exploration on disk, so that an interrupted run can be resumed.
 
 .state/settings.json      what this exploration is: another one must not go on with it
 .state/costs.json         latencies as measured at the start, and the trials that cannot pay
@@ -53,7 +53,7 @@ class RunState:
         return self.directory / f"{stage}.safetensors"
 
     def claimed(self) -> dict[str, Any]:
-        """The settings of what was begun here; empty where nothing was."""
+        """The settings of the run that began here; empty if there is none."""
         return self._json(self.directory / "settings.json") or {}
 
     def claim(self, settings: dict[str, Any]) -> None:
@@ -81,7 +81,7 @@ class RunState:
         return found
 
     def write_costs(self, costs: dict[str, Any]) -> None:
-        """Keep what was measured before training."""
+        """Store the measurements made before training."""
         atomic_write_text(self.directory / "costs.json", json.dumps(costs))
 
     def plan(self, stage: str) -> StagePlan | None:
@@ -90,7 +90,7 @@ class RunState:
         return None if found is None else StagePlan(*found)
 
     def write_plan(self, stage: str, plan: StagePlan) -> None:
-        """Keep the plan of a stage: a run that is interrupted goes on with it."""
+        """Store the plan of a stage: an interrupted run continues with it."""
         path = self.directory / "plans.json"
         atomic_write_text(path, json.dumps({**(self._json(path) or {}), stage: plan}))
 

@@ -1,4 +1,4 @@
-"""Train many predictors at once: one frozen forward pass a batch feeds them all.
+"""Train many predictors at once: one frozen forward pass per batch feeds them all.
 
 Everything random in a step is drawn from (seed, step), so a run that stops after any step and starts again
 from a saved state ends with the same weights as one that never stopped.

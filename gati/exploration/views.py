@@ -1,4 +1,4 @@
-"""What is shown in training: each step's batch, drawn from (seed, step) alone.
+"""Views of the training inputs: each step's batch, drawn from (seed, step) alone.
 
 Views come round again: an epoch shows the views of one of a few rounds, and after the last round the first
 follows. What the base model answers to a view needs computing only once then, and it is half of the cost of
@@ -61,7 +61,7 @@ class ViewedBatch(NamedTuple):
 
 
 class Viewer:
-    """Batches of `batch_size` inputs under `views`; what is left over at the end of a round is left out."""
+    """Batches of `batch_size` inputs under `views`; the remainder at the end of a round is dropped."""
 
     def __init__(self, inputs: InputSource, views: Views, batch_size: int, seed: int) -> None:
         self.inputs, self.views, self.batch_size, self.seed = inputs, views, batch_size, seed

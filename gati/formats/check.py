@@ -1,4 +1,4 @@
-"""Does the written file answer as the engine does? Asked of every file before it gets its name."""
+"""Compares the answers of a written file with the engine's, before the file gets its name."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _LARGEST_FILE = 2**31 - 1  # what a protocol buffer holds
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: a file, or a folder for Triton. `exits` are the blocks an input can leave after."""
+    """The written file, or folder for Triton. `exits` are the blocks an input can leave after."""
 
     path: Path
     format: Format
@@ -60,7 +60,7 @@ def export(
     It takes one input at a time and gives `probabilities` [1, K], `exit` int64 [1] (the index of the exit,
     or the number of exits where the whole network answered) and `score` [1] of the last lookup (NaN without
     one). All lookups are inline. `onnx` is one file with nested `If` nodes, `triton` a model folder around
-    it, `pt2` a `torch.export` program with `torch.cond`. Before a file gets its name it is asked random
+    it, `pt2` a `torch.export` program with `torch.cond`. Before a file gets its name it is tested on random
     inputs and must answer as the engine does. With `raw_input` it takes the image, uint8 [1, H, W, C], of
     exactly the network's size.
 

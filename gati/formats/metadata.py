@@ -1,4 +1,4 @@
-"""What an exported file says about itself: text by key, everything structured as JSON."""
+"""Metadata of an exported file: text by key, everything structured as JSON."""
 
 from __future__ import annotations
 

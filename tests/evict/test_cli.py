@@ -79,7 +79,7 @@ def test_compare_without_noise_or_gati_says_so(trace: Path) -> None:
     [
         pytest.param(["--size", "0"], "a cache of 0 blocks: sizes go from 1 to", id="no size"),
         pytest.param(["--size", "999999"], "a cache of 999999 blocks: sizes go from 1 to", id="all fits"),
-        pytest.param(["--size", "many"], "--size 'many' is no number of blocks", id="no number"),
+        pytest.param(["--size", "many"], "--size 'many' is not a number of blocks", id="no number"),
         pytest.param(["--size", ","], "--size names no size", id="no sizes"),
         pytest.param(["--policy", "mru"], "unknown policy 'mru'; there are lru, fifo", id="policy"),
         pytest.param(

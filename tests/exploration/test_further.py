@@ -157,7 +157,7 @@ def test_what_is_not_there_is_said_in_one_line(directory: Path, tmp_path: Path) 
         explore_more(directory, epochs=1, train_data=str(tmp_path / "other.npz"))
     shutil.rmtree(directory / "training")
     shutil.rmtree(directory / ".state", ignore_errors=True)
-    with pytest.raises(LibraryError, match="has no weights to go on from"):
+    with pytest.raises(LibraryError, match="has no weights to continue from"):
         explore_more(directory, epochs=1)
 
 

@@ -1,4 +1,4 @@
-"""What executes the network: the seam between the engine and everything that can run it."""
+"""Backends, which execute the network: the interface between the engine and anything that can run it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class SinglePath(ABC):
 
 
 class SegmentBackend(Backend):
-    """Runs segments and lookups as functions that the engine calls in turn, or beside each other."""
+    """Runs segments and lookups as functions that the engine calls in turn or in parallel."""
 
     @abstractmethod
     def path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:

@@ -7,12 +7,12 @@ an event follows, and the host waits for that event alone.
 **Inline lookups.** While the host waits for a score the device would idle: reading it back and launching the
 next graph take a *round trip*, measured when the path is made. The next segment is launched before the score
 is known if it takes the device no longer than that: on a miss the round trip is hidden, and on a hit the
-needless segment ends by the time another request could have begun, so it delays nobody. A longer segment is
+needless segment ends by the time another request could have begun, so it delays none. A longer segment is
 waited for: there a hit saves work, and a round trip is little to lose. On a hit nothing beyond that one
 segment has been launched. Which exit answers depends on the input alone.
 
 **Overlapped lookups** are graphs of their own on the lane `beside`: an event forks them off after their
-segment, the host joins them. The network meanwhile goes on block by block, two blocks queued at most, up to
+segment, the host joins them. The network meanwhile continues block by block, two blocks queued at most, up to
 the next lookup.
 
 Tested against a fake device; not yet run on hardware.

@@ -1,4 +1,4 @@
-"""What captured requests ask of a GPU: a handful of calls, so that everything else can be tested without one.
+"""The GPU calls that captured requests need: few enough that everything else can be tested without a GPU.
 
 Tested against a fake that keeps the order of operations; `CudaDevice` has not yet run on hardware.
 """
@@ -39,10 +39,10 @@ class Device(Protocol):
     def capture(
         self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], lane: Lane
     ) -> tuple[Any, tuple[Tensor, ...]]:
-        """`run(*inputs)` as a graph, and its outputs, which each replay fills anew.
+        """`run(*inputs)` as a graph, and its outputs, which each replay overwrites.
 
         Leaves `inputs` as they are. Graphs of one lane share memory: they are
-        replayed one after the other, never beside each other.
+        replayed one after the other, never concurrently.
         """
 
     def replay(self, graph: Any, lane: Lane) -> None:
@@ -82,7 +82,7 @@ class CudaDevice:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         # Captures and warm-up of a lane keep to one stream: memory of a shared pool and the workspaces of
-        # cuBLAS belong to a stream, so lanes that run beside each other never share either.
+        # cuBLAS belong to a stream, so lanes that run concurrently never share either.
         self._streams: dict[Lane, torch.cuda.Stream] = {
             "main": torch.cuda.Stream(device),
             "beside": torch.cuda.Stream(device),

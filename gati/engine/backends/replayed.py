@@ -52,7 +52,7 @@ class Captured:
     """A function of tensors as a graph for single requests, captured on first use; batches run as they are.
 
     With `adopts` its inputs are the static outputs of another, read where they are. Without `keeps` the
-    results are copies, and any thread may call; with it they are the graph's own, filled anew by each call.
+    results are copies, and any thread may call; with it they are the graph's own, overwritten by each call.
     """
 
     def __init__(

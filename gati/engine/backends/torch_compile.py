@@ -1,4 +1,4 @@
-"""PyTorch compiled: segments and lookups as machine code that torch's compiler makes on first use."""
+"""PyTorch compiled: segments and lookups as machine code, compiled by torch on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion in a process of its own, for threads that work beside the serving of requests.
+"""Conversion in a separate process, for threads that work in the background while requests are served.
 
 torch's exporter is Python from end to end: for seconds it hardly lets go of the interpreter, and what it
 leaves behind keeps the garbage collector busy for a quarter of a second. Whoever answers requests in the same
@@ -52,7 +52,7 @@ def process_apart() -> Apart | None:
 
 
 class Apart:
-    """A process that converts, started when first asked; one thread at a time asks. Close it."""
+    """A process that converts, started on first use, by one thread at a time. Close it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

@@ -1,4 +1,4 @@
-"""The process that `apart` starts: converts what comes in on its standard input."""
+"""The process that `apart` starts: converts requests that arrive on its standard input."""
 
 from __future__ import annotations
 

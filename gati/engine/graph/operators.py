@@ -1,4 +1,4 @@
-"""torch's table of ONNX operators, kept from one export to the next: half of an export is making it."""
+"""torch's table of ONNX operators, kept from one export to the next: building it takes half of an export."""
 
 from __future__ import annotations
 
