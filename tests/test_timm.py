@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 import gati
 from gati.exploration import candidates, stages
 
-pytest.importorskip("timm", reason="needs timm: the extra gati[vision]")
+# not imported here: on some builds of torch torchvision can only be imported through `gati.model.source`
+pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="needs timm: the extra gati[vision]")
 
 NETWORKS = {
     "vit_tiny_patch16_224": "img_size=32, patch_size=8, depth=4",

@@ -113,9 +113,9 @@ def explore(
     named = load_model(
         model, checkpoint, mean=mean, std=std, resize=resize, sample_rate=sample_rate, seconds=seconds
     )
-    loaded, held = fitted(named, data)
     for name in asked.variants:  # after the model, whose module may register predictors of its own
         parse_variant(name)
+    loaded, held = fitted(named, data)
     candidates = load_companions(companions, held.tensors)
     with locked(directory), freed_memory_kept(), progress or SilentProgress() as reporter:
         for note in (loaded.note, *(candidate.loaded.note for candidate in candidates)):
