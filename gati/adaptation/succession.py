@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from gati.adaptation.deployments import Deployed, Deployments
@@ -260,7 +261,7 @@ class Succession:
             if post is None or post.opening or post.level == post.watch.level:
                 continue
             post.opening = True
-            self._leave(lambda post=post, level=post.watch.level: self._open(post, level, kind, counted))
+            self._leave(partial(self._open, post, post.watch.level, kind, counted))
         trial = self.trial
         if trial is not None and trial.may_hit and (not self.may_hit or trial.faster):
             self._promote(trial)

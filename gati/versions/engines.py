@@ -128,7 +128,7 @@ def open_settings(served: Served, folder: str | Path) -> tuple[Setting, ...]:
     Raises as `open_version`.
     """
     place = Path(folder)
-    found = []
+    found: list[Setting] = []
     while (path := place / _SETTINGS / f"{len(found) + 1}.json").is_file():
         composition = Composition.load(path)
         found.append(Setting(composition, tuple(served.model.exits(composition, place / "caches"))))
