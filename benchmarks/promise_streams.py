@@ -193,7 +193,7 @@ class Memory(Recall):
         seen = Seen(FEATURELESS, WRONG if wrong else RIGHT)
         would = tuple(known and setting.threshold > 0.0 for setting in self._settings)
         answers = level > 0 and would[level - 1]
-        return Looked(place, FEATURELESS, seen, answers, would, self._epoch)  # type: ignore[arg-type]
+        return Looked(place, FEATURELESS, seen, answers, known, would, self._epoch)  # type: ignore[arg-type]
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         if (drawn or tried) and looked.epoch == self._epoch:

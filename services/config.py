@@ -115,6 +115,9 @@ class AdaptationConfig(_Strict):
     interval_s: float = Field(default=600.0, gt=0.0)
     window_s: float = Field(default=3600.0, gt=0.0)
     window_inputs: int = Field(default=1400, ge=100)
+    held_share: float = Field(default=0.25, gt=0.0, lt=1.0)  # of the samples, to lay settings on
+    blocks: tuple[str, ...] | None = None  # where new caches are tried; three early blocks unless given
+    variants: tuple[str, ...] = ("scene(8,64,64)",)  # kinds of new caches that are tried
     look_every_s: float = Field(default=5.0, gt=0.0)
 
 

@@ -366,7 +366,7 @@ class Adaptation:
     def _recalling(self, judged: Judgement, level: int) -> None:
         counted = f"{judged.losses} of {judged.audits} audits disagree"
         if judged.kind == "released":
-            self._tell("recalling", f"memory answers{_as_far_as(level, len(MOST))}: {counted}")
+            self._tell("recalling", f"memory answers by setting {level} of {len(MOST)}: {counted}")
         elif level:
             self._tell("tightened", f"memory answers less: {counted}", {"of": RECALL})
         else:
@@ -383,11 +383,6 @@ class Adaptation:
         if self._on_change is not None:
             version = self._succession.serving.deployed.number
             self._on_change(Change(kind, self._now_s, self._requests, version, message, details or {}))
-
-
-def _as_far_as(level: int, settings: int) -> str:
-    """Which of several settings from strict to loose is proven."""
-    return "" if settings == 1 else f" by setting {level} of {settings}"
 
 
 def _still() -> float:

@@ -9,9 +9,10 @@ How far it goes is a ladder of settings (`gati.adaptation.recall_settings`), eac
 answers are proven right often enough, and withdrawn as soon as they are wrong too often
 (`gati.guard.ladder`). Both count audits of what a setting answers, or would answer, and nothing else.
 
-It learns alike before and after it may answer, and whichever setting does: of an input that any of them would
-answer, the base model's answer is taken in only where that was drawn beforehand, for later nothing else will
-be known.
+It learns alike before and after it may answer: of an input that a setting under proof, or one that is
+released, would answer, the base model's answer is taken in only where that was drawn beforehand, for later
+nothing else will be known. The strictest setting is proven first, for all others would slow down learning as
+long as nothing is known; then all others at once.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ _PLACES = 64
 
 
 class Looked(NamedTuple):
-    """What recall says of a request. `confident`: it answers, by the loosest setting that is released.
+    """What recall says of a request.
+
+    `confident`: it answers, by the loosest setting that is released; `known`: one that is released or under
+    proof would.
 
     `would_answer` says of every setting whether it would, as it stood when the input was looked at, in
     `epoch`.
@@ -54,13 +58,9 @@ class Looked(NamedTuple):
     sketched: NDArray[np.float32]
     seen: Seen | None
     confident: bool
+    known: bool
     would_answer: tuple[bool, ...]
     epoch: int
-
-    @property
-    def known(self) -> bool:
-        """Whether any setting would answer it."""
-        return any(self.would_answer)
 
     def wrong(self, base: Prediction) -> bool:
         """Whether the remembered answer is not the base model's."""
@@ -95,7 +95,7 @@ class Recall:
         self._since_fit = 0
         self._fitting = False
         self._risk: Risk | None = None
-        self._epoch = 0  # counts withdrawals: what was looked at before one proves nothing after it
+        self._epoch = 0  # of what is tested: what was looked at in another one proves nothing now
 
     @property
     def serves(self) -> bool:
@@ -126,15 +126,15 @@ class Recall:
                 self._looked.add(seen.features)
                 risk = 1.0 if self._risk is None else float(self._risk(seen.features))
             would = tuple(risk < setting.threshold for setting in self._settings)
-            level = self._ladder.level
-            return Looked(place, sketched, seen, level > 0 and would[level - 1], would, self._epoch)
+            confident = self.serves and would[self._ladder.level - 1]
+            return Looked(place, sketched, seen, confident, any(would[: self._tested]), would, self._epoch)
 
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         """Take in the base model's answer to a request.
 
         `drawn`: it was to be audited before anything was known of it, as it will be while memory answers.
-        What any setting would answer is learned from only then, and guards count no others. `tried`: it was
-        drawn to be looked at for the proofs under way, which count both.
+        What is known is learned from only then, and guards count no others. `tried`: it was drawn to be
+        looked at for the proofs under way, which count both.
         """
         judged: Judgement | None = None
         with self._lock:
@@ -160,16 +160,25 @@ class Recall:
 
         One that `steers` is of those that are made all the time, not only for a proof.
         """
+        tested, before = self._tested, self._ladder.level
         if steers:
-            for setting, would_answer in zip(self._settings, looked.would_answer, strict=True):
+            for setting, would_answer in zip(self._settings[:tested], looked.would_answer, strict=False):
                 setting.audited(would_answer=would_answer, wrong=wrong)
-        agreed = [not wrong if would_answer else None for would_answer in looked.would_answer]
+        agreed = [
+            not wrong if would_answer and at < tested else None
+            for at, would_answer in enumerate(looked.would_answer)
+        ]
         judged = self._ladder.audited(agreed, guards=steers)
-        if judged is not None and judged.kind == "withdrawn":
+        if judged is not None and (judged.kind == "withdrawn" or before == 0):
             self._epoch += 1
             for setting in self._settings[self._ladder.level :]:
                 setting.begin()
         return judged
+
+    @property
+    def _tested(self) -> int:
+        """The settings that are released or under proof: the strictest alone until that is released."""
+        return len(self._settings) if self.serves else 1
 
     def _fit(self) -> None:
         with self._lock:

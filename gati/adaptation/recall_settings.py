@@ -6,8 +6,8 @@ that share: a loss halves it, every audit raises it a little, never above the se
 it begins; below a floor nothing is answered.
 
 How far memory may go is decided by `gati.guard.ladder`. The proof of a setting counts the audits of what it
-would have answered, and those alone, with the steering and the learning that it will serve with, whichever
-setting answers meanwhile: what is proven is what serves.
+would have answered, and those alone, with the steering and the learning that it will serve with: what is
+proven is what serves.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from gati.adaptation.scene import nearest_scene, scene_signature
 from gati.adaptation.settings import AdaptSettings
 from gati.adaptation.tune import TuneRecipe
 from gati.adaptation.window import Window, original_sample
+from gati.caches import parse_variant
 from gati.composition.composition import Composition
 from gati.composition.load import Served
 from gati.engine.exits import BASE
@@ -29,7 +30,6 @@ __all__ = ["Promise", "Renewal", "RenewalOutcome", "candidate_blocks", "promise_
 _LEAST_ADVANTAGE = 0.03  # of the latency expected, for which caches that keep the promise are replaced
 _MORE_HITS = 1.2  # an earlier version needs so many times those of the one that serves
 _EARLY = (0.0, 0.08, 0.2)  # how deep in the network new predictors are tried, as a share of its blocks
-_HELD_SHARE = 0.25
 _LEAST_INPUTS = 200
 
 
@@ -165,7 +165,7 @@ class Renewal:
             new=self._new_caches(),
             accuracy=1.0 - (1.0 - self._promise.accuracy) * (1.0 - self._settings.margin),
             confidence=self._promise.confidence,
-            held_share=_HELD_SHARE,
+            held_share=self._settings.held_share,
             recipe=TuneRecipe(),
             version=f"{self._first.composition.name}-at-{recent[-1].request}",
             seed=self._settings.seed,
@@ -217,10 +217,18 @@ class Renewal:
 
 
 def candidate_blocks(served: Served, settings: AdaptSettings) -> tuple[str, ...]:
-    """Where new predictors are tried."""
-    if settings.blocks is not None:
-        return settings.blocks
+    """Where new predictors are tried.
+
+    Raises AdaptError for a block that does not exist, VariantError for a variant that does not.
+    """
     kinds = served.engine.traced.block_kinds
+    for variant in settings.variants:
+        parse_variant(variant)
+    if settings.blocks is not None:
+        for block in settings.blocks:
+            if block not in kinds:
+                raise AdaptError(f"no block '{block}' to try new caches at; there are {', '.join(kinds)}")
+        return settings.blocks
     names = [name for name, kind in kinds.items() if kind != INPUT_KIND]  # new predictors read hidden outputs
     return tuple(dict.fromkeys(names[int(share * len(names))] for share in _EARLY))
 

@@ -60,7 +60,8 @@ class AdaptSettings:
     Retraining: every `interval_s`, on alarm, and when less than `falls_to` of the hit rate promised is met.
     `accuracy` and `confidence` are the composition's unless given; `margin` (0..1) is how much of the
     tolerated disagreement new caches must stay below: at 0.5, 0.97 asks for 0.985 where enough was sampled.
-    New predictors of `variants` are tried at `blocks` (None: three early ones). `scene_tolerance` is how far
+    `held_share` of the samples is kept back to lay settings on. New predictors of `variants` are tried at
+    `blocks` (None: three early ones). `scene_tolerance` is how far
     a scene may be from the one a version was made for, in units of the network's input. `delay_s` passes
     before a new version serves where time is simulated.
 
@@ -82,6 +83,7 @@ class AdaptSettings:
     confidence: float | None = None
     margin: float = 0.0
     falls_to: float = 0.5
+    held_share: float = 0.25
     blocks: tuple[str, ...] | None = None
     variants: tuple[str, ...] = ("scene(8,64,64)",)
     original_inputs: int = 200
@@ -100,6 +102,8 @@ class AdaptSettings:
         for name in ("interval_s", "window_s", "scene_tolerance"):
             if not getattr(self, name) > 0.0:
                 raise AdaptError(f"{name} is {getattr(self, name)!r}, must be a number above 0")
+        if not 0.0 < self.held_share < 1.0:
+            raise AdaptError(f"held_share is {self.held_share!r}, must lie strictly between 0 and 1, as 0.25")
         for name in ("margin", "falls_to"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise AdaptError(f"{name} is {getattr(self, name)!r}, must be from 0 to below 1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +17,8 @@ from gati.video import Frame, Region, Result, Sink, Source, SourceState
 
 __all__ = ["Streamed", "Tally", "classify"]
 
-_BASE_LOOKS = 10  # runs of the base model to learn how long it takes
+_BASE_LOOKS = 10  # runs of the base model that say how long it takes
+_BASE_EVERY = 50  # requests of which one is timed with the base model, too, at the same load
 
 
 @dataclass
@@ -27,7 +29,9 @@ class Tally:
     requests: int = 0
     hits: int = 0
     latency_ms_sum: float = 0.0
-    base_latency_ms: float | None = None
+    base_latency_ms_sum: float = 0.0
+    base_latency_ms: float | None = None  # as it is now
+    _base_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_BASE_LOOKS), repr=False)
 
     @property
     def latency_ms(self) -> float:
@@ -35,10 +39,26 @@ class Tally:
         return self.latency_ms_sum / max(self.requests, 1)
 
     @property
+    def mean_base_latency_ms(self) -> float | None:
+        """The mean for the same requests, by the base model as it was timed among them; None before that."""
+        return self.base_latency_ms_sum / self.requests if self.requests else None
+
+    @property
     def gain(self) -> float | None:
-        """How many times faster than the base model, as measured in the beginning."""
-        known = self.base_latency_ms is not None and self.latency_ms > 0.0
-        return (self.base_latency_ms or 0.0) / self.latency_ms if known else None
+        """How many times faster than the base model, which is timed among the requests again and again."""
+        return self.base_latency_ms_sum / self.latency_ms_sum if self.latency_ms_sum > 0.0 else None
+
+    def timed(self, base_ms: float) -> None:
+        """Take in how long the base model took just now."""
+        self._base_ms.append(base_ms)
+        self.base_latency_ms = statistics.median(self._base_ms)
+
+    def answered(self, latency_ms: float, *, hit: bool) -> None:
+        """Take in an answer."""
+        self.requests += 1
+        self.hits += hit
+        self.latency_ms_sum += latency_ms
+        self.base_latency_ms_sum += self.base_latency_ms or 0.0
 
 
 @dataclass(frozen=True)
@@ -85,13 +105,12 @@ def classify(
 def _answered(
     adaptation: Adaptation, frame: Frame, region: Region | None, x: Tensor, began_s: float, tally: Tally
 ) -> Result:
-    if tally.base_latency_ms is None:
-        tally.base_latency_ms = _base_latency_ms(adaptation, x)
+    looks = _BASE_LOOKS if tally.base_latency_ms is None else tally.requests % _BASE_EVERY == 0
+    for _ in range(looks):
+        tally.timed(_base_latency_ms(adaptation, x))
     place = place_of(frame, region)
     answered = adaptation.answer(x, time_s=began_s + frame.time_s, source=frame.source, place=place)
-    tally.requests += 1
-    tally.hits += answered.hit
-    tally.latency_ms_sum += answered.latency_ms
+    tally.answered(answered.latency_ms, hit=answered.hit)
     given = answered.prediction
     return Result(
         frame.time_s,
@@ -111,9 +130,6 @@ def _answered(
 
 
 def _base_latency_ms(adaptation: Adaptation, x: Tensor) -> float:
-    taken = []
-    for _ in range(_BASE_LOOKS):
-        began = time.perf_counter()
-        adaptation.base(x)
-        taken.append(1e3 * (time.perf_counter() - began))
-    return statistics.median(taken)
+    began = time.perf_counter()
+    adaptation.base(x)
+    return 1e3 * (time.perf_counter() - began)

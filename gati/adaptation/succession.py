@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ _FASTER = 0.97  # of the time that those who serve take: what a version on trial
 
 
 class Post:
-    """A version with the watch that is kept of it, and its settings that are open: by how many are proven."""
+    """A version with the watch that is kept of it, and its settings that are `open`, by their level."""
 
     def __init__(self, version: Deployed, watch: Watch) -> None:
         self.version = version
@@ -233,7 +234,8 @@ class Succession:
         )
         post = Post(deployed, kept)
         if kept.level and not post.may_hit:  # proven in a run before
-            post.open[kept.level] = self._deployments.at(deployed.number, kept.level)
+            with suppress(GatiError):  # the base model answers, and why is told when it is opened again
+                post.open[kept.level] = self._deployments.at(deployed.number, kept.level)
         return post
 
     def _heard(self, post: Post, event: watch.Event) -> None:
@@ -270,9 +272,8 @@ class Succession:
         """Open a setting, in the background where that takes its time."""
         try:
             opened = self._deployments.at(post.version.number, level)
-        except GatiError as error:
+        except GatiError as error:  # it is not tried again: what is open goes on
             with self._lock:
-                post.opening = False
                 self._tell("failed", f"version {post.version.number} cannot be opened: {error}", {})
                 if post is self.trial:
                     self.trial = self._found = None

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
 
 from gati.errors import GatiError
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from gati.adaptation.replay import Period, Replayed
-    from gati.adaptation.settings import Audit, Change, Status
+    from gati.adaptation.settings import Audit, Change, ChangeKind, Status
     from gati.adaptation.streaming import Streamed, Tally
     from gati.video import Result, Sink
     from services.live import LiveState
@@ -27,11 +28,22 @@ __all__ = ["LineView", "TerminalView", "open_page", "open_view", "replayed", "su
 _LINE_EVERY_S = 1.0
 _CHANGES = 6
 _TRIAL_ENDS = ("returned", "activated", "reused", "kept")
-_ON_THE_PAGE: dict[str, EventKind] = {
+_SERVE_AGAIN = ("returned", "activated", "reused")
+_ON_THE_PAGE: dict[ChangeKind, EventKind] = {
     "alarm": "alarm",
+    "tightened": "setting",
+    "loosened": "setting",
     "returned": "recovered",
-    "recalling": "recovered",
+    "recalling": "memory",
+    "resting": "resting",
     "retraining": "retraining",
+    "kept": "kept",
+    "activated": "version",
+    "reused": "version",
+    "failed": "failed",
+    "resumed": "version",
+    "skipped": "kept",
+    "probation": "trial",
 }
 
 
@@ -140,12 +152,12 @@ def summary(tally: Tally, status: Status, source: Any) -> None:
     if tally.requests == 0:
         print("the source sent no pictures", file=sys.stderr)
         return
-    counted = source.statistics
+    counted, base_ms = source.statistics, tally.mean_base_latency_ms
     lines = [
         f"{tally.pictures} pictures, {tally.requests} answers, {tally.hits / tally.requests:.1%} left early"
         + (f", {status.recalled / status.requests:.1%} from memory" if status.recalled else ""),
         f"mean latency {tally.latency_ms:.3f} ms"
-        + (f" against {tally.base_latency_ms:.3f} ms" if tally.base_latency_ms is not None else "")
+        + (f" against {base_ms:.3f} ms" if base_ms else "")
         + (f", gain {tally.gain:.2f}x" if tally.gain is not None else ""),
         f"{status.losses} of {status.audits} audits disagreed; version {status.version}, {status.state}",
         f"source {source.state}: {counted.dropped} dropped, {counted.corrupt} corrupt, "
@@ -229,7 +241,7 @@ def open_page(stack: ExitStack, name: str, port: int | None, sinks: list[Sink]) 
         raise GatiError(f"a page needs {', '.join(missing)}; install them with pip install 'gati[serve]'")
     from services import live
 
-    state = live.LiveState(name)
+    state = live.LiveState(_title(name))
     running = live.serve_page(state, "127.0.0.1", port)
     stack.callback(running.close)
     sinks.append(live.LiveSink(state))
@@ -238,11 +250,16 @@ def open_page(stack: ExitStack, name: str, port: int | None, sinks: list[Sink]) 
 
     def told(change: Change) -> None:
         audits.changed(change)
-        state.event(
-            _ON_THE_PAGE.get(change.kind, "version"), f"{change.kind}: {change.message}", change.time_s
-        )
+        kind = "memory" if "of" in change.details else _ON_THE_PAGE[change.kind]  # of memory, not of caches
+        text = f"{change.kind}: {change.message}"
+        state.event(kind, text, change.time_s, ends_alarm=change.kind in _SERVE_AGAIN)
 
     return Page(told, audits.heard, state.source, state.promise)
+
+
+def _title(source: str) -> str:
+    """What a source is called: a file by its name, everything else as it was given."""
+    return source if "://" in source or not Path(source).exists() else Path(source).name
 
 
 class _PageAudits:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gati.cli.options import CompositionName, JsonFile, LibraryDir
+from gati.cli.options import CompositionName, JsonFile, LibraryDir, split_list
 from gati.units import parse_duration
 
 if TYPE_CHECKING:
@@ -53,8 +53,19 @@ _Recall = Annotated[
 _Seed = Annotated[int, typer.Option(help="Seed of retraining, and of a replay's draws.")]
 _WindowInputs = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Samples kept to retrain on; as many as the accuracy needs unless given."),
+    typer.Option(metavar="N", help="Samples kept to retrain on; 700 unless given."),
 ]
+_HeldShare = Annotated[
+    float, typer.Option(metavar="SHARE", help="Of the samples, kept back to lay settings on.")
+]
+_Blocks = Annotated[
+    str | None,
+    typer.Option(metavar="A,B", help="Where new caches are tried; three early blocks unless given."),
+]
+_Variants = Annotated[
+    str, typer.Option(metavar="A,B", help="Kinds of new caches that are tried, for example 'grid(64)'.")
+]
+_VARIANTS = "scene(8,64,64)"
 
 
 def stream(
@@ -81,6 +92,9 @@ def stream(
     interval: Annotated[str, typer.Option(metavar="TIME", help="Between retrainings.")] = "10m",
     window: Annotated[str, typer.Option(metavar="TIME", help="How long samples are kept.")] = "1h",
     window_inputs: _WindowInputs = None,
+    held_share: _HeldShare = 0.25,
+    blocks: _Blocks = None,
+    variants: _Variants = _VARIANTS,
     accuracy: _Accuracy = None,
     margin: _Margin = 0.0,
     recall: _Recall = True,
@@ -104,6 +118,9 @@ def stream(
         interval_s=parse_duration(interval),
         window_s=parse_duration(window),
         window_inputs=window_inputs,
+        held_share=held_share,
+        blocks=_names(blocks),
+        variants=split_list(variants),
         audit_budget=audits,
         accuracy=accuracy,
         margin=margin,
@@ -227,6 +244,11 @@ def _kept(stack: ExitStack, directory: Path, state: Path) -> dict[str, Any]:
     }
 
 
+def _names(text: str | None) -> tuple[str, ...] | None:
+    """Names separated by commas; None where none are given."""
+    return split_list(text or "") or None
+
+
 def replay(
     directory: LibraryDir,
     source: _Source,
@@ -245,6 +267,9 @@ def replay(
         typer.Option(metavar="TIME", help="How long samples are kept; several are compared."),
     ] = None,
     window_inputs: _WindowInputs = None,
+    held_share: _HeldShare = 0.25,
+    blocks: _Blocks = None,
+    variants: _Variants = _VARIANTS,
     adapt: Annotated[bool, typer.Option("--adapt/--no-adapt", help="Retrain, or only watch.")] = True,
     json_file: JsonFile = None,
     audits: Annotated[float, typer.Option(help="Time for audits, as a share of the base model's.")] = 0.05,
@@ -277,6 +302,9 @@ def replay(
             recall=recall,
             delay_s=delay,
             window_inputs=window_inputs,
+            held_share=held_share,
+            blocks=_names(blocks),
+            variants=split_list(variants),
             enabled=adapt,
             seed=seed,
         ),

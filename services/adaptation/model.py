@@ -36,6 +36,9 @@ class ModelAdaptation:
             interval_s=settings.interval_s,
             window_s=settings.window_s,
             window_inputs=settings.window_inputs,
+            held_share=settings.held_share,
+            blocks=settings.blocks,
+            variants=settings.variants,
         )
         self._served = open_served(model.library, composition=model.composition)
         self._store = RecordStore.open(model.records, max_age_s=settings.window_s, connect=False)

@@ -21,9 +21,13 @@ __all__ = ["BASE", "RECALL", "EventKind", "LiveState", "SourceWord"]
 
 BASE = "base"
 RECALL = "recall"  # memory answers before the network is asked
-EventKind = Literal["version", "alarm", "recovered", "retraining", "source"]
+EventKind = Literal[
+    "version", "alarm", "recovered", "retraining", "source", "trial", "setting", "memory", "resting", "kept",
+    "failed",
+]  # fmt: skip
 SourceWord = Literal["running", "paused", "reconnecting", "ended", "error"]
 
+_END_RETRAINING: tuple[EventKind, ...] = ("version", "recovered", "trial", "kept", "failed")
 _POINTS = 600
 _RECENT = 200  # answers that rates and means are of
 _EVENTS = 100
@@ -183,11 +187,14 @@ class LiveState:
                 self._proof = told
                 self._sequence += 1
 
-    def event(self, kind: EventKind, text: str, time_s: float | None = None) -> None:
+    def event(
+        self, kind: EventKind, text: str, time_s: float | None = None, *, ends_alarm: bool = False
+    ) -> None:
         """Take in an event at a stream time; without one it is that of the last answer.
 
-        `alarm` means that the caches stopped, until `recovered`; `retraining` lasts until one of `version`,
-        `recovered`. ValueError for another kind.
+        `alarm` means that the caches stopped, until `recovered` or another event that `ends_alarm`;
+        `retraining` lasts until one of `version`, `recovered`, `trial`, `kept`, `failed`. ValueError for
+        another kind.
         """
         if kind not in get_args(EventKind):
             raise ValueError(f"no event is called {kind!r}; there are {', '.join(get_args(EventKind))}")
@@ -195,10 +202,11 @@ class LiveState:
             self._add_event(kind, text, time_s)
             if kind == "alarm":
                 self._alarm = {"text": _text(text), "since_s": self._clock()}
-            elif kind == "recovered":
+            elif kind == "recovered" or ends_alarm:
                 self._alarm = None
-            if kind != "source":
-                self._retraining = kind == "retraining" or (self._retraining and kind == "alarm")
+            if kind in _END_RETRAINING:
+                self._retraining = False
+            self._retraining |= kind == "retraining"
 
     def source(self, state: SourceWord, reason: str = "") -> None:
         """Tell how the source does. A change becomes an event by itself. ValueError for another word."""

@@ -20,6 +20,7 @@ from gati.adaptation import adaptation as adaptation_module
 from gati.adaptation import renewal
 from gati.adaptation.adaptation import Adaptation
 from gati.adaptation.background import Background
+from gati.adaptation.deployments import Deployments
 from gati.adaptation.recall import RECALL
 from gati.adaptation.replay import RecordedRequests, replay, sweep
 from gati.adaptation.retrain import Retrained, retrain
@@ -325,6 +326,20 @@ def test_a_full_disk_keeps_the_old_version(
     assert "failed" in told.kinds and {answer.version for answer in answers} == {0}
 
 
+def test_a_setting_that_cannot_be_opened_is_told_once_and_the_base_model_goes_on(
+    served: Served, drift: Tensor, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("disk full")
+
+    monkeypatch.setattr(Deployments, "at", full)
+    with adapting(served, told) as adaptation:
+        answers = list(feed(adaptation, drift[:900]))
+    stopped = told.first("alarm").request
+    assert 1 <= told.kinds.count("failed") <= told.kinds.count("probation")
+    assert "activated" not in told.kinds and not any(answer.hit for answer in answers[stopped:])
+
+
 def fed_as_by_a_camera(adaptation: Adaptation, told: Told, inputs: Tensor, until: str) -> list[Answered]:
     """The answers up to the first change of the kind `until`: background work has time in between."""
     answers: list[Answered] = []
@@ -523,7 +538,7 @@ def test_where_too_little_was_sampled_it_is_told(served: Served, told: Told) -> 
     assert str(needed) in skipped.message and told.kinds.count("skipped") == 2
 
 
-@pytest.mark.parametrize("accuracy", [0.99, 0.995])
+@pytest.mark.parametrize("accuracy", [0.99, pytest.param(0.995, marks=pytest.mark.slow)])
 def test_at_a_high_target_it_retrains_and_serves_as_far_as_is_proven(
     served: Served, told: Told, accuracy: float
 ) -> None:

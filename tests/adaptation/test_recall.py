@@ -304,7 +304,9 @@ def test_at_the_lower_limit_nothing_is_answered() -> None:
 
 def test_it_learns_alike_before_and_after_it_may_answer() -> None:
     """What any setting would answer is learned only where it was drawn: later nothing else will be known."""
-    nothing = Looked("", np.empty(0, dtype=np.float32), None, confident=False, would_answer=(), epoch=0)
+    nothing = Looked(
+        "", np.empty(0, dtype=np.float32), None, confident=False, known=False, would_answer=(), epoch=0
+    )
     run, place = Run(drawn=1.0), Place(8)
     run(place, 600)
     x, base = next((x, base) for x, base in place if (run.recall.look(x, "gate") or nothing).known)
