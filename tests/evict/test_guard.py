@@ -153,11 +153,11 @@ def test_what_only_the_shadow_holds_is_counted(seed: int) -> None:
 
 
 def test_predictions_that_have_become_good_are_followed_again() -> None:
-    """Wrong for a third, right from then on: without a second chance LRU would decide to the end."""
+    """Wrong at first, right from then on: without a second chance LRU would decide to the end."""
     chance = random.Random(3)
     items: list[int] = []
     for number in range(6000):
-        items.append(chance.randrange(12) if number % 2 else 1000 + number % 40)
+        items.append(chance.randrange(48) if number % 2 else 1000 + number % 160)
     trace = flat_trace(items)
     due: dict[int, float] = {}
     truth: list[dict[int, float]] = [{} for _ in items]
@@ -167,10 +167,10 @@ def test_predictions_that_have_become_good_are_followed_again() -> None:
 
     def said(number: int, block: int) -> float:
         after = truth[number].get(block, 1e9)
-        return -after if number < 2000 else after
+        return -after if number < 500 else after
 
-    cache = build("gati", 16, lambda capacity, seed: Scripted(said), flat=True)
-    lru = build("lru", 16, None, flat=True)
+    cache = build("gati", 64, lambda capacity, seed: Scripted(said), flat=True)
+    lru = build("lru", 64, None, flat=True)
     late = [0, 0]
     for number, row in enumerate(trace.requests):
         for place, each in enumerate((cache, lru)):

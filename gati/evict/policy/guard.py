@@ -27,6 +27,7 @@ __all__ = ["EXCESS_SHARE", "Gati", "ShadowLru", "bound", "slack"]
 
 EXCESS_SHARE = 0.001  # eps
 _MOST_SLACK = 512.0  # blocks
+_TRIAL = 0.25  # what may be missed when predictions are tried again, in B
 _MEMORY = 0.5  # over how many requested blocks what was won fades, in capacities
 
 
@@ -145,7 +146,7 @@ class Gati(Laru):
         elif self._duels.won and self._room():
             self._following = True
             self._trials += 1
-            self._limit = self._excess + slack(self.capacity)
+            self._limit = self._excess + _TRIAL * slack(self.capacity)
 
     def _room(self) -> bool:
         """Whether X + D stays within A + B + k, whatever is evicted for this request."""
@@ -187,6 +188,8 @@ class Gati(Laru):
         if not open_to_both.any():
             return
         lru = int(np.where(self._leaf[:count], self._by_recency(), -np.inf).argmax())
+        if self._named[lru]:  # there both agree
+            return
         predicted = int(np.where(open_to_both, self._predicted(), -np.inf).argmax())
         runs = self._runs[lru], self._runs[predicted]
         if lru != predicted and runs[0] is not None and runs[1] is not None:
