@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from gati.evict.policy.duels import Duels
 from gati.evict.policy.guard import Gati, ShadowLru, bound
 from gati.evict.replays.replay import build
 from gati.evict.trace.records import Trace
@@ -105,6 +106,80 @@ def follow_only(policy: Gati, count: int) -> list[int]:
     removed: list[int] = []
     policy._take(count, policy._predicted(), removed)
     return removed
+
+
+@pytest.fixture
+def gullible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Duels that always say that predictions are better, so that they are tried as often as there is room."""
+    monkeypatch.setattr(Duels, "won", True)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_bound_holds_however_often_predictions_are_tried_again(seed: int, gullible: None) -> None:
+    assert most_excess(*hostile_instance(seed)) <= 0.0
+
+
+@pytest.mark.slow
+def test_the_bound_holds_on_two_thousand_hostile_instances_that_are_tried_again(gullible: None) -> None:
+    broken = [seed for seed in range(2000) if most_excess(*hostile_instance(seed, requests=60)) > 0.0]
+    assert not broken
+
+
+class Careless(Gati):
+    """A mutation: trials go on whatever they cost."""
+
+    def _room(self) -> bool:
+        return True
+
+
+def test_trials_without_limits_break_the_bound(gullible: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = loop_that_lru_likes(1500)
+    assert most_excess(*instance) <= 0.0
+    monkeypatch.setitem(build.__globals__["policy_named"].__globals__["POLICIES"], "gati", Careless)
+    assert most_excess(*instance) > 0.0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_only_the_shadow_holds_is_counted(seed: int) -> None:
+    trace, capacity, said = hostile_instance(seed)
+    cache = build("gati", capacity, lambda capacity, seed: Scripted(said), flat=trace.kind == "flat")
+    policy = cache.policy
+    assert isinstance(policy, Gati)
+    for number, row in enumerate(trace.requests):
+        cache.access(row, float(number))
+        ours = {block for run in cache.tree for block in run.ids}
+        assert policy._only == policy._shadow.held - ours
+        assert policy._shadow.held == {block for run in policy._shadow._tree for block in run.ids}
+
+
+def test_predictions_that_have_become_good_are_followed_again() -> None:
+    """Wrong at first, right from then on: without a second chance LRU would decide to the end."""
+    chance = random.Random(3)
+    items: list[int] = []
+    for number in range(6000):
+        items.append(chance.randrange(48) if number % 2 else 1000 + number % 160)
+    trace = flat_trace(items)
+    due: dict[int, float] = {}
+    truth: list[dict[int, float]] = [{} for _ in items]
+    for number in range(len(items) - 1, -1, -1):
+        truth[number] = dict(due)
+        due[int(trace.requests[number][0])] = float(number)
+
+    def said(number: int, block: int) -> float:
+        after = truth[number].get(block, 1e9)
+        return -after if number < 500 else after
+
+    cache = build("gati", 64, lambda capacity, seed: Scripted(said), flat=True)
+    lru = build("lru", 64, None, flat=True)
+    late = [0, 0]
+    for number, row in enumerate(trace.requests):
+        for place, each in enumerate((cache, lru)):
+            hits = each.access(row, float(number)).hits
+            late[place] += hits if number >= 3000 else 0
+    figures = cache.policy.figures()["guard"]
+    assert figures["alarms"] >= 1
+    assert figures["trials"] >= 1
+    assert late[0] > 1.2 * late[1]
 
 
 @pytest.mark.parametrize("seed", range(20))

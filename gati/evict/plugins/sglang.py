@@ -58,7 +58,9 @@ class SglangEviction:
         self._clock = clock
         settings = plugin_settings()
         capacity = settings.blocks or params.token_to_kv_pool_allocator.size // self._page
-        self._make = lambda: settings.books(max(capacity, 1))
+        self._settings = settings
+        self._capacity = max(capacity, 1)
+        self._looked_up: Any = None
         self._forget_all()
         super().__init__(params)  # type: ignore[call-arg]
         self._strategy = VictimsFirst(self._name)
@@ -108,8 +110,8 @@ class SglangEviction:
         return dict(self._books.figures())
 
     def _forget_all(self) -> None:
-        self._books = self._make()
-        self._looked_up: Any = None
+        self._books = self._settings.books(self._capacity)
+        self._looked_up = None
         self._expected: OrderedDict[int, None] = OrderedDict()  # last pages of requests that were counted
         self._under_way: list[int] = []  # of these, the one that room was made for last
         self._nodes: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by their last pages

@@ -4,6 +4,10 @@ A shadow LRU keeps keys only and sees every request. X is by how many blocks we 
 the blocks requested, A = eps n what is allowed. Predictions are followed until X >= A + B, then plain LRU
 decides until X <= A. So X <= eps n + B + k + the longest request, always: after a switch each block that
 only the shadow holds costs at most one miss.
+
+While LRU decides, duels tell whether predictions have become good. Then they are tried again, for B misses
+more, as long as X + D <= A + B + k, where D counts the blocks that only the shadow holds. The bound stays:
+whatever we miss beyond LRU was one of these D, so that X + D grows only by evictions that predictions chose.
 """
 
 from __future__ import annotations
@@ -12,14 +16,18 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from gati.evict.index.tree import BlockRun, RunTree
+from gati.evict.policy.duels import Duels
 from gati.evict.policy.predicting import Laru
-from gati.evict.predict.base import Predictor
+from gati.evict.predict.base import Predictor, grown
 
 __all__ = ["EXCESS_SHARE", "Gati", "ShadowLru", "bound", "slack"]
 
 EXCESS_SHARE = 0.001  # eps
 _MOST_SLACK = 512.0  # blocks
+_TRIAL = 0.25  # what may be missed when predictions are tried again, in B
 _MEMORY = 0.5  # over how many requested blocks what was won fades, in capacities
 
 
@@ -40,6 +48,8 @@ class ShadowLru:
         self._capacity = capacity
         self._tree = RunTree(flat=flat)
         self._order: OrderedDict[BlockRun, None] = OrderedDict()
+        self.held: set[int] = set()  # all blocks
+        self.left: list[int] = []  # those that the last request pushed out
 
     def access(self, ids: list[int], request: int = 0) -> list[int]:
         """Serve a request: those of its blocks that LRU has cached, in a tree the leading ones."""
@@ -54,12 +64,15 @@ class ShadowLru:
         for run in reversed(path):
             order[run] = None
             order.move_to_end(run)
+        self.held.update(missing)
+        self.left = []
         while tree.used > self._capacity:
             run = next(iter(order))
             taken = min(tree.used - self._capacity, len(run.ids))
             if taken == len(run.ids):
                 del order[run]
-            tree.trim(run, taken)
+            self.left += tree.trim(run, taken)[0]
+        self.held.difference_update(self.left)
         return held
 
 
@@ -78,8 +91,13 @@ class Gati(Laru):
         self._excess = 0  # X
         self._lately = 0.0  # X of the last requests, older ones fading
         self._seen = 0  # n
+        self._asked = 0  # blocks of this request
         self._following = True
-        self._alarms = 0
+        self._limit: float | None = None  # X at which a trial ends, while there is one
+        self._only: set[int] = set()  # blocks that only the shadow holds: D of them
+        self._duels = Duels(capacity)
+        self._named = np.zeros(64, dtype=bool)  # by slot: predictions named it in a duel since it was used
+        self._alarms = self._trials = 0
         self._served = self._followed = 0
 
     @property
@@ -95,9 +113,12 @@ class Gati(Laru):
     def begin(self, ids: list[int], hits: int, time_s: float) -> None:
         """Compare with the shadow; change sides where X says so."""
         held = self._shadow.access(ids)
+        self._duels.requested(ids)
         self._seen += len(ids)
         self._excess += len(held) - hits
         self._served += 1
+        self._only.difference_update(self._shadow.left, ids)
+        self._asked = len(ids)
         self._judge()
         self._followed += self._following
         super().begin(ids, hits, time_s)
@@ -110,20 +131,70 @@ class Gati(Laru):
             self._evicted.difference_update(set(ids).difference(held))
 
     def _judge(self) -> None:
+        """Change sides where X, which counts this request, says so."""
         allowed = EXCESS_SHARE * self._seen
-        if self._following and self._excess >= allowed + slack(self.capacity):
-            self._following = False
-            self._alarms += 1
-        elif not self._following and self._excess <= allowed:
+        if self._excess <= allowed:
+            self._following, self._limit = True, None
+        elif self._following:
+            limit = allowed + slack(self.capacity) if self._limit is None else self._limit
+            if self._excess >= limit or (self._limit is not None and not self._room()):
+                self._following = False
+                self._alarms += 1
+                if self._limit is not None:
+                    self._limit = None
+                    self._duels.begin_again()
+        elif self._duels.won and self._room():
             self._following = True
+            self._trials += 1
+            self._limit = self._excess + _TRIAL * slack(self.capacity)
+
+    def _room(self) -> bool:
+        """Whether X + D stays within A + B + k, whatever is evicted for this request."""
+        most = EXCESS_SHARE * self._seen + slack(self.capacity) + self.capacity
+        return self._excess + len(self._only) + self._asked <= most
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
         """LARU's choice, or LRU's while the guard has stepped in."""
         if self._following:
-            return super().evict(count, missing)
-        removed: list[int] = []
-        self._take(count, self._by_recency(), removed)
+            removed = super().evict(count, missing)
+        else:
+            removed = []
+            self._duel()
+            self._take(count, self._by_recency(), removed)
+        self._only.update(self._shadow.held.intersection(removed))
         return removed
+
+    def drop(self, run: BlockRun, count: int) -> list[int]:
+        """Remove blocks that an engine dropped by itself."""
+        removed = super().drop(run, count)
+        self._only.update(self._shadow.held.intersection(removed))
+        return removed
+
+    def touch(self, path: list[BlockRun], known: int) -> None:
+        """What is used may be named in a duel again."""
+        super().touch(path, known)
+        for run in path:
+            self._named[run.slot] = False
+
+    def _enter(self, run: BlockRun) -> None:
+        super()._enter(run)
+        self._named = grown(self._named, run.slot + 1)
+        self._named[run.slot] = False
+
+    def _duel(self) -> None:
+        """Name what LRU evicts next, and what predictions would, had they evicted what they named before."""
+        count = len(self._runs)
+        open_to_both = self._leaf[:count] & ~self._named[:count]
+        if not open_to_both.any():
+            return
+        lru = int(np.where(self._leaf[:count], self._by_recency(), -np.inf).argmax())
+        if self._named[lru]:  # there both agree
+            return
+        predicted = int(np.where(open_to_both, self._predicted(), -np.inf).argmax())
+        runs = self._runs[lru], self._runs[predicted]
+        if lru != predicted and runs[0] is not None and runs[1] is not None:
+            self._named[predicted] = True
+            self._duels.add(runs[0].ids[-1], runs[1].ids[-1])
 
     def figures(self) -> Mapping[str, Any]:
         """Those of LARU and the guard's."""
@@ -133,6 +204,7 @@ class Gati(Laru):
                 "excess": self._excess,
                 "allowance": EXCESS_SHARE * self._seen,
                 "alarms": self._alarms,
+                "trials": self._trials,
                 "share_learned": self._followed / max(self._served, 1),
             },
         }

@@ -1,0 +1,64 @@
+"""Whether predictions would have done better than LRU, told without following them.
+
+Whenever LRU decides, predictions name the block that they would have evicted. Of the two, the one that is
+requested first should have stayed. Nothing else is simulated.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+__all__ = ["Duels"]
+
+_MEMORY = 200.0  # duels; older ones fade
+_NEEDED = 100.0  # before they tell anything
+_LEAD = 0.8  # wins less losses, of all; predictions half of which are turned round come near
+
+
+class Duels:
+    """Open duels, at most `capacity`, and how the last ones ended."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._open: OrderedDict[int, tuple[int, bool]] = (
+            OrderedDict()
+        )  # block: its opponent, was it predicted
+        self._lead = _LEAD
+        self._won = self._lost = 0.0
+
+    def add(self, lru: int, predicted: int) -> None:
+        """LRU evicted the block `lru`; predictions would have evicted `predicted`."""
+        if lru == predicted or lru in self._open or predicted in self._open:
+            return
+        self._open[lru] = (predicted, False)
+        self._open[predicted] = (lru, True)
+        while len(self._open) > 2 * self._capacity:
+            _, (other, _) = self._open.popitem(last=False)
+            del self._open[other]
+
+    def requested(self, ids: Sequence[int]) -> None:
+        """End the duels of blocks that are requested."""
+        if not self._open:
+            return
+        for block in ids:
+            ended = self._open.pop(block, None)
+            if ended is None:
+                continue
+            other, predicted = ended
+            del self._open[other]
+            keep = 1.0 - 1.0 / _MEMORY
+            self._won = keep * self._won + (not predicted)
+            self._lost = keep * self._lost + predicted
+
+    @property
+    def won(self) -> bool:
+        """Whether predictions are clearly better of late."""
+        ended = self._won + self._lost
+        return ended >= _NEEDED and self._won - self._lost >= self._lead * ended
+
+    def begin_again(self) -> None:
+        """What was told was wrong: forget it, and ask for more next time."""
+        self._lead = 0.5 * (1.0 + self._lead)
+        self._open.clear()
+        self._won = self._lost = 0.0
