@@ -199,7 +199,8 @@ def _infer_call(dice: random.Random) -> tuple[str, Any]:
     remaining = dice.choice((1000, 1000, 1000, 0, -1, 2**31 - 1))
     return "infer", InferRequest(
         dice.choice(("a", "", "b" * 1000)), tensor, remaining, "0" * 32, dice.choice((1, -5, 2**31 - 1)),
-        dice.choice((None, None, None, 50.0, -1.0, float("nan"), float("inf"))), dice.choice((None, None, "default", "../x")),
+        dice.choice((None, None, None, 50.0, -1.0, float("nan"), float("inf"))),
+        dice.choice((None, None, "default", "../x")),
     )  # fmt: skip
 
 
