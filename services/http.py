@@ -48,6 +48,23 @@ class _Turned:
         await send({"type": "http.response.body", "body": self._body})
 
 
+class _OpenTransport:
+    """A transport of which nobody has to know whether it is open still: what is written later is dropped.
+
+    A request may be answered after what followed it ended the connection, and uvloop raises for that.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 def http_protocol(limits: HttpLimits) -> type[asyncio.Protocol]:
     """The class of connections that uvicorn is to use, with these limits."""
 
@@ -78,7 +95,8 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
-        super().connection_made(transport)
+        open_transport: Any = _OpenTransport(transport)
+        super().connection_made(open_transport)
         if len(self.connections) > self._limits.connections:
             self._make_room()
         self._expect_head()

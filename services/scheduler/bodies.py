@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import zlib
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
@@ -31,18 +32,10 @@ async def read_body(request: Request, largest_bytes: int, charge: Charge, pool: 
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > largest_bytes:
         raise _too_large(largest_bytes)
-    chunks: list[bytes] = []
-    length = 0
+    read = _Grown(largest_bytes, charge)
     async for chunk in _stream(request):
-        length += len(chunk)
-        if length > largest_bytes:
-            raise _too_large(largest_bytes)
-        charge.add(len(chunk))
-        chunks.append(chunk)
-    if len(chunks) > 1:  # joined, it is there twice for a moment
-        charge.add(length)
-    body = b"".join(chunks)
-    chunks.clear()
+        read.add(chunk)
+    body = read.whole()
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding == "identity":
         return body
@@ -84,8 +77,7 @@ async def _gone(request: Request) -> None:
 def _unpack(packed: bytes, window: int, largest_bytes: int, charge: Charge) -> bytes:
     """The body, which is charged as it grows."""
     unpacker = zlib.decompressobj(window)
-    parts: list[bytes] = []
-    length = 0
+    unpacked = _Grown(largest_bytes, charge)
     view = memoryview(packed)
     try:
         for start in range(0, len(packed), _STEP_BYTES):
@@ -93,17 +85,32 @@ def _unpack(packed: bytes, window: int, largest_bytes: int, charge: Charge) -> b
             while rest and not unpacker.eof:
                 part = unpacker.decompress(rest, _STEP_BYTES)
                 rest = unpacker.unconsumed_tail
-                length += len(part)
-                if length > largest_bytes:
-                    raise _too_large(largest_bytes)
-                charge.add(len(part))
-                parts.append(part)
+                unpacked.add(part)
     except zlib.error as error:
         raise RequestError("the body is not in the encoding that its header names") from error
     if not unpacker.eof:
         raise RequestError("the packed body ends too early")
-    charge.add(length if len(parts) > 1 else 0)  # joined, it is there twice for a moment
-    return b"".join(parts)
+    return unpacked.whole()
+
+
+class _Grown:
+    """Bytes that come in parts, in one piece and never twice: charged as they come, up to a bound."""
+
+    def __init__(self, largest_bytes: int, charge: Charge) -> None:
+        self._largest_bytes = largest_bytes
+        self._charge = charge
+        self._buffer = io.BytesIO()
+
+    def add(self, part: bytes) -> None:
+        """Take in a part. Raises `TooLargeError`, `OverloadError`."""
+        if self._buffer.tell() + len(part) > self._largest_bytes:
+            raise _too_large(self._largest_bytes)
+        self._charge.add(len(part))
+        self._buffer.write(part)
+
+    def whole(self) -> bytes:
+        """All of it; nothing is copied."""
+        return self._buffer.getvalue()
 
 
 def _too_large(largest_bytes: int) -> TooLargeError:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from gati.errors import RequestError, first_line
 from gati.model.arrays import one_of
+from services.wire.codec import LARGE_BYTES
 from services.wire.gen.ttypes import Tensor
 from services.wire.tensors import DATATYPES, datatype_of, elements, from_bytes, to_tensor
 
@@ -258,7 +259,7 @@ def _tensor(entry: dict[str, Any], rest: bytes | memoryview) -> Any:
     if size != len(rest):
         raise RequestError(f"`binary_data_size` is {_shown(size)}, but {len(rest)} bytes follow the JSON")
     from_bytes(datatype, shape, rest)  # do they fit?
-    return Tensor(datatype, shape, bytes(rest))
+    return Tensor(datatype, shape, rest if len(rest) > LARGE_BYTES else bytes(rest))
 
 
 def _is_whole(value: Any) -> bool:

@@ -15,7 +15,7 @@ from services.scheduler.scheduler import Scheduler
 
 __all__ = ["parse_inference", "read_inference"]
 
-_COPIES = 4  # of a binary tensor, on its way from the body to the socket of a service
+_COPIES = 1  # of a binary tensor, on its way from the body to the socket of a service
 _LONG_BYTES = 64 * 1024  # from here on it is not parsed between two requests
 
 
@@ -34,8 +34,14 @@ async def parse_inference(
     request: Request, body: bytes, scheduler: Scheduler, charge: Charge, arrays: Sequence[Any] = ()
 ) -> InferenceRequest:
     """As `read_inference`, of a body that has been read."""
-    text, rest = split(body, request.headers.get(HEADER_LENGTH))
-    charge.add(check_json(text, scheduler.config.largest_json_bytes) + _COPIES * len(rest))
-    if len(body) < _LONG_BYTES:
-        return parse_request(text, rest, arrays)
-    return await scheduler.pool.run(partial(parse_request, text, rest, arrays))
+    header_length = request.headers.get(HEADER_LENGTH)
+    read = partial(_read, body, header_length, scheduler.config.largest_json_bytes, charge, arrays)
+    return read() if len(body) < _LONG_BYTES else await scheduler.pool.run(read)
+
+
+def _read(
+    body: bytes, header_length: str | None, largest_json_bytes: int, charge: Charge, arrays: Sequence[Any]
+) -> InferenceRequest:
+    text, rest = split(body, header_length)
+    charge.add(check_json(text, largest_json_bytes) + _COPIES * len(rest))
+    return parse_request(text, rest, arrays)

@@ -12,7 +12,7 @@ from typing import Any
 from thrift.Thrift import TMessageType
 
 from gati.errors import DeadlineError, NotAllowedError, OverloadError, RequestError, UnavailableError
-from services.wire.codec import Limits, Message, Service, encode, frame_length
+from services.wire.codec import Limits, Message, Service, encode_parts, frame_length
 from services.wire.errors import from_wire
 from services.wire.handshake import prove
 
@@ -138,7 +138,8 @@ class WireClient:
         if self._writer.transport.get_write_buffer_size() > _MOST_UNSENT_BYTES:
             raise OverloadError(f"{self.address} does not take what it is sent", retry_after_s=1.0)
         body = self._service.arguments[name](*arguments)
-        self._writer.write(encode(name, kind, sequence, body, self._limits))
+        for part in encode_parts(name, kind, sequence, body, self._limits):
+            self._writer.write(part)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:

@@ -8,14 +8,15 @@ from typing import Any
 
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol, TBinaryProtocolAccelerated
 from thrift.Thrift import TApplicationException, TException, TMessageType
-from thrift.transport.TTransport import TMemoryBuffer
+from thrift.transport.TTransport import TMemoryBuffer, TTransportBase
 
 from gati.errors import GatiError, RequestError
 
-__all__ = ["Limits", "Message", "Service", "encode", "frame_length"]
+__all__ = ["LARGE_BYTES", "Limits", "Message", "Service", "encode", "encode_parts", "frame_length"]
 
-_LARGE_BYTES = 256 * 1024  # from here on the accelerated codec, which copies, is the slower one
+LARGE_BYTES = 256 * 1024  # from here on the accelerated codec, which copies, is the slower one
 _LENGTH = struct.Struct("!i")
+_CALLS = (TMessageType.CALL, TMessageType.ONEWAY)
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Service:
             body.read(protocol)
             protocol.readMessageEnd()
             _check(body)
+            if name in self.arguments and None in vars(body).values() and kind in _CALLS:
+                raise RequestError(f"the call '{name}' lacks an argument")
         except GatiError:
             raise
         except Exception as error:  # the codecs raise whatever the bytes provoke
@@ -83,20 +86,46 @@ class _Unknown:
 
 def encode(name: str, kind: int, sequence: int, body: Any, limits: Limits) -> bytes:
     """A message as a frame with its length in front. Raises `RequestError` when it is too large."""
-    buffer = TMemoryBuffer()
-    protocol = TBinaryProtocolAccelerated(buffer)
-    if _is_large(body):
-        protocol = TBinaryProtocol(buffer)
+    return b"".join(encode_parts(name, kind, sequence, body, limits))
+
+
+def encode_parts(
+    name: str, kind: int, sequence: int, body: Any, limits: Limits
+) -> list[bytes | bytearray | memoryview]:
+    """As `encode`, in parts to be sent in this order: large fields, which may be views, are not copied."""
+    frame = _Frame()
+    protocol = TBinaryProtocol(frame) if _is_large(body) else TBinaryProtocolAccelerated(frame)
     try:
         protocol.writeMessageBegin(name, kind, sequence)
         body.write(protocol)
         protocol.writeMessageEnd()
     except (TException, TypeError, struct.error, OverflowError) as error:
         raise RequestError(f"cannot be said in Thrift: {error}") from error
-    payload: bytes = buffer.getvalue()
-    if len(payload) > limits.frame_bytes:
-        raise RequestError(f"a message of {len(payload)} bytes, the limit is {limits.frame_bytes}; send less")
-    return _LENGTH.pack(len(payload)) + payload
+    length = sum(map(len, frame.parts)) - _LENGTH.size
+    if length > limits.frame_bytes:
+        raise RequestError(f"a message of {length} bytes, the limit is {limits.frame_bytes}; send less")
+    _LENGTH.pack_into(frame.head, 0, length)
+    return frame.parts
+
+
+class _Frame(TTransportBase):  # type: ignore[misc]  # thrift has no types
+    """Takes what a protocol writes, with room for the length in front."""
+
+    def __init__(self) -> None:
+        self.head = bytearray(_LENGTH.size)
+        self.parts: list[bytes | bytearray | memoryview] = [self.head]
+        self._open: bytearray | None = self.head  # what small parts are added to
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Take in what comes next."""
+        if len(data) > LARGE_BYTES:
+            self.parts.append(data)
+            self._open = None
+        elif self._open is None:
+            self._open = bytearray(data)
+            self.parts.append(self._open)
+        else:
+            self._open += data
 
 
 def frame_length(header: bytes, limits: Limits) -> int:
@@ -108,7 +137,7 @@ def frame_length(header: bytes, limits: Limits) -> int:
 
 
 def _protocol(frame: bytes, limits: Limits) -> Any:
-    kind = TBinaryProtocol if len(frame) > _LARGE_BYTES else TBinaryProtocolAccelerated
+    kind = TBinaryProtocol if len(frame) > LARGE_BYTES else TBinaryProtocolAccelerated
     return kind(
         TMemoryBuffer(frame),
         strictRead=True,
@@ -122,7 +151,7 @@ def _is_large(body: Any) -> bool:
     structs = [body]
     for _ in range(3):  # a call's arguments, its request, the tensor in it
         fields = [value for inner in structs for value in vars(inner).values()]
-        if any(isinstance(value, bytes) and len(value) > _LARGE_BYTES for value in fields):
+        if any(isinstance(value, bytes | memoryview) and len(value) > LARGE_BYTES for value in fields):
             return True
         structs = [value for value in fields if hasattr(value, "thrift_spec")]
     return False

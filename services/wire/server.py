@@ -13,7 +13,7 @@ from typing import Any
 from thrift.Thrift import TApplicationException, TMessageType
 
 from gati.errors import GatiError, NotAllowedError, RequestError
-from services.wire.codec import Limits, Message, Service, encode, frame_length
+from services.wire.codec import Limits, Message, Service, encode_parts, frame_length
 from services.wire.errors import to_wire
 from services.wire.handshake import require
 
@@ -135,11 +135,12 @@ class WireServer:
 
     async def _call(self, message: Message, writer: asyncio.StreamWriter) -> None:
         handler = self._handlers.get(message.name)
+        is_oneway = message.name not in self._service.results
         if message.kind == TMessageType.ONEWAY:
-            if handler is not None:
+            if handler is not None and is_oneway:
                 await handler(**vars(message.body))
             return
-        if handler is None or message.kind != TMessageType.CALL:
+        if handler is None or is_oneway or message.kind != TMessageType.CALL:
             unknown = TApplicationException(TApplicationException.UNKNOWN_METHOD, f"no call '{message.name}'")
             self._send(writer, message, TMessageType.EXCEPTION, unknown)
             return
@@ -160,4 +161,5 @@ class WireServer:
             _log.warning("connection ended: its client does not read")
             writer.transport.abort()
         elif not writer.is_closing():
-            writer.write(encode(message.name, kind, message.sequence, body, self._limits))
+            for part in encode_parts(message.name, kind, message.sequence, body, self._limits):
+                writer.write(part)

@@ -8,6 +8,7 @@ import io
 import json
 import sys
 import threading
+import tracemalloc
 import zlib
 from typing import Any
 
@@ -25,7 +26,10 @@ from services.pool import BoundedPool
 from services.scheduler.bodies import read_body
 from services.scheduler.budget import ByteBudget, check_json
 from services.scheduler.images import decode_image
-from services.scheduler.protocol import parse_request, positive, priority
+from services.scheduler.protocol import parse_request, positive, priority, split
+from services.wire.codec import Limits, Service, encode_parts
+from services.wire.gen import Inference
+from services.wire.gen.ttypes import InferRequest
 from services.wire.tensors import elements, from_bytes
 from tests.waiting import in_the_end
 
@@ -142,17 +146,19 @@ def body_of(*chunks: bytes, **headers: str) -> Request:
 
 
 def read(request: Request, budget: ByteBudget, largest: int = 64 * MIB) -> bytes:
-    async def main() -> bytes:
+    read = []
+
+    async def main() -> None:  # asyncio makes a text of what a task returns
         pool = BoundedPool("test", threads=1)
         try:
             with budget.open() as charge:
-                found = await read_body(request, largest, charge, pool)
-                assert budget.held_bytes >= len(found)
-                return found
+                read.append(await read_body(request, largest, charge, pool))
+                assert budget.held_bytes >= len(read[0])
         finally:
             pool.close()
 
-    return asyncio.run(main())
+    asyncio.run(main())
+    return read[0]
 
 
 def test_bodies_under_way_share_a_budget() -> None:
@@ -188,6 +194,47 @@ def png(width: int, height: int) -> bytes:
     out = io.BytesIO()
     Image.new("L", (width, height)).save(out, "PNG")
     return out.getvalue()
+
+
+def test_a_large_body_is_in_the_memory_once() -> None:
+    """Joined, unpacked and on its way to a service it was there five times."""
+    size = 16 * MIB
+    chunks = [b"x" * 65_536] * (size // 65_536)
+    tensor = {
+        "name": "input",
+        "shape": [1, size],
+        "datatype": "UINT8",
+        "parameters": {"binary_data_size": size},
+    }
+    text = orjson.dumps({"inputs": [tensor]})
+    packed = gzip.compress(b"x" * size)
+
+    def peak(act: Any) -> float:
+        tracemalloc.start()
+        act()
+        _, found = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return found / size
+
+    def send() -> None:
+        body = read(body_of(text, *chunks), ByteBudget(64 * MIB))
+        asked = parse_request(*split(body, str(len(text))))
+        arguments = Service(Inference).arguments["infer"](InferRequest("a", asked.tensor, 1, "t"))
+        assert sum(map(len, encode_parts("infer", 1, 1, arguments, Limits()))) > size
+
+    assert peak(send) < 1.3
+    assert peak(lambda: read(body_of(packed, content_encoding="gzip"), ByteBudget(64 * MIB))) < 1.3
+
+
+def test_documents_are_counted_no_further_than_the_limit() -> None:
+    document = b"[" + b"1," * 2_000_000 + b"1]"
+    cost = check_json(document, 2**40)
+    assert check_json(document, cost) == cost
+    for pieces in (1, 7, 2**18 - 1, 2**18, 2**18 + 1):
+        text = b"[" * pieces
+        assert check_json(text, 2**40) == pieces + 48 + pieces * 104
+    with pytest.raises(TooLargeError):
+        check_json(document, cost - 1)
 
 
 def test_pictures_are_charged_before_they_are_decoded() -> None:

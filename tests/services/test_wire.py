@@ -31,7 +31,7 @@ from gati.errors import (
     UnavailableError,
 )
 from services.wire.client import WireClient, connect_to
-from services.wire.codec import Limits, Service, encode
+from services.wire.codec import Limits, Service, encode, encode_parts
 from services.wire.errors import from_wire, to_wire
 from services.wire.gen import Inference
 from services.wire.gen.ttypes import (
@@ -312,12 +312,38 @@ def test_tensors_survive_the_wire(datatype: str, shape: list[int], dice: random.
     assert (again.datatype, again.shape, again.data) == (datatype, shape, tensor.data)
 
 
+@pytest.mark.parametrize("name", ["infer", "cancel", "load", "activate", "unload"])
+def test_a_call_without_its_argument_is_none(name: str) -> None:
+    """`activate` of nothing left a model without a version that answers."""
+    bare = encode(name, 1, 1, SERVICE.arguments[name](), Limits())
+    with pytest.raises(RequestError, match=f"the call '{name}' lacks an argument"):
+        SERVICE.decode(bare[4:], Limits())
+
+
+def test_calls_are_made_in_the_way_that_the_idl_has_them() -> None:
+    """`cancel` has no result to answer with; one that is to have it raised where nobody heard."""
+
+    async def test(server: WireServer, handlers: Handlers, port: int) -> None:
+        client = await connect(port)
+        client.post("health")
+        with pytest.raises(UnavailableError, match="no call 'cancel'"):
+            await client.call("cancel", "x", timeout_s=LONG_S)
+        assert handlers.posted == []
+        await client.close()
+
+    run(test)
+
+
 def test_large_tensors_survive_the_wire() -> None:
     data = np.random.default_rng(0).standard_normal((32, 3, 224, 224)).astype(np.float32)
     asked = InferRequest("a", to_tensor(data), 1, "t")
     frame = encode("infer", 1, 1, SERVICE.arguments["infer"](asked), Limits())
     assert len(frame) > 16_384_000  # the library's own limit
     np.testing.assert_array_equal(from_tensor(SERVICE.decode(frame[4:], Limits()).body.request.input), data)
+    view = memoryview(data).cast("B")
+    asked.input.data = view
+    parts = encode_parts("infer", 1, 1, SERVICE.arguments["infer"](asked), Limits())
+    assert b"".join(parts) == frame and any(part is view for part in parts), "it was copied"
     with pytest.raises(RequestError, match="the limit is 1000"):
         encode("infer", 1, 1, SERVICE.arguments["infer"](asked), Limits(frame_bytes=1000))
 
