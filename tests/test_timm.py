@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,6 @@ import pytest
 
 import gati
 from gati.exploration import candidates, stages
-
-pytest.importorskip("timm", reason="needs timm: the extra gati[vision]")
 
 NETWORKS = {
     "vit_tiny_patch16_224": "img_size=32, patch_size=8, depth=4",
@@ -28,6 +27,7 @@ def pictures(path: Path, count: int, seed: int) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(find_spec("timm") is None, reason="needs timm: the extra gati[vision]")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_of_timm_goes_all_the_way(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
