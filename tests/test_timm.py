@@ -30,6 +30,7 @@ def pictures(path: Path, count: int, seed: int) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(find_spec("timm") is None, reason="needs timm: the extra gati[vision]")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_of_timm_goes_all_the_way(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

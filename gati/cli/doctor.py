@@ -151,12 +151,10 @@ def _show_bound(best: CheapestLookup | None) -> None:
     if best is None:
         return
     share = best.share_for(_WORTH)
-    takes = "no share that leaves here" if share is None else f"{percent(share, 0)} must leave there"
+    takes = "out of reach" if share is None else f"reached if {percent(share, 0)} leave there"
     print(
-        f"an oracle that knows every answer after {best.variant} at {best.block} would gain "
-        f"{best.gain(1.0):.1f}x; for {_WORTH:g}x {takes}"
-        + (" is enough" if share is None else "")
-        + " (whatever agrees, on torch)"
+        f"at most {best.gain(1.0):.1f}x can be gained on torch, if an oracle knew every answer after "
+        f"{best.variant} at {best.block}; {_WORTH:g}x is {takes}"
     )
 
 

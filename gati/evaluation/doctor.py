@@ -85,8 +85,7 @@ def doctor(
 
     What one of these refuses is a finding, with what to do; the others are answered all the same.
 
-    **Raises:** `ModelError`, `CheckpointError` when there is no network to look at; `CompositionError` for a
-    confidence outside (0, 1).
+    **Raises:** `ModelError`, `CheckpointError` when there is no network to look at.
     """
     examination = _Examination(clock, within_s)
     loaded = load_model(
@@ -107,25 +106,19 @@ def doctor(
         specifications = examination.ask("caches", costs) or ()
         engines = examination.ask("engines", partial(_engines, cut, answered, examination)) or ()
         if inputs is not None and specifications:
-            rates = Rates(
-                answer_s=answered.seconds / len(answered.example),
-                engines_ms={engine.name: engine.base_ms for engine in engines if engine.base_ms},
+            forecast = partial(
+                forecast_explore,
+                loaded.module,
+                cut.traced,
+                specifications,
+                inputs.training,
+                inputs.held_out,
+                answered.kind,
+                _rates(answered, engines),
+                budget_s,
+                clock,
             )
-            explore = examination.ask(
-                "explore",
-                partial(
-                    forecast_explore,
-                    loaded.module,
-                    cut.traced,
-                    specifications,
-                    inputs.training,
-                    inputs.held_out,
-                    answered.kind,
-                    rates,
-                    budget_s,
-                    clock,
-                ),
-            )
+            explore = examination.ask("explore", forecast)
     return Diagnosis(
         model=loaded.source,
         parameters=sum(parameter.numel() for parameter in loaded.module.parameters()),
@@ -271,6 +264,11 @@ def _cut(loaded: LoadedModel, answered: _Answered, pattern: str | None) -> _Cut:
     entry = (INPUT,) if means_input(loaded.module, INPUT) else ()
     traced = trace(loaded.module, example, (*entry, *names))
     return _Cut(traced, measure_profile(traced, repetitions=_REPETITIONS))
+
+
+def _rates(answered: _Answered, engines: Sequence[EngineSpeed]) -> Rates:
+    measured = {engine.name: engine.base_ms for engine in engines if engine.base_ms}
+    return Rates(answered.seconds / len(answered.example), measured)
 
 
 def _specifications(cut: _Cut, loaded: LoadedModel, budget_s: float) -> tuple[Specification, ...]:
