@@ -22,7 +22,7 @@ from gati.caches.reduced import REDUCED, ReducedNetwork, default_reduced, is_red
 from gati.caches.selectors import build_selector, fit_selector_networks, selector_names
 from gati.caches.storage import load_cache, save_cache
 from gati.caches.students import student, student_operations, student_widths
-from gati.caches.tokens import TOKEN_VARIANTS, FirstToken, TokenMean
+from gati.caches.tokens import TOKEN_VARIANTS, FirstToken, TokenMean, token_students
 
 __all__ = [
     "DEFAULT_VARIANTS",
@@ -64,4 +64,5 @@ __all__ = [
     "student",
     "student_operations",
     "student_widths",
+    "token_students",
 ]

@@ -10,11 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from gati.caches.predictors import register_predictor
+from gati.model.inputs import TensorInputs
+from gati.model.masks import MASK
 
-__all__ = ["TOKEN_VARIANTS", "FirstToken", "TokenAttention", "TokenConvolution", "TokenMean", "is_token"]
+__all__ = [
+    "TOKEN_VARIANTS",
+    "FirstToken",
+    "TokenAttention",
+    "TokenConvolution",
+    "TokenMean",
+    "TokenReader",
+    "is_token",
+    "token_students",
+]
 
 # What is tried by default at the blocks of a network that reads tokens, in place of predictors of maps.
 TOKEN_VARIANTS = ("tokens-mean(256)", "tokens-attention(4,128)", "tokens-conv(96)")
+_UNSEEN = 0.05  # of the numbers of a word that was never seen in training: it should say little
+_WIDTH = 64
 _NEVER = -1e4  # an attention score whose weight is exactly 0, in half precision too
 
 
@@ -67,6 +80,59 @@ class TokenConvolution(nn.Module):
         token = is_token(hidden).to(hidden.dtype)
         found = self.filters(hidden.transpose(1, 2)).relu().transpose(1, 2) * token  # [B, length, width]
         return torch.cat((found.sum(1) / token.sum(1).clamp_min(1.0), found.amax(1)), 1)
+
+
+class TokenReader(nn.Module):
+    """Packed whole numbers [B, arrays, length] or ids alone [B, length] -> their embeddings, padding zero.
+
+    `ids` and `mask` say which of the arrays is which; without a mask it is that of the ids.
+    """
+
+    def __init__(self, vocabulary: int, width: int, ids: int, mask: int) -> None:
+        super().__init__()
+        self.ids, self.mask = ids, mask
+        self.words = nn.Embedding(vocabulary, width)
+        nn.init.normal_(self.words.weight, std=_UNSEEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Look words up, [B, length, width]."""
+        whole = x.long()  # training hands them on as float32
+        if whole.dim() == 2:
+            whole = whole.unsqueeze(1)
+        hidden: Tensor = self.words(whole[:, self.ids])
+        if self.mask != self.ids:
+            hidden = hidden * whole[:, self.mask].unsqueeze(2).to(hidden.dtype)
+        return hidden
+
+
+@register_predictor("tokens-student", reads="input")
+def tokens_student(
+    hidden_shape: tuple[int, ...], classes: int, width: int, vocabulary: int, ids: int = 0, mask: int = 0
+) -> nn.Module:
+    """Words of `width` numbers each, filters of three words, their mean and maximum -> classes.
+
+    A student of a network that reads tokens: `vocabulary` is how many there are; `ids` and `mask` are the
+    places of both among the packed arrays, equal where there is no mask.
+    """
+    arrays = hidden_shape[0] if len(hidden_shape) == 2 else 1
+    if len(hidden_shape) > 2 or min(width, vocabulary) < 1 or max(ids, mask) >= arrays:
+        raise ValueError("it reads ids (length) or packed arrays (arrays, length)")
+    return nn.Sequential(
+        TokenReader(vocabulary, width, ids, mask),
+        TokenConvolution(width, 2 * width),
+        *_light(4 * width, 2 * width, classes),
+    )
+
+
+def token_students(tensors: TensorInputs) -> tuple[str, ...]:
+    """The students that fit a network which takes these, by default; none where no embedding reads them."""
+    ids = [place for place, part in enumerate(tensors.parts) if part.rows and len(part.shape) == 1]
+    one_length = len({part.shape for part in tensors.parts}) == 1
+    if tensors.dtype != torch.int64 or not ids or not one_length:
+        return ()
+    place = max(ids, key=lambda each: tensors.parts[each].rows or 0)
+    mask = next((at for at, part in enumerate(tensors.parts) if part.name == MASK), place)
+    return (f"tokens-student({_WIDTH},{tensors.parts[place].rows},{place},{mask})",)
 
 
 @register_predictor("tokens-mean")

@@ -39,7 +39,8 @@ def explore(
         str | None,
         typer.Option(
             metavar="VAL",
-            help="Inputs the model was not trained on: an .npz, a folder of class folders, or a callable.",
+            help="Inputs the model was not trained on: an .npz of images, of `inputs`, or of arrays named as "
+            "its arguments (input_ids, attention_mask); a folder of class folders; or a callable.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the cache library.")] = None,

@@ -27,6 +27,7 @@ from gati.caches import (
     is_reduced,
     parse_variant,
     reads_input,
+    token_students,
 )
 from gati.caches.selectors import BASELINE
 from gati.caches.students import student_widths
@@ -45,6 +46,7 @@ from gati.exploration.schedule import (
     too_slow,
 )
 from gati.model.entry import INPUT_KIND
+from gati.model.inputs import TensorInputs
 from gati.model.segments import TracedModel
 from gati.types import BlockProfile, Profile, Trial, TrialId
 
@@ -53,6 +55,7 @@ __all__ = [
     "Specification",
     "UntrainedCosts",
     "Wanted",
+    "for_tokens",
     "measured_costs",
     "specify",
     "trial_name",
@@ -150,6 +153,18 @@ def _untrained_reduced(traced: TracedModel, module: nn.Module, variant: str) -> 
         raise VariantError(f"variant {variant} cannot be made ({one_line(error)}); leave it out") from error
 
 
+def for_tokens(asked: Wanted, traced: TracedModel, tensors: TensorInputs) -> Wanted:
+    """What is chosen among for a network that reads tokens: not what reads pixels or maps."""
+    shapes = [traced.hidden_shapes[name] for name in traced.blocks if traced.block_kinds[name] != INPUT_KIND]
+    if traced.dtype.is_floating_point:
+        return asked
+    sequences = all(len(shape) == 2 for shape in shapes)
+    at_the_input = any(map(reads_input, asked.defaults))
+    behind = [each for each in asked.defaults if not reads_input(each)]
+    students = token_students(tensors) if at_the_input else ()
+    return asked._replace(defaults=(*students, *(TOKEN_VARIANTS if behind and sequences else behind)))
+
+
 def specify(
     traced: TracedModel, module: nn.Module, profile: Profile, asked: Wanted, measure: Measure
 ) -> tuple[Specification, ...]:
@@ -157,10 +172,6 @@ def specify(
 
     **Raises:** `VariantError` for a variant that was named and cannot be built.
     """
-    if _reads_tokens(traced):
-        of_maps = [each for each in asked.defaults if not reads_input(each)]
-        inputs = [each for each in asked.defaults if reads_input(each)]
-        asked = asked._replace(defaults=(*inputs, *(TOKEN_VARIANTS if of_maps else ())))
     chooser = _Chooser(traced, module, profile, asked, measure)
     before = [block for block in profile.blocks if block.kind == INPUT_KIND]
     behind = [block for block in profile.blocks if block.kind != INPUT_KIND]
@@ -181,12 +192,6 @@ def specify(
                 where = f"not one of the {len(places)} blocks at even distances of time"
                 found.append(_row(block, variant, f"{where}: name it with --blocks"))
     return tuple(found)
-
-
-def _reads_tokens(traced: TracedModel) -> bool:
-    """Whether the network takes whole numbers, and its blocks hand on sequences."""
-    shapes = [traced.hidden_shapes[name] for name in traced.blocks if traced.block_kinds[name] != INPUT_KIND]
-    return not traced.dtype.is_floating_point and all(len(shape) == 2 for shape in shapes)
 
 
 class _Chooser:

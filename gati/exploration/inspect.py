@@ -70,7 +70,8 @@ def example_inputs(loaded: LoadedModel, size: tuple[int, int] | None = None) -> 
     tried = ", ".join(f"{height}x{width}" for height, width in sizes)
     reason = one_line(refusal) if refusal else "none tried"
     raise ModelError(
-        f"{loaded.source} takes no inputs of {tried} pixels ({reason}); give --size HEIGHTxWIDTH"
+        f"{loaded.source} takes no inputs of {tried} pixels ({reason}); give --size HEIGHTxWIDTH, or "
+        "gati explore with an .npz of `inputs` where it reads no pictures"
     ) from refusal
 
 

@@ -18,7 +18,7 @@ from gati.errors import BackendError, VariantError
 from gati.exploration.alike import warning_of_neighbours
 from gati.exploration.augment import Augmentation, choose_augmentation
 from gati.exploration.budget import Clock
-from gati.exploration.candidates import Specification, Wanted, measured_costs, specify
+from gati.exploration.candidates import Specification, Wanted, for_tokens, measured_costs, specify
 from gati.exploration.lookup_costs import lookup_seconds
 from gati.exploration.measure import base_answers, selector_seconds
 from gati.exploration.progress import Progress
@@ -171,6 +171,7 @@ def prepare(
     if stored is None:
         progress.note(f"measuring {len(names)} blocks and what lookups cost on {device}")
         profile = measure_profile(traced)
+        asked = asked if tensors is None else for_tokens(asked, traced, tensors)
         specifications = specify(traced, module, profile, asked, measured_costs(traced, module))
         expected = MeasuringTimes(
             held_out_s,

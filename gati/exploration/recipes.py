@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gati.exploration.muon import Muon
 
-__all__ = ["EXITS", "REDUCED_NETWORK", "STUDENTS", "Emphasis", "Recipe", "make_optimiser"]
+__all__ = ["EXITS", "REDUCED_NETWORK", "STUDENTS", "TOKEN_STUDENTS", "Emphasis", "Recipe", "make_optimiser"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,13 @@ STUDENTS = Recipe(
     weight_decay=5e-4,
     mixed=0.5,
     rounds=6,
+    soft_weight=1.0,
+    average_decay=0.998,
+)
+TOKEN_STUDENTS = Recipe(  # words are not mixed, and one round of views has them all
+    learning_rate=3e-3,
+    weight_decay=1e-2,
+    rounds=1,
     soft_weight=1.0,
     average_decay=0.998,
 )

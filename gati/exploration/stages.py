@@ -30,7 +30,7 @@ from gati.exploration.measure import Measured, accuracy_curve, held_out_probabil
 from gati.exploration.pace import affordable_steps
 from gati.exploration.prepare import Prepared
 from gati.exploration.progress import Progress
-from gati.exploration.recipes import EXITS, REDUCED_NETWORK, STUDENTS, Emphasis, Recipe
+from gati.exploration.recipes import EXITS, REDUCED_NETWORK, STUDENTS, TOKEN_STUDENTS, Emphasis, Recipe
 from gati.exploration.schedule import (
     DEFAULT_EPOCHS,
     DEFAULT_STUDENT_EPOCHS,
@@ -106,7 +106,8 @@ class TrainingStages:
         self._train_first(_Lesson(_REDUCED, REDUCED_NETWORK, bold))
         scarce = len(self.prepared.inputs.train) < _SCARCE
         feature_block = self.prepared.profile.blocks[-1].name if scarce else None
-        self._train_first(_Lesson(_STUDENTS, STUDENTS, bold, feature_block=feature_block))
+        recipe = STUDENTS if self.prepared.traced.dtype.is_floating_point else TOKEN_STUDENTS
+        self._train_first(_Lesson(_STUDENTS, recipe, bold, feature_block=feature_block))
         self._train_exits()
 
     # The stages -----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from gati.errors import ModelError, one_line
+from gati.model.bert import SequenceClassifier
 from gati.model.checkpoint import apply_checkpoint, fit_prefixes, load_checkpoint, state_sha256
 from gati.model.exported import load_exported
 from gati.model.preprocess import INTERPOLATIONS, Preprocessing
@@ -26,7 +27,8 @@ from gati.model.source import import_object, import_timm, import_torchvision, ne
 __all__ = ["LoadedModel", "load_model"]
 
 _FORMS = (
-    "torchvision:NAME, timm:NAME, package.module:callable, file.py:callable or a torch.export file (.pt2)"
+    "torchvision:NAME, timm:NAME, package.module:callable, file.py:callable, a torch.export file (.pt2) or a "
+    "folder with config.json and model.safetensors of a BERT classifier"
 )
 _SEED = 0
 
@@ -74,8 +76,9 @@ def load_model(
 ) -> LoadedModel:
     """Load a network and its weights. Nothing is ever downloaded.
 
-    `source` is one of `torchvision:NAME`, `timm:NAME`, `package.module:callable`, `file.py:callable` or a
-    `torch.export` file. A callable takes no arguments and returns an `nn.Module`; it may carry a
+    `source` is one of `torchvision:NAME`, `timm:NAME`, `package.module:callable`, `file.py:callable`, a
+    `torch.export` file, or a folder with `config.json` and `model.safetensors` of a BERT classifier.
+    A callable takes no arguments and returns an `nn.Module`; it may carry a
     `Preprocessing` in an attribute `preprocessing`. Networks of torchvision, timm and `gati.zoo` get as many
     classes as the checkpoint's last layer has rows. Initial weights come from a fixed seed, so the same
     source gives the same network again; the caller's random state is untouched.
@@ -115,7 +118,7 @@ def load_model(
 def _lasting(source: str) -> str:
     """Name files by absolute paths, so that a cache library still finds its model from another folder."""
     place, colon, name = source.rpartition(":")
-    if source.endswith(".pt2"):
+    if source.endswith(".pt2") or Path(source).is_dir():
         return str(Path(source).resolve())
     if place.endswith(".py"):
         return f"{Path(place).resolve()}{colon}{name}"
@@ -127,6 +130,8 @@ def _recipe(source: str) -> _Recipe:
         return _torchvision_recipe(source.removeprefix("torchvision:"))
     if source.startswith("timm:"):
         return _timm_recipe(source.removeprefix("timm:"))
+    if Path(source).is_dir():
+        return _folder_recipe(Path(source))
     if source.endswith(".pt2"):
         return _exported_recipe(Path(source))
     if ":" in source:
@@ -138,6 +143,12 @@ def _exported_recipe(path: Path) -> _Recipe:
     module, shape = load_exported(path)
     channels = (shape[1] if len(shape) == 4 else None) or 3
     return _Recipe(lambda classes: module, channels=channels)
+
+
+def _folder_recipe(folder: Path) -> _Recipe:
+    """A folder as Hugging Face keeps networks; its weights are in it."""
+    names = SequenceClassifier.from_folder(folder).class_names
+    return _Recipe(lambda classes: SequenceClassifier.from_folder(folder), class_names=names)
 
 
 def _torchvision_recipe(name: str) -> _Recipe:

@@ -88,7 +88,7 @@ def test_a_callable_may_carry_its_preprocessing(tmp_path: Path) -> None:
         (
             "resnet18",
             "unknown model 'resnet18'; write torchvision:NAME, timm:NAME, package.module:callable, "
-            "file.py:callable or a torch.export file (.pt2)",
+            "file.py:callable, a torch.export file (.pt2) or a folder with config.json",
         ),
         ("gati.zoo:resnet57", "gati.zoo has no 'resnet57'; did you mean resnet56, resnet"),
         (

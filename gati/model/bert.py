@@ -1,0 +1,252 @@
+"""BERT (Devlin et al. 2019) as PyTorch modules of plain operators, with the names of its public weights.
+
+A folder with `config.json` and `model.safetensors`, as Hugging Face keeps networks, needs no other package:
+`from_folder` reads it. Positions are absolute, the activation is GELU, and padding is left
+out of attention by its mask.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from gati.errors import CheckpointError, ModelError, one_line
+
+__all__ = ["BertSettings", "SentenceClassifier", "SentenceEncoder", "SequenceClassifier"]
+
+_FIELDS = {
+    "vocabulary": "vocab_size",
+    "length": "max_position_embeddings",
+    "kinds": "type_vocab_size",
+    "width": "hidden_size",
+    "inner_width": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "epsilon": "layer_norm_eps",
+}
+_POSITIONS = "embeddings.position_ids"  # 0, 1, 2, ...: older files have them
+_IGNORED = ("pooler.", "cls.", "classifier.", _POSITIONS)  # not of the encoder
+
+
+@dataclass(frozen=True)
+class BertSettings:
+    """Sizes of a network; the defaults are those of MiniLM-L6."""
+
+    vocabulary: int = 30522
+    length: int = 512  # of the longest sequence, in tokens
+    kinds: int = 2  # of sentences
+    width: int = 384
+    inner_width: int = 1536
+    layers: int = 6
+    heads: int = 12
+    epsilon: float = 1e-12
+
+    @classmethod
+    def from_file(cls, path: Path) -> BertSettings:
+        """Read a `config.json`. Raises `ModelError` for another kind of network, or a damaged file."""
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+            kind, activation = config.get("model_type"), config.get("hidden_act", "gelu")
+            found = cls(**{ours: config[theirs] for ours, theirs in _FIELDS.items()})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"cannot read {path} ({one_line(error)}); give a config.json of BERT") from error
+        if kind != "bert" or activation != "gelu":
+            raise ModelError(
+                f"{path} is of {kind!r} with {activation!r}; only 'bert' with 'gelu' is known here"
+            )
+        if found.width % found.heads:
+            raise ModelError(f"{path} takes no {found.heads} heads in {found.width} channels; copy it again")
+        return found
+
+
+class _Embeddings(nn.Module):
+    def __init__(self, settings: BertSettings) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(settings.vocabulary, settings.width)
+        self.position_embeddings = nn.Embedding(settings.length, settings.width)
+        self.token_type_embeddings = nn.Embedding(settings.kinds, settings.width)
+        self.LayerNorm = nn.LayerNorm(settings.width, settings.epsilon)
+
+    def forward(self, ids: Tensor, kinds: Tensor | None) -> Tensor:
+        places = torch.arange(ids.shape[1], device=ids.device)
+        hidden = self.word_embeddings(ids) + self.position_embeddings(places)
+        table = self.token_type_embeddings
+        normal: Tensor = self.LayerNorm(hidden + (table.weight[0] if kinds is None else table(kinds)))
+        return normal
+
+
+class _SelfAttention(nn.Module):
+    def __init__(self, settings: BertSettings) -> None:
+        super().__init__()
+        self.heads, width = settings.heads, settings.width
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, hidden: Tensor, bias: Tensor) -> Tensor:
+        parts = (self._split(layer(hidden)) for layer in (self.query, self.key, self.value))
+        query, key, value = parts  # (B, heads, length, width / heads)
+        scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[3]) + bias  # (B, heads, length, length)
+        mixed: Tensor = scores.softmax(3) @ value
+        return mixed.transpose(1, 2).flatten(2)
+
+    def _split(self, values: Tensor) -> Tensor:
+        return torch.unflatten(values, 2, (self.heads, -1)).transpose(1, 2)
+
+
+class _Output(nn.Module):
+    def __init__(self, settings: BertSettings, inputs: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(inputs, settings.width)
+        self.LayerNorm = nn.LayerNorm(settings.width, settings.epsilon)
+
+    def forward(self, values: Tensor, residual: Tensor) -> Tensor:
+        normal: Tensor = self.LayerNorm(self.dense(values) + residual)
+        return normal
+
+
+class _Layer(nn.Module):
+    def __init__(self, settings: BertSettings) -> None:
+        super().__init__()
+        attention = {"self": _SelfAttention(settings), "output": _Output(settings, settings.width)}
+        self.attention = nn.ModuleDict(attention)
+        self.intermediate = nn.ModuleDict({"dense": nn.Linear(settings.width, settings.inner_width)})
+        self.output = _Output(settings, settings.inner_width)
+
+    def forward(self, hidden: Tensor, bias: Tensor) -> Tensor:
+        hidden = self.attention["output"](self.attention["self"](hidden, bias), hidden)
+        found: Tensor = self.output(nn.functional.gelu(self.intermediate["dense"](hidden)), hidden)
+        return found
+
+
+class _Layers(nn.Module):
+    def __init__(self, settings: BertSettings) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(_Layer(settings) for _ in range(settings.layers))
+
+    def forward(self, hidden: Tensor, bias: Tensor) -> Tensor:
+        for layer in self.layer:
+            hidden = layer(hidden, bias)
+        return hidden
+
+
+class SentenceEncoder(nn.Module):
+    """Ids, mask and kinds of sentences [B, length] -> what the last layer gives [B, length, width]."""
+
+    def __init__(self, settings: BertSettings | None = None) -> None:
+        super().__init__()
+        settings = settings or BertSettings()
+        self.embeddings = _Embeddings(settings)
+        self.encoder = _Layers(settings)
+
+    def forward(self, ids: Tensor, mask: Tensor, kinds: Tensor | None = None) -> Tensor:
+        """Encode; padding is looked at by no token, and without `kinds` all is one sentence."""
+        bias = torch.where(mask != 0, 0.0, -1e9).unsqueeze(1).unsqueeze(1)  # [B, 1, 1, length]
+        hidden: Tensor = self.encoder(self.embeddings(ids, kinds), bias)
+        return hidden
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> SentenceEncoder:
+        """The encoder of a folder with `config.json` and `model.safetensors`.
+
+        **Raises:** `ModelError` for another kind of network, `CheckpointError` for weights that do not fit.
+        """
+        found = cls(BertSettings.from_file(Path(folder) / "config.json")).eval()
+        state = _weights(Path(folder))
+        own = {name.removeprefix("bert."): tensor for name, tensor in state.items()}
+        _fill(found, {name: own[name] for name in own if not name.startswith(_IGNORED)}, Path(folder))
+        return found
+
+
+class _Pooled(SentenceEncoder):
+    """The encoder with what a classifier of whole sequences reads: the first token, once more transformed."""
+
+    def __init__(self, settings: BertSettings) -> None:
+        super().__init__(settings)
+        self.pooler = nn.ModuleDict({"dense": nn.Linear(settings.width, settings.width)})
+
+    def forward(self, ids: Tensor, mask: Tensor, kinds: Tensor | None = None) -> Tensor:
+        pooled: Tensor = self.pooler["dense"](super().forward(ids, mask, kinds)[:, 0])
+        return pooled.tanh()
+
+
+class SequenceClassifier(nn.Module):
+    """`BertForSequenceClassification`: ids, mask and kinds of sentences [B, length] -> class scores."""
+
+    def __init__(self, settings: BertSettings, class_names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.class_names = class_names
+        self.bert = _Pooled(settings)
+        self.classifier = nn.Linear(settings.width, len(class_names))
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        """Class scores [B, K]."""
+        scores: Tensor = self.classifier(self.bert(input_ids, attention_mask, token_type_ids))
+        return scores
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> SequenceClassifier:
+        """The classifier of a folder with `config.json` and `model.safetensors`.
+
+        **Raises:** `ModelError` for another kind of network, or one without a classifier, `CheckpointError`
+        for weights that do not fit.
+        """
+        path = Path(folder) / "config.json"
+        settings = BertSettings.from_file(path)
+        config = json.loads(path.read_text(encoding="utf-8"))
+        kinds = config.get("architectures") or ["nothing known"]
+        if "BertForSequenceClassification" not in kinds:
+            raise ModelError(
+                f"{path} is of {kinds[0]}, which gives no class scores; write a package.module:callable that "
+                "puts a layer on gati.model.bert.SentenceEncoder.from_folder"
+            )
+        names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+        found = cls(settings, tuple(str(names[str(index)]) for index in range(len(names)))).eval()
+        state = _weights(Path(folder))
+        _fill(found, {name: state[name] for name in state if not name.endswith(_POSITIONS)}, Path(folder))
+        return found
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(folder / "model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read {folder}/model.safetensors ({one_line(error)})") from error
+
+
+def _fill(module: nn.Module, state: dict[str, Tensor], folder: Path) -> None:
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        message = " ".join(str(error).split())[:300]
+        raise CheckpointError(
+            f"{folder}/model.safetensors does not fit its config.json ({message}); copy both again"
+        ) from error
+
+
+class SentenceClassifier(nn.Module):
+    """Ids and mask [B, length] -> class scores: the mean of the encoded tokens, of length 1, and a layer."""
+
+    def __init__(self, encoder: SentenceEncoder, classes: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        width = encoder.embeddings.LayerNorm.weight.shape[0]
+        self.head = nn.Linear(width, classes)
+
+    def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """What the head reads: vectors [B, width] of length 1."""
+        kept = attention_mask.unsqueeze(2).to(torch.float32)
+        hidden = self.encoder(input_ids, attention_mask) * kept
+        return nn.functional.normalize(hidden.sum(1) / kept.sum(1).clamp_min(1.0), dim=1)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Class scores [B, K]."""
+        scores: Tensor = self.head(self.embed(input_ids, attention_mask))
+        return scores
