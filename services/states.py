@@ -1,4 +1,4 @@
-"""What an inference service says it is doing, where others act on it."""
+"""States of an inference service that other processes act on."""
 
 from __future__ import annotations
 
