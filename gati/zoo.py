@@ -35,7 +35,7 @@ _DIGITS = Preprocessing(mean=(0.305,), std=(0.376,), channels=1)
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside an option A shortcut.
+    """Two 3x3 convolutions with an option A shortcut.
 
     [B, inputs, H, W] -> [B, outputs, H / stride, W / stride]
     """

@@ -153,7 +153,7 @@ def _said(error: exc.SQLAlchemyError) -> str:
 
 
 def prepare(engine: sa.Engine, where: str) -> None:
-    """Make the tables where there are none, and the folder of SQLite's file, which nobody else may read.
+    """Make the tables where there are none, and the folder of SQLite's file, which no other user may read.
 
     **Raises:** `AdaptError` where they are of a newer version, `StorageError` where the database is away.
     """

@@ -31,7 +31,7 @@ class AnnotatedVideoSink:
 
     Results of one picture, several regions for instance, come one after another and share it. Pictures keep
     their stream time. All are brought to the size of the first. The file appears when the sink is closed;
-    until then it grows beside its place under a name that begins with a dot and ends in `.part`. None appears
+    until then it grows next to it under a name that begins with a dot and ends in `.part`. None appears
     where nothing was written.
     """
 

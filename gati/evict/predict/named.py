@@ -20,7 +20,7 @@ Maker = Callable[[int, int], Predictor]  # capacity and seed to a new predictor
 
 
 def predictor_named(name: str, trace: Trace | None = None, *, flat: bool = False) -> Maker:
-    """What makes predictors of a kind; oracles need the `trace`. Raises EvictError for others."""
+    """A factory for predictors of a kind; oracles need the `trace`. Raises EvictError for others."""
     if name == "reuse":
         return lambda capacity, seed: Reuse(capacity, flat=flat, seed=seed)
     kind, _, value = name.partition(":")

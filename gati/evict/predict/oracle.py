@@ -41,13 +41,13 @@ class Oracle:
         return [int(end) for end in ends]
 
     def assign(self, slot: int, stretch: int) -> None:
-        """Keep what was said of the stretch."""
+        """Keep the prediction for the stretch."""
         if slot >= len(self._kept):
             self._kept = grown(self._kept, slot + 1)
         self._kept[slot] = self._now[stretch]
 
     def copy(self, source: int, target: int) -> None:
-        """Both parts are used next when the whole was said to be."""
+        """Both parts get the prediction of the whole."""
         self._kept = grown(self._kept, target + 1)
         self._kept[target] = self._kept[source]
 
