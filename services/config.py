@@ -93,7 +93,7 @@ class ModelConfig(_Strict):
 
 
 class PipelineConfig(_Strict):
-    """One pipeline. Its options are served by models of this configuration, added where there is none."""
+    """One pipeline. Its options are served by models of this configuration, added if there is none."""
 
     file: Path
     policy: str = "dynamic"

@@ -81,7 +81,7 @@ def connect(url: str) -> sa.Engine:
     try:
         parsed = sa.make_url(url)
     except exc.ArgumentError:
-        raise AdaptError("the store's URL is none: use sqlite:///PATH or postgresql://HOST/NAME") from None
+        raise AdaptError("the store's URL is invalid: use sqlite:///PATH or postgresql://HOST/NAME") from None
     family = parsed.drivername.split("+")[0]
     if family == "sqlite":
         return _sqlite(parsed)

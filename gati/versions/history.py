@@ -42,7 +42,7 @@ class History:
         self._clock = clock
 
     def token(self, model: str) -> str:
-        """The name of the last entry, empty where there is none."""
+        """The name of the last entry, empty if there is none."""
         return (self._names(model) or [""])[-1]
 
     def active(self, model: str) -> int | None:

@@ -58,7 +58,7 @@ class Place(Protocol):
         """Open for reading. Raises FileNotFoundError."""
 
     def read(self, path: str) -> bytes | None:
-        """A small file; None where there is none."""
+        """A small file; None if there is none."""
 
     def put(self, path: str, data: bytes) -> None:
         """Write a small file, whole or not at all."""

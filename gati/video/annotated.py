@@ -57,7 +57,7 @@ class AnnotatedVideoSink:
     def write(self, result: Result, frame: Frame) -> None:
         """Take in a result; the picture is written once one of the next picture comes, or on `close`."""
         if self._closed:
-            raise VideoError(f"video {self._path} was closed; it takes no more results")
+            raise VideoError(f"video {self._path} was closed; it accepts no more results")
         if self._frame is not None and (self._frame.source, self._frame.index) != (frame.source, frame.index):
             self._write_picture()
         self._frame = frame

@@ -99,7 +99,7 @@ class WebhookSink:
         """Queue a result and return at once; VideoError after `close`."""
         with self._changed:
             if self._closed:
-                raise VideoError(f"webhook {self.name} was closed; it takes no more results")
+                raise VideoError(f"webhook {self.name} was closed; it accepts no more results")
             if len(self._queue) >= self._limit:
                 self._queue.popleft()
                 self._dropped += 1

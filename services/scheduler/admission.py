@@ -69,7 +69,7 @@ def _right(method: str, path: str) -> Right:
 
 
 def _password(request: Request) -> str:
-    """Of HTTP's Basic authentication, empty where there is none; the name does not matter."""
+    """Of HTTP's Basic authentication, empty if there is none; the name does not matter."""
     scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":
         return ""

@@ -240,7 +240,7 @@ class Model:
 
     @property
     def pending(self) -> Any:
-        """The `VersionInfo` of the version that takes over once it is proven, None where there is none."""
+        """The `VersionInfo` of the version that takes over once it is proven, None if there is none."""
         versions = () if self.info is None else self.info.versions
         return next((version for version in versions if version.pending), None)
 

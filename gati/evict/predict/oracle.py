@@ -19,7 +19,7 @@ NEVER = 1e15  # no number of a request; finite, so that errors can be added to i
 
 
 class Oracle:
-    """The number of the next request that really holds a block; NEVER where there is none."""
+    """The number of the next request that really holds a block; NEVER if there is none."""
 
     def __init__(self, trace: Trace, *, seed: int = 0) -> None:
         self._after = np.minimum(next_uses(trace), NEVER)
