@@ -15,10 +15,10 @@ A message is one line: what was wrong, the value met, what was allowed, what to 
     ├── LibraryError          a cache library that is missing, foreign, newer or busy
     ├── CompositionError      no composition under the given limits, or none by that name
     ├── SolverError           a solver is missing, unlicensed or gave up
-    ├── PipelineError         a pipeline that is none, lacks measurements, or is used out of order
+    ├── PipelineError         an invalid pipeline, without measurements, or used out of order
     ├── BackendError          unknown or unavailable backend, placement or device
     ├── EvictError            an unknown or unfit eviction policy, predictor or size of a cache
-    ├── AdaptError            a guard or an adaptation that was asked for what makes no sense
+    ├── AdaptError            invalid settings of a guard or an adaptation
     ├── RepositoryError       versions of a model that are damaged or cannot be switched to
     │   └── UnknownVersionError   no such version
     ├── VideoError            a video, camera, stream or region that cannot be read or used
@@ -144,7 +144,7 @@ class BackendError(GatiError):
 
 
 class AdaptError(GatiError):
-    """A guard or an adaptation that was asked for what makes no sense."""
+    """Invalid settings of a guard or an adaptation."""
 
 
 class RepositoryError(GatiError):
@@ -235,7 +235,7 @@ class OverloadError(ServingError):
 
 
 class UnavailableError(ServingError):
-    """What should answer is not loaded yet, drains, or has gone."""
+    """The service is not loaded yet, is draining, or has gone."""
 
     http_status = 503
     thrift_code = "UNAVAILABLE"
@@ -249,14 +249,14 @@ class DeadlineError(ServingError):
 
 
 class CancelledError(ServingError):
-    """The caller has gone; nobody reads the answer."""
+    """The caller has gone; the answer is not needed."""
 
     http_status = 499
     thrift_code = "CANCELLED"
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line; its type where it says nothing."""
+    """The message of an exception in one line; its type if it has none."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__
 

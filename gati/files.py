@@ -15,7 +15,7 @@ __all__ = ["atomic_write", "atomic_write_bytes", "atomic_write_text"]
 
 
 def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file beside `path`, flush it to disk, then rename it into place.
+    """Let `write` fill a temporary file next to `path`, flush it to disk, then rename it into place.
 
     **Raises:** `StorageError` when the disk is full or the folder is not writable.
     """

@@ -53,7 +53,7 @@ class Trial:
     """One variant at one block: one row of `trials.csv`.
 
     `lookup_ms` is the paper's T_ij for an inline lookup, `overlapped_lookup_ms` the time from hand-over
-    to answer when it runs beside the base model; `overlapped_penalty_ms` what that costs the base model.
+    to answer in parallel with the base model; `overlapped_penalty_ms` what that costs the base model.
     `agreement` counts all select inputs, hit or not. Unmeasured values are None.
     """
 

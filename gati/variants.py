@@ -1,4 +1,4 @@
-"""What variants are called, and what they were called before."""
+"""Names of variants, and their earlier names."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _VGG_CHANNELS = (32, 64, 128, 256)
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside an option A shortcut.
+    """Two 3x3 convolutions with an option A shortcut.
 
     [B, inputs, H, W] -> [B, outputs, H / stride, W / stride]
     """

@@ -1,4 +1,4 @@
-"""Doing something again and again, whatever goes wrong with it, and less often while it does."""
+"""Repeating a task despite errors, with a growing pause while it fails."""
 
 from __future__ import annotations
 

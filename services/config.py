@@ -67,7 +67,7 @@ class ModelConfig(_Strict):
     queue_capacity: int = Field(default=128, ge=1)
     largest_batch: int = Field(default=64, ge=1)
     # Share of the base model's time for audits. 0 switches the guard off: caches that no certificate covers
-    # then never answer, for nobody could prove them, and those that are covered answer unwatched.
+    # then never answer, because nothing can prove them, and those that are covered answer unwatched.
     audit_budget: float = Field(default=0.05, ge=0.0, le=1.0)
     trials: float = Field(default=0.2, gt=0.0, le=1.0)  # share of requests tried on unproven caches
     unguarded: bool = False  # with audit_budget = 0: unproven caches answer all the same, nothing is promised
@@ -101,7 +101,7 @@ class ModelConfig(_Strict):
 
 
 class PipelineConfig(_Strict):
-    """One pipeline. Its options are served by models of this configuration, added where there is none."""
+    """One pipeline. Its options are served by models of this configuration, added if there is none."""
 
     file: Path
     policy: str = "dynamic"
@@ -135,7 +135,7 @@ class ServeConfig(_Strict):
     most_connections: int = Field(default=1000, ge=1)
     largest_head_bytes: int = Field(default=65_536, ge=1024)  # request line and headers
     head_timeout_s: float = Field(default=10.0, gt=0.0)  # until a connection has sent a whole head
-    body_timeout_s: float = Field(default=30.0, gt=0.0)  # for a trickle of a body, or a reply nobody takes
+    body_timeout_s: float = Field(default=30.0, gt=0.0)  # for a slow body, or a reply that is not read
     request_timeout_ms: float = Field(default=10_000.0, gt=0.0)
     longest_timeout_ms: float = Field(default=600_000.0, gt=0.0)  # that a client may ask for
     highest_priority: int = Field(default=1, ge=1, le=10)  # that a client may ask for; 1 is first

@@ -1,4 +1,4 @@
-"""HTTP connections within bounds: how many there are, how long they may stay silent, how large a head is.
+"""HTTP connections within bounds: their number, how long they may stay silent, the size of the headers.
 
 uvicorn's protocol has no bound on heads, on half-sent requests and on clients that do not read. Here a
 connection that has sent nothing, half a head, or a body slower than a trickle is closed, and so is one whose

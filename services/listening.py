@@ -1,4 +1,4 @@
-"""Where a service takes calls: at a Unix socket that only its own user may use, or at an address."""
+"""Listening of a service: on a Unix socket for its own user only, or on an address."""
 
 from __future__ import annotations
 

@@ -46,5 +46,5 @@ class BoundedPool:
             self._count -= 1
 
     def close(self) -> None:
-        """Begin nothing more; what has begun goes on."""
+        """Start no new work; running work continues."""
         self._threads.shutdown(wait=False, cancel_futures=True)

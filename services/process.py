@@ -1,4 +1,4 @@
-"""What the process of a service is told, how it begins, and when it is to end."""
+"""The process of a service: its settings, its startup, and its end."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from services import logs
 
 __all__ = ["USAGE", "ProcessSettings", "ended", "run"]
 
-USAGE = 2  # exit status: told something wrong, the same again will fail again
+USAGE = 2  # exit status: invalid settings; a restart will fail again
 _TRY_AGAIN = 75  # exit status: what was missing may come back
 
 
 class ProcessSettings(BaseModel):
-    """Where a service listens (port 0: a free one), when it ends, what it logs.
+    """Address of a service (port 0: a free one), when it ends, what it logs.
 
     `socket` is the path of a Unix socket, which goes before `host` and `port`. Where other machines can reach
     them, `secret_file` has what every client must have; `certificate` and `certificate_key` are for TLS.

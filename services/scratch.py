@@ -1,7 +1,7 @@
-"""Folders for files of the moment, of which none is left behind, though whoever made it is killed.
+"""Temporary folders that are removed even if the process that made them is killed.
 
 Each has a lock that its process holds; the system lets go of it when the process ends, in whatever way. Who
-makes the next folder of a kind removes those that nobody holds.
+makes the next folder of a kind removes those that no process holds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _sweep(prefix: str) -> None:
 
 
 def _is_left(folder: Path) -> bool:
-    """Whether a folder is ours, and nobody's any more."""
+    """Whether a folder is one of ours that no process holds any more."""
     try:
         if folder.is_symlink() or folder.stat().st_uid != os.getuid():
             return False

@@ -211,7 +211,7 @@ def _pipeline(
 
 
 def _model_for(option: Option, models: dict[str, ModelConfig]) -> str:
-    """The model that serves an option's source, added to `models` where there is none."""
+    """The model that serves an option's source, added to `models` if there is none."""
     source = option.source
     for name, known in models.items():
         if _serves(known, source):

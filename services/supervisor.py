@@ -1,7 +1,7 @@
-"""Keeps a service's process running: starts it, hears where it listens, restarts it when it dies.
+"""Supervision of a service's process: starts it, learns its address, restarts it when it dies.
 
 A process that dies is started again after a pause that doubles with every death in a row. What it last said
-on stderr is kept: "the worker died" without a cause helps nobody. One that ends by itself with status 2
+on stderr is kept: "the worker died" without a cause is no help. One that ends by itself with status 2
 before it has ever served was told something wrong, which no restart mends.
 
 The process is told its settings through stdin, which stays open: when it ends, by intent or because this
@@ -78,7 +78,7 @@ class Supervised:
         self._task = asyncio.create_task(self._keep_running())
 
     async def address(self) -> str:
-        """Where the process takes calls, as soon as it does. Raises `UnavailableError`, or `ConfigError`."""
+        """The address of the process, as soon as it listens. Raises `UnavailableError`, or `ConfigError`."""
         try:
             async with asyncio.timeout(_ADDRESS_TIMEOUT_S):
                 while self._address is None:
@@ -95,7 +95,7 @@ class Supervised:
                 self._process.kill()
 
     def retire(self) -> None:
-        """Start no other process from now on; the one that runs goes on until `stop`."""
+        """Start no other process; the running one continues until `stop`."""
         self._retired = True
 
     async def stop(self, timeout_s: float) -> None:
@@ -212,7 +212,7 @@ class Supervised:
         self.cause = self.hopeless
         if self._address is not None and not self._address.done():
             self._address.set_exception(ConfigError(self.hopeless))
-            self._address.exception()  # nobody may be waiting
+            self._address.exception()  # there may be no waiter
 
     def _renew_address(self) -> None:
         if self._address is None or self._address.done():

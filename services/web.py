@@ -1,4 +1,4 @@
-"""The HTTP server of `gati serve`: where it listens, with which limits, and by TLS or not."""
+"""The HTTP server of `gati serve`: its address, its limits, and TLS."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from services.wire.handshake import server_tls
 __all__ = ["listen", "web_server"]
 
 _KEEP_ALIVE_S = 75
-_OTHER_FILES = 128  # that are open besides connections of clients
+_OTHER_FILES = 128  # open files other than connections of clients
 
 
 def web_server(config: ServeConfig, app: ASGIApp) -> uvicorn.Server:

@@ -228,9 +228,9 @@ def _check_inputs(library: Library, settings: Settings, count: int) -> None:
     needed = required_inputs(settings.accuracy, 1.0 - (settings.confidence or DEFAULT_CONFIDENCE))
     if count < needed:
         raise CompositionError(
-            f"backend '{library.manifest.profile.backend}' answers otherwise than in float32, so that "
+            f"backend '{library.manifest.profile.backend}' answers differently than in float32, so "
             f"{settings.accuracy:g} must be proven even without caches: that takes {needed} inputs to "
-            f"certify on, here are {count}; explore with more --data, or take another backend"
+            f"certify on, and there are {count}; explore with more --data, or use another backend"
         )
 
 
@@ -238,6 +238,6 @@ def _too_coarse(library: Library, settings: Settings, losses: int, inputs: int) 
     backend = library.manifest.profile.backend
     return CompositionError(
         f"on backend '{backend}' the whole network, without any cache, answers {losses} of {inputs} inputs "
-        f"otherwise than in float32: {settings.accuracy:g} cannot be promised there; ask for less, or take "
-        "another backend"
+        f"differently than in float32: {settings.accuracy:g} cannot be certified there; lower --accuracy, or "
+        "use another backend"
     )

@@ -51,20 +51,19 @@ def compose(
     """Choose caches from the library in `directory`, write the composition there, and return it.
 
     `accuracy` is the wanted agreement with the base model; `memory_bytes` limits the caches' weights and may
-    be written like `"256MiB"`; `backend` executes network and lookups: "auto" takes the fastest of those that
-    are installed, measured on first use (`progress(done, of)` reports it); the published
-    objectives, which need no model, stay on the one that `explore` measured. In reduced precision the network
-    itself sometimes answers otherwise than the user's. That counts against `accuracy`, too: the certificate
-    is on what the engine answers to the held-out inputs, which must still be where `explore` found them; all
-    engines that "auto" tries share 1 - `confidence`, the chance to err.
-    `placement` "auto" takes the better of those that were measured. `slowdown` limits what all lookups may
-    add to a request that hits nowhere, as a share of the base model's time: "auto" is 0.5,
-    None no limit. `per_class` asks that the agreement be certified in every class.
+    be written like `"256MiB"`; `backend` executes network and lookups: "auto" takes the fastest installed
+    one, measured on first use (`progress(done, of)` reports it). The published objectives, which need no
+    model, use the backend that `explore` measured. In reduced precision the network itself sometimes differs
+    from the user's. That counts against `accuracy`, too: the certificate is on the engine's answers to the
+    held-out inputs, which must still be where `explore` found them. All engines that "auto" tries share 1 -
+    `confidence`, the probability of error. `placement` "auto" takes the better of those measured. `slowdown`
+    limits what all lookups may add to a request that hits nowhere, as a share of the base model's time:
+    "auto" is 0.5, None no limit. `per_class` certifies the agreement in every class.
 
     The default objective "exact" needs the library's per-input outcomes; thresholds are certified on the
     certify split with the given `confidence`, or, when that is None, set on the select split alone. The
-    published objectives "relaxed" and "full" need the tables only; where outcomes are there too, their
-    expectations are replayed, and whether they hold at `confidence` is recorded.
+    published objectives "relaxed" and "full" need the tables only. If there are outcomes, their expectations
+    are replayed, and the composition records whether they hold at `confidence`.
 
     `certify_data`, in any form that `explore` takes and without labels if need be, counts together with the
     certify split: twice as many inputs allow more than twice as many losses. Inputs that explore has seen are
@@ -107,8 +106,8 @@ def compose(
 def _further(library: Library, data: Any, settings: Settings) -> Further:
     if settings.confidence is None:
         raise CompositionError(
-            "there is nothing to certify without a confidence: give one, such as 0.95, or leave the further "
-            "inputs to certify on out"
+            "there is nothing to certify without a confidence: give one, such as 0.95, or leave out "
+            "the further inputs to certify on"
         )
     return further_inputs(library, data)
 

@@ -34,7 +34,7 @@ __all__ = ["FORMAT", "Composition", "Exit", "Expected", "ExpectedFrom", "Objecti
 FORMAT = 2  # up to 1, variants were called as `as_called_now` knows
 _DOCUMENT = DocumentKind(FORMAT, CompositionError, "compose again")
 REDUCED = ("-bf16", "-int8")  # how backends are called on which the network itself loses some answers
-COARSE_LOOKUPS = "-int8-lookups"  # and those on which lookups alone answer otherwise than the tables say
+COARSE_LOOKUPS = "-int8-lookups"  # and those on which lookups alone differ from the tables
 _ROUNDING = 1e-9
 
 Objective = Literal["relaxed", "full", "exact"]

@@ -61,10 +61,10 @@ class Evaluation:
     """Gain, agreement and latencies of Gati on a data set; the accuracies are None without labels.
 
     `gain` is base mean / Gati mean, `tail_ratio` Gati p99 / base p99. Base and Gati run on the same backend
-    in the same way; agreement is with the base model as it came, whatever the backend's precision;
+    in the same way; agreement is with the user's base model, whatever the backend's precision;
     `eager_latency_ms` is the user's module, called directly, on a sample. Where `disturbed` is True
-    the machine had other work, also when it was measured again: latencies and gain are those of the moment,
-    and `disturbance` says why.
+    the machine was busy, even when measured again: latencies and gain are unreliable, and `disturbance`
+    says why.
     """
 
     n: int

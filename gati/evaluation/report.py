@@ -71,7 +71,7 @@ def _promise(chosen: Composition) -> str:
 
 
 def _measured(path: Path, composition: str, command: str) -> dict[str, Any] | None:
-    """The stored measurement, None where there is none of this composition."""
+    """The stored measurement, None if there is none of this composition."""
     if not path.is_file():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Learned eviction: what a full cache forgets.
+"""Learned eviction for full caches.
 
 from gati import evict
 

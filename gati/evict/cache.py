@@ -15,7 +15,7 @@ __all__ = ["BlockCache", "Handle", "ServedBlocks", "Serving"]
 
 
 class ServedBlocks(NamedTuple):
-    """What became of a request: blocks that were cached, and those that left for the others."""
+    """The outcome of a request: blocks that were cached, and those evicted for the others."""
 
     hits: int
     evicted: list[int]

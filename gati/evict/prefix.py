@@ -54,7 +54,7 @@ class PrefixCache:
         self._clock = clock
 
     def __len__(self) -> int:
-        """How many blocks are cached."""
+        """Number of cached blocks."""
         return self._cache.tree.used
 
     def match(self, ids: Sequence[Hashable]) -> PrefixMatch:

@@ -75,24 +75,24 @@ def explore(
     - `model`, `checkpoint`: what `gati.model.load_model` takes.
     - `data`: inputs the network was *not* trained on. They are split by `seed` into inputs to select on
       and inputs to certify on, half and half up to 800 and a third and two thirds from 1,200 on, after a
-      third for training when there is no `train_data`; copies of an input stay together. What is certified
-      later assumes that they were drawn independently from what will be served.
-    - `train_data`: more inputs, for the predictors alone; they may be the network's own training set. Those
-      that are in `data`, too, are left out.
+      third for training when there is no `train_data`; copies of an input stay together. Certificates
+      assume that they were drawn independently from what will be served.
+    - `train_data`: more inputs, for the predictors alone; they may be the network's own training set. Inputs
+      of `data` are left out.
     - `out`: the cache library's directory.
-    - `blocks`: a pattern over module names; exits go to all of these. By default blocks are found, and a few
-      of them chosen.
-    - `variants`: such as `["student(48)", "pyramid(64)"]`, all trained, at all blocks; `student` alone is for
-      students of sizes that fit the network, `"published"` for several. `"reduced(112)"` is the network
-      itself on pictures of 112 pixels. `"default"`, which is the default, is chosen among by what it costs,
-      see `gati.exploration.candidates`.
-    - `epochs`: passes of exits over the training inputs; students make three times as many.
-    - `budget_s`: end within this many seconds. Without `epochs`, as much is trained as fits.
-    - `sample_rate` (hertz), `seconds`: what of recordings the network takes, where it does not say so itself.
-    - `class_names`: the network's, in the order of its outputs: a list, or a file with one a line or a JSON
-      list. Otherwise those that come with it, or those of the data if they are as many.
-    - `label_map`: which class of the network each label of `data` is, by folder name or label number: a
-      mapping, or a file with a JSON object. Labels that do not fit otherwise are left out.
+        - `blocks`: a pattern over module names; exits go to all of these. By default blocks are detected, and a
+      few of them chosen.
+    - `variants`: such as `["student(48)", "pyramid(64)"]`, all trained, at all blocks; `student` stands for
+      students of sizes that fit the network, `"published"` for the published variants. `"reduced(112)"` is
+      the network itself on pictures of 112 pixels. Of `"default"`, the default, those are trained whose cost
+      allows it, see `gati.exploration.candidates`.
+    - `epochs`: epochs of training for exits; students train three times as long.
+    - `budget_s`: end within this many seconds. Without `epochs`, training uses all of it.
+    - `sample_rate` (hertz), `seconds`: of recordings, where the network does not say what it takes.
+    - `class_names`: the network's, in the order of its outputs: a list, or a file with one per line or a
+      JSON list. By default those of the model, or those of the data if there are as many.
+        - `label_map`: which class of the network each label of `data` is, by folder name or label number: a
+      mapping, or a file with a JSON object. Labels without a class are left out.
     - `companions`: (model, checkpoint) of smaller networks for the same classes, or for more of which the
       same names pick them. Each is a cache at the input, kept in the library, which needs neither code nor
       checkpoint of it afterwards. With them `variants` may be empty: then nothing is trained.

@@ -38,7 +38,7 @@ def load_network(library: Library, device: torch.device) -> Network:
         raise LibraryError(
             f"the library in {library.directory} was made from weights {manifest.checkpoint_sha256[:12]}, "
             f"but {manifest.checkpoint_path or manifest.model_source} now has "
-            f"{loaded.checkpoint_sha256[:12]}; bring the old checkpoint back or run gati explore again"
+            f"{loaded.checkpoint_sha256[:12]}; restore the old checkpoint or run gati explore again"
         )
     tensors = Preprocessing.from_json(manifest.preprocessing).tensors
     if tensors is None:

@@ -181,7 +181,7 @@ def recorded_inputs(held: Data, record: InputRecord, source: Any) -> Data:
     inside = len(record.rows) == 0 or int(record.rows.max()) < len(held)
     found = held.subset(record.rows) if inside else None
     if found is None or not np.array_equal(found.identities, record.identities):
-        raise DataError(f"{source} has changed since explore; bring the old one back, or explore again")
+        raise DataError(f"{source} has changed since explore; restore the old one, or explore again")
     return found
 
 
@@ -193,10 +193,10 @@ def _held_out_by_seed(library: Library, held: Data, source: str) -> tuple[Data, 
     rest = np.sort(order[cut:])
     inputs = held.subset(rest)
     if not manifest.data.get("held_out", "").endswith((held.fingerprint, inputs.fingerprint)):
-        raise DataError(f"{source} has changed since explore; bring the old one back, or explore again")
+        raise DataError(f"{source} has changed since explore; restore the old one, or explore again")
     recorded = library.base_outcomes().split
     select = np.isin(rest, order[cut : cut + int((recorded == SELECT).sum())])
     split = np.where(select, SELECT, CERTIFY).astype(np.uint8)
     if not np.array_equal(split, recorded):
-        raise DataError(f"{source} splits otherwise than explore did; run gati explore again")
+        raise DataError(f"{source} splits differently than in explore; run gati explore again")
     return inputs, split

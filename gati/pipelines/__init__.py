@@ -15,7 +15,7 @@ thread.
 
 A pipeline is a TOML file of stages, options, edges and conditions (`gati.pipelines.read`; `examples/pipeline`
 explains one), checked so that every query reaches exactly one output whatever the labels are
-(`gati.pipelines.check`). `gati pipeline measure` leaves what planning needs beside it
+(`gati.pipelines.check`). `gati pipeline measure` stores what planning needs next to it
 (`gati.pipelines.measure`). A stage's label is computed from the class probabilities of whichever network
 answers, summed over groups of classes, so that one network can serve several stages
 (`gati.pipelines.labels`).

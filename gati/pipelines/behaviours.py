@@ -1,4 +1,4 @@
-"""From outcomes, input by input, to what an option does with inputs that were easy or hard one stage before.
+"""Behaviours of options on inputs that were easy or hard one stage before, from outcomes per input.
 
 Easy inputs leave early, get the right label from every network, and are easy for the next stage too. A
 planner that took stages for independent would run the large network on inputs that do not need it.
@@ -27,7 +27,7 @@ _Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Answers:
-    """What one option of a stage did on all inputs of the data: arrays [n]. `level` is of its confidence."""
+    """Answers of one option of a stage on all inputs: arrays [n]. `level` is of its confidence."""
 
     right: _Bools
     level: npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ def confidence_levels(confidence: _Floats) -> tuple[float, ...]:
 
 
 def behaviours(own: Answers, among: _Bools, before: dict[str, Answers]) -> Iterator[BehaviourMeasurement]:
-    """What an option does with all inputs of its stage, then after each answer of the stage before.
+    """Behaviours of an option on all inputs of its stage, then after each answer of the stage before.
 
     `among` [n] marks the stage's own inputs; `before` are the answers of the options of the stage before it.
     Only inputs count that were right there: on others the query is lost, whatever follows.

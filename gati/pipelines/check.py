@@ -1,4 +1,4 @@
-"""Is it a pipeline? A DAG with one input, every stage reachable, and one output whatever the labels."""
+"""Checks of a pipeline: a DAG with one input, every stage reachable, one output for all labels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def outputs_of(order: Sequence[str], edges: Sequence[Edge]) -> tuple[str, ...]:
 
 
 def outcomes(stage: Stage, edges_from: Sequence[Edge]) -> dict[frozenset[str], tuple[int, ...]]:
-    """What may follow a stage: the targets whose edges hold, and the labels (by index) that lead there."""
+    """A successor of a stage: the targets whose edges hold, and the labels (by index) that lead there."""
     found: dict[frozenset[str], list[int]] = defaultdict(list)
     for index, label in enumerate(stage.labels):
         found[frozenset(edge.target for edge in edges_from if edge.holds(label))].append(index)

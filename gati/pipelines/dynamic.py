@@ -21,7 +21,7 @@ and even a small network is right. What `gati pipeline measure` measured apart f
 the stage before is planned apart, and the large networks run where they help.
 
 **Never worse than static.** The plans of policy `static`, fixed for the whole query, are evaluated the same
-way and stand for choice beside the tables, as do the choices of `equal` and `proportional`. Where the static
+way and are available next to the tables, as do the choices of `equal` and `proportional`. Where the static
 plan reaches `attainment`, what is taken has at least its worth and its probability of a right answer; where
 nothing reaches it, at least its P.
 
@@ -77,7 +77,7 @@ _SURE = 1e-9  # rounding errors of probabilities
 
 
 class Forecast(NamedTuple):
-    """What is expected of a query with some SLO, before it begins.
+    """The forecast for a query with some SLO, before it begins.
 
     `worth` is the probability of a right answer, late ones counted less, `accuracy` that of any right answer,
     `attainment` that of any answer in time, `busy_ms` the time of all stages together.
@@ -143,7 +143,7 @@ class DynamicPolicy:
         return _DynamicPlan(self._tables[int(self._taken[column])], self._cell_ms, self._columns)
 
     def forecast(self, latency_slo_ms: float) -> Forecast:
-        """What is expected of a query with this SLO."""
+        """The forecast for a query with this SLO."""
         return Forecast(*self._forecasts[column_of(latency_slo_ms, self._cell_ms, self._columns)].tolist())
 
     def _static_plans(
@@ -166,7 +166,7 @@ class DynamicPolicy:
         }
 
     def _choices_of(self, pipeline: Pipeline, policy: Policy) -> Choices:
-        """What a policy that looks at the remaining time only chooses at each column."""
+        """The choice at each column of a policy that depends on the remaining time only."""
         plan = policy.begin(1.0)
         found = {}
         for name, stage in pipeline.stages.items():

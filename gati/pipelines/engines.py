@@ -1,4 +1,4 @@
-"""From an option of a stage to something that answers."""
+"""Engines for the options of stages."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ __all__ = ["CheckedTable", "number", "table", "text", "texts"]
 
 
 class CheckedTable:
-    """A table whose keys are taken out one by one; `finish` complains of what nobody took."""
+    """A table whose keys are taken out one by one; `finish` raises for keys that are left."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self._values = dict(values)
@@ -26,7 +26,7 @@ class CheckedTable:
         return self._values.pop(key, None)
 
     def at(self, key: str) -> str:
-        """How messages name a key of this table."""
+        """The name of a key of this table in messages."""
         return f"{self.where}: {key}"
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""Where stages run in parallel, and where they meet again."""
+"""Forks, where stages start to run in parallel, and the joins where they meet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Follow", "follows"]
 
 
 class Follow(NamedTuple):
-    """What may follow a stage: with probability `share` all of `targets`, which meet again at `join`.
+    """A possible continuation: with probability `share` all of `targets`, which meet again at `join`.
 
     `join` is None unless there are several targets. No target at all: a branch that ends before its join.
     """
@@ -24,7 +24,7 @@ class Follow(NamedTuple):
 
 
 def follows(pipeline: Pipeline) -> dict[str, tuple[Follow, ...]]:
-    """What may follow each stage.
+    """The possible continuations of each stage.
 
     **Raises:** `PipelineError` where branches that run in parallel share a stage, or never meet again.
     """

@@ -1,4 +1,4 @@
-"""From a network's class probabilities to the label of a stage.
+"""Labels of a stage, from a network's class probabilities.
 
 One explored network can serve several stages: one asks it for a group of classes ("vehicle" or "animal"),
 another for one class among some. Both are the same operation: sum the probabilities of each label's classes,
@@ -34,7 +34,7 @@ class Labelled(NamedTuple):
 
 @dataclass(frozen=True)
 class LabelMap:
-    """What the outputs of a network mean to a stage: `columns[i]` are the classes that `labels[i]` sums."""
+    """The meaning of a network's outputs to a stage: `columns[i]` are the classes that `labels[i]` sums."""
 
     labels: tuple[str, ...]
     columns: tuple[tuple[int, ...], ...]

@@ -41,7 +41,7 @@ Source = CacheLibrary | PlainModel
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What one source answered, input by input: latency_ms [n], probabilities [n, classes], exits [n]."""
+    """Answers of one source, input by input: latency_ms [n], probabilities [n, classes], exits [n]."""
 
     latency_ms: npt.NDArray[np.float64]
     probabilities: npt.NDArray[np.float64]
@@ -58,7 +58,7 @@ def measure_pipeline(
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Measurements:
-    """Measure every option on inputs it has not seen, and write the numbers beside the pipeline file.
+    """Measure every option on inputs it has not seen, and write the numbers next to the pipeline file.
 
     All options answer every input in turn, one request at a time, so that a slow moment of the machine hits
     all. `data` is an `.npz`, a folder, a dataset callable or a `Data` (see `gati.model.data.load_data`), its
@@ -205,7 +205,7 @@ def _summarize_option(
 def _answers(
     stage: Stage, option: Option, outcomes: Outcomes, labels: npt.NDArray[np.int64]
 ) -> tuple[Answers, tuple[float, ...]]:
-    """What an option did with all inputs, and the levels of its confidence on those of its stage."""
+    """Answers of an option to all inputs, and the levels of its confidence on those of its stage."""
     if outcomes.probabilities.shape[1] != option.label_map.classes:
         raise PipelineError(
             f"stage '{stage.name}', option '{option.name}': {outcomes.probabilities.shape[1]} classes where "

@@ -1,4 +1,4 @@
-"""The file of measurements that lies beside a pipeline's TOML: `NAME.toml` has `NAME.measured.json`.
+"""The file of measurements next to a pipeline's TOML: `NAME.toml` has `NAME.measured.json`.
 
 Strict JSON that a person can read. `latency_ms` of an option are measured latencies in rising order, of at
 most `KEPT_SAMPLES` requests evenly spaced among all.
@@ -31,7 +31,7 @@ KEPT_SAMPLES = 1000
 
 @dataclass(frozen=True)
 class BehaviourMeasurement:
-    """What an option did on inputs on which the stage before it, with option `after`, was as sure as `level`.
+    """Results of an option on inputs where the stage before it, with option `after`, was as sure as `level`.
 
     `after` None means all inputs. One entry a level of the option's own confidence.
     """
@@ -45,7 +45,7 @@ class BehaviourMeasurement:
 
 @dataclass(frozen=True)
 class OptionMeasurement:
-    """What one option did on its stage's inputs; `exits` maps where answers came from to their share.
+    """Results of one option on its stage's inputs; `exits` maps where answers came from to their share.
 
     `source` says what was measured, so that a changed option is not taken for a measured one. `accuracy` is
     None where the data had no labels.
@@ -96,7 +96,7 @@ class Measurements:
 
 
 def beside(path: Path) -> Path:
-    """Where the measurements of the pipeline file `path` lie."""
+    """Path of the measurements of the pipeline file `path`."""
     return path.with_suffix(".measured.json")
 
 

@@ -1,4 +1,4 @@
-"""What a pipeline is: stages with options, edges with conditions. Plain data, checked by `check`."""
+"""The pipeline: stages with options, edges with conditions. Plain data, checked by `check`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PlainModel:
 
 
 class Finding(NamedTuple):
-    """What a finished stage tells of an input: the option that answered, and the level of its confidence."""
+    """What a finished stage reveals about an input: the option that answered, and its confidence level."""
 
     option: str
     level: int
@@ -53,7 +53,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What an option does with some kind of input, one entry for each level of its own confidence.
+    """Behaviour of an option on some kind of input, one entry for each level of its own confidence.
 
     `shares` of the inputs get an answer of that level, with that accuracy and that latency.
     """
@@ -83,7 +83,7 @@ class Option:
     behaviours: Mapping[Finding | None, Behaviour] = field(default_factory=dict)
 
     def behaviour(self, finding: Finding | None = None) -> Behaviour:
-        """What is known of inputs after `finding`, or of all inputs where that was not measured."""
+        """The behaviour on inputs after `finding`, or on all inputs if that was not measured."""
         known = self.behaviours.get(finding) or self.behaviours.get(None)
         return known or Behaviour((1.0,), (self.measured_accuracy,), (self.measured_latency,))
 
@@ -172,7 +172,7 @@ class Pipeline:
 
 
 def describe_source(source: CacheLibrary | PlainModel, folder: Path) -> str:
-    """What serves an option, in one line; paths relative to `folder`, so that a copy means the same."""
+    """The source of an option in one line; paths are relative to `folder`, so that copies agree."""
     if isinstance(source, PlainModel):
         checkpoint = "" if source.checkpoint is None else f" {_near(source.checkpoint, folder)}"
         return f"{source.model}{checkpoint}"

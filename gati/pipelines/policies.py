@@ -29,13 +29,13 @@ class Plan(Protocol):
     def choose(self, stage: str, remaining_ms: float, finding: Finding | None) -> Choice:
         """Choose for a stage that starts now, `remaining_ms` (perhaps below zero) before the deadline.
 
-        `finding` is what the stage before it found; None at the input, at a join, and where nobody told.
+        `finding` is what the stage before it found; None at the input, at a join, and if unknown.
         """
         ...
 
 
 class Policy(Protocol):
-    """How options are chosen. Safe to share: `begin` must not change it."""
+    """A way to choose options. Safe to share: `begin` must not change it."""
 
     def begin(self, latency_slo_ms: float) -> Plan:
         """Plan one query."""
@@ -75,7 +75,7 @@ def build_policy(name: str, pipeline: Pipeline, attainment: float) -> Policy:
 
 
 class _Split:
-    """What the published policies share: a stage's part of the time, and the best option that fits it.
+    """Shared by the published policies: a stage's part of the time, and the best option that fits it.
 
     "Fits" means that a request to the option takes no longer than the budget with probability `attainment`.
     Where none fits, the one that is soonest done by that measure.
@@ -179,7 +179,7 @@ class StaticPlan(NamedTuple):
     choices: dict[str, Choice]
 
     def choose(self, stage: str, remaining_ms: float, finding: Finding | None = None) -> Choice:
-        """What was chosen, whatever is left."""
+        """The choice made at the start, whatever time is left."""
         return self.choices[stage]
 
 

@@ -1,4 +1,4 @@
-"""From a pipeline file, and the measurements beside it, to a `Pipeline`."""
+"""Reading a pipeline file, with the measurements next to it, as a `Pipeline`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["load_pipeline", "parse_pipeline"]
 
 
 def load_pipeline(path: str | Path, *, measured: bool = True) -> Pipeline:
-    """Read a pipeline from a TOML file, with the measurements that `gati pipeline measure` left beside it.
+    """Read a pipeline from a TOML file, with the measurements that `gati pipeline measure` stored next to it.
 
     Folders and checkpoints are relative to the file. What they hold is not looked at: the scheduler need not
     have them. `measured=False` reads the file alone; its options may then lack what planning needs.
@@ -142,7 +142,7 @@ def _option(
 def _with_measurements(
     option: Option, kept: OptionMeasurement | None, folder: Path, where: str, measured: bool
 ) -> Option:
-    """What the file itself says of an option goes before what was measured."""
+    """Values in the file take precedence over measurements."""
     if kept is None or (option.accuracy is not None and option.latency is not None):
         return option
     described = describe_source(option.source, folder)

@@ -82,7 +82,7 @@ class Grid:
         return self._transitions[stage, option]
 
     def _keys(self, name: str) -> list[Key]:
-        """Findings are told apart where a stage follows one other and nothing runs beside it."""
+        """Findings are told apart where a stage follows one other and nothing runs in parallel."""
         found: dict[Finding | None, None] = {None: None}
         if name not in self.ends and len(self.pipeline.edges_to[name]) == 1:
             for option in self.pipeline.stages[name].options.values():
@@ -160,7 +160,7 @@ class ValueTable:
         return value
 
     def _after(self, stage: str, finding: Finding | None) -> Array:
-        """What comes after a stage that found this, [4, columns]."""
+        """The value after a stage with this finding, [4, columns]."""
         parts = [follow.share * self._follow(stage, follow, finding) for follow in self._grid.follows[stage]]
         return reduce(np.add, parts)
 

@@ -68,7 +68,7 @@ class Record:
 
     @property
     def nbytes(self) -> int:
-        """What the record counts towards the limit of a store, in bytes."""
+        """Size of the record for a store's limit, in bytes."""
         answers = 0 if self.probabilities is None else self.probabilities.nbytes
         texts = sum(len(text) for text in (self.model, self.source, self.kind, self.exit or ""))
         return self.input.nbytes + answers + texts + OVERHEAD_BYTES

@@ -81,7 +81,7 @@ def connect(url: str) -> sa.Engine:
     try:
         parsed = sa.make_url(url)
     except exc.ArgumentError:
-        raise AdaptError("the store's URL is none: use sqlite:///PATH or postgresql://HOST/NAME") from None
+        raise AdaptError("the store's URL is invalid: use sqlite:///PATH or postgresql://HOST/NAME") from None
     family = parsed.drivername.split("+")[0]
     if family == "sqlite":
         return _sqlite(parsed)
@@ -153,7 +153,7 @@ def _said(error: exc.SQLAlchemyError) -> str:
 
 
 def prepare(engine: sa.Engine, where: str) -> None:
-    """Make the tables where there are none, and the folder of SQLite's file, which nobody else may read.
+    """Make the tables where there are none, and the folder of SQLite's file, which no other user may read.
 
     **Raises:** `AdaptError` where they are of a newer version, `StorageError` where the database is away.
     """

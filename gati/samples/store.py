@@ -38,7 +38,7 @@ class RecordStore:
 
     `limit_bytes` bounds the records' arrays with an allowance for the rest (the files of a database are
     somewhat larger), `max_age_s` their age in seconds. The oldest go first, in the transaction that adds.
-    `elapsed` is a clock that nobody sets: one that jumps ahead of it makes nobody older.
+    `elapsed` is a monotonic clock: a wall clock that jumps ahead does not age records.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class RecordStore:
         return [decode(dict(row)) for row in reversed(rows)]
 
     def count(self, model: str | None = None, since_s: float | None = None, kind: str | None = None) -> int:
-        """How many records no older than `max_age_s` there are, of `model` or of all.
+        """Number of records no older than `max_age_s`, of `model` or of all.
 
         **Raises:** `StorageError` when the database is away.
         """
@@ -169,7 +169,7 @@ class RecordStore:
                 return connection.execute(counted.where(*self._where(model, since_s, kind))).scalar_one()
 
     def size_bytes(self) -> int:
-        """What counts towards `limit_bytes`. Raises StorageError when the database is away."""
+        """Size that counts towards `limit_bytes`. Raises StorageError if the database is unreachable."""
         self._prepare()
         with sql.translated(self.where), self._engine.connect() as connection:
             return connection.execute(sql.store.select()).one().bytes  # type: ignore[no-any-return]
@@ -187,7 +187,7 @@ class RecordStore:
     def _steady(self, now: float) -> float:
         """The time for who is too old: a clock that jumps ahead must not empty the store.
 
-        Goes on with a clock that nobody sets, a little faster, so that slow corrections are followed.
+        Advances with a monotonic clock, slightly faster, so that slow corrections are followed.
         """
         elapsed_s = self._elapsed()
         reached = self._steady_s + _DRIFT * (elapsed_s - self._steady_since_s)

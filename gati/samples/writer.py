@@ -1,4 +1,4 @@
-"""Writing records beside the serving of requests: whoever offers one never waits.
+"""Writing records in the background: offering one never blocks.
 
     writer = BackgroundWriter(store, queue_records=10_000)
     writer.offer(record)            # microseconds; False where the queue is full and the record was dropped

@@ -5,7 +5,7 @@
     caches/TRIAL.safetensors    weights of predictor and selector, as in the cache library
     graphs/                     converted networks, on backends that compile graphs
 
-The base model is the library's. A version is whole or not there: it is written beside its place, then
+The base model is the library's. A version is whole or not there: it is written next to its place, then
 renamed.
 """
 
@@ -108,7 +108,7 @@ def _save_cache(path: Path, leaving: EngineExit) -> None:
 
 
 def open_version(served: Served, folder: str | Path, *, graphs: Graphs | None = None) -> Served:
-    """Open a version beside one that serves: the base model is shared, nothing of `served` is changed.
+    """Open a version in addition to the one that serves: the base model is shared, `served` is unchanged.
 
     `graphs`, kept by the caller, makes that faster on backends that compile graphs.
 

@@ -1,4 +1,4 @@
-"""Which version of a model serves, and which served before: a history that is only added to.
+"""The active version of a model, and earlier ones: an append-only history.
 
 Each entry holds the whole stack of versions that can be gone back to, the active one last. Names sort in the
 order of writing; of two written at once under the same number the later in the alphabet counts, and whoever
@@ -42,7 +42,7 @@ class History:
         self._clock = clock
 
     def token(self, model: str) -> str:
-        """The name of the last entry, empty where there is none."""
+        """The name of the last entry, empty if there is none."""
         return (self._names(model) or [""])[-1]
 
     def active(self, model: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Where a version of a model comes from, and the manifest that makes a folder of files a version.
+"""The origin of a version of a model, and the manifest that makes a folder of files a version.
 
 The manifest is JSON. It names every file with size and sha256, and carries the sha256 of itself, so that one
 cut short is known for what it is.
@@ -57,7 +57,7 @@ class SampleWindow:
 
 @dataclass(frozen=True)
 class Lineage:
-    """What made a version. Everything in it must be JSON.
+    """The origin of a version. Every value must be JSON.
 
     `base_checkpoint_sha256` names the base model's weights, which no version ever changes. `tags` are for
     finding a version again, such as the signature of the scene it was trained for.
@@ -81,7 +81,7 @@ class Lineage:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """What a file of a version must be like."""
+    """Size and digest that a file of a version must have."""
 
     sha256: str
     bytes: int

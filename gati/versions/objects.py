@@ -1,7 +1,7 @@
 """A repository on an object store, through any file system that fsspec knows.
 
 Such stores have no rename and often no exclusive creation. A publisher first *claims* a number: it writes a
-claim under a name of its own, lists the claims for that number, and goes on only if it is alone; if not it
+claim under its own name, lists the claims for that number, and continues only if it is alone; if not it
 withdraws and tries a later number. Of two publishers at least one sees the other, as long as a listing shows
 what was written before it, which S3, Google's and Azure's stores guarantee. If meanwhile the number was
 given, its version published and perhaps collected again, there is a newer one. Then come the files, and
@@ -139,7 +139,7 @@ class Objects:
                 self.remove_version(model, number)
 
     def _claim(self, model: str) -> tuple[int, str]:
-        """A number that is nobody else's, and the claim that says so."""
+        """A free number, and the claim that reserves it."""
         least = 1
         for _ in range(_MOST_CLAIMS):
             taken = self._numbers(model)
@@ -147,7 +147,7 @@ class Objects:
             mine = uuid.uuid4().hex
             claim = f"{model}/claims/{number:08d}/{mine}"
             self.put(claim, json.dumps({"time_s": time.time()}).encode())
-            alone = self._claims(model, number) == [mine]  # asked first: a claim goes after its publication
+            alone = self._claims(model, number) == [mine]  # first: a claim is removed after publication
             newest = max(numbers(self.children(f"{model}/versions")), default=0)  # it is never collected
             if alone and newest < number:
                 return number, claim

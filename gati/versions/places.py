@@ -1,4 +1,4 @@
-"""Where a repository lies: a directory here; `gati.versions.objects` has object stores.
+"""The storage of a repository: a directory; `gati.versions.objects` has object stores.
 
 Both hold, for every model,
 
@@ -58,7 +58,7 @@ class Place(Protocol):
         """Open for reading. Raises FileNotFoundError."""
 
     def read(self, path: str) -> bytes | None:
-        """A small file; None where there is none."""
+        """A small file; None if there is none."""
 
     def put(self, path: str, data: bytes) -> None:
         """Write a small file, whole or not at all."""
@@ -77,7 +77,7 @@ class Place(Protocol):
 
 
 def folder_of(model: str, number: int) -> str:
-    """Where a version lies."""
+    """Path of a version."""
     return f"{model}/versions/{number:08d}"
 
 
@@ -224,7 +224,7 @@ class Directory:
 
     @contextmanager
     def _temporary(self, model: str) -> Iterator[Path]:
-        """A new folder beside the versions, gone afterwards with all that is still in it."""
+        """A new folder next to the versions, removed afterwards with its contents."""
         folder = self._path(f"{model}/temporary/{uuid.uuid4().hex}")
         with _said(model):
             folder.mkdir(parents=True)

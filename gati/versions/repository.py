@@ -100,7 +100,7 @@ class ModelRepository:
         return [version for version in found if version is not None]
 
     def version(self, model: str, number: int) -> Version:
-        """One complete version. Raises UnknownVersionError where there is none."""
+        """One complete version. Raises UnknownVersionError if there is none."""
         check_name(model)
         if (found := self._complete(model, number)) is None:
             raise UnknownVersionError(f"{model} has no complete version {number}; list its versions")
@@ -145,7 +145,7 @@ class ModelRepository:
         return self._history.entries(check_name(model))
 
     def activate(self, model: str, number: int) -> None:
-        """Let a version serve from now on. Raises UnknownVersionError where there is none."""
+        """Let a version serve from now on. Raises UnknownVersionError if there is none."""
         self.version(model, number)
         if self.active(model) != number:
             self._switch(model, number, "activate")
@@ -153,7 +153,7 @@ class ModelRepository:
     def rollback(self, model: str) -> int:
         """Back to the version that was active before; again, to the one before that. Returns it.
 
-        **Raises:** `RepositoryError` where there is none.
+        **Raises:** `RepositoryError` if there is none.
         """
         target = self._rollback_target(check_name(model))
         if target is None:
@@ -162,7 +162,7 @@ class ModelRepository:
         return target
 
     def pin(self, model: str, number: int) -> None:
-        """Keep a version from being collected. Raises UnknownVersionError where there is none."""
+        """Keep a version from being collected. Raises UnknownVersionError if there is none."""
         self.version(model, number)
         self._place.put(_pin(model, number), b"pinned\n")
         self._check_stays(model, number, _pin(model, number))

@@ -31,7 +31,7 @@ class AnnotatedVideoSink:
 
     Results of one picture, several regions for instance, come one after another and share it. Pictures keep
     their stream time. All are brought to the size of the first. The file appears when the sink is closed;
-    until then it grows beside its place under a name that begins with a dot and ends in `.part`. None appears
+    until then it grows next to it under a name that begins with a dot and ends in `.part`. None appears
     where nothing was written.
     """
 
@@ -57,7 +57,7 @@ class AnnotatedVideoSink:
     def write(self, result: Result, frame: Frame) -> None:
         """Take in a result; the picture is written once one of the next picture comes, or on `close`."""
         if self._closed:
-            raise VideoError(f"video {self._path} was closed; it takes no more results")
+            raise VideoError(f"video {self._path} was closed; it accepts no more results")
         if self._frame is not None and (self._frame.source, self._frame.index) != (frame.source, frame.index):
             self._write_picture()
         self._frame = frame

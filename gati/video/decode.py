@@ -95,7 +95,7 @@ def open_video(
 
 
 def reason_of(error: Exception) -> str:
-    """What went wrong, in words that hold no address: FFmpeg's messages quote it, password and all."""
+    """The error without the address: FFmpeg's messages quote it, password included."""
     known = _REASONS.get(type(error).__name__)
     return known or getattr(error, "strerror", None) or type(error).__name__
 

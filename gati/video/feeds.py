@@ -1,4 +1,4 @@
-"""How pictures reach the caller: read when asked for, or by a thread that keeps the newest."""
+"""Feeds, which bring pictures to the caller: read on request, or by a thread that keeps the newest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Taken(NamedTuple):
 
 
 class Feed:
-    """What feeds have in common: a lock, a pause, and counts. One thread takes; any may pause and close."""
+    """Base of feeds: a lock, a pause, and counts. One thread takes; any may pause and close."""
 
     def __init__(self, thinning: Thinning, clock: Clock = time.monotonic) -> None:
         self._thinning = thinning
@@ -50,7 +50,7 @@ class Feed:
 
     @property
     def state(self) -> SourceState:
-        """What the feed does now; a pause is told unless all is over."""
+        """The current state; `paused` unless the feed has ended."""
         over = self._working in (SourceState.ENDED, SourceState.ERROR)
         return SourceState.PAUSED if self._paused and not over else self._working
 
@@ -94,7 +94,7 @@ class Feed:
 
 
 class Recording(Feed):
-    """Reads in the caller's thread, a picture when one is asked for: all of them are delivered."""
+    """Reads in the caller's thread, one picture per request: all of them are delivered."""
 
     def __init__(self, connect: Connect, thinning: Thinning, clock: Clock = time.monotonic) -> None:
         super().__init__(thinning, clock)

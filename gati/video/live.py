@@ -26,7 +26,7 @@ class Live(Feed):
 
     A picture that is still there when the next one comes is dropped and counted: what the caller does not
     take in time, whatever rate the stream announces. A connection that ends, breaks, or brings no picture for
-    `reconnect.stall_s` is replaced. Its thread is then left to itself, for a driver may hold it for ever.
+    `reconnect.stall_s` is replaced. Its thread is then left to itself, for a driver may block it forever.
     With `reconnect=None` the stream is a recording played as if it were live, at the pace of its own time.
     """
 
@@ -152,7 +152,7 @@ class Live(Feed):
             return True
 
     def _stream_time(self, picture: Picture, now_s: float) -> float:
-        """Seconds since the first picture: by the clock, for stamps of live streams lie and start anew."""
+        """Seconds since the first picture: by the clock, since stamps of live streams are unreliable."""
         if self._reconnect is None:
             return picture.time_s
         self._began_s = now_s if self._began_s is None else self._began_s

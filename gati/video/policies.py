@@ -16,7 +16,7 @@ _SMALLEST_INTERVAL_S = 1e-6
 
 
 class FramePolicy(StrEnum):
-    """What happens to pictures that come while the caller is busy."""
+    """Handling of pictures that arrive while the caller is busy."""
 
     WAIT = "wait"  # they are waited for: every picture is delivered
     DROP_OLDEST = "drop-oldest"  # the newest stays, those before it are dropped
@@ -24,7 +24,7 @@ class FramePolicy(StrEnum):
 
 @dataclass(frozen=True)
 class Reconnect:
-    """How a live source comes back: waits grow by `factor` from `first_s` to `cap_s`, spread by `jitter`.
+    """Reconnection of a live source: waits grow by `factor` from `first_s` to `cap_s`, spread by `jitter`.
 
     `stall_s` without a picture counts as a lost connection, and so does `open_s` without a connection.
     `attempts` in a row without a picture end in the state error (None: never). The first connection must

@@ -1,4 +1,4 @@
-"""Where answers go: the record of one, what a sink is, and a file of one JSON object a line."""
+"""Sinks for answers: the record of one, the interface, and a file with one JSON object per line."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class JsonLinesSink:
         self.close()
 
     def write(self, result: Result, frame: Frame) -> None:
-        """Write one line; StorageError when the disk is full, or nobody reads standard output any more."""
+        """Write one line; StorageError when the disk is full, or standard output is closed."""
         if self._stream is None:
             raise StorageError(f"cannot write {self._name}: it was closed")
         try:

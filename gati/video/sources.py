@@ -121,7 +121,7 @@ class Source:
 
     @property
     def state(self) -> SourceState:
-        """What the source does now; `reconnecting` also while it connects for the first time."""
+        """The current state; `reconnecting` also during the first connection."""
         return self._feed.state
 
     @property
@@ -188,7 +188,7 @@ def _policy(text: str, live: bool, name: str) -> FramePolicy:
     if text not in [policy.value for policy in FramePolicy]:
         raise VideoError(f"frame policy {text!r} is unknown; choose auto, wait or drop-oldest")
     if live and text == FramePolicy.WAIT and not name.lower().startswith("http"):
-        raise VideoError(f"{name} is live and waits for nobody; use the frame policy drop-oldest or auto")
+        raise VideoError(f"{name} is live and cannot wait; use the frame policy drop-oldest or auto")
     return FramePolicy(text)
 
 

@@ -1,4 +1,4 @@
-"""How a source is doing: its states and its statistics."""
+"""States and statistics of a source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RATE_MEMORY = 120  # times remembered
 
 
 class SourceState(StrEnum):
-    """What a source does now."""
+    """State of a source."""
 
     RUNNING = "running"
     PAUSED = "paused"

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 __all__ = ["WebhookSink", "WebhookStatistics"]
 
 _ANSWER_BYTES = 65_536
-_AGAIN = (408, 425, 429)  # beside all from 500: answers that may be another one later
+_AGAIN = (408, 425, 429)  # and all from 500: statuses that may change on a retry
 
 
 @dataclass(frozen=True)
 class WebhookStatistics:
-    """What became of the results: `sent`, `waiting`, `dropped` from a full queue, `failed` for good.
+    """Counts of results: `sent`, `waiting`, `dropped` from a full queue, `failed` for good.
 
     `last_error` says why the last attempt that failed did, without the address; empty where none did.
     """
@@ -99,7 +99,7 @@ class WebhookSink:
         """Queue a result and return at once; VideoError after `close`."""
         with self._changed:
             if self._closed:
-                raise VideoError(f"webhook {self.name} was closed; it takes no more results")
+                raise VideoError(f"webhook {self.name} was closed; it accepts no more results")
             if len(self._queue) >= self._limit:
                 self._queue.popleft()
                 self._dropped += 1
@@ -157,7 +157,7 @@ class WebhookSink:
 
         try:
             with self._client.stream("POST", self._url, content=body) as response:
-                next(response.iter_raw(_ANSWER_BYTES), None)  # nobody asked for more
+                next(response.iter_raw(_ANSWER_BYTES), None)  # the rest is not needed
                 status = response.status_code
         except (httpx.HTTPError, httpx.InvalidURL) as error:  # their text may quote the address
             return f"{self.name}: {type(error).__name__}", True

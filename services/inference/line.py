@@ -1,4 +1,4 @@
-"""The line of what is to be looked at: bounded, in order, and what is dropped is dropped alike.
+"""The queue of audits: bounded, in order, and hits and misses are dropped alike.
 
 A place is reserved before anything is known of an answer, and where none is free nothing is looked at. Hits,
 which wait for the reference, and misses, which do not, stand in the same line and are settled one after the
@@ -66,7 +66,7 @@ class Line:
         return place
 
     async def settled(self) -> None:
-        """Wait until all that stands in line now is done, but not for ever."""
+        """Wait until all jobs now in the line are done, up to a time limit."""
         done = asyncio.get_running_loop().create_future()
 
         async def reached() -> None:

@@ -28,7 +28,7 @@ _WARM_UP_INPUTS = 20
 
 @dataclass(frozen=True)
 class Opened:
-    """What the loader's thread has made of a version."""
+    """A version as opened by the loader's thread."""
 
     engine: Engine
     runner: Runner
@@ -110,7 +110,7 @@ def _composition(model: OpenedModel, composition: str | None, folder: Path | Non
 
 
 def _warm_up(engine: Engine, runner: Runner) -> ServiceTimes:
-    """Let a runner answer some inputs that nobody asked for; they tell what the next will take."""
+    """Warm up a runner on the example input, and return the service times seen."""
     times = ServiceTimes()
     with torch.inference_mode():
         x = engine.traced.example()[:1]

@@ -38,7 +38,7 @@ __all__ = ["Ask", "Places", "RequestQueue"]
 
 _TRY_AFTER_S = 0.5  # without an input
 _MANY = 20
-_FEW_LEFT = 64  # inputs that nobody wants any more and that may stay in the heap
+_FEW_LEFT = 64  # abandoned inputs that may stay in the heap
 
 
 @dataclass(eq=False)
@@ -89,7 +89,7 @@ class RequestQueue:
         self._loop = asyncio.get_running_loop()
         self._waiting: list[tuple[int, int, Ask]] = []
         self._order = itertools.count()
-        self._count = 0  # of those waiting that somebody still wants
+        self._count = 0  # waiting inputs that are not abandoned
         self._reserved = 0  # admitted, and not put yet
         self._running: set[Ask] = set()
         self._closed = False
@@ -100,7 +100,7 @@ class RequestQueue:
 
     @property
     def waiting(self) -> int:
-        """Inputs that wait, or are about to, and that somebody still wants."""
+        """Inputs that wait, or are about to, and are not abandoned."""
         return self._count + self._reserved
 
     @property
@@ -115,7 +115,7 @@ class RequestQueue:
         return now_s - min(started, default=now_s)
 
     def expected_wait_s(self, priority: int = 1) -> float:
-        """How long an input of that priority would wait, as far as is known."""
+        """Expected wait of an input of that priority."""
         ahead = len(self._running) + self._reserved + 1 - self._runner.parallel
         ahead += sum(each[0] <= priority and not each[2].answer.done() for each in self._waiting)
         return max(0, ahead) * self.times.seconds_an_input
@@ -264,7 +264,7 @@ class RequestQueue:
 
 
 def _own(error: BaseException) -> GatiError:
-    """What a caller is told of a failure in the engine."""
+    """The error that a caller gets for a failure in the engine."""
     if isinstance(error, GatiError):
         return error
     return BackendError(f"the engine failed: {type(error).__name__}")

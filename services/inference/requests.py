@@ -27,7 +27,7 @@ class Requests:
         return found
 
     def cancel(self, name: str) -> None:
-        """Drop a request; does nothing where there is none."""
+        """Drop a request; does nothing if there is none."""
         found = self._under_way.get(name)
         if found is not None:
             found.cancel()

@@ -1,4 +1,4 @@
-"""What an inference service answers: the calls of `service Inference` in the IDL."""
+"""The calls of an inference service: `service Inference` in the IDL."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class InferenceService:
         self._requests.cancel(request_id)
 
     async def load(self, source: Any) -> Any:
-        """Load a version beside those that serve."""
+        """Load a version in the background."""
         self._refuse_when_draining()
         folder = None if source.folder is None else self._published(source.folder)
         version = await self._versions.load(source.version, source.composition, folder)
@@ -105,7 +105,7 @@ class InferenceService:
         self._versions.unload(version)
 
     async def describe(self) -> Any:
-        """What the model takes and gives."""
+        """The model's inputs and outputs."""
         model = self._versions.model
         traced, preprocessing = model.traced, model.preprocessing
         tensors, height, width = preprocessing.tensors, 0, 0

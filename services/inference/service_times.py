@@ -1,4 +1,4 @@
-"""What inputs take, learned while serving: for admission, and for saying when to try again."""
+"""Service times of inputs, learned while serving: for admission, and for `Retry-After`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ServiceTimes:
     surprise: RunningQuantile = field(default_factory=lambda: RunningQuantile(_IN_TIME))
 
     def add(self, took_s: float, *, beside: float) -> None:
-        """Take in an input that took so long while `beside` inputs, itself included, were worked on."""
+        """Add an input that took this long while `beside` inputs, itself included, were running."""
         share_s = took_s / max(1.0, beside)
         self.inputs += 1
         self.least_s = took_s if self.inputs == 1 else min(took_s, self.least_s * _FORGETTING)
@@ -37,5 +37,5 @@ class ServiceTimes:
 
     @property
     def bound_s(self) -> float:
-        """What most inputs take at most that find nobody ahead."""
+        """An upper bound for most inputs that find an empty queue."""
         return self.mean_s + max(0.0, self.surprise.value)

@@ -1,4 +1,4 @@
-"""What an inference process is told when it starts."""
+"""Settings of an inference process."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def _event(kind: str, identity: str, document: dict[str, Any]) -> bytes:
 
 
 def _told(state: LiveState, last_event_id: str) -> int | None:
-    """What a viewer who returns has been told; None for a new one, or one of an earlier run."""
+    """The last event that a returning viewer has seen; None for a new viewer, or one of an earlier run."""
     key, _, sequence = last_event_id.rpartition("-")
     if key != state.key or not re.fullmatch(r"[0-9]{1,15}", sequence) or int(sequence) > state.sequence:
         return None

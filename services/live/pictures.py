@@ -1,4 +1,4 @@
-"""The newest picture as a JPEG, made only when somebody asks for it."""
+"""The newest picture as a JPEG, encoded only on request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NewestPicture:
 
     @property
     def number(self) -> int:
-        """How many came; 0 when none did."""
+        """Number of pictures so far."""
         newest = self._newest
         return 0 if newest is None else newest.number
 
@@ -52,7 +52,7 @@ class NewestPicture:
         return newest.content.shape[1], newest.content.shape[0]
 
     def put(self, image: bytes | NDArray[np.uint8]) -> None:
-        """Take in a JPEG, or an array that nobody changes any more. ValueError unless uint8 [H, W, 3]."""
+        """Add a JPEG, or an array that does not change any more. ValueError unless uint8 [H, W, 3]."""
         if not isinstance(image, bytes) and (
             image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape
         ):

@@ -1,4 +1,4 @@
-"""What a live page knows: the last answers, audits, events, and how the source does."""
+"""The state of a live page: the last answers, audits, events, and the source."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Event(NamedTuple):
 
 
 class LiveState:
-    """What a live page shows; all methods may be called from any thread, and never wait for a viewer.
+    """The contents of a live page; all methods may be called from any thread, and never wait for a viewer.
 
     Everything is kept in windows: the last 600 answers, 100 events, 60 audits, 32 regions, one picture.
     Viewers ask for what is new `since` the sequence number they have, so that none needs a queue.
@@ -142,7 +142,7 @@ class LiveState:
                 self._source = {"state": "running", "reason": "", "since_s": now_s}
 
     def frame(self, image: bytes | NDArray[np.uint8]) -> None:
-        """Take in a picture: a JPEG, or uint8 [H, W, 3] in RGB that nobody changes afterwards."""
+        """Add a picture: a JPEG, or uint8 [H, W, 3] in RGB that does not change afterwards."""
         with self._lock:
             self._pictures.put(image)
             self._sequence += 1
@@ -159,7 +159,7 @@ class LiveState:
             self._sequence += 1
 
     def no_audits(self) -> None:
-        """Begin anew: another version answers, and audits of the one before say nothing of it."""
+        """Restart the counts: another version answers, and earlier audits do not apply to it."""
         with self._lock:
             self._outcomes.clear()
             self._audits = None
@@ -174,7 +174,7 @@ class LiveState:
         *,
         waits: bool = False,
     ) -> None:
-        """How far the proof of caches is that do not answer yet: those of `version`, None when there is none.
+        """Progress of a proof of caches that do not answer yet: those of `version`, None if there is none.
 
         It `waits` where another version answers early until it is proven; else the base model answers.
         """
@@ -234,7 +234,7 @@ class LiveState:
             self._sequence += 1
 
     def since(self, sequence: int = 0) -> dict[str, Any]:
-        """What a page shows, as JSON values; of answers and events only those after `sequence`."""
+        """The contents as JSON values; of answers and events only those after `sequence`."""
         with self._lock:
             points = tuple(self._points)
             document: dict[str, Any] = {
@@ -260,7 +260,7 @@ class LiveState:
         return document
 
     def jpeg(self) -> bytes | None:
-        """The newest picture; encodes it, in the caller's time, if nobody has asked for it yet."""
+        """The newest picture; encodes it in the caller's thread on first request."""
         return self._pictures.jpeg()
 
     # ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The log of requests: one line for each, without what anybody sent and without their keys."""
+"""The access log: one line per request, without its content and without keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Access:
         self.key = ""  # the name of it
 
     async def send(self, message: Message) -> None:
-        """What is sent to the client, on its way."""
+        """Pass a message on to the client."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
         await self._send(message)

@@ -1,4 +1,4 @@
-"""Who may ask: where a request comes from, what it says it is, and its key. Its body is not read yet."""
+"""Admission: the origin, host name and key of a request, before its body is read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_exposure(config: ServeConfig) -> None:
     """Refuse to listen where others can reach a server without a key. Raises `ConfigError`."""
     if config.api_key is None and config.keys_file is None and not is_loopback(config.host):
         raise ConfigError(
-            f"without a key only this machine may ask, and {config.host} is for others, too; set "
+            f"without a key only this machine has access, and {config.host} is open to others; set "
             "GATI_SERVE_API_KEY (and GATI_SERVE_MANAGEMENT_KEY) or --keys, or leave --host at 127.0.0.1"
         )
 
@@ -74,7 +74,7 @@ def _right(method: str, path: str) -> Right:
 
 
 def _password(request: Request) -> str:
-    """Of HTTP's Basic authentication, empty where there is none; the name does not matter."""
+    """Of HTTP's Basic authentication, empty if there is none; the name does not matter."""
     scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":
         return ""

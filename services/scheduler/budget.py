@@ -1,7 +1,7 @@
-"""What requests may cost: memory for all that are under way, and what reading one is going to take.
+"""Memory limits: a budget for all running requests, and an estimate for reading one.
 
-A request is charged before it is read, unpacked or parsed, by an upper estimate of the memory that takes. Who
-would exceed what is left is refused; nothing has been made of what they sent by then.
+A request is charged before it is read, unpacked or parsed, by an upper estimate of the memory that takes. A
+request that would exceed the rest is refused before anything is allocated for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ByteBudget:
 
     @property
     def held_bytes(self) -> int:
-        """What is charged now."""
+        """Bytes charged now."""
         return self._held_bytes
 
     def open(self) -> Charge:
@@ -54,7 +54,7 @@ class ByteBudget:
 
 
 class Charge:
-    """What one request holds of a budget."""
+    """One request's part of a budget."""
 
     def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget

@@ -21,7 +21,7 @@ _INTERVAL_S = 1.0
 
 
 class Dashboard:
-    """What the page of one model shows; told of every answer, and asking its service now and then."""
+    """The contents of one model's page; receives every answer, and polls the service now and then."""
 
     def __init__(self, model: Model) -> None:
         self.state = LiveState(model.name, pictures=False)

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of bodies and replies that are read and written by hand."""
+"""OpenAPI descriptions of bodies and replies that are read and written by hand."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ _TENSOR = {
     },
 }
 _WISHES: dict[str, Any] = {
-    "latency_slo_ms": {**_NUMBER, "description": "Within what time the answer is wanted."},
-    "timeout_ms": {**_NUMBER, "description": "After that nobody waits for it."},
+    "latency_slo_ms": {**_NUMBER, "description": "Latency limit for the answer."},
+    "timeout_ms": {**_NUMBER, "description": "Time after which the client gives up."},
     "priority": {"type": "integer", "minimum": 0, "maximum": 10, "description": "1 is first."},
 }
 _INFERENCE_REQUEST: dict[str, Any] = {

@@ -1,7 +1,7 @@
-"""The way in: admission, the two busy endpoints without a framework between, and overload turned away.
+"""The front end: admission, a shortcut to the two busy endpoints, and refusal under overload.
 
-A request that is refused for overload must cost next to nothing, or refusing becomes the overload. So who
-comes while the event loop is behind is told so before their body is read.
+A request that is refused for overload must cost next to nothing, or refusing becomes the overload. So
+requests that arrive while the event loop is behind are refused before their body is read.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Front:
 
 
 def _counted(receive: Receive, key: Key) -> Receive:
-    """What comes of a body, counted for the key's quota."""
+    """The body's messages, counted for the key's quota."""
 
     async def counted() -> Message:
         message = await receive()
@@ -90,7 +90,7 @@ def _counted(receive: Receive, key: Key) -> Receive:
 
 
 def _busy(scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
-    """What answers a request to one of the two busy endpoints."""
+    """The handler of a request to one of the two busy endpoints."""
     if scope["method"] != "POST":
         return None
     path = scope["path"]

@@ -71,7 +71,7 @@ class KeyRing:
     """All keys of a server. `find` takes as long for a wrong key as for a right one: it looks up a digest."""
 
     def __init__(self, config: ServeConfig) -> None:
-        """Raises `ConfigError` for a file that is none."""
+        """Raises `ConfigError` for an invalid file."""
         self._config = config
         self._keys: dict[str, Key] = {}
         self._keys = self._read()

@@ -1,4 +1,4 @@
-"""How late the event loop is: what a request has waited before anybody here has seen it."""
+"""The lag of the event loop: how long a request waited before the scheduler saw it."""
 
 from __future__ import annotations
 

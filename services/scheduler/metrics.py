@@ -16,7 +16,7 @@ _BOUNDS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 
 
 
 class Metrics:
-    """What the scheduler counts itself, and what the inference services count."""
+    """Counts of the scheduler, and of the inference services."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()

@@ -50,7 +50,7 @@ _REQUEST_IDS = itertools.count(1)
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request asks for besides its input. `latency_slo_ms` is what is left of it, None for no wish."""
+    """A request's parameters. `latency_slo_ms` is the remaining SLO, None without one."""
 
     time_remaining_ms: float
     latency_slo_ms: float | None
@@ -94,17 +94,17 @@ class Model:
 
     @property
     def ready(self) -> bool:
-        """Whether it is loaded, warmed up, connected, and answers when it is asked how it is."""
+        """Whether it is loaded, warmed up, connected, and answers health checks."""
         return self.wanted and self._ready and self._client is not None and self._client.connected
 
     @property
     def hopeless(self) -> str | None:
-        """What keeps its process from ever serving, where a restart cannot mend it."""
+        """The error that keeps its process from ever serving, if a restart cannot help."""
         return None if self._supervised is None else self._supervised.hopeless
 
     @property
     def state(self) -> str:
-        """In a word, for everybody: no cause, of which a part may be nobody else's business."""
+        """The state in one word, for every client: without causes, which may be private."""
         if self.ready:
             return "ready"
         return self._state if self.wanted else "unloaded"
@@ -116,7 +116,7 @@ class Model:
 
     @property
     def restarts(self) -> int:
-        """How often its process had to be started again."""
+        """Number of restarts of its process."""
         return 0 if self._supervised is None else self._supervised.restarts
 
     @property
@@ -127,7 +127,7 @@ class Model:
         return self._cause if self.wanted else "it was unloaded"
 
     async def start(self) -> None:
-        """Start its process where that is ours, and connect; after a `stop` that goes on, when it is done."""
+        """Start its process if that is ours, and connect; waits for a running `stop`."""
         async with self._lock:
             if self.wanted:
                 return
@@ -150,7 +150,7 @@ class Model:
     async def stop(self, timeout_s: float) -> None:
         """Refuse what is new, let what is under way be answered, and end its process where that is ours.
 
-        It goes on to its end though its caller is cancelled.
+        It completes even if its caller is cancelled.
         """
         await asyncio.shield(asyncio.ensure_future(self._stop(timeout_s)))
 
@@ -242,7 +242,7 @@ class Model:
 
     @property
     def pending(self) -> Any:
-        """The `VersionInfo` of the version that takes over once it is proven, None where there is none."""
+        """The `VersionInfo` of the version that takes over once it is proven, None if there is none."""
         versions = () if self.info is None else self.info.versions
         return next((version for version in versions if version.pending), None)
 
@@ -363,7 +363,7 @@ class Model:
             self._tell()
 
     async def _health(self, client: WireClient) -> Any:
-        """How it is. One that does not say so, or is stuck, is ended: raises `UnavailableError` then."""
+        """Its health. A process that does not answer, or is stuck, is killed: raises `UnavailableError`."""
         try:
             found = await client.call("health", timeout_s=self._hang_timeout_s)
         except DeadlineError:

@@ -60,10 +60,10 @@ async def index(request: Request) -> list[dict[str, Any]]:
     openapi_extra=documents.LOAD_BODY,
 )
 async def load(request: Request, model: str) -> dict[str, Any]:
-    """Load a composition beside those that serve, and let it answer once it is warmed up.
+    """Load a composition in the background, and switch to it once it is warmed up.
 
-    Nothing is dropped: requests under way are answered by the version they began with. One that nothing is
-    proven of is `pending`: the version before goes on until audits have proven it. Parameters:
+    Nothing is dropped: requests under way are answered by the version they started with. A version
+    without proof is `pending`: the previous one keeps serving until audits have proven it. Parameters:
     `composition` (of the model's cache library; its own if none is named), `version` (what to call it).
     """
     scheduler = scheduler_of(request)

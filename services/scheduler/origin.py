@@ -1,4 +1,4 @@
-"""Whether a request may have been sent by a page of another site, through the browser of somebody we trust.
+"""Cross-site requests: sent by a page of another site through the browser of a trusted user.
 
 A browser says where a request comes from: `Sec-Fetch-Site`, or at least `Origin`, with everything but
 reading. Without keys we also look at `Host`: a page whose name is made to point here (DNS rebinding) is of

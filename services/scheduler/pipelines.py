@@ -19,7 +19,7 @@ __all__ = ["PipelineAnswer", "ServedPipeline"]
 
 @dataclass
 class PipelineAnswer:
-    """What a query was answered, and how each of its stages went."""
+    """The answer to a query, and a report of each stage."""
 
     label: str
     stages: list[dict[str, Any]] = field(default_factory=list)
@@ -71,7 +71,7 @@ class ServedPipeline:
         running: set[asyncio.Task[dict[str, Any]]] = set()
         try:
             while not run.done:
-                if len(run.ready) == 1 and not running:  # nothing beside it: no task is needed
+                if len(run.ready) == 1 and not running:  # nothing runs in parallel: no task is needed
                     answer.stages.append(await self._stage(run, run.ready[0], tensor, timing))
                     continue
                 running |= {asyncio.create_task(self._stage(run, name, tensor, timing)) for name in run.ready}
@@ -120,7 +120,7 @@ class ServedPipeline:
 
 
 def _least_after_ms(pipeline: Pipeline) -> dict[str, float]:
-    """What the stages after each take at least, on the longest way, with their fastest options."""
+    """The least time of the stages after each, on the longest path, with their fastest options."""
     after: dict[str, float] = {}
     for name in reversed(list(pipeline.stages)):
         targets = [edge.target for edge in pipeline.edges_from[name]]

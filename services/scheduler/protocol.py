@@ -52,7 +52,7 @@ class Output:
 
 @dataclass(frozen=True)
 class InferenceRequest:
-    """A parsed request: the tensor as it goes on the wire, and what else was asked for."""
+    """A parsed request: the tensor as it goes on the wire, and the other parameters."""
 
     id: str | None
     tensor: Any

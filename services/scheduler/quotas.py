@@ -1,4 +1,4 @@
-"""How much a client may ask: requests and bytes a second, and requests under way."""
+"""Quotas of clients: requests and bytes per second, and concurrent requests."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class _Bucket:
         return 0.0 if self._left > 0.0 else (1e-3 - self._left) / self._rate
 
     def take(self, count: float) -> None:
-        """Take from it, even what is not there."""
+        """Take from it, even below zero."""
         self._left -= count
 
 
 class Quota:
-    """What one key has left. Without `limit` it has no end. `clock` counts seconds."""
+    """The remaining quota of one key; unlimited without `limit`. `clock` counts seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -46,7 +46,7 @@ class Quota:
 
     @property
     def counts_bytes(self) -> bool:
-        """Whether somebody has to tell of bytes."""
+        """Whether bytes have to be reported."""
         return self._bytes is not None
 
     def limit(

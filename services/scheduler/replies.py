@@ -32,7 +32,7 @@ class Json(Response):
 
 
 def refused(request: Request, found: GatiError) -> Response:
-    """What a refusal looks like: its status, one line, and when to try again."""
+    """The reply of a refusal: its status, one line, and when to retry."""
     _log.debug("refused", extra={"path": request.url.path, "reason": str(found)})
     headers = {}
     retry_after_s = getattr(found, "retry_after_s", None)
@@ -52,7 +52,7 @@ def without_folders(message: str) -> str:
 
 
 def mistake(request: Request, found: Exception) -> Response:
-    """What is our own fault; the log has the cause, the client gets none of it."""
+    """The reply to an internal error; the log has the cause, the client does not see it."""
     _log.error("mistake in a request", exc_info=found, extra={"path": request.url.path})
     return error(500, "internal error; the log has its cause", {})
 

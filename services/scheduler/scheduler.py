@@ -147,7 +147,7 @@ class Scheduler:
         priority: int,
         traceparent: str | None,
     ) -> Timing:
-        """What a request wishes; without a timeout it is given up at a multiple of its SLO."""
+        """A request's limits; without a timeout it ends at a multiple of its SLO."""
         if timeout_ms is None:
             timeout_ms = self.config.request_timeout_ms
             if latency_slo_ms is not None:
@@ -180,7 +180,7 @@ class Scheduler:
                 self._idle.set()
 
     def asked(self, timing: Timing) -> Asked:
-        """What an inference service is told: the time that is left there.
+        """Parameters for an inference service: the remaining time.
 
         Raises `OverloadError` where none is left of the SLO, `DeadlineError` where none is left at all.
         """

@@ -16,9 +16,9 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}"
 
 @dataclass(frozen=True)
 class Timing:
-    """What a request wishes. `arrived_s` is of `time.monotonic`; `latency_slo_ms` None is no wish.
+    """Time limits of a request. `arrived_s` is of `time.monotonic`; `latency_slo_ms` None is no limit.
 
-    After `timeout_ms` nobody waits for its answer any more.
+    After `timeout_ms` the client has given up.
     """
 
     arrived_s: float

@@ -105,7 +105,7 @@ async def infer(request: Request, model: str) -> Response:
     openapi_extra=documents.INFER_BODY,
 )
 async def version_infer(request: Request, model: str, version: str) -> Response:
-    """As without a version, with one that is loaded."""
+    """As without a version, with a loaded one."""
     return await answer(request, model, version)
 
 
@@ -174,7 +174,7 @@ def _parameters(model: Model, found: Any, latency_ms: float, slo_ms: float | Non
 
 
 def proof_of(version: Any) -> dict[str, int] | None:
-    """How far the proof of a version is, from its `VersionInfo`; None where none is under way."""
+    """Progress of a version's proof, from its `VersionInfo`; None if there is none."""
     proof = version.proof
     if proof is None:
         return None

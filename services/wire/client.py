@@ -63,7 +63,7 @@ class WireClient:
         try:
             async with asyncio.timeout(timeout_s):
                 reader, self._writer = await self._open()
-        except (OSError, TimeoutError, ValueError, OverflowError) as error:  # ValueError: a name that is none
+        except (OSError, TimeoutError, ValueError, OverflowError) as error:  # ValueError: an invalid name
             raise UnavailableError(f"no service answers at {self.address}", retry_after_s=1.0) from error
         if self._secret is not None:
             await self._prove(reader, self._writer, self._secret, timeout_s)
@@ -148,7 +148,7 @@ class WireClient:
                 self._answer(self._service.decode(await reader.readexactly(length), self._limits))
         except (OSError, asyncio.IncompleteReadError, RequestError) as error:
             _log.debug("connection lost", extra={"address": self.address, "reason": str(error)})
-        finally:  # also when it is closed: whoever waits must not wait for ever
+        finally:  # also when it is closed: waiting callers must be released
             lost = UnavailableError(f"the connection to {self.address} was lost", retry_after_s=1.0)
             for answer in self._waiting.values():
                 if not answer.done():

@@ -21,7 +21,7 @@ _CALLS = (TMessageType.CALL, TMessageType.ONEWAY)
 
 @dataclass(frozen=True)
 class Limits:
-    """What a peer may send: bytes of a frame (and of a string in it), entries of a list or map."""
+    """Limits for a peer: bytes of a frame (and of a string in it), entries of a list or map."""
 
     frame_bytes: int = 64 * 2**20
     container_entries: int = 2**20

@@ -1,4 +1,4 @@
-"""A shared secret between machines: each side proves that it has it, and neither says it.
+"""A shared secret between machines: each side proves that it has it without sending it.
 
 The server sends a nonce; the client answers with its own and a code over both; the server answers with
 another code over both. Nothing else is read before. The codes bind nothing to the connection: against who can
@@ -37,7 +37,7 @@ def read_secret(file: Path | None) -> bytes | None:
 
 
 def server_tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """What a server shows of itself; None without a certificate. Raises `ConfigError`."""
+    """The server side of TLS; None without a certificate. Raises `ConfigError`."""
     if certificate is None:
         if key is not None:
             raise ConfigError("a key needs its certificate; give both")

@@ -57,7 +57,7 @@ def elements(shape: Sequence[int]) -> int:
     few = len(shape) <= _MOST_DIMENSIONS
     if not (few and all(0 <= size < _LARGEST_SIZE for size in shape)):
         raise RequestError(
-            f"shape {list(shape[:_MOST_DIMENSIONS])} is none; give at most {_MOST_DIMENSIONS} sizes from 0 up"
+            f"shape {list(shape[:_MOST_DIMENSIONS])} is invalid; give up to {_MOST_DIMENSIONS} sizes from 0"
         )
     return math.prod(shape)
 

@@ -94,7 +94,7 @@ def test_the_walk_begins_with_no_exits_at_all(library: Library) -> None:
 
 
 def test_an_engine_that_cannot_keep_the_target_is_refused_in_one_line(library: Library) -> None:
-    message = r"on backend 'torch' the whole network.*0\.99 cannot be promised"
+    message = r"on backend 'torch' the whole network.*0\.99 cannot be certified"
     with pytest.raises(CompositionError, match=message) as caught:
         planned(library, Coarse(library, each=50), 0.99)
     assert "\n" not in str(caught.value)
@@ -123,7 +123,9 @@ def test_an_engine_is_not_asked_where_it_could_not_be_faster_even_if_it_lost_not
 def test_too_few_inputs_for_any_proof_are_told_before_the_engine_is_asked(tmp_path: Path) -> None:
     library = make_library(tmp_path / "small", quality=6.0, inputs=400, certify=200)
     engine = Coarse(library, each=1000)
-    message = r"0\.99 must be proven even without caches: that takes 299 inputs to certify on, here are 200; "
+    message = (
+        r"0\.99 must be proven even without caches: that takes 299 inputs to certify on, and there are 200; "
+    )
     with pytest.raises(CompositionError, match=message):
         planned(library, engine, 0.99)
     assert not engine.asked

@@ -130,7 +130,7 @@ def test_bad_requests_are_refused_in_one_line(directory: Path, tmp_path: Path) -
 
 def test_a_changed_checkpoint_is_refused(directory: Path) -> None:
     save_file(network(seed=6).state_dict(), directory.parent / "weights.safetensors")
-    with pytest.raises(LibraryError, match="was made from weights .*bring the old checkpoint back"):
+    with pytest.raises(LibraryError, match="was made from weights .*restore the old checkpoint"):
         load(directory)
 
 

@@ -257,7 +257,7 @@ def test_predictors_that_make_no_sense_are_refused(name: str, message: str) -> N
 
 
 def test_an_oracle_without_a_trace_is_refused() -> None:
-    with pytest.raises(EvictError, match="knows a trace in advance, and there is none; take reuse"):
+    with pytest.raises(EvictError, match="knows a trace in advance, and there is none; use reuse"):
         predictor_named("oracle")
 
 

@@ -131,7 +131,7 @@ def test_a_library_of_an_older_gati_which_halved_them_is_read_as_it_is(
     inputs, split = held_out(older)
     assert len(inputs) == 900 and np.array_equal(split, halves)
     older.write_base_outcomes(library.base_outcomes()._replace(split=halves[::-1].copy()))
-    with pytest.raises(DataError, match="splits otherwise than explore did"):
+    with pytest.raises(DataError, match="splits differently than in explore"):
         held_out(older)
 
 

@@ -142,7 +142,7 @@ def test_closing_gives_up_on_a_hook_that_hangs(hook: Hook) -> None:
     returns(sink.close, LONG_S / 2)  # the hook hangs still
     assert time.monotonic() - began_s >= 0.1
     assert (sink.statistics.dropped, sink.statistics.waiting) == (3, 1)
-    with pytest.raises(VideoError, match="was closed; it takes no more results"):
+    with pytest.raises(VideoError, match="was closed; it accepts no more results"):
         sink.write(answer(5), frame(5))
 
 

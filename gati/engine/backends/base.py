@@ -40,7 +40,7 @@ Lookup = Callable[[Tensor], tuple[Tensor, Tensor]]
 class Backend(ABC):
     """A way to execute a network with its exits.
 
-    With a `precision` other than "f32" the network itself may answer otherwise than the user's does, with
+    With a `precision` other than "f32" the network itself may answer differently than the user's, with
     other `lookup_precision` the lookups than the library's tables say.
     """
 

@@ -1,1 +1,1 @@
-"""What a cache holds: a prefix tree of runs."""
+"""The index of a cache: a prefix tree of runs."""

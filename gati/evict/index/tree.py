@@ -52,7 +52,7 @@ class BlockRun:
 
     @property
     def end(self) -> int:
-        """How many blocks there are down to its last one."""
+        """Number of blocks down to its last one."""
         return self.start + len(self.ids)
 
     def __repr__(self) -> str:
@@ -114,7 +114,7 @@ class RunTree:
         return Match(path, at, None, None)
 
     def peek(self, ids: Sequence[int]) -> int:
-        """How many blocks of `ids` a match would find; changes nothing."""
+        """Number of blocks of `ids` that a match would find; changes nothing."""
         heads, at, count = self.heads, 0, len(ids)
         if self.flat:
             return sum(block in heads for block in ids)
@@ -228,7 +228,7 @@ class RunTree:
 
 
 def _common(held: list[int], ids: Sequence[int], at: int) -> int:
-    """How many leading blocks of `held` are those of `ids` from `at` on; at least the first is.
+    """Number of leading blocks of `held` that equal those of `ids` from `at` on; at least the first does.
 
     In a tree they are equal up to one place and different from there on, so bisection finds it.
     """

@@ -1,1 +1,1 @@
-"""What leaves a full cache: the policies, and the guard."""
+"""Eviction policies, and the guard."""

@@ -1,4 +1,4 @@
-"""What a policy is, and what most of them share: tables over the leaves of the cached tree."""
+"""The policy interface, and a common base: tables over the leaves of the cached tree."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class TablePolicy(EvictionPolicy):
         self.settle(lower)
 
     def touch(self, path: list[BlockRun], known: int) -> None:
-        """Number the path anew, the deepest run first."""
+        """Renumber the path, the deepest run first."""
         for run in path[known:]:
             self._enter(run)
         recency, clock = self._recency, self._clock
@@ -240,5 +240,5 @@ class PredictingPolicy(TablePolicy):
         return np.maximum(scores, _LEAST)  # minus infinity stands for what may not go
 
     def figures(self) -> Mapping[str, Any]:
-        """How often predictions could not be used."""
+        """Number of predictions that could not be used."""
         return {"failures": self._failures}

@@ -75,11 +75,11 @@ class FollowCheaper(TablePolicy):
         return removed
 
     def figures(self) -> Mapping[str, Any]:
-        """How often it changed sides."""
+        """Number of switches."""
         return {"switches": self._switches}
 
     def _spare(self, slot: int, held: set[int]) -> int:
-        """How many blocks at the end of a run the followed cache lacks."""
+        """Number of blocks at the end of a run that the followed cache lacks."""
         run = self._runs[slot]
         assert run is not None
         return len(run.ids) - bisect_left(run.ids, True, key=lambda block: block not in held)

@@ -42,7 +42,7 @@ def slack(capacity: int) -> float:
 
 
 class ShadowLru:
-    """What LRU would hold: keys only."""
+    """The contents of an LRU cache: keys only."""
 
     def __init__(self, capacity: int, *, flat: bool = False) -> None:
         self._capacity = capacity

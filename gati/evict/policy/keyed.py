@@ -161,7 +161,7 @@ class TailLru(TablePolicy):
         self._keep[upper.slot] = self._keep[lower.slot]
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
-        """What can be spared, the least recent first; then plain LRU."""
+        """Spare blocks, the least recent first; then plain LRU."""
         removed: list[int] = []
         while len(removed) < count:
             leaves: list[int] = np.flatnonzero(self._leaf[: len(self._runs)]).tolist()

@@ -22,7 +22,7 @@ __all__ = ["GuardedBelady", "LMarker", "PredictiveMarker"]
 
 
 class _Phased(PredictingPolicy):
-    """What the three share: a set of candidates that ends a phase when it is empty."""
+    """Base of the three: a set of candidates that ends a phase when it is empty."""
 
     flat_only = True
 
@@ -34,14 +34,14 @@ class _Phased(PredictingPolicy):
         self._phases = 0
 
     def begin(self, ids: list[int], hits: int, time_s: float) -> None:
-        """What is requested and cached is marked."""
+        """Mark requested blocks that are cached."""
         for block in ids:
             run = self.tree.heads.get(block)
             if run is not None:
                 self._visited(run)
 
     def touch(self, path: list[BlockRun], known: int) -> None:
-        """What was loaded is marked."""
+        """Mark loaded blocks."""
         super().touch(path, known)
         for run in path:
             self._visited(run)
@@ -60,7 +60,7 @@ class _Phased(PredictingPolicy):
         return removed
 
     def figures(self) -> Mapping[str, Any]:
-        """How many phases there were."""
+        """Number of phases."""
         return {**super().figures(), "phases": self._phases}
 
     def _new_phase(self) -> None:

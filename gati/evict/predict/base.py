@@ -1,4 +1,4 @@
-"""What a policy asks of a predictor."""
+"""The interface of predictors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How soon blocks return: hazards over ages, learned by gradient-boosted trees, and what they are worth.
+"""Return times of blocks: hazards over ages, learned by gradient-boosted trees, and the value of a block.
 
 Age, the time since a block's last access, is cut into bins. The model gives h_b(x), the chance that a block
 with features x returns within bin b if it has not before. Samples still waiting to be requested again count
@@ -55,7 +55,7 @@ class HazardModel:
 
     @property
     def bins(self) -> int:
-        """How many bins of ages there are."""
+        """Number of age bins."""
         return len(self.edges) - 1
 
     def hazards(self, features: NDArray[np.float32]) -> Floats:

@@ -1,4 +1,4 @@
-"""What was requested lately, cached or not: a prefix tree that remembers more than the cache, with features.
+"""Recent requests, cached or not: a prefix tree that remembers more than the cache, with features.
 
 The history keeps runs of blocks as the cached tree does, only many more of them, so that what is known of a
 run survives its eviction, and a run that returns after the cache has forgotten it is recognised.
@@ -41,7 +41,7 @@ FEATURES = (
 
 
 class RunMemory:
-    """What is remembered of one run of blocks."""
+    """The record of one run of blocks."""
 
     __slots__ = ("born", "counters", "first_s", "gaps", "last_s", "returned", "sample")
 
@@ -213,5 +213,5 @@ def _features(
 
 
 def _share(memory: RunMemory) -> float:
-    """Which share of the runs added below have returned, drawn towards a third where there were few."""
+    """Share of the runs added below that have returned, shrunk towards a third if there are few."""
     return (memory.returned + 1.0) / (memory.born + 3.0)

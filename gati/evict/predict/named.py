@@ -20,13 +20,13 @@ Maker = Callable[[int, int], Predictor]  # capacity and seed to a new predictor
 
 
 def predictor_named(name: str, trace: Trace | None = None, *, flat: bool = False) -> Maker:
-    """What makes predictors of a kind; oracles need the `trace`. Raises EvictError for others."""
+    """A factory for predictors of a kind; oracles need the `trace`. Raises EvictError for others."""
     if name == "reuse":
         return lambda capacity, seed: Reuse(capacity, flat=flat, seed=seed)
     kind, _, value = name.partition(":")
     if kind in ("oracle", "noise", "lognormal") and bool(value) == (kind != "oracle"):
         if trace is None:
-            raise EvictError(f"predictor {name!r} knows a trace in advance, and there is none; take reuse")
+            raise EvictError(f"predictor {name!r} knows a trace in advance, and there is none; use reuse")
         if kind == "oracle":
             return lambda capacity, seed: Oracle(trace, seed=seed)
         amount = _amount(name, value, 1.0 if kind == "noise" else float("inf"))

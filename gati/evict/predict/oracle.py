@@ -19,7 +19,7 @@ NEVER = 1e15  # no number of a request; finite, so that errors can be added to i
 
 
 class Oracle:
-    """The number of the next request that really holds a block; NEVER where there is none."""
+    """The number of the next request that really holds a block; NEVER if there is none."""
 
     def __init__(self, trace: Trace, *, seed: int = 0) -> None:
         self._after = np.minimum(next_uses(trace), NEVER)
@@ -41,13 +41,13 @@ class Oracle:
         return [int(end) for end in ends]
 
     def assign(self, slot: int, stretch: int) -> None:
-        """Keep what was said of the stretch."""
+        """Keep the prediction for the stretch."""
         if slot >= len(self._kept):
             self._kept = grown(self._kept, slot + 1)
         self._kept[slot] = self._now[stretch]
 
     def copy(self, source: int, target: int) -> None:
-        """Both parts are used next when the whole was said to be."""
+        """Both parts get the prediction of the whole."""
         self._kept = grown(self._kept, target + 1)
         self._kept[target] = self._kept[source]
 

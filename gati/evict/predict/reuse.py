@@ -28,7 +28,7 @@ _TIE = 1e-6  # of equal predictions the older run goes
 
 @dataclass(frozen=True)
 class ReuseSettings:
-    """How `reuse` learns. Tuned on the first quarter of Mooncake's conversation trace.
+    """Settings of `reuse`. Tuned on the first quarter of Mooncake's conversation trace.
 
     `first_fit` alone was chosen on all of it: with fewer samples the guard had to step in early.
     """
@@ -80,7 +80,7 @@ class Reuse:
         return self._model
 
     def observe(self, ids: list[int], request: int, time_s: float) -> list[int]:
-        """Learn from the request; where it is time, fit anew from all that came before it."""
+        """Learn from the request; when due, fit again on everything before it."""
         self._now_s = time_s
         if self._samples.taken_in_all >= self._due:
             self.refit()
@@ -136,7 +136,7 @@ class Reuse:
         self._fitting_s += time.perf_counter() - began
 
     def figures(self) -> Mapping[str, Any]:
-        """How often it was fitted and how long that took."""
+        """Number of fits, and their duration."""
         return {"refits": self._refits, "fitting_s": self._fitting_s}
 
     def _table(self, model: HazardModel, features: NDArray[np.float32]) -> Floats:

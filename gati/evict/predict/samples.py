@@ -16,7 +16,7 @@ _BLOCKS = FEATURES.index("blocks")
 
 
 class Labels(NamedTuple):
-    """What is known of all samples at one moment, [n] each.
+    """Features of all samples at one moment, [n] each.
 
     `gaps_s` is the time until the next request, NaN where none has come; `watched_s` for how long it was
     waited for; `weights` grows with the number of blocks.

@@ -114,9 +114,7 @@ def _against_noise(noise: Sequence[tuple[float, TraceReplay]], names: Sequence[s
             for share, replay in noise
         ]
         series.append(ChartLine(name, _kind(name), points))
-    return lines(
-        series, "Hit rate against the share of wrong predictions", "share of predictions turned round"
-    )
+    return lines(series, "Hit rate against the share of wrong predictions", "share of predictions reversed")
 
 
 def _excess(outcome: PolicyOutcome) -> str:

@@ -40,7 +40,7 @@ def replay(
     """Replay `trace` in caches of `sizes` blocks under each of `policies`, and return what they hit.
 
     `predictor` is `reuse`, `oracle`, `noise:SHARE`, `lognormal:SIGMA` or the folder of a trained model;
-    policies that ask nobody are replayed once whatever the seeds. `opt-leaf` always knows the future, and
+    policies without predictions are replayed only once. `opt-leaf` always knows the future, and
     `opt` is the limit that no policy exceeds.
 
     Raises EvictError for sizes of zero or above what the trace requests at all, and for unknown names.

@@ -1,4 +1,4 @@
-"""What a replay measured."""
+"""Results of a replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies ahead in a trace: for oracles and limits only."""
+"""The future of a trace: for oracles and limits only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace: which blocks each request asked for, in order, and when."""
+"""A trace: the blocks of each request, in order, and its time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Trace:
 
     @cached_property
     def distinct(self) -> int:
-        """How many different blocks are requested: with as many, a cache never evicts."""
+        """Number of distinct blocks: a cache of this size never evicts."""
         return int(self.blocks.max()) + 1 if len(self.blocks) else 0
 
     @cached_property
@@ -55,13 +55,13 @@ class Trace:
 
     @cached_property
     def shared(self) -> Ints:
-        """How many blocks of each request over half of all requests contain, [requests]."""
+        """Number of blocks of each request that over half of all requests contain, [requests]."""
         counts = np.bincount(self.blocks, minlength=self.distinct)
         common = np.concatenate(([0], np.cumsum(2 * counts[self.blocks] > len(self))))
         return np.asarray(common[self.starts[1:]] - common[self.starts[:-1]], dtype=np.int64)
 
     def summary(self) -> dict[str, Any]:
-        """What identifies the trace and its size, as JSON values."""
+        """Identity and size of the trace, as JSON values."""
         return {
             "name": self.name,
             "kind": self.kind,

@@ -1,4 +1,4 @@
-"""What is in a trace, in numbers."""
+"""Statistics of a trace."""
 
 from __future__ import annotations
 
