@@ -50,7 +50,7 @@ class EmbeddingCache(nn.Module):
         *,
         mode: str = "mean",
         include_last_offset: bool = False,
-        policy: str = "lru",
+        policy: str = "gati",
         pool: PagePool | None = None,
         share: float = 1.0,
         seed: int = 0,
@@ -138,6 +138,7 @@ class EmbeddingCache(nn.Module):
                 held = held[np.isin(self._sets.ids[held], ids.numpy())]
             self._sets.remove(held)
             self._drop(held)
+            self._policy.forget()
             self._version += 1
             self._epoch += 1
 
