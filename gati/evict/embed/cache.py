@@ -1,0 +1,212 @@
+"""`EmbeddingCache`: an `nn.EmbeddingBag` whose rows live in a slow tier, and the most useful ones here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gati.errors import EvictError
+from gati.evict.embed.checks import MODES, check_ids, check_offsets, check_weights
+from gati.evict.embed.policies import row_policy
+from gati.evict.embed.pool import PagePool
+from gati.evict.embed.replacing import RequestedRows
+from gati.evict.embed.sets import RowSets, hashed
+from gati.evict.embed.slab import RowSlab, page_bytes_for
+from gati.evict.embed.tiers import Ids, SlowTier
+
+__all__ = ["EmbeddingCache"]
+
+
+class EmbeddingCache(nn.Module):
+    """The forward pass of `nn.EmbeddingBag`, bit for bit, over rows that a slow tier holds.
+
+    >>> import torch
+    >>> from gati import evict
+    >>> table = torch.arange(12.0).view(6, 2)
+    >>> cache = evict.EmbeddingCache(evict.MemoryTier(table), rows=3, mode="sum")
+    >>> cache(torch.tensor([[0, 5], [1, 1]]))
+    tensor([[10., 12.],
+            [ 4.,  6.]])
+
+    Up to `rows` rows are kept here, in hashed sets of 64. Of a batch, each row that is missing is fetched
+    once; then the policy decides what stays: `lru`, `laru` (which follows a predictor that learns how soon
+    rows return), or `gati` (laru that falls back to lru where it does worse). `rows=None` keeps as many as
+    the cache's share of `pool` has room for.
+
+    Any number of threads may call it. A lock is held while rows are looked up, copied and replaced, but not
+    while the slow tier is asked nor while rows are summed. Results do not depend on what is cached. Rows are
+    constants: there is no gradient. Where a row changes in the slow tier, call `forget`.
+    """
+
+    def __init__(
+        self,
+        slow: SlowTier,
+        rows: int | None = None,
+        *,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        policy: str = "gati",
+        pool: PagePool | None = None,
+        share: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        """Make an empty cache. Raises EvictError for an unknown mode or policy, or sizes that do not fit."""
+        super().__init__()
+        if mode not in MODES:
+            raise EvictError(f'mode is "{mode}"; choose one of {", ".join(MODES)}')
+        if pool is None and rows is None:
+            raise EvictError("give rows, how many the cache may hold, or a pool")
+        if rows is not None and rows < 1:
+            raise EvictError(f"rows is {rows}; a cache holds at least 1")
+        self.slow, self.mode, self.include_last_offset = slow, mode, include_last_offset
+        self._pool = _own_pool(slow, rows) if pool is None else pool
+        self._slab = RowSlab(self._pool, slow.width, slow.dtype)
+        most = min(rows or slow.rows, slow.rows, self._pool.limit_pages * self._slab.page_rows)
+        self._most = most
+        self._sets = RowSets(most)
+        self._policy = row_policy(policy, self._sets, most, seed=seed)
+        self._where = np.full(len(self._sets.ids), -1, dtype=np.int64)  # place in the slab, by slot
+        self._lock = threading.RLock()
+        self._version = 0  # of what is cached where
+        self._epoch = 0  # grows when rows are forgotten
+        self._clock = 0  # ids requested
+        self._counts = {"batches": 0, "requested": 0, "hits": 0, "distinct": 0, "fetched": 0, "evicted": 0}
+        self._pool.join(self, share=share)
+
+    @property
+    def pages(self) -> int:
+        """Pages of the pool that it holds."""
+        return self._slab.pages
+
+    @property
+    def capacity(self) -> int:
+        """How many rows it may hold now."""
+        return int(self._sets.room.sum())
+
+    def forward(
+        self,
+        input: torch.Tensor,  # noqa: A002
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return one row a bag, [bags, width].
+
+        `input` is [bags, ids], or [n] with `offsets` [bags], where each bag begins. `per_sample_weights`, of
+        the shape of `input`, scale the rows of a sum.
+
+        Raises EvictError, with nothing changed, for ids out of range, offsets that fall, weights that do not
+        fit, and when the slow tier fails.
+        """
+        flat = check_ids(input, self.slow.rows)
+        check_offsets(input, offsets, include_last=self.include_last_offset)
+        check_weights(input, per_sample_weights, self.mode, self.slow.dtype)
+        ids, inverse, counts = torch.unique(flat, return_inverse=True, return_counts=True)
+        rows = self._rows(ids.numpy(), inverse.numpy(), counts.numpy())
+        with torch.no_grad():
+            return nn.functional.embedding_bag(
+                inverse.view_as(input),
+                rows,
+                None if offsets is None else offsets.to(torch.int64),
+                mode=self.mode,
+                per_sample_weights=per_sample_weights,
+                include_last_offset=self.include_last_offset,
+            )
+
+    def allow(self, pages: int) -> None:
+        """Hold at most so many pages of the pool: what does not fit leaves, other rows move together."""
+        with self._lock:
+            pages = min(pages, -(-self._most // self._slab.page_rows))
+            self._slab.grow(pages)
+            kept = min(pages, self._slab.pages)
+            self._sets.allow(min(kept * self._slab.page_rows, self._most))
+            self._drop(self._policy.shrink())
+            if kept < self._slab.pages:
+                held = np.flatnonzero(self._sets.ids >= 0)
+                self._where[held] = self._slab.shrink(kept, self._where[held])
+            self._version += 1
+
+    def forget(self, ids: torch.Tensor | None = None) -> None:
+        """Drop rows that changed in the slow tier, by default all; batches under way may still use them."""
+        with self._lock:
+            held = np.flatnonzero(self._sets.ids >= 0)
+            if ids is not None:
+                held = held[np.isin(self._sets.ids[held], ids.numpy())]
+            self._sets.remove(held)
+            self._drop(held)
+            self._policy.forget()
+            self._version += 1
+            self._epoch += 1
+
+    def figures(self) -> Mapping[str, Any]:
+        """Counts so far, as JSON values: ids requested and of those hit, different ids, rows fetched and evicted."""
+        with self._lock:
+            rates = {"hit_rate": self._counts["hits"] / max(self._counts["requested"], 1)}
+            held = {"rows": int(self._sets.used.sum()), "capacity": self.capacity}
+            return {**self._counts, **rates, **held, **self._policy.figures()}
+
+    def _rows(self, ids: Ids, inverse: Ids, counts: Ids) -> torch.Tensor:
+        """Rows of different ids, [n, width]; then the policy decides which stay."""
+        rows = torch.empty((max(len(ids), 1), self.slow.width), dtype=self.slow.dtype)
+        if len(ids) == 0:
+            return rows.zero_()
+        last = np.empty(len(ids), dtype=np.int64)
+        last[inverse] = np.arange(len(inverse))  # of several, the last stays
+        places = hashed(ids, self._sets.sets)
+        with self._lock:
+            slots, version, epoch = self._sets.find(ids, places), self._version, self._epoch
+            hits = np.flatnonzero(slots >= 0)
+            rows[torch.from_numpy(hits)] = self._slab.rows[torch.from_numpy(self._where[slots[hits]])]
+        missing = np.flatnonzero(slots < 0)
+        if len(missing):
+            rows[torch.from_numpy(missing)] = self._fetched(ids[missing])
+        with self._lock:
+            begin, self._clock = self._clock, self._clock + len(inverse)
+            batch = RequestedRows(ids, places, counts, begin + last, begin, self._clock)
+            self._count(batch, hits, len(missing))
+            self._policy.observe(batch)
+            if epoch == self._epoch:
+                if version != self._version:  # another thread came between
+                    slots = self._sets.find(ids, places)
+                self._keep(batch, slots, rows)
+        return rows
+
+    def _fetched(self, ids: Ids) -> torch.Tensor:
+        found = self.slow.fetch(ids)
+        if tuple(found.shape) != (len(ids), self.slow.width) or found.dtype != self.slow.dtype:
+            raise EvictError(
+                f"the slow tier returned {tuple(found.shape)} {found.dtype} for {len(ids)} ids, not "
+                f"{(len(ids), self.slow.width)} {self.slow.dtype}"
+            )
+        return found
+
+    def _keep(self, batch: RequestedRows, slots: Ids, rows: torch.Tensor) -> None:
+        emptied, kept, placed = self._policy.replace(batch, slots)
+        if len(emptied) or len(kept):
+            self._version += 1
+        self._drop(emptied)
+        self._where[placed] = self._slab.put(rows[torch.from_numpy(kept)])
+
+    def _drop(self, slots: Ids) -> None:
+        """The rows of emptied slots may be overwritten."""
+        self._slab.free(self._where[slots])
+        self._counts["evicted"] += len(slots)
+
+    def _count(self, batch: RequestedRows, hits: Ids, fetched: int) -> None:
+        counts = self._counts
+        counts["batches"] += 1
+        counts["requested"] += batch.end - batch.begin
+        counts["hits"] += int(batch.counts[hits].sum())
+        counts["distinct"] += len(batch.ids)
+        counts["fetched"] += fetched
+
+
+def _own_pool(slow: SlowTier, rows: int | None) -> PagePool:
+    row_bytes = slow.width * slow.dtype.itemsize
+    page_bytes = page_bytes_for(row_bytes)
+    pages = -(-min(rows or slow.rows, slow.rows) * row_bytes // page_bytes)
+    return PagePool(page_bytes, pages * page_bytes)

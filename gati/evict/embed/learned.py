@@ -1,0 +1,173 @@
+"""LARU within hashed sets, for whole batches at once; and with the guard.
+
+Each set is a cache of its own with the phases of `gati.evict.policy.predicting.Laru`: a batch with which
+more than k different ids would have been requested of the set in a phase begins a new one; an id that was
+evicted by prediction and is requested in the same phase is caught, LRU's choice makes room for it, and the
+part of LRU's queue that predictions may choose from is halved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.evict.embed.replacing import Limits, RequestedRows, RowPolicy
+from gati.evict.embed.returns import RowReturns
+from gati.evict.embed.sets import WAYS, RowSets, ranks
+from gati.evict.embed.tiers import Ids
+from gati.evict.policy.guard import EXCESS_SHARE, slack
+
+__all__ = ["GuardedRows", "LaruRows"]
+
+_SHADOWED = 32  # sets that the guard watches at most
+
+
+class LaruRows(RowPolicy):
+    """LARU within each set."""
+
+    name: ClassVar[str] = "laru"
+
+    def __init__(self, sets: RowSets, returns: RowReturns) -> None:
+        super().__init__(sets)
+        self._returns = returns
+        self._cells = np.zeros(len(sets.ids), dtype=np.int16)  # by slot
+        self._used_at = np.zeros(len(sets.ids))
+        self._batch_cells = np.zeros(0, dtype=np.int16)
+        self._now = 0.0
+        self._share = np.ones(sets.sets)  # lambda
+        self._requested = np.zeros(sets.sets, dtype=np.int64)  # |D|
+        self._phase_began = np.zeros(sets.sets, dtype=np.int64)
+        self._evicted = np.full((sets.sets, WAYS), -1, dtype=np.int64)  # E
+        self._evicted_count = np.zeros(sets.sets, dtype=np.int64)
+        self._phases = self._caught = 0
+
+    def observe(self, batch: RequestedRows) -> None:
+        """Have the predictor see it."""
+        self._batch_cells = self._returns.observe(batch)
+        self._now = float(batch.end)
+
+    def limits(self, batch: RequestedRows, slots: Ids) -> Limits:
+        """Begin phases, and count what is caught."""
+        homes, sets = batch.places.homes, self.sets
+        caught = self._evicted_in_this_phase(batch, slots)
+        known = caught.copy()
+        cached = slots >= 0
+        known[cached] = sets.recency[slots[cached]] >= self._phase_began[homes[cached]]
+        requested = self._requested + np.bincount(homes[~known], minlength=sets.sets)
+        over = requested > sets.room
+        self._requested = np.where(over, np.bincount(homes, minlength=sets.sets), requested)
+        self._phase_began[over] = batch.begin
+        self._share[over] = 1.0
+        self._evicted[over], self._evicted_count[over] = -1, 0
+        self._phases += int(np.count_nonzero(over))
+        safe = np.bincount(homes[caught & ~over[homes]], minlength=sets.sets)
+        self._share *= 0.5 ** np.minimum(safe, 64)
+        self._caught += int(safe.sum())
+        return Limits(safe, self.windows())
+
+    def windows(self) -> Ids:
+        """The share of LRU's queue that predictions may choose from."""
+        return np.maximum((self._share * self.sets.room).astype(np.int64), 1)
+
+    def touch(self, batch: RequestedRows, which: Ids, slots: Ids) -> None:
+        """Keep the cells of what is cached."""
+        self._cells[slots] = self._batch_cells[which]
+        self._used_at[slots] = self._now
+
+    def later(self, held: Ids, batch: RequestedRows | None, fetched: Ids) -> NDArray[np.float64]:
+        """What the predictor says."""
+        cells = np.concatenate((self._cells[held], self._batch_cells[fetched]))
+        age = np.concatenate((self._now - self._used_at[held], np.zeros(len(fetched))))
+        return self._returns.later(cells, age)
+
+    def evicted(self, ids: Ids, homes: Ids) -> None:
+        """Remember them until their sets' phases end, which for sets asked for more than they hold is now."""
+        matters = (self._requested <= self.sets.room)[homes]
+        ids, homes = ids[matters], homes[matters]
+        order = np.argsort(homes, kind="stable")
+        ids, homes = ids[order], homes[order]
+        ways = self._evicted_count[homes] + ranks(homes, self.sets.sets)
+        fits = ways < WAYS  # always, unless the room of the set changed within the phase
+        self._evicted[homes[fits], ways[fits]] = ids[fits]
+        self._evicted_count += np.bincount(homes[fits], minlength=self.sets.sets)
+
+    def forget(self) -> None:
+        """What was evicted on demand was no prediction."""
+        self._evicted[:], self._evicted_count[:] = -1, 0
+
+    def figures(self) -> Mapping[str, Any]:
+        """Phases of all sets, predictions caught wrong, and fits of the predictor."""
+        return {"phases": self._phases, "caught": self._caught, "refits": self._returns.fits}
+
+    def _evicted_in_this_phase(self, batch: RequestedRows, slots: Ids) -> NDArray[np.bool_]:
+        homes = batch.places.homes
+        found = np.zeros(len(slots), dtype=np.bool_)
+        which = np.flatnonzero((slots < 0) & (self._evicted_count[homes] > 0))
+        if len(which):
+            found[which] = (self._evicted[homes[which]] == batch.ids[which, None]).any(axis=1)
+        return found
+
+
+class GuardedRows(LaruRows):
+    """`gati`: LARU, and plain LRU where it has missed more than LRU would have.
+
+    A shadow LRU keeps the ids of up to 32 sets, chosen by hash as all sets are. X is by how many rows of these
+    sets more were fetched than the shadow lacked. Where X reaches A + B all sets follow LRU, until X <= A.
+    A = eps n for n different ids requested of the sets; B is that of `gati.evict.policy.guard`. With 32 sets or
+    fewer the bound there holds, else it holds for the sets watched.
+    """
+
+    name: ClassVar[str] = "gati"
+
+    def __init__(self, sets: RowSets, returns: RowReturns) -> None:
+        super().__init__(sets, returns)
+        self._watched = min(sets.sets, _SHADOWED)
+        self._shadow = RowPolicy(RowSets(self._watched * WAYS))
+        self._excess = self._seen = self._alarms = 0
+        self._following = True
+
+    def limits(self, batch: RequestedRows, slots: Ids) -> Limits:
+        """Compare with the shadow, then LARU's or LRU's."""
+        watched = np.flatnonzero(batch.places.homes < self._watched)
+        part, shadow = batch.part(watched), self._shadow
+        shadow.sets.room = self.sets.room[: self._watched]
+        shadow.shrink()
+        held = shadow.sets.find(part.ids, part.places)
+        shadow.replace(part, held)
+        self._excess += int(np.count_nonzero(slots[watched] < 0)) - int(np.count_nonzero(held < 0))
+        self._seen += len(watched)
+        self._judge()
+        limits = super().limits(batch, slots)
+        return limits if self._following else Limits(np.zeros_like(limits.safe), np.ones_like(limits.window))
+
+    def windows(self) -> Ids:
+        """LARU's, or LRU's."""
+        return super().windows() if self._following else RowPolicy.windows(self)
+
+    def forget(self) -> None:
+        """The shadow forgets, too: else it would be ahead by all that was dropped."""
+        super().forget()
+        shadow = self._shadow.sets
+        shadow.remove(np.flatnonzero(shadow.ids >= 0))
+
+    def figures(self) -> Mapping[str, Any]:
+        """Those of LARU and the guard's."""
+        guard = {
+            "excess": self._excess,
+            "allowance": EXCESS_SHARE * self._seen,
+            "alarms": self._alarms,
+            "following": self._following,
+        }
+        return {**super().figures(), "guard": guard}
+
+    def _judge(self) -> None:
+        allowed = EXCESS_SHARE * self._seen
+        room = float(self.sets.room[: self._watched].sum())
+        if self._following and self._excess >= allowed + slack(room):
+            self._following = False
+            self._alarms += 1
+        elif not self._following and self._excess <= allowed:
+            self._following = True

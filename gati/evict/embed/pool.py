@@ -1,0 +1,121 @@
+"""Pages of memory that several caches share, in one byte budget that may shrink and grow while they serve.
+
+All pages lie in one stretch of addresses as long as the largest budget. Memory is used for pages that were
+written to; what a page held goes back to the system when the page is given back.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import threading
+from typing import Protocol
+
+import torch
+
+from gati.errors import EvictError
+
+__all__ = ["PagePool", "PageUser"]
+
+
+class PageUser(Protocol):
+    """A cache that keeps what it holds in pages of a pool."""
+
+    @property
+    def pages(self) -> int:
+        """Pages it holds."""
+
+    def allow(self, pages: int) -> None:
+        """Hold at most so many pages from now on: give back what is too much before returning."""
+
+
+class PagePool:
+    """Hands out pages of `page_bytes`, at most `budget_bytes` in all, never more than `limit_bytes`.
+
+    Safe to use from several threads. Each user is allowed its share of the budget.
+    """
+
+    def __init__(self, page_bytes: int, budget_bytes: int, *, limit_bytes: int | None = None) -> None:
+        """Reserve addresses. Raises EvictError for sizes that do not fit each other."""
+        limit_bytes = budget_bytes if limit_bytes is None else limit_bytes
+        if page_bytes < mmap.PAGESIZE or page_bytes % mmap.PAGESIZE:
+            raise EvictError(f"page_bytes is {page_bytes}: give a multiple of {mmap.PAGESIZE}")
+        if limit_bytes < page_bytes:
+            raise EvictError(f"limit_bytes is {limit_bytes}, less than one page of {page_bytes} bytes")
+        self.page_bytes = page_bytes
+        self.limit_pages = limit_bytes // page_bytes
+        self._memory = mmap.mmap(-1, self.limit_pages * page_bytes, flags=mmap.MAP_PRIVATE)
+        self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self._free = list(range(self.limit_pages - 1, -1, -1))  # the last is taken first
+        self._users: list[tuple[PageUser, float]] = []
+        self._lock = threading.Lock()  # of the free pages; nobody is called while it is held
+        self._resizing = threading.RLock()  # taken before the locks of users
+        self._budget_pages = self._checked(budget_bytes)
+
+    @property
+    def budget_bytes(self) -> int:
+        """The budget, in whole pages."""
+        return self._budget_pages * self.page_bytes
+
+    @property
+    def used_pages(self) -> int:
+        """Pages that users hold."""
+        with self._lock:
+            return self.limit_pages - len(self._free)
+
+    def join(self, user: PageUser, *, share: float = 1.0) -> None:
+        """Add a user; of the budget it is allowed `share` over the sum of all shares."""
+        if not (share > 0.0 and math.isfinite(share)):
+            raise EvictError(f"share is {share}: give a positive number")
+        with self._resizing:
+            self._users.append((user, share))
+            self._divide()
+
+    def leave(self, user: PageUser) -> None:
+        """Remove a user, which gives back everything; the others are allowed more."""
+        with self._resizing:
+            user.allow(0)
+            self._users = [(other, share) for other, share in self._users if other is not user]
+            self._divide()
+
+    def resize(self, budget_bytes: int) -> None:
+        """Change the budget; pages that are too many are given back when this returns.
+
+        Raises EvictError beyond `limit_bytes`.
+        """
+        with self._resizing:
+            self._budget_pages = self._checked(budget_bytes)
+            self._divide()
+
+    def take(self, count: int) -> list[int]:
+        """Take up to `count` pages; fewer where no more are free. For users, within what they are allowed."""
+        count = max(count, 0)
+        with self._lock:
+            taken = self._free[max(len(self._free) - count, 0) :]
+            del self._free[len(self._free) - len(taken) :]
+        return taken[::-1]
+
+    def give(self, pages: list[int]) -> None:
+        """Give pages back; their contents are lost."""
+        for page in pages:
+            self._memory.madvise(mmap.MADV_DONTNEED, page * self.page_bytes, self.page_bytes)
+        with self._lock:
+            self._free.extend(pages)
+
+    def _checked(self, budget_bytes: int) -> int:
+        pages = budget_bytes // self.page_bytes
+        if not 0 <= pages <= self.limit_pages:
+            raise EvictError(
+                f"a budget of {budget_bytes} bytes is not between 0 and the pool's limit of "
+                f"{self.limit_pages * self.page_bytes}: make the pool with a larger limit_bytes"
+            )
+        return pages
+
+    def _divide(self) -> None:
+        """Tell all users what they are allowed, first those who must give back."""
+        total = sum(share for _, share in self._users)
+        allowed = [(user, int(self._budget_pages * share / total)) for user, share in self._users]
+        for user, pages in allowed:
+            user.allow(min(pages, user.pages))
+        for user, pages in allowed:
+            user.allow(pages)

@@ -1,0 +1,96 @@
+"""A slow tier in Redis: one string a row, many asked for at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from gati.errors import EvictError
+from gati.evict.embed.tiers import Ids
+
+__all__ = ["RedisTier"]
+
+_AT_ONCE = 1_000  # rows a command: longer ones keep other clients waiting
+
+
+class RedisTier:
+    """A table in Redis, under the keys `NAME:` and eight bytes of the id, and `NAME` for its shape.
+
+    The client keeps a pool of connections, so that any number of threads may fetch. Write a table once with
+    `RedisTier.write`.
+    """
+
+    def __init__(self, url: str, name: str) -> None:
+        """Find a table at `url` (`redis://host:port/0`, `unix:///path/redis.sock`).
+
+        Raises EvictError where the server cannot be reached or has no such table, and without the package redis.
+        """
+        self._url, self._name = url, name
+        self._prefix = f"{name}:".encode()
+        self._client = _client(url)
+        shape = self._asked("HMGET", name, "rows", "width", "dtype")
+        if None in shape:
+            raise EvictError(f"{url} has no table {name}: write it with RedisTier.write")
+        self.rows, self.width = int(shape[0]), int(shape[1])
+        self.dtype: torch.dtype = getattr(torch, shape[2].decode())
+
+    @classmethod
+    def write(cls, url: str, name: str, weight: torch.Tensor) -> RedisTier:
+        """Write a table [rows, width], in place of one of this name; its shape last. Raises EvictError."""
+        rows, width = weight.shape
+        tier = cls.__new__(cls)
+        tier._url, tier._name, tier._prefix, tier._client = url, name, f"{name}:".encode(), _client(url)
+        tier.rows, tier.width, tier.dtype = rows, width, weight.dtype
+        tier._asked("DEL", name)
+        content = weight.detach().contiguous().view(torch.uint8).numpy()
+        for begin in range(0, rows, _AT_ONCE):
+            ids = np.arange(begin, min(begin + _AT_ONCE, rows))
+            pairs = zip(tier._keys(ids), content[ids], strict=True)
+            tier._asked("MSET", *(part for key, row in pairs for part in (key, row.tobytes())))
+        dtype = str(weight.dtype).removeprefix("torch.")
+        tier._asked("HSET", name, "rows", rows, "width", width, "dtype", dtype)
+        return tier
+
+    def fetch(self, ids: Ids) -> torch.Tensor:
+        """Ask for the rows. Raises EvictError where the server fails or lacks one."""
+        found: list[bytes | None] = []
+        for begin in range(0, len(ids), _AT_ONCE):
+            found += self._asked("MGET", *self._keys(ids[begin : begin + _AT_ONCE]))
+        row_bytes = self.width * self.dtype.itemsize
+        rows = [row for row in found if row is not None and len(row) == row_bytes]
+        if len(rows) != len(ids):
+            wrong = next(at for at, row in enumerate(found) if row is None or len(row) != row_bytes)
+            raise EvictError(
+                f"{self._url} has no row {ids[wrong]} of {row_bytes} bytes in table {self._name} "
+                f"({len(ids) - len(rows)} of {len(ids)} are missing): write it with RedisTier.write"
+            )
+        return torch.frombuffer(bytearray(b"".join(rows)), dtype=self.dtype).view(-1, self.width)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _keys(self, ids: Ids) -> list[bytes]:
+        packed = ids.astype("<i8").tobytes()
+        return [self._prefix + packed[at : at + 8] for at in range(0, len(packed), 8)]
+
+    def _asked(self, *command: Any) -> Any:
+        from redis.exceptions import RedisError
+
+        try:
+            return self._client.execute_command(*command)
+        except RedisError as error:
+            raise EvictError(f"Redis at {self._url} failed ({error}): is the server running?") from error
+
+
+def _client(url: str) -> Any:
+    try:
+        import redis
+    except ImportError:
+        raise EvictError("RedisTier needs the package redis: pip install 'gati[redis]'") from None
+    try:
+        return redis.Redis.from_url(url)
+    except ValueError as error:
+        raise EvictError(f"{url} is no address of Redis ({error})") from None

@@ -1,0 +1,131 @@
+"""What a policy for embedding rows is; and LRU, which is the simplest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.evict.embed.sets import WAYS, Hashed, RowSets, leaving
+from gati.evict.embed.tiers import Ids
+
+__all__ = ["Limits", "RequestedRows", "RowPolicy"]
+
+
+@dataclass(frozen=True)
+class RequestedRows:
+    """One batch: its different ids, [n], and where and how often it has them."""
+
+    ids: Ids
+    places: Hashed
+    counts: Ids  # how often each occurs
+    recency: Ids  # the batch's beginning, plus where in it each occurs last
+    begin: int  # ids requested before it
+    end: int  # and after it
+
+    def part(self, which: NDArray[Any]) -> RequestedRows:
+        """Some of its ids."""
+        places = Hashed(*(each[which] for each in self.places))
+        return RequestedRows(
+            self.ids[which], places, self.counts[which], self.recency[which], self.begin, self.end
+        )
+
+
+class Limits(NamedTuple):
+    """How the sets evict, [sets] each: how many of LRU's choice first, then among how many of LRU's queue."""
+
+    safe: Ids
+    window: Ids
+
+
+class RowPolicy:
+    """LRU within each set. Policies that predict override what stands below `shrink`.
+
+    Every call is made under the lock of the cache.
+    """
+
+    name: ClassVar[str] = "lru"
+
+    def __init__(self, sets: RowSets) -> None:
+        self.sets = sets
+
+    def replace(self, batch: RequestedRows, slots: Ids) -> tuple[Ids, Ids, Ids]:
+        """Serve a batch of which `slots` [n] says what is cached, -1 for what was fetched.
+
+        Returns the slots that were emptied, which of the fetched ids are kept, as numbers into the batch, and
+        the slots of these, some of them just emptied.
+        """
+        sets = self.sets
+        hits = np.flatnonzero(slots >= 0)
+        fetched = np.flatnonzero(slots < 0)
+        limits = self.limits(batch, slots)
+        sets.recency[slots[hits]] = batch.recency[hits]
+        self.touch(batch, hits, slots[hits])
+        asked = np.bincount(batch.places.homes[fetched], minlength=sets.sets)
+        count = np.maximum(sets.used + asked - sets.room, 0)
+        full = (count > 0)[batch.places.homes[fetched]]
+        emptied, bypassed = self._evict(count, limits, batch, fetched[full])
+        kept = np.concatenate((fetched[~full], np.setdiff1d(fetched[full], bypassed, assume_unique=True)))
+        entering = batch.part(kept)
+        placed = sets.put(entering.ids, entering.places, entering.recency)
+        self.touch(batch, kept, placed)
+        return emptied, kept, placed
+
+    def shrink(self) -> Ids:
+        """Empty slots until no set holds more than it may; those slots."""
+        count = np.maximum(self.sets.used - self.sets.room, 0)
+        limits = Limits(np.zeros_like(count), self.windows())
+        return self._evict(count, limits, None, np.zeros(0, dtype=np.int64))[0]
+
+    def _evict(
+        self, count: Ids, limits: Limits, batch: RequestedRows | None, fetched: Ids
+    ) -> tuple[Ids, Ids]:
+        """Evict `count` [sets] of what is held and of those `fetched`: the slots, and the numbers in the batch."""
+        sets = self.sets
+        held = sets.held(count > 0)
+        ids, homes, recency = sets.ids[held], held // WAYS, sets.recency[held]
+        if batch is not None:
+            ids = np.concatenate((ids, batch.ids[fetched]))
+            homes = np.concatenate((homes, batch.places.homes[fetched]))
+            recency = np.concatenate((recency, batch.recency[fetched]))
+        ask = bool((limits.window > 1).any())
+        later = self.later(held, batch, fetched) if ask else None
+        gone, against = leaving(
+            homes, recency, later, count=count, safe=limits.safe, window=np.minimum(limits.window, sets.room)
+        )
+        if batch is not None:
+            self.evicted(ids[gone[against]], homes[gone[against]])
+        emptied = held[gone[gone < len(held)]]
+        sets.remove(emptied)
+        return emptied, fetched[gone[gone >= len(held)] - len(held)]
+
+    def observe(self, batch: RequestedRows) -> None:
+        """A batch is requested; `replace` follows, unless the slow tier fails."""
+
+    def limits(self, batch: RequestedRows, slots: Ids) -> Limits:
+        """How the sets evict for this batch, which has not been served."""
+        return Limits(np.zeros_like(self.sets.used), self.windows())
+
+    def windows(self) -> Ids:
+        """Among how many of its ids, the least recently used, each set may choose, [sets]."""
+        return np.ones_like(self.sets.used)
+
+    def touch(self, batch: RequestedRows, which: Ids, slots: Ids) -> None:
+        """These ids of the batch are cached, in these slots."""
+
+    def later(self, held: Ids, batch: RequestedRows | None, fetched: Ids) -> NDArray[np.float64]:
+        """How late slots `held` and then the ids `fetched` of the batch are used next, in any unit."""
+        raise NotImplementedError(f"{self.name} does not predict")
+
+    def evicted(self, ids: Ids, homes: Ids) -> None:
+        """These ids left, of these sets, which LRU would have kept."""
+
+    def forget(self) -> None:
+        """Everything was emptied."""
+
+    def figures(self) -> Mapping[str, Any]:
+        """Counts of its own, as JSON values."""
+        return {}

@@ -1,0 +1,176 @@
+"""How soon embedding rows return, learned while a cache serves: counts and gaps of each id, and hazards.
+
+A table of fixed size remembers, of the ids it has room for, when each was requested last and over how many
+requested ids it occurred how often: its mean gap. That and the number of occurrences name one of a few
+hundred cells. A sample of all accesses is watched; for each cell and each bin of ages it says which share
+returned in the bin of those that had not before (a hazard), and hence what a row is worth, as in
+`gati.evict.predict.hazard`. Predicting is then one look into a table of cells and bins.
+
+Time is counted in requested ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.evict.embed.replacing import RequestedRows
+from gati.evict.embed.tiers import Ids
+from gati.evict.predict.hazard import ages, seconds_a_hit
+from gati.evict.predict.samples import Labels, by_bin
+
+__all__ = ["ReturnSettings", "RowReturns"]
+
+Floats = NDArray[np.float64]
+Cells = NDArray[np.int16]
+_GAPS, _EVIDENCE = 64, 5  # half-octaves of the mean gap; occurrences 1, 2-3, 4-15, 16-63, more
+_CELLS = _GAPS * _EVIDENCE
+_ENTRY = np.dtype(
+    [("id", np.int64), ("last", np.float64), ("span", np.float32), ("seen", np.float32), ("sample", np.int32)]
+)
+_JUST_BEFORE = 1.0 - 1e-9  # a return at the end of a bin belongs to it: who survives the bin did not return
+
+
+@dataclass(frozen=True)
+class ReturnSettings:
+    """How rows are remembered and learned from."""
+
+    remembered: int = 8  # ids in the table, in rows of the cache; 28 bytes each
+    occurrences: float = 64.0  # over how many the mean gap is taken
+    patience: float = 4.0  # an id is forgotten for another when unseen for so many of its mean gaps
+    samples_a_batch: int = 256
+    window: int = 20_000  # samples kept
+    first_fit: int = 1_500  # samples before there is a model
+    growth: float = 1.25  # as many times the samples between fits
+    longest_step: int = 5_000  # samples between fits at most
+    bins: int = 8
+    prior: float = 8.0  # samples that what is known of wider groups counts as
+
+
+class _Fitted(NamedTuple):
+    edges: Floats  # [bins + 1]
+    wait: Floats  # [cells, bins]: requested ids a hit
+
+
+class RowReturns:
+    """Predicts for the rows of a cache of `capacity` rows."""
+
+    def __init__(self, capacity: int, *, settings: ReturnSettings | None = None, seed: int = 0) -> None:
+        self._settings = settings = settings or ReturnSettings()
+        size = 1 << max(int(np.ceil(np.log2(max(settings.remembered * capacity, 64)))), 6)
+        self._table = np.zeros(size, dtype=_ENTRY)
+        self._table["id"] = self._table["sample"] = -1
+        self._mask = np.uint64(size - 1)
+        window = settings.window
+        self._cells = np.zeros(window, dtype=np.int16)  # of the samples, as all below
+        self._taken_at = np.zeros(window)
+        self._gaps = np.full(window, np.nan)
+        self._lost_at = np.full(window, np.inf)
+        self._taken = 0
+        self._due = settings.first_fit
+        self._fitted: _Fitted | None = None
+        self._random = np.random.default_rng(seed)
+        self.fits = 0
+
+    def observe(self, batch: RequestedRows) -> Cells:
+        """Learn from a batch; the cells of its ids, [n]."""
+        if self._taken >= self._due:
+            self.fit(float(batch.begin))
+        table, now = self._table, float(batch.end)
+        at = ((batch.places.bits >> np.uint64(8)) & self._mask).astype(np.int64)
+        entries = table[at]
+        known = entries["id"] == batch.ids
+        gap = now - entries["last"]
+        self._returned(entries["sample"][known], gap[known])
+        span = np.where(known, entries["span"] + gap, now - batch.begin)
+        seen = np.where(known, entries["seen"] + batch.counts, batch.counts)
+        cells = _cells(span, seen)
+        fade = np.minimum(self._settings.occurrences / seen, 1.0)
+        stays = ~known & (entries["id"] >= 0)
+        stays &= gap * entries["seen"] < self._settings.patience * entries["span"]
+        written = np.flatnonzero(~stays)
+        self._lose(entries["sample"][written][~known[written]], now)
+        fresh = np.empty(len(written), dtype=_ENTRY)
+        fresh["id"], fresh["last"], fresh["sample"] = batch.ids[written], now, -1
+        fresh["span"], fresh["seen"] = (span * fade)[written], (seen * fade)[written]
+        table[at[written]] = fresh
+        self._watch(batch.ids, at, cells, now)
+        return cells
+
+    def later(self, cells: Cells, age: Floats) -> Floats:
+        """Predicted next uses of rows of these cells and ages, [n]: ages themselves while there is no model."""
+        if self._fitted is None:
+            return age
+        edges, wait = self._fitted
+        at = np.minimum(np.searchsorted(edges, age, side="right") - 1, len(edges) - 2)
+        return np.asarray(wait[cells, at])
+
+    def fit(self, now: float) -> None:
+        """Fit to all that is known of the samples."""
+        settings = self._settings
+        self._due = min(int(self._due * settings.growth), self._due + settings.longest_step)
+        count = min(self._taken, settings.window)
+        gaps = self._gaps[:count]
+        edges = ages(gaps, settings.bins)
+        if edges is None:
+            return
+        watched = np.minimum(self._lost_at[:count], now) - self._taken_at[:count]
+        cells = self._cells[:count].astype(np.int64)
+        labels = Labels(cells[:, None].astype(np.float32), gaps * _JUST_BEFORE, watched, np.ones(count))
+        sample, number, returned, weights = by_bin(labels, edges)
+        bins = len(edges) - 1
+        at = cells[sample] * bins + number
+        shape = (_GAPS, _EVIDENCE, bins)
+        exposed = np.bincount(at, weights, minlength=_CELLS * bins).reshape(shape)
+        came = np.bincount(at, weights * returned, minlength=_CELLS * bins).reshape(shape)
+        self._fitted = _Fitted(edges, seconds_a_hit(_shrunk(came, exposed, settings.prior), edges))
+        self.fits += 1
+
+    def _returned(self, samples: Ids, gaps: Floats) -> None:
+        kept = self._kept(samples)
+        self._gaps[samples[kept] % self._settings.window] = gaps[kept]
+
+    def _lose(self, samples: Ids, now: float) -> None:
+        """Their ids are forgotten."""
+        self._lost_at[samples[self._kept(samples)] % self._settings.window] = now
+
+    def _kept(self, samples: Ids) -> NDArray[np.bool_]:
+        return (samples >= 0) & (samples >= self._taken - self._settings.window)
+
+    def _watch(self, ids: Ids, at: Ids, cells: Cells, now: float) -> None:
+        """Take some of the accesses as samples: those of ids that are remembered."""
+        most = min(self._settings.samples_a_batch, len(ids))
+        chosen = np.unique(self._random.integers(0, len(ids), most))
+        chosen = chosen[self._table["id"][at[chosen]] == ids[chosen]]
+        numbers = self._taken + np.arange(len(chosen))
+        self._taken += len(chosen)
+        places = numbers % self._settings.window
+        self._cells[places], self._taken_at[places] = cells[chosen], now
+        self._gaps[places], self._lost_at[places] = np.nan, np.inf
+        self._table["sample"][at[chosen]] = numbers
+
+
+def _cells(span: Floats, seen: Floats) -> Cells:
+    gap = np.clip(2.0 * np.log2(span / seen), 0, _GAPS - 1).astype(np.int16)
+    evidence = np.clip(np.log2(seen), 0, 7).astype(np.int16)
+    return np.asarray(gap * _EVIDENCE + _GROUPS[evidence], dtype=np.int16)
+
+
+_GROUPS = np.array([0, 1, 2, 2, 3, 3, 4, 4], dtype=np.int16)  # by the octave of occurrences
+
+
+def _shrunk(came: Floats, exposed: Floats, prior: float) -> Floats:
+    """Hazards [cells, bins], each drawn towards those of like gaps, these towards those of the next longer gap.
+
+    The most popular ids are few and hardly ever sampled: they are at least as popular as the next group.
+    """
+    everything = (came.sum((0, 1)) + 0.5) / (exposed.sum((0, 1)) + 1.0)
+    of_gap = np.empty((len(came) + 1, len(everything)))
+    of_gap[-1] = everything
+    for gap in reversed(range(len(came))):
+        of_gap[gap] = (came[gap].sum(0) + prior * of_gap[gap + 1]) / (exposed[gap].sum(0) + prior)
+    cells = (came + prior * of_gap[:-1, None]) / (exposed + prior)
+    return np.asarray(cells.reshape(-1, came.shape[2]))

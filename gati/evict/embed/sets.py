@@ -1,0 +1,135 @@
+"""An index of hashed sets: which ids are cached, in which slot, and when each was used last.
+
+An id belongs to one set, which its hash names, and may lie in any of the set's 64 ways. Slot `set * 64 + way`
+is where it lies. A byte of the hash in every slot finds nearly all misses without looking at ids.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.evict.embed.tiers import Ids
+
+__all__ = ["Hashed", "RowSets", "WAYS", "hashed", "leaving", "ranks"]
+
+WAYS = 64
+_EMPTY = -1
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+class Hashed(NamedTuple):
+    """Where ids belong, [n] each: a set, one byte to compare, and 64 bits for other tables."""
+
+    homes: Ids
+    tags: NDArray[np.uint8]
+    bits: NDArray[np.uint64]
+
+
+def hashed(ids: Ids, sets: int) -> Hashed:
+    """Hash ids into `sets` sets (the finaliser of splitmix64)."""
+    bits = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * _FIRST
+    bits = (bits ^ (bits >> np.uint64(27))) * _SECOND
+    bits ^= bits >> np.uint64(31)
+    homes = ((bits >> np.uint64(32)) % np.uint64(sets)).astype(np.int64)
+    return Hashed(homes, (bits & np.uint64(255)).astype(np.uint8), bits)
+
+
+class RowSets:
+    """At most `most` ids in sets of `WAYS`; how many each set may hold is set by `allow`."""
+
+    def __init__(self, most: int) -> None:
+        self.sets = max(-(-most // WAYS), 1)
+        self.room = np.zeros(self.sets, dtype=np.int64)  # ids a set may hold
+        self.used = np.zeros(self.sets, dtype=np.int64)  # ids it holds
+        self.ids = np.full(self.sets * WAYS, _EMPTY, dtype=np.int64)
+        self.recency = np.zeros(self.sets * WAYS, dtype=np.int64)  # larger was used later
+        self._tags = np.zeros((self.sets, WAYS), dtype=np.uint8)
+
+    def allow(self, capacity: int) -> None:
+        """Divide a capacity among the sets. The caller removes what is too much afterwards."""
+        capacity = min(capacity, self.sets * WAYS)
+        self.room = capacity // self.sets + (np.arange(self.sets) < capacity % self.sets)
+
+    def find(self, ids: Ids, places: Hashed) -> Ids:
+        """Slots of ids, -1 where an id is not cached, [n]."""
+        slots = np.full(len(ids), -1, dtype=np.int64)
+        alike = self._tags[places.homes] == places.tags[:, None]
+        which, ways = np.divmod(np.flatnonzero(alike), WAYS)
+        at = places.homes[which] * WAYS + ways
+        same = self.ids[at] == ids[which]
+        slots[which[same]] = at[same]
+        return slots
+
+    def held(self, homes: NDArray[np.bool_]) -> Ids:
+        """Slots in use of those sets that are marked, [sets]."""
+        used = self.ids.reshape(self.sets, WAYS) != _EMPTY
+        return np.flatnonzero(used & homes[:, None])
+
+    def remove(self, slots: Ids) -> None:
+        """Empty slots that are in use, each given once."""
+        self.ids[slots] = _EMPTY
+        self.used -= np.bincount(slots // WAYS, minlength=self.sets)
+
+    def put(self, ids: Ids, places: Hashed, recency: Ids) -> Ids:
+        """Place ids that are not cached, in sets that have room for them; their slots."""
+        slots = np.empty(len(ids), dtype=np.int64)
+        if len(ids) == 0:
+            return slots
+        counts = np.bincount(places.homes, minlength=self.sets)
+        empty = np.flatnonzero(
+            (self.ids.reshape(self.sets, WAYS) == _EMPTY) & (counts > 0)[:, None]
+        )  # by set
+        empty = empty[ranks(empty // WAYS, self.sets) < counts[empty // WAYS]]
+        slots[np.argsort(places.homes, kind="stable")] = empty
+        self.ids[slots] = ids
+        self.recency[slots] = recency
+        self._tags.reshape(-1)[slots] = places.tags
+        self.used += counts
+        return slots
+
+
+def ranks(homes: Ids, sets: int) -> Ids:
+    """Return the place of each among those of its set; `homes` is sorted."""
+    counts = np.bincount(homes, minlength=sets)
+    return np.arange(len(homes)) - (np.cumsum(counts) - counts)[homes]
+
+
+def leaving(
+    homes: Ids,
+    recency: Ids,
+    later: NDArray[np.float64] | None,
+    *,
+    count: Ids,
+    safe: Ids,
+    window: Ids,
+) -> tuple[Ids, NDArray[np.bool_]]:
+    """Choose what leaves all sets, as many evictions one after the other would.
+
+    Of set s, `count[s]` leave: first the `safe[s]` that were used least recently, then each time the one
+    used latest by prediction, `later` [n], of the `window[s]` least recently used. What is loaded enters as
+    the most recently used, so each eviction moves the window on by one, and in the end
+
+        all but the `window - 1` best of the oldest `count + window - 1` have left, of equals the older.
+
+    Returns the numbers of those that leave, and which of them LRU would have kept.
+    """
+    order = np.lexsort((recency, homes))
+    sets = len(count)
+    window = np.maximum(window, 1)
+    homes = homes[order]
+    place = ranks(homes, sets)
+    gone = place < np.minimum(safe, count)[homes]
+    chosen = (count - safe)[homes] > 0
+    zone = ~gone & chosen & (place < (count + window - 1)[homes])
+    if later is None or (window <= 1).all():
+        gone |= zone & (place < count[homes])
+    else:
+        inside = np.flatnonzero(zone)
+        inside = inside[np.lexsort((-later[order[inside]], homes[inside]))]
+        picked = ranks(homes[inside], sets) < (count - safe)[homes[inside]]
+        gone[inside[picked]] = True
+    return order[gone], (place >= count[homes])[gone]

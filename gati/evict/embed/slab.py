@@ -1,0 +1,83 @@
+"""Rows of one width in pages of a pool."""
+
+from __future__ import annotations
+
+import math
+import mmap
+
+import numpy as np
+import torch
+
+from gati.errors import EvictError
+from gati.evict.embed.pool import PagePool
+from gati.evict.embed.tiers import Ids
+
+__all__ = ["RowSlab", "page_bytes_for"]
+
+
+def page_bytes_for(row_bytes: int) -> int:
+    """Return the fewest bytes that are whole rows and whole pages of the system."""
+    return math.lcm(row_bytes, mmap.PAGESIZE)
+
+
+class RowSlab:
+    """Places for rows, numbered from the beginning of the pool. Not safe for several threads by itself."""
+
+    def __init__(self, pool: PagePool, width: int, dtype: torch.dtype) -> None:
+        row_bytes = width * dtype.itemsize
+        if pool.page_bytes % row_bytes:
+            raise EvictError(
+                f"pages of {pool.page_bytes} bytes do not hold whole rows of {row_bytes}: make the pool with "
+                f"pages of a multiple of {page_bytes_for(row_bytes)}"
+            )
+        self.pool = pool
+        self.page_rows = pool.page_bytes // row_bytes
+        self.rows = pool.bytes.view(dtype).view(-1, width)
+        self._pages: list[int] = []
+        self._free = np.zeros(0, dtype=np.int64)
+
+    @property
+    def capacity(self) -> int:
+        """Rows in the pages held."""
+        return len(self._pages) * self.page_rows
+
+    @property
+    def pages(self) -> int:
+        """Pages held."""
+        return len(self._pages)
+
+    def grow(self, pages: int) -> None:
+        """Take pages until there are so many, or no more are free."""
+        taken = self.pool.take(pages - len(self._pages))
+        self._pages += taken
+        self._free = np.concatenate((self._rows_of(taken), self._free))
+
+    def shrink(self, pages: int, used: Ids) -> Ids:
+        """Give pages back until there are `pages`, and return where the `used` places went, [n].
+
+        The rows in use must fit into what stays.
+        """
+        leave, self._pages = self._pages[pages:], self._pages[:pages]
+        stays = np.isin(used // self.page_rows, self._pages)
+        free = np.setdiff1d(self._rows_of(self._pages), used[stays])
+        moved = used.copy()
+        moved[~stays] = free[: np.count_nonzero(~stays)]
+        self.rows[torch.from_numpy(moved[~stays])] = self.rows[torch.from_numpy(used[~stays])]
+        self._free = free[np.count_nonzero(~stays) :]
+        self.pool.give(leave)
+        return moved
+
+    def free(self, places: Ids) -> None:
+        """Have the places used for other rows."""
+        self._free = np.concatenate((self._free, places))
+
+    def put(self, rows: torch.Tensor) -> Ids:
+        """Copy rows [n, width] to free places, of which there are enough; the places."""
+        split = len(self._free) - len(rows)
+        self._free, places = self._free[:split], self._free[split:]
+        self.rows[torch.from_numpy(places)] = rows
+        return places
+
+    def _rows_of(self, pages: list[int]) -> Ids:
+        first = np.array(pages, dtype=np.int64) * self.page_rows
+        return (first[:, None] + np.arange(self.page_rows)).reshape(-1)

@@ -1,0 +1,87 @@
+"""Slow tiers: where all rows of an embedding table live, in memory, a mapped file, or Redis (`redis_tier`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gati.errors import EvictError
+from gati.files import atomic_write
+
+__all__ = ["FileTier", "Ids", "MemoryTier", "SlowTier"]
+
+Ids = NDArray[np.int64]
+
+
+class SlowTier(Protocol):
+    """Holds every row of one table. `fetch` may be called by several threads at once."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are: ids are 0..rows-1."""
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the numbers."""
+
+    def fetch(self, ids: Ids) -> torch.Tensor:
+        """Return the rows of `ids` [n], all in range and each once, as [n, width]."""
+
+
+class MemoryTier:
+    """A table in memory. Rows that change in `weight` later must be forgotten by the caches before it."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        if weight.ndim != 2 or weight.device.type != "cpu" or not weight.is_floating_point():
+            raise EvictError(
+                f"the table has shape {tuple(weight.shape)}, type {weight.dtype}, on {weight.device}; give a "
+                "tensor [rows, width] of floating-point numbers on the CPU"
+            )
+        self._weight = weight.detach()
+        self.rows, self.width = weight.shape
+        self.dtype = weight.dtype
+
+    def fetch(self, ids: Ids) -> torch.Tensor:
+        """Copy the rows."""
+        return self._weight.index_select(0, torch.from_numpy(ids))
+
+
+class FileTier:
+    """A table in a raw file of rows, mapped into memory: the system keeps in memory what it has room for."""
+
+    def __init__(self, path: str | Path, *, width: int, dtype: torch.dtype = torch.float32) -> None:
+        """Map `path`. Raises EvictError for a file that is missing or does not hold whole rows."""
+        self.width, self.dtype = width, dtype
+        row_bytes = width * dtype.itemsize
+        try:
+            size = Path(path).stat().st_size
+        except OSError as error:
+            raise EvictError(
+                f"{path} cannot be read ({error.strerror}): write it with FileTier.write"
+            ) from None
+        if width < 1 or size == 0 or size % row_bytes:
+            raise EvictError(
+                f"{path} has {size} bytes, not a multiple of {row_bytes} (a row of {width} {dtype}): "
+                "give the width and dtype it was written with"
+            )
+        self.rows = size // row_bytes
+        self._bytes = np.memmap(path, dtype=np.uint8, mode="r", shape=(self.rows, row_bytes))
+
+    @classmethod
+    def write(cls, path: str | Path, weight: torch.Tensor) -> FileTier:
+        """Write a table [rows, width] whole or not at all, and map it. Raises StorageError."""
+        content = weight.detach().contiguous().view(torch.uint8).numpy()
+        atomic_write(Path(path), lambda part: content.tofile(part))
+        return cls(path, width=weight.shape[1], dtype=weight.dtype)
+
+    def fetch(self, ids: Ids) -> torch.Tensor:
+        """Copy the rows out of the file, in the order of the file where ids are sorted."""
+        return torch.from_numpy(self._bytes[ids]).view(self.dtype)

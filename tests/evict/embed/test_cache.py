@@ -1,0 +1,302 @@
+"""`EmbeddingCache` gives what `nn.EmbeddingBag` gives, to the bit, whatever is cached and whoever calls."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gati.errors import EvictError
+from gati.evict.embed.cache import EmbeddingCache
+from gati.evict.embed.policies import ROW_POLICIES
+from gati.evict.embed.pool import PagePool
+from gati.evict.embed.tiers import FileTier, Ids, MemoryTier
+from tests.evict.embed.naive import NaiveLru
+
+PAGE = 4096
+
+
+def table(rows: int = 400, width: int = 8, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def bag(weight: torch.Tensor, mode: str, **options: bool) -> torch.nn.EmbeddingBag:
+    return torch.nn.EmbeddingBag.from_pretrained(weight, mode=mode, **options)
+
+
+def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    return ours.dtype == theirs.dtype and torch.equal(
+        ours.contiguous().view(torch.uint8), theirs.contiguous().view(torch.uint8)
+    )
+
+
+def skewed(random: np.random.Generator, count: int, rows: int) -> torch.Tensor:
+    return torch.from_numpy((random.random(count) ** 3 * rows).astype(np.int64))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    rows=st.integers(1, 450),
+    mode=st.sampled_from(["sum", "mean"]),
+    policy=st.sampled_from(sorted(ROW_POLICIES)),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16]),
+    flat=st.booleans(),
+    weighted=st.booleans(),
+    include_last=st.booleans(),
+)
+def test_equals_the_embedding_bag_bit_for_bit(
+    seed: int,
+    rows: int,
+    mode: str,
+    policy: str,
+    dtype: torch.dtype,
+    flat: bool,
+    weighted: bool,
+    include_last: bool,
+) -> None:
+    random = np.random.default_rng(seed)
+    weight = table(dtype=dtype)
+    weight[7], weight[8, 0], weight[9, 0] = -0.0, float("nan"), float("inf")
+    last = include_last and flat
+    reference = bag(weight, mode, include_last_offset=last)
+    cache = EmbeddingCache(MemoryTier(weight), rows, mode=mode, policy=policy, include_last_offset=last)
+    for _ in range(6):
+        bags, pooling = int(random.integers(1, 9)), int(random.integers(0 if flat else 1, 12))
+        ids = skewed(random, bags * pooling, len(weight))
+        offsets = None
+        if flat:
+            cuts = np.sort(random.integers(0, len(ids) + 1, bags - 1))
+            ends = [len(ids)] if last else []
+            offsets = torch.from_numpy(np.concatenate(([0], cuts, ends)).astype(np.int64))
+        else:
+            ids = ids.view(bags, pooling)
+        weights = None
+        if weighted and mode == "sum":
+            weights = torch.from_numpy(random.standard_normal(tuple(ids.shape))).to(dtype)
+        assert same_bits(cache(ids, offsets, weights), reference(ids, offsets, weights))
+    assert cache.figures()["rows"] <= min(rows, len(weight))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    policy=st.sampled_from(sorted(ROW_POLICIES)),
+    budgets=st.lists(st.integers(0, 12), min_size=4, max_size=12),
+)
+def test_results_stay_the_same_while_the_pool_shrinks_and_grows(
+    seed: int, policy: str, budgets: list[int]
+) -> None:
+    random = np.random.default_rng(seed)
+    weights = table(rows=2_000, width=64), table(rows=500, width=32, seed=1)
+    pool = PagePool(PAGE, 5 * PAGE, limit_bytes=12 * PAGE)
+    caches = [
+        EmbeddingCache(MemoryTier(weight), mode="sum", pool=pool, share=share, policy=policy)
+        for weight, share in zip(weights, (2.0, 1.0), strict=True)
+    ]
+    for pages in budgets:
+        pool.resize(pages * PAGE)
+        assert pool.used_pages <= pages
+        assert pool.used_pages == sum(cache.pages for cache in caches)
+        for cache, weight in zip(caches, weights, strict=True):
+            for _ in range(2):
+                ids = skewed(random, 120, len(weight)).view(12, 10)
+                assert same_bits(cache(ids), bag(weight, "sum")(ids))
+            assert cache.figures()["rows"] <= cache.capacity <= cache.pages * (PAGE // (4 * weight.shape[1]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 200))
+def test_lru_keeps_what_lru_by_the_letter_keeps(seed: int, rows: int) -> None:
+    random = np.random.default_rng(seed)
+    cache = EmbeddingCache(MemoryTier(table()), rows, policy="lru")
+    sets = -(-rows // 64)
+    naive = NaiveLru(sets, [rows // sets + (number < rows % sets) for number in range(sets)])
+    lacking = 0
+    for _ in range(12):
+        ids = skewed(random, int(random.integers(1, 90)), 400)
+        cache(ids.view(1, -1))
+        lacking += naive.access(ids.tolist())
+        assert cache.figures()["fetched"] == lacking
+
+
+class Gate:
+    """A slow tier that answers when it is told to."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.rows, self.width = weight.shape
+        self.dtype = weight.dtype
+        self.weight = weight
+        self.asked, self.open = threading.Event(), threading.Event()
+
+    def fetch(self, ids: Ids) -> torch.Tensor:
+        rows = self.weight[torch.from_numpy(ids)]
+        self.asked.set()
+        assert self.open.wait(60.0)
+        return rows
+
+
+def test_threads_get_the_same_results_while_the_pool_is_resized() -> None:
+    weight = table(rows=3_000, width=64)
+    reference = bag(weight, "sum")
+    pool = PagePool(PAGE, 8 * PAGE, limit_bytes=16 * PAGE)
+    cache = EmbeddingCache(MemoryTier(weight), mode="sum", pool=pool, policy="lru")
+
+    def serve(seed: int) -> bool:
+        random = np.random.default_rng(seed)
+        batches = [skewed(random, 200, 3_000).view(20, 10) for _ in range(40)]
+        return all(same_bits(cache(ids), reference(ids)) for ids in batches)
+
+    with ThreadPoolExecutor(4) as threads:
+        served = [threads.submit(serve, seed) for seed in range(4)]
+        for pages in [16, 0, 3, 12, 1, 7] * 5:
+            pool.resize(pages * PAGE)
+        assert all(each.result() for each in served)
+    figures = cache.figures()
+    assert (figures["batches"], figures["requested"]) == (160, 32_000)
+    held = cache._sets.ids[cache._sets.ids >= 0]
+    assert len(set(held.tolist())) == len(held) == figures["rows"]
+
+
+def test_a_row_forgotten_while_it_is_fetched_is_not_kept() -> None:
+    weight = table()
+    slow = Gate(weight)
+    cache = EmbeddingCache(slow, 100, mode="sum", policy="lru")
+    ids = torch.tensor([[3]])
+    with ThreadPoolExecutor(1) as threads:
+        before = threads.submit(cache, ids)
+        assert slow.asked.wait(60.0)
+        old = weight[3].clone()
+        weight[3] += 1.0
+        cache.forget(torch.tensor([3]))
+        slow.open.set()
+        assert torch.equal(before.result()[0], old)
+    assert torch.equal(cache(ids)[0], old + 1.0)
+
+
+def test_two_threads_that_lack_one_row_keep_it_once() -> None:
+    slow = Gate(table())
+    cache = EmbeddingCache(slow, 100, mode="sum", policy="lru")
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(cache, torch.tensor([[3, 4]]))
+        assert slow.asked.wait(60.0)
+        slow.asked.clear()
+        second = threads.submit(cache, torch.tensor([[3, 5]]))
+        assert slow.asked.wait(60.0)  # the lock is not held while rows are fetched
+        slow.open.set()
+        first.result(), second.result()
+    assert cache.figures()["rows"] == 3
+
+
+class Failing(Gate):
+    def fetch(self, ids: Ids) -> torch.Tensor:
+        if 13 in ids:
+            raise EvictError("no row 13")
+        return super().fetch(ids)
+
+
+def test_nothing_changes_where_the_slow_tier_fails() -> None:
+    slow = Failing(table())
+    slow.open.set()
+    cache = EmbeddingCache(slow, 100, mode="sum")
+    cache(torch.tensor([[1, 2]]))
+    before = cache.figures()
+    with pytest.raises(EvictError, match="no row 13"):
+        cache(torch.tensor([[1, 13]]))
+    assert cache.figures() == before
+
+
+def test_a_slow_tier_that_returns_other_rows_is_named() -> None:
+    slow = Gate(table())
+    slow.open.set()
+    slow.width = 9
+    with pytest.raises(EvictError, match=r"returned \(1, 8\) torch.float32 for 1 ids, not \(1, 9\)"):
+        EmbeddingCache(slow, 100)(torch.tensor([[1]]))
+
+
+@pytest.mark.parametrize("given_", [torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)])
+def test_empty_bags_are_zero(given_: torch.Tensor) -> None:
+    cache = EmbeddingCache(MemoryTier(table()), 10, mode="sum")
+    offsets = torch.tensor([0, 0])
+    assert torch.equal(cache(given_, offsets), bag(table(), "sum")(given_, offsets.to(given_.dtype)))
+
+
+def test_rows_of_a_file_are_those_of_memory(tmp_path: object) -> None:
+    weight = table(dtype=torch.float16)
+    path = f"{tmp_path}/table.rows"
+    FileTier.write(path, weight)
+    slow = FileTier(path, width=8, dtype=torch.float16)
+    assert (slow.rows, slow.width) == (400, 8)
+    ids = skewed(np.random.default_rng(0), 300, 400).view(30, 10)
+    cache = EmbeddingCache(slow, 50, mode="sum")
+    for _ in range(3):
+        assert same_bits(cache(ids), bag(weight, "sum")(ids))
+
+
+ONE = torch.tensor([1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param((torch.tensor([[1, 400]]),), r"id 400 at position 1 .* rows 0 to 399", id="too large"),
+        pytest.param((torch.tensor([[-1, 4]]),), "id -1 at position 0", id="negative"),
+        pytest.param((torch.tensor([[0.5]]),), "type torch.float32", id="numbers that are no ids"),
+        pytest.param((ONE,), "needs offsets", id="no offsets"),
+        pytest.param((ONE.view(1, 1), torch.tensor([0])), "2-d input", id="offsets of a 2-d input"),
+        pytest.param((ONE, torch.tensor([0, 1, 0])), "fall from 1 to 0 at position 2", id="offsets fall"),
+        pytest.param((ONE, torch.tensor([1])), "begin with 1", id="first offset"),
+        pytest.param((ONE, torch.tensor([0, 2])), "last offset is 2, .* 1 ids", id="last offset"),
+        pytest.param((ONE, torch.tensor([0.0])), "offsets have shape", id="offsets that are no integers"),
+        pytest.param((ONE, torch.tensor([0]), torch.ones(2)), r"shape \(2,\)", id="weights of another shape"),
+        pytest.param((ONE, torch.tensor([0]), torch.ones(1).double()), "float64", id="weights' type"),
+    ],
+)
+def test_bad_input_is_one_line_and_changes_nothing(arguments: tuple[torch.Tensor, ...], message: str) -> None:
+    cache = EmbeddingCache(MemoryTier(table()), 10, mode="sum")
+    with pytest.raises(EvictError, match=message) as caught:
+        cache(*arguments)
+    assert "\n" not in str(caught.value)
+    assert cache.figures()["batches"] == 0
+
+
+def test_what_cannot_be_made_is_refused(tmp_path: object) -> None:
+    slow = MemoryTier(table())
+    with pytest.raises(EvictError, match='mode is "max"; choose one of sum, mean'):
+        EmbeddingCache(slow, 10, mode="max")
+    with pytest.raises(EvictError, match="choose one of lru"):
+        EmbeddingCache(slow, 10, policy="belady")
+    with pytest.raises(EvictError, match="holds at least 1"):
+        EmbeddingCache(slow, 0)
+    with pytest.raises(EvictError, match="or a pool"):
+        EmbeddingCache(slow)
+    with pytest.raises(EvictError, match='are for mode "sum"'):
+        EmbeddingCache(slow, 10)(ONE.view(1, 1), None, torch.ones(1, 1))
+    with pytest.raises(EvictError, match="whole rows of 12"):
+        EmbeddingCache(MemoryTier(table(width=3)), pool=PagePool(PAGE, PAGE))
+    with pytest.raises(EvictError, match="cannot be read"):
+        FileTier(f"{tmp_path}/nowhere", width=4)
+    with pytest.raises(EvictError, match="not a multiple of 12"):
+        FileTier.write(f"{tmp_path}/rows", table())
+        FileTier(f"{tmp_path}/rows", width=3)
+
+
+def test_a_pool_refuses_what_it_cannot_hold() -> None:
+    pool = PagePool(PAGE, PAGE, limit_bytes=2 * PAGE)
+    with pytest.raises(EvictError, match="limit of 8192"):
+        pool.resize(3 * PAGE)
+    with pytest.raises(EvictError, match="multiple of 4096"):
+        PagePool(100, PAGE)
+    with pytest.raises(EvictError, match="less than one page"):
+        PagePool(PAGE, 10)
+    cache = EmbeddingCache(MemoryTier(table()), pool=pool)
+    with pytest.raises(EvictError, match="share is 0"):
+        pool.join(cache, share=0.0)
+    assert (cache.pages, pool.used_pages) == (1, 1)
+    pool.leave(cache)
+    assert (cache.pages, pool.used_pages) == (0, 0)

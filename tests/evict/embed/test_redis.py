@@ -1,0 +1,88 @@
+"""The tier in Redis, with a real server on a unix socket."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gati.errors import EvictError
+from gati.evict.embed.cache import EmbeddingCache
+
+redis = pytest.importorskip("redis", reason="needs the package redis: pip install 'gati[redis]'")
+if shutil.which("redis-server") is None:
+    pytest.skip("needs redis-server: apt-get install redis-server", allow_module_level=True)
+
+from gati.evict.embed.redis_tier import RedisTier  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[subprocess.Popen[str]]:
+    with tempfile.TemporaryDirectory() as folder:  # a path of a socket may not be long
+        address = Path(folder) / "redis.sock"
+        options = ["--port", "0", "--unixsocket", str(address), "--save", "", "--dir", folder]
+        process = subprocess.Popen(["redis-server", *options], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        if not any("ready to accept connections" in line.lower() for line in process.stdout):
+            raise AssertionError("redis-server ended before it was ready")
+        yield process
+        process.terminate()
+        process.communicate()
+
+
+@pytest.fixture
+def url(server: subprocess.Popen[str]) -> str:
+    arguments = server.args
+    assert isinstance(arguments, list)
+    address = f"unix://{arguments[arguments.index('--unixsocket') + 1]}"
+    redis.Redis.from_url(address).flushall()
+    return address
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equals_the_embedding_bag_bit_for_bit_from_several_threads(url: str, dtype: torch.dtype) -> None:
+    weight = torch.randn(3_000, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    RedisTier.write(url, "items", weight)
+    slow = RedisTier(url, "items")
+    assert (slow.rows, slow.width, slow.dtype) == (3_000, 16, dtype)
+    reference = torch.nn.EmbeddingBag.from_pretrained(weight, mode="sum")
+    cache = EmbeddingCache(slow, 200, mode="sum")
+
+    def serve(seed: int) -> bool:
+        random = np.random.default_rng(seed)
+        batches = [torch.from_numpy(random.integers(0, 3_000, (40, 50))) for _ in range(4)]
+        return all(torch.equal(cache(ids), reference(ids)) for ids in batches)
+
+    with ThreadPoolExecutor(3) as threads:
+        assert all(threads.map(serve, range(3)))
+    slow.close()
+
+
+def test_a_row_that_is_missing_or_short_is_named(url: str) -> None:
+    slow = RedisTier.write(url, "items", torch.ones(10, 4))
+    client = redis.Redis.from_url(url)
+    client.delete(b"items:" + np.int64(7).tobytes())
+    with pytest.raises(EvictError, match="no row 7 of 16 bytes in table items .1 of 2 are missing"):
+        slow.fetch(np.array([6, 7]))
+    client.set(b"items:" + np.int64(7).tobytes(), b"short")
+    with pytest.raises(EvictError, match="no row 7"):
+        slow.fetch(np.array([7, 8]))
+
+
+def test_a_table_that_is_not_there_is_named(url: str) -> None:
+    with pytest.raises(EvictError, match="has no table users: write it"):
+        RedisTier(url, "users")
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with pytest.raises(EvictError, match="failed .* is the server running"):
+        RedisTier("unix:///nowhere/redis.sock", "items")
+    with pytest.raises(EvictError, match="no address of Redis"):
+        RedisTier("here", "items")
