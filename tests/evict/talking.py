@@ -15,7 +15,7 @@ _THINGS = ("table", "flight", "concert", "doctor", "house", "bus", "film", "hote
 
 
 def talks(count: int, *, seed: int = 0, clear: float = 0.9, longest: int = 8) -> list[Dialogue]:
-    """Dialogues of up to `longest` prompts; the share `clear` of the last ones says goodbye, few others do."""
+    """Dialogues of up to `longest` prompts; the share `clear` of the last ones says goodbye."""
     chance = random.Random(seed)
     found = []
     for number in range(count):
