@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,9 @@ from typing import Any, cast
 
 from gati.errors import EvictError
 from gati.evict.cache import Handle
-from gati.evict.predict.named import predictor_named
+from gati.evict.policy.registry import POLICIES
+from gati.evict.predict.conversing import HintedContinuation
+from gati.evict.predict.named import Maker, predictor_named
 from gati.evict.replays.replay import build
 
 __all__ = ["PrefixCache", "PrefixMatch"]
@@ -35,7 +38,8 @@ class PrefixCache:
             free(gone)
         cache.release(match)
 
-    Several requests may be under way; calls must not overlap in time. Raises EvictError for sizes below one
+    `gap_s` is the mean pause of users, for `lpc` and `laru+lpc`, which ask `insert` for hints. Several
+    requests may be under way; calls must not overlap in time. Raises EvictError for sizes below one
     and for unknown policies and predictors.
     """
 
@@ -45,12 +49,17 @@ class PrefixCache:
         policy: str = "gati",
         *,
         predictor: str = "reuse",
+        gap_s: float = 100.0,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if blocks < 1:
             raise EvictError(f"a cache of {blocks} blocks holds nothing; give at least one")
-        self._cache = build(policy, blocks, predictor_named(predictor), seed=seed)
+        if policy == "lpc-oracle":
+            raise EvictError("lpc-oracle knows a trace in advance, and there is none; take lpc")
+        converses = policy in POLICIES and POLICIES[policy].converses
+        maker = _hinted(gap_s) if converses else predictor_named(predictor)
+        self._cache = build(policy, blocks, maker, seed=seed)
         self._clock = clock
 
     def __len__(self) -> int:
@@ -66,10 +75,14 @@ class PrefixCache:
     def insert(self, match: PrefixMatch, hints: Mapping[str, Any] | None = None) -> list[Hashable]:
         """Count a matched request as served: its missing blocks are cached now, and those returned are not.
 
-        Of a request longer than the cache the first blocks are cached. `hints` is for policies that ask more
-        about a request than its blocks; none of today's does. Raises EvictError, with nothing changed, where
-        too much is locked.
+        Of a request longer than the cache the first blocks are cached. `lpc` and `laru+lpc` take from `hints`
+        how probable it is that the conversation goes on, as `{"continue": 0.9}`; where that is missing, it
+        counts as an average one. Raises EvictError, with nothing changed, where too much is locked, and for
+        a hint that is no probability.
         """
+        source = self._cache.predictor
+        if isinstance(source, HintedContinuation):
+            source.hint((hints or {}).get("continue", math.nan))
         return cast("list[Hashable]", self._cache.insert(match._handle, self._clock()))
 
     def release(self, match: PrefixMatch) -> None:
@@ -80,3 +93,7 @@ class PrefixCache:
         """Counts of the policy and of the predictor."""
         counts = dict(self._cache.policy.figures())
         return counts | dict(self._cache.predictor.figures() if self._cache.predictor is not None else {})
+
+
+def _hinted(gap_s: float) -> Maker:
+    return lambda capacity, seed: HintedContinuation(gap_s)

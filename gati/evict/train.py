@@ -1,17 +1,23 @@
-"""`gati evict train`: a predictor fitted to a whole trace, to start from instead of nothing."""
+"""`gati evict train`: a predictor fitted to a whole trace, or a model of conversations to dialogues."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gati.errors import EvictError
+from gati.evict.predict.continuation import ContinuationSettings, fit_continuation, matthews
+from gati.evict.predict.continuation_stored import save_continuation
 from gati.evict.predict.reuse import Reuse, ReuseSettings
 from gati.evict.predict.stored import save_model
+from gati.evict.trace.dialogues import Dialogue, Prompts, halves, prompts_of
 from gati.evict.trace.records import Trace
 
-__all__ = ["train"]
+__all__ = ["samples_of", "train", "train_continuation"]
 
 
 def train(
@@ -40,3 +46,37 @@ def train(
     if progress is not None:
         progress(len(trace), len(trace))
     return trained_on
+
+
+def train_continuation(dialogues: Sequence[Dialogue], out: str | Path, *, seed: int = 0) -> dict[str, Any]:
+    """Learn from one half of the dialogues whether another prompt follows, and judge by the other half.
+
+    Writes the model to the folder `out` and returns what it was trained on, and `mcc`: Matthews' correlation
+    on the half held out, which is the one that `gati evict synthesise` makes streams of.
+
+    Raises EvictError where there is nothing to tell apart.
+    """
+    learned, held_out = halves(dialogues, seed=seed)
+    prompts, goes_on = samples_of(learned)
+    model = fit_continuation(prompts, goes_on, ContinuationSettings(seed=seed))
+    judged, followed = samples_of(held_out)
+    trained_on = {
+        "dialogues": len(learned),
+        "prompts": len(prompts),
+        "goes_on": float(goes_on.mean()),
+        "mcc": matthews(model.predict(judged) > 0.5, followed) if judged else 0.0,
+        "seed": seed,
+    }
+    save_continuation(model, Path(out), trained_on)
+    return trained_on
+
+
+def samples_of(dialogues: Sequence[Dialogue]) -> tuple[list[Prompts], NDArray[np.bool_]]:
+    """Every prompt with those before it, and whether another followed, [samples]."""
+    prompts: list[Prompts] = []
+    goes_on: list[bool] = []
+    for dialogue in dialogues:
+        found = prompts_of(dialogue.messages)
+        prompts += found
+        goes_on += [each.turn < len(found) for each in found]
+    return prompts, np.array(goes_on, dtype=np.bool_)

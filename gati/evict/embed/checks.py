@@ -22,7 +22,9 @@ def check_ids(ids: torch.Tensor, rows: int) -> torch.Tensor:
     flat = ids.reshape(-1).to(torch.int64)
     if len(flat) and (int(flat.min()) < 0 or int(flat.max()) >= rows):
         at = int(((flat < 0) | (flat >= rows)).nonzero()[0])
-        raise EvictError(f"id {int(flat[at])} at position {at} is out of range: the table has rows 0 to {rows - 1}")
+        raise EvictError(
+            f"id {int(flat[at])} at position {at} is out of range: the table has rows 0 to {rows - 1}"
+        )
     return flat
 
 
@@ -30,7 +32,9 @@ def check_offsets(ids: torch.Tensor, offsets: torch.Tensor | None, *, include_la
     """Raise EvictError for offsets that do not cut `ids` into bags."""
     if ids.ndim == 2:
         if offsets is not None:
-            raise EvictError("offsets were given with a 2-d input, whose rows are the bags: leave offsets out")
+            raise EvictError(
+                "offsets were given with a 2-d input, whose rows are the bags: leave offsets out"
+            )
         return
     if offsets is None:
         raise EvictError("a 1-d input needs offsets, which say where bags begin")

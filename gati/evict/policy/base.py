@@ -28,6 +28,8 @@ class EvictionPolicy(ABC):
     name: ClassVar[str]
     predicts: ClassVar[bool] = False  # whether it asks a predictor
     twins: ClassVar[bool] = False  # whether it needs a second predictor of the same kind
+    converses: ClassVar[bool] = False  # whether it asks how likely conversations go on, not about blocks
+    tree_only: ClassVar[bool] = False  # whether it needs requests to be paths
     flat_only: ClassVar[bool] = False  # whether it is defined for blocks without parents only
 
     def __init__(self, tree: RunTree, capacity: int, *, seed: int = 0) -> None:

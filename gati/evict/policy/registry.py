@@ -7,6 +7,7 @@ from gati.evict.policy.base import EvictionPolicy
 from gati.evict.policy.both import FollowCheaper
 from gati.evict.policy.guard import Gati
 from gati.evict.policy.keyed import Fifo, Lfu, Lru, Slru, TailLru
+from gati.evict.policy.lpc import LaruLpc, Lpc, LpcOracle
 from gati.evict.policy.markers import GuardedBelady, LMarker, PredictiveMarker
 from gati.evict.policy.predicting import FurthestPredicted, Halp, Laru, OptimalLeaf
 
@@ -31,12 +32,15 @@ POLICIES: dict[str, type[EvictionPolicy]] = {
         PredictiveMarker,
         LMarker,
         GuardedBelady,
+        Lpc,
+        LpcOracle,
+        LaruLpc,
     )
 }
 
 
 def policy_named(name: str, *, flat: bool) -> type[EvictionPolicy]:
-    """The class of a policy. Raises EvictError for unknown names, and for marker policies on a tree."""
+    """The class of a policy. Raises EvictError for unknown names, and policies of another kind of trace."""
     found = POLICIES.get(name)
     if found is None:
         raise EvictError(f"unknown policy {name!r}; there are {', '.join([*POLICIES, LIMIT])}")
@@ -44,4 +48,6 @@ def policy_named(name: str, *, flat: bool) -> type[EvictionPolicy]:
         raise EvictError(
             f"policy {name} is defined for blocks without parents only: --flat, or another policy"
         )
+    if found.tree_only and flat:
+        raise EvictError(f"policy {name} is defined for conversations only: leave out --flat")
     return found

@@ -5,18 +5,64 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gati.errors import EvictError
 from gati.evict.predict.base import Predictor
+from gati.evict.predict.continuation_stored import load_continuation
+from gati.evict.predict.conversing import ContinuationOracle, KnownContinuation
 from gati.evict.predict.oracle import Lognormal, Noisy, Oracle
 from gati.evict.predict.reuse import Reuse
 from gati.evict.predict.stored import load_model
 from gati.evict.trace.records import Trace
 
-__all__ = ["PREDICTORS", "Maker", "predictor_named"]
+__all__ = [
+    "PREDICTORS",
+    "Continuation",
+    "Maker",
+    "continuation_oracle",
+    "continuation_source",
+    "predictor_named",
+]
 
 PREDICTORS = ("reuse", "oracle", "noise:SHARE", "lognormal:SIGMA", "the folder that gati evict train wrote")
 
 Maker = Callable[[int, int], Predictor]  # capacity and seed to a new predictor
+
+Continuation = str | Path | NDArray[np.float64]  # a folder that was trained, or probabilities [requests]
+
+
+def continuation_source(trace: Trace, given: Continuation | None, *, gap_s: float) -> Maker:
+    """What tells policies how likely the conversations of `trace` go on. Raises EvictError."""
+    if given is None:
+        raise EvictError(
+            "lpc and laru+lpc need a model of conversations: name the folder that gati evict train "
+            "--dialogues wrote (--continuation DIR)"
+        )
+    if isinstance(given, np.ndarray):
+        known = given
+        if known.shape != (len(trace),):
+            raise EvictError(f"{known.shape} probabilities for {len(trace)} requests; give one a request")
+    elif trace.talks is None:
+        raise EvictError(
+            f"{trace.name} does not say what users wrote (prompts in every line), which lpc needs: make a "
+            "trace with gati evict synthesise"
+        )
+    else:
+        known = load_continuation(given).predict([talk.prompts for talk in trace.talks])
+    return lambda capacity, seed: KnownContinuation(known, gap_s)
+
+
+def continuation_oracle(trace: Trace, *, gap_s: float) -> Maker:
+    """What knows whether the conversations of `trace` go on. Raises EvictError where that is not said."""
+    labels = [talk.goes_on for talk in trace.talks or ()]
+    if not labels or None in labels:
+        raise EvictError(
+            f"{trace.name} does not say which conversations go on (goes_on): leave out lpc-oracle"
+        )
+    goes_on = np.array(labels, dtype=np.bool_)
+    return lambda capacity, seed: ContinuationOracle(goes_on, gap_s)
 
 
 def predictor_named(name: str, trace: Trace | None = None, *, flat: bool = False) -> Maker:

@@ -16,7 +16,13 @@ from gati.evict.policy.base import EvictionPolicy
 from gati.evict.policy.guard import EXCESS_SHARE, Gati
 from gati.evict.policy.registry import LIMIT, policy_named
 from gati.evict.predict.base import Predictor
-from gati.evict.predict.named import Maker, predictor_named
+from gati.evict.predict.named import (
+    Continuation,
+    Maker,
+    continuation_oracle,
+    continuation_source,
+    predictor_named,
+)
 from gati.evict.replays.result import PolicyOutcome, TraceReplay
 from gati.evict.trace.future import belady_hits
 from gati.evict.trace.records import Trace
@@ -34,14 +40,18 @@ def replay(
     policies: Sequence[str] = ("lru", "gati", "opt-leaf", "opt"),
     *,
     predictor: str = "reuse",
+    continuation: Continuation | None = None,
+    gap_s: float = 100.0,
     seeds: Sequence[int] = (0,),
     progress: Progress | None = None,
 ) -> TraceReplay:
     """Replay `trace` in caches of `sizes` blocks under each of `policies`, and return what they hit.
 
     `predictor` is `reuse`, `oracle`, `noise:SHARE`, `lognormal:SIGMA` or the folder of a trained model;
-    policies without predictions are replayed only once. `opt-leaf` always knows the future, and
-    `opt` is the limit that no policy exceeds.
+        policies without predictions are replayed only once. `opt-leaf` always knows the future, and `opt` is the
+    limit that no policy exceeds. `lpc` and `laru+lpc` take `continuation`: the folder of a model that was
+    trained on dialogues, or the probabilities [requests] that conversations go on. `gap_s` is the mean pause
+    of users, in seconds.
 
     Raises EvictError for sizes of zero or above what the trace requests at all, and for unknown names.
     """
@@ -52,17 +62,29 @@ def replay(
                 f"a cache of {size} blocks: sizes go from 1 to {trace.distinct}, with which everything that "
                 f"{trace.name} requests fits"
             )
+    asked = {name: policy_named(name, flat=flat) for name in policies if name != LIMIT}
+    makers = {"predictor": predictor_named(predictor, trace, flat=flat)}
+    labels: dict[str, str | None] = {"predictor": predictor}
+    if "opt-leaf" in asked:
+        makers["opt-leaf"] = predictor_named("oracle", trace, flat=flat)
+    if "lpc-oracle" in asked:
+        makers["lpc-oracle"] = continuation_oracle(trace, gap_s=gap_s)
+    if any(policy.converses and name not in makers for name, policy in asked.items()):
+        makers["continuation"] = continuation_source(trace, continuation, gap_s=gap_s)
+        labels["continuation"] = (
+            "probabilities" if isinstance(continuation, np.ndarray) else str(continuation)
+        )
     plans = []
     for name in policies:
-        asked = name != LIMIT and policy_named(name, flat=flat).predicts
-        plans.append((name, seeds if asked and name != "opt-leaf" else seeds[:1]))
-    maker = predictor_named(predictor, trace, flat=flat)
-    oracle = predictor_named("oracle", trace, flat=flat)
-    total = len(trace.blocks) * len(sizes) * sum(len(each) for _, each in plans)
+        found = asked.get(name)
+        source = name if name in makers else "continuation" if found and found.converses else "predictor"
+        draws = found is not None and found.predicts and source == "predictor"
+        plans.append((name, source, seeds if draws else seeds[:1]))
+    total = len(trace.blocks) * len(sizes) * sum(len(each) for _, _, each in plans)
     done = 0
     outcomes = []
     for size in sizes:
-        for name, chosen in plans:
+        for name, source, chosen in plans:
             for seed in chosen:
 
                 def tell(blocks: int, before: int = done) -> None:
@@ -72,18 +94,7 @@ def replay(
                 if name == LIMIT:
                     outcomes.append(_limit(trace, size))
                 else:
-                    exact = name == "opt-leaf"
-                    outcomes.append(
-                        _one(
-                            trace,
-                            size,
-                            name,
-                            oracle if exact else maker,
-                            None if exact else predictor,
-                            seed,
-                            tell,
-                        )
-                    )
+                    outcomes.append(_one(trace, size, name, makers[source], labels.get(source), seed, tell))
                 done += len(trace.blocks)
     if progress is not None:
         progress(total, total)

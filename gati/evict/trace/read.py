@@ -10,10 +10,11 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gati.errors import TraceError
-from gati.evict.trace.records import Kind, Trace, make_trace
+from gati.evict.trace.dialogues import Prompts
+from gati.evict.trace.records import Kind, Talk, Trace, make_trace
 
 __all__ = ["read_trace"]
 
@@ -23,7 +24,14 @@ _SUFFIXES = (
     "JSON lines (.jsonl), CSV (.csv), Parquet (.parquet), or lines of identifiers (.txt), or these .gz"
 )
 
-Row = tuple[int, list[int | str], float | None]  # line, blocks, time in seconds
+
+class Row(NamedTuple):
+    """What a line says."""
+
+    line: int
+    blocks: list[int | str]
+    time_s: float | None = None
+    talk: Talk | None = None
 
 
 def read_trace(path: str | Path, *, flat: bool = False, limit: int | None = None) -> Trace:
@@ -32,7 +40,8 @@ def read_trace(path: str | Path, *, flat: bool = False, limit: int | None = None
     JSON lines have `hash_ids` (or `blocks`) and `timestamp`: milliseconds where they are whole numbers, as
     Mooncake writes them, seconds where they are not, as Qwen-Bailian does. CSV and Parquet have columns of
     the same names, a row a request with the blocks separated by blanks. In lines of identifiers each line is
-    a request. `flat` takes blocks one by one, not as paths of a tree; `limit` keeps the first requests.
+    a request. JSON lines that `gati evict synthesise` wrote also say what users wrote. `flat` takes blocks
+    one by one, not as paths of a tree; `limit` keeps the first requests.
 
     Raises TraceError, with the line, for what cannot be read.
     """
@@ -46,19 +55,20 @@ def read_trace(path: str | Path, *, flat: bool = False, limit: int | None = None
         if limit < 1:
             raise TraceError(f"--limit is {limit}; keep at least one request")
         rows = rows[:limit]
-    timed = [row[2] for row in rows]
-    known = [time for time in timed if time is not None]
+    known = [row.time_s for row in rows if row.time_s is not None]
     if known and len(known) < len(rows):
-        line = next(line for line, _, time in rows if time is None)
+        line = next(row.line for row in rows if row.time_s is None)
         raise TraceError(f"{path} line {line} has no time, others have; give every request one, or none")
+    talks = [row.talk for row in rows if row.talk is not None]
     try:
         return make_trace(
-            [blocks for _, blocks, _ in rows],
+            [row.blocks for row in rows],
             known or None,
             kind=kind,
             name=path.name,
             sha256=hashlib.sha256(content).hexdigest(),
-            lines=[line for line, _, _ in rows],
+            lines=[row.line for row in rows],
+            talks=talks if len(talks) == len(rows) else None,
         )
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from error
@@ -94,13 +104,13 @@ def _rows(path: Path, content: bytes) -> Iterator[Row]:
     elif suffix == ".txt":
         for number, line in enumerate(text.splitlines(), start=1):
             if line.strip():
-                yield number, [*line.split()], None
+                yield Row(number, [*line.split()])
     else:
         raise TraceError(f"{path}: unknown format {suffix or 'without a suffix'}; give {_SUFFIXES}")
 
 
 def _json_lines(path: Path, text: str) -> Iterator[Row]:
-    found: list[tuple[int, list[int | str], tuple[str, float] | None]] = []
+    found: list[tuple[int, list[int | str], tuple[str, float] | None, Talk | None]] = []
     fractions = False
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
@@ -113,18 +123,19 @@ def _json_lines(path: Path, text: str) -> Iterator[Row]:
         if not isinstance(record, dict):
             raise TraceError(f"{where} is no JSON object: {line[:60]!r}")
         fractions |= isinstance(record.get("timestamp"), float)
-        found.append((number, _blocks(record, where), _stamp(record, where)))
+        found.append((number, _blocks(record, where), _stamp(record, where), _talk(record, where)))
     # Mooncake counts whole milliseconds, Qwen-Bailian seconds with fractions
     units = {**_TIMES, "timestamp": 1.0} if fractions else _TIMES
-    for number, ids, stamp in found:
-        yield number, ids, None if stamp is None else stamp[1] * units[stamp[0]]
+    for number, ids, stamp, talk in found:
+        yield Row(number, ids, None if stamp is None else stamp[1] * units[stamp[0]], talk)
 
 
 def _table(path: Path, rows: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[Row]:
     for number, record in rows:
         where = f"{path} line {number}"
         stamp = _stamp(record, where)
-        yield number, _blocks(record, where), None if stamp is None else stamp[1] * _TIMES[stamp[0]]
+        time_s = None if stamp is None else stamp[1] * _TIMES[stamp[0]]
+        yield Row(number, _blocks(record, where), time_s)
 
 
 def _blocks(record: dict[str, Any], where: str) -> list[int | str]:
@@ -157,6 +168,26 @@ def _stamp(record: dict[str, Any], where: str) -> tuple[str, float] | None:
     if not math.isfinite(value):
         raise TraceError(f"{where}: {key} is {record[key]!r}; times must be finite")
     return key, value
+
+
+def _talk(record: dict[str, Any], where: str) -> Talk | None:
+    """What `Talk.to_row` wrote, if anything. Raises TraceError where it is something else."""
+    if "prompts" not in record:
+        return None
+    texts, goes_on = record["prompts"], record.get("goes_on")
+    if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
+        raise TraceError(
+            f"{where}: prompts is {str(texts)[:60]!r}; it must be a list of texts, the newest last"
+        )
+    numbers = []
+    for key in ("conversation", "turn"):
+        value = record.get(key)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TraceError(f"{where}: {key} is {value!r}; next to prompts it must be a whole number")
+        numbers.append(value)
+    if goes_on is not None and not isinstance(goes_on, bool):
+        raise TraceError(f"{where}: goes_on is {goes_on!r}; it must be true or false, or be left out")
+    return Talk(numbers[0], Prompts(tuple(texts), numbers[1]), goes_on)
 
 
 def _parquet(path: Path, content: bytes) -> list[dict[str, Any]]:

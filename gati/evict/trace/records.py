@@ -11,11 +11,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gati.errors import TraceError
+from gati.evict.trace.dialogues import Prompts
 
-__all__ = ["Kind", "Trace", "make_trace"]
+__all__ = ["Kind", "Talk", "Trace", "make_trace"]
 
 Kind = Literal["tree", "flat"]
 Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Talk:
+    """The conversation that a request belongs to, what its user wrote, and whether another prompt follows."""
+
+    conversation: int
+    prompts: Prompts
+    goes_on: bool | None = None  # None: not known
+
+    def to_row(self) -> dict[str, Any]:
+        """Keys of a line of a trace."""
+        row: dict[str, Any] = {
+            "conversation": self.conversation,
+            "turn": self.prompts.turn,
+            "prompts": list(self.prompts.texts),
+        }
+        return row if self.goes_on is None else {**row, "goes_on": self.goes_on}
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +52,7 @@ class Trace:
     time_s: NDArray[np.float64] = field(repr=False)
     name: str = "trace"
     sha256: str = ""
+    talks: tuple[Talk, ...] | None = field(default=None, repr=False)  # of each request, where known
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -82,6 +102,7 @@ class Trace:
             self.time_s[:requests],
             self.name,
             self.sha256,
+            None if self.talks is None else self.talks[:requests],
         )
 
 
@@ -93,11 +114,13 @@ def make_trace(
     name: str = "trace",
     sha256: str = "",
     lines: Sequence[int] | None = None,
+    talks: Sequence[Talk] | None = None,
 ) -> Trace:
     """Make a trace of requests with identifiers of any kind; without times they come one a second.
 
     In a flat trace a block that a request names twice counts once. `lines` says where in a file each request
-    stands, for messages. Raises TraceError where the requests are not what `kind` says, or time goes back.
+    stands, for messages; `talks` which conversation it belongs to. Raises TraceError where the requests are
+    not what `kind` says, or time goes back.
     """
     where = range(1, len(requests) + 1) if lines is None else lines
     if not requests:
@@ -114,7 +137,8 @@ def make_trace(
     _check_times(times, where)
     if len(blocks) == 0:
         raise TraceError(f"{name} requests no blocks at all")
-    trace = Trace(kind, blocks, starts, times, name, sha256)
+    spoken = None if talks is None else tuple(talks)
+    trace = Trace(kind, blocks, starts, times, name, sha256, spoken)
     if kind == "tree":
         _check_tree(trace, list(numbers), where)
     return trace

@@ -1,0 +1,121 @@
+"""Dialogues: who said what, in order. Read from JSON lines, and split in two halves that share none."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gati.errors import TraceError
+
+__all__ = ["EARLIER", "Dialogue", "Message", "Prompts", "halves", "prompts_of", "read_dialogues"]
+
+EARLIER = 4  # prompts before the new one that are looked at
+
+_MESSAGES = ("turns", "messages", "conversation", "conversations", "conversation_a")
+_ROLES = ("role", "from")
+_TEXTS = ("content", "value", "text")
+_USERS = ("u", "user", "human")
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one side said."""
+
+    user: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """Messages of a user and an assistant, in order."""
+
+    name: str
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What is known when a user's message arrives: the last prompts, the new one last, and their number."""
+
+    texts: tuple[str, ...]
+    turn: int  # 1 for the first prompt
+
+
+def prompts_of(messages: Iterable[Message]) -> list[Prompts]:
+    """The prompts as each message of the user arrives, with up to four earlier ones; no responses."""
+    said = [message.text for message in messages if message.user]
+    return [Prompts(tuple(said[max(turn - 1 - EARLIER, 0) : turn]), turn) for turn in range(1, len(said) + 1)]
+
+
+def halves(dialogues: Sequence[Dialogue], *, seed: int = 0) -> tuple[list[Dialogue], list[Dialogue]]:
+    """Split into those to learn from and those held out; a dialogue's name alone decides for a seed."""
+    sides: tuple[list[Dialogue], list[Dialogue]] = ([], [])
+    for dialogue in dialogues:
+        digest = hashlib.blake2b(f"{seed}/{dialogue.name}".encode(), digest_size=1).digest()
+        sides[digest[0] & 1].append(dialogue)
+    return sides
+
+
+def read_dialogues(path: str | Path) -> list[Dialogue]:
+    """Read dialogues, one a line: JSON with `messages`, `turns`, `conversation` or `conversations`.
+
+    A message is `{"role": "user", "content": ...}`, `{"from": "human", "value": ...}` (ShareGPT) or a pair
+    `["U", ...]` (Schema-Guided Dialogue). The file may be packed (.gz). Where a dialogue has no `id`, its
+    line is its name.
+
+    Raises TraceError, with the line, for what cannot be read.
+    """
+    path = Path(path)
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
+    except FileNotFoundError:
+        raise TraceError(f"{path} does not exist; give a file of dialogues, one a line, as JSON") from None
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path} cannot be read: {error}") from error
+    found = [
+        _dialogue(line, f"{path} line {number}", str(number))
+        for number, line in enumerate(text.splitlines(), start=1)
+        if line.strip()
+    ]
+    if not found:
+        raise TraceError(f"{path} has no dialogues")
+    return found
+
+
+def _dialogue(line: str, where: str, name: str) -> Dialogue:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise TraceError(f"{where} is not JSON ({error}): {line[:60]!r}") from None
+    if not isinstance(record, dict):
+        raise TraceError(f"{where} is no JSON object: {line[:60]!r}")
+    key = next((key for key in _MESSAGES if isinstance(record.get(key), list)), None)
+    if key is None:
+        raise TraceError(
+            f"{where} has no dialogue: none of {', '.join(_MESSAGES)} is a list among "
+            f"{', '.join(map(str, record)) or 'no keys'}"
+        )
+    messages = tuple(_message(each, f"{where}: {key}") for each in record[key])
+    return Dialogue(str(record.get("id", record.get("conversation_id", name))), messages)
+
+
+def _message(said: Any, where: str) -> Message:
+    role: Any = None
+    text: Any = None
+    if isinstance(said, Mapping):
+        role = next((said[key] for key in _ROLES if key in said), None)
+        text = next((said[key] for key in _TEXTS if key in said), None)
+    elif isinstance(said, list) and len(said) == 2:
+        role, text = said
+    if not isinstance(role, str) or not isinstance(text, str):
+        raise TraceError(
+            f'{where} holds {str(said)[:60]!r}; a message is {{"role": "user", "content": "..."}}, '
+            '{"from": "human", "value": "..."} or ["U", "..."]'
+        )
+    return Message(role.lower() in _USERS, text)
