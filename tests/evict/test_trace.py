@@ -174,7 +174,7 @@ def test_a_replay_as_json_is_strict_and_complete() -> None:
     assert [row["policy"] for row in document["outcomes"]] == ["lru", "gati", "gati", "opt-leaf", "opt"]
     gati = document["outcomes"][1]
     assert gati["gap_closed"] == pytest.approx(1.0)
-    assert {"excess", "allowance", "alarms", "share_learned"} == set(gati["guard"])
+    assert {"excess", "allowance", "alarms", "trials", "share_learned"} == set(gati["guard"])
     assert {"mean", "p50", "p99"} == set(gati["decision_us"])
     assert math.isfinite(gati["blocks_per_s"]) and gati["phases"] >= 1 and gati["caught"] == 0
 

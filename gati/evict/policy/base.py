@@ -193,9 +193,7 @@ class TablePolicy(EvictionPolicy):
                     heapq.heappush(parents, (-float(scores[parent.slot]), parent.slot))
         leaf[gone] = False
         if count > 0:
-            self._cut(
-                slot, count, removed
-            )  # a part of the last one; it raises EvictError where all have gone
+            self._cut(slot, count, removed)  # a part of the last one; an EvictError where all have gone
 
     def _cut(self, slot: int, count: int, removed: list[int]) -> tuple[int, BlockRun | None]:
         """Remove up to `count` blocks of one leaf: how many, and its parent where that may go now."""

@@ -21,9 +21,8 @@ class Duels:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._open: OrderedDict[int, tuple[int, bool]] = (
-            OrderedDict()
-        )  # block: its opponent, was it predicted
+        # by block: its opponent, and whether predictions named it
+        self._open: OrderedDict[int, tuple[int, bool]] = OrderedDict()
         self._lead = _LEAD
         self._won = self._lost = 0.0
 

@@ -5,7 +5,7 @@ the blocks requested, A = eps n what is allowed. Predictions are followed until 
 decides until X <= A. So X <= eps n + B + k + the longest request, always: after a switch each block that
 only the shadow holds costs at most one miss.
 
-While LRU decides, duels tell whether predictions have become good. Then they are tried again, for B misses
+While LRU decides, duels tell whether predictions have become good. Then they are tried again, for B/4 misses
 more, as long as X + D <= A + B + k, where D counts the blocks that only the shadow holds. The bound stays:
 whatever we miss beyond LRU was one of these D, so that X + D grows only by evictions that predictions chose.
 """
