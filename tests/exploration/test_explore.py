@@ -182,7 +182,7 @@ def test_copies_and_overlap_are_told_and_kept_apart(files: dict[str, str], tmp_p
     assert not select & set(record.identities[certify].tolist())
     assert len(select) + certify.sum() == 400
     np.savez(tmp_path / "val.npz", images=np.concatenate([held[:300], held[:300], held[301:401]]))
-    with pytest.raises(DataError, match=r"val.npz has changed since explore; bring the old one back"):
+    with pytest.raises(DataError, match=r"val.npz has changed since explore; restore the old one"):
         held_out(library)
 
 
