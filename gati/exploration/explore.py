@@ -80,7 +80,7 @@ def explore(
     - `train_data`: more inputs, for the predictors alone; they may be the network's own training set. Inputs
       of `data` are left out.
     - `out`: the cache library's directory.
-        - `blocks`: a pattern over module names; exits go to all of these. By default blocks are detected, and a
+    - `blocks`: a pattern over module names; exits go to all of these. By default blocks are detected, and a
       few of them chosen.
     - `variants`: such as `["student(48)", "pyramid(64)"]`, all trained, at all blocks; `student` stands for
       students of sizes that fit the network, `"published"` for the published variants. `"reduced(112)"` is
@@ -91,7 +91,7 @@ def explore(
     - `sample_rate` (hertz), `seconds`: of recordings, where the network does not say what it takes.
     - `class_names`: the network's, in the order of its outputs: a list, or a file with one per line or a
       JSON list. By default those of the model, or those of the data if there are as many.
-        - `label_map`: which class of the network each label of `data` is, by folder name or label number: a
+    - `label_map`: which class of the network each label of `data` is, by folder name or label number: a
       mapping, or a file with a JSON object. Labels without a class are left out.
     - `companions`: (model, checkpoint) of smaller networks for the same classes, or for more of which the
       same names pick them. Each is a cache at the input, kept in the library, which needs neither code nor

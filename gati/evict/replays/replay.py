@@ -48,7 +48,7 @@ def replay(
     """Replay `trace` in caches of `sizes` blocks under each of `policies`, and return what they hit.
 
     `predictor` is `reuse`, `oracle`, `noise:SHARE`, `lognormal:SIGMA` or the folder of a trained model;
-        policies without predictions are replayed only once. `opt-leaf` always knows the future, and `opt` is the
+    policies without predictions are replayed only once. `opt-leaf` always knows the future, and `opt` is the
     limit that no policy exceeds. `lpc` and `laru+lpc` take `continuation`: the folder of a model that was
     trained on dialogues, or the probabilities [requests] that conversations go on. `gap_s` is the mean pause
     of users, in seconds.
