@@ -22,7 +22,7 @@ from gati.evict.policy.guard import EXCESS_SHARE, slack
 
 __all__ = ["GuardedRows", "LaruRows"]
 
-_SHADOWED = 8  # sets that the guard watches at most
+_SHADOWED = 4  # sets that the guard watches at most
 
 
 class LaruRows(RowPolicy):
@@ -119,10 +119,10 @@ class LaruRows(RowPolicy):
 class GuardedRows(LaruRows):
     """`gati`: LARU, and plain LRU where it has missed more than LRU would have.
 
-    A shadow LRU keeps the ids of up to 8 sets, chosen by hash as all sets are. X is by how many rows of these
+    A shadow LRU keeps the ids of up to 4 sets, chosen by hash as all sets are. X is by how many rows of these
     sets more were fetched than the shadow lacked. Where X reaches A + B all sets follow LRU, until X <= A.
-    A = eps n for n different ids requested of the sets; B is that of `gati.evict.policy.guard`. With 8 sets or
-    fewer the bound there holds, else it holds for the sets watched.
+    A = eps n for n different ids requested of the sets; B is that of `gati.evict.policy.guard`. The bound
+    there holds with up to 4 sets, else for the sets watched.
     """
 
     name: ClassVar[str] = "gati"
@@ -170,7 +170,7 @@ class GuardedRows(LaruRows):
 
     def _judge(self) -> None:
         allowed = EXCESS_SHARE * self._seen
-        room = float(self.sets.room[: self._watched].sum())
+        room = int(self.sets.room[: self._watched].sum())
         if self._following and self._excess >= allowed + slack(room):
             self._following = False
             self._alarms += 1

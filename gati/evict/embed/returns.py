@@ -38,11 +38,11 @@ class ReturnSettings:
     remembered: int = 8  # ids in the table, in rows of the cache; 28 bytes each
     occurrences: float = 64.0  # over how many the mean gap is taken
     patience: float = 4.0  # an id is forgotten for another when unseen for so many of its mean gaps
-    samples_a_batch: int = 256
+    samples_a_batch: int = 192
     window: int = 20_000  # samples kept
     first_fit: int = 1_500  # samples before there is a model
-    growth: float = 1.25  # as many times the samples between fits
-    longest_step: int = 5_000  # samples between fits at most
+    growth: float = 1.5  # as many times the samples between fits
+    longest_step: int = 20_000  # samples between fits at most
     bins: int = 8
     prior: float = 8.0  # samples that what is known of wider groups counts as
 
@@ -89,11 +89,11 @@ class RowReturns:
         before, gap, old_span, old_seen = self._ids[at], now - self._last[at], self._span[at], self._seen[at]
         known = before == batch.ids
         counts = batch.counts.astype(np.float32)
-        gap = gap.astype(np.float32)
-        span = np.where(known, old_span + gap, np.float32(now - batch.begin))
+        waited = gap.astype(np.float32)
+        span = np.where(known, old_span + waited, np.float32(now - batch.begin))
         seen = np.where(known, old_seen + counts, counts)
         cells = _cells(span, seen)
-        stays = ~known & (before >= 0) & (gap * old_seen < self._settings.patience * old_span)
+        stays = ~known & (before >= 0) & (waited * old_seen < self._settings.patience * old_span)
         self._close(self._sample[at], known, stays, gap, now)
         written = np.flatnonzero(~stays)
         to = at[written]
@@ -104,7 +104,7 @@ class RowReturns:
         return cells
 
     def later(self, cells: Cells, age: Floats) -> Floats:
-        """Predicted next uses of rows of these cells and ages, [n]: ages themselves while there is no model."""
+        """Predicted next uses of rows of these cells and ages, [n]; ages themselves without a model."""
         if self._fitted is None:
             return age
         edges, wait = self._fitted
@@ -129,7 +129,8 @@ class RowReturns:
         shape = (_GAPS, _EVIDENCE, bins)
         exposed = np.bincount(at, weights, minlength=_CELLS * bins).reshape(shape)
         came = np.bincount(at, weights * returned, minlength=_CELLS * bins).reshape(shape)
-        self._fitted = _Fitted(edges, seconds_a_hit(_shrunk(came, exposed, settings.prior), edges))
+        hazards = _shrunk(came.astype(float), exposed.astype(float), settings.prior)
+        self._fitted = _Fitted(edges, seconds_a_hit(hazards, edges))
         self.fits += 1
 
     def _close(
@@ -137,7 +138,7 @@ class RowReturns:
         samples: NDArray[np.int32],
         known: NDArray[np.bool_],
         stays: NDArray[np.bool_],
-        gap: NDArray[np.float32],
+        gap: Floats,
         now: float,
     ) -> None:
         """End the samples of ids that return, and of those that are forgotten for others."""
@@ -149,8 +150,8 @@ class RowReturns:
 
     def _watch(self, ids: Ids, at: Ids, cells: Cells, now: float) -> None:
         """Take some of the accesses as samples: those of ids that are remembered."""
-        most = min(self._settings.samples_a_batch, len(ids))
-        chosen = np.unique(self._random.integers(0, len(ids), most))
+        step = -(-len(ids) // self._settings.samples_a_batch)
+        chosen = np.arange(self._random.integers(step), len(ids), step)
         chosen = chosen[self._ids[at[chosen]] == ids[chosen]]
         numbers = self._taken + np.arange(len(chosen))
         self._taken += len(chosen)
@@ -170,7 +171,7 @@ _GROUPS = np.array([0, 1, 2, 2, 3, 3, 4, 4], dtype=np.int16)  # by the octave of
 
 
 def _shrunk(came: Floats, exposed: Floats, prior: float) -> Floats:
-    """Hazards [cells, bins], each drawn towards those of like gaps, these towards those of the next longer gap.
+    """Hazards [cells, bins], each drawn towards that of its gap, this towards that of the next longer gap.
 
     The most popular ids are few and hardly ever sampled: they are at least as popular as the next group.
     """
