@@ -6,8 +6,8 @@
 Starts a redis-server on the loopback interface and fills it with rows of 128 floats. A batch is 512 sums.
 `zipf` draws 50 ids a sum, of 200,000 rows, with the power `--skew`; `games` sums the last items of a user, up
 to 50, after every event of Amazon's users, who take turns at random. Each batch goes to all caches, in
-changing order, so that what else the machine does meets all alike; the first third, when caches fill, is not counted.
-`lru+` is LRU with the memory of the predictor spent on more rows.
+changing order, so that what else the machine does meets all alike; the first third, when caches fill, is not
+counted. `lru+` is LRU with the memory of the predictor spent on more rows.
 
 Prints mean latency, its ratio to LRU's with a 95 % interval (bootstrap over blocks of ten batches), the same
 ratio of processor time of cache and server together, which other programs disturb less, throughput, and hit
@@ -104,7 +104,7 @@ def redis_server() -> Iterator[str]:
 def run(
     slow: RedisTier, batches: list[Bags], rows: int, seed: int, server: Any
 ) -> tuple[NDArray[np.float64], dict[str, tuple[float, float]]]:
-    """Wall and processor seconds of every counted batch, [2, batches, caches], and hit rates of ids and of different ids."""
+    """Wall and processor seconds of every batch counted, [2, batches, caches], and the two hit rates."""
     caches = {
         name: EmbeddingCache(slow, rows, mode="sum", policy=name, seed=seed) for name in ("lru", "gati")
     }
