@@ -6,7 +6,13 @@ trace = evict.read_trace("trace.jsonl.gz")
 result = evict.replay(trace, sizes=[2000], policies=["lru", "gati", "opt"])
 
 cache = evict.PrefixCache(blocks=2000, policy="gati")  # in an engine of your own
+rows = evict.EmbeddingCache(evict.FileTier("table.rows", width=128), rows=10_000)  # for an nn.EmbeddingBag
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from gati.evict.policy.guard import bound
 from gati.evict.policy.registry import LIMIT, POLICIES
@@ -16,12 +22,32 @@ from gati.evict.replays.result import PolicyOutcome, TraceReplay
 from gati.evict.trace.read import read_trace
 from gati.evict.trace.records import Trace, make_trace
 
+if TYPE_CHECKING:
+    from gati.evict.embed.cache import EmbeddingCache
+    from gati.evict.embed.pool import PagePool
+    from gati.evict.embed.redis_tier import RedisTier
+    from gati.evict.embed.tiers import FileTier, MemoryTier
+
+# They need torch, which nothing else here does: each is imported when it is used.
+_LATE = {
+    "EmbeddingCache": "gati.evict.embed.cache",
+    "FileTier": "gati.evict.embed.tiers",
+    "MemoryTier": "gati.evict.embed.tiers",
+    "PagePool": "gati.evict.embed.pool",
+    "RedisTier": "gati.evict.embed.redis_tier",
+}
+
 __all__ = [
+    "EmbeddingCache",
+    "FileTier",
     "LIMIT",
+    "MemoryTier",
     "POLICIES",
+    "PagePool",
     "PolicyOutcome",
     "PrefixCache",
     "PrefixMatch",
+    "RedisTier",
     "Trace",
     "TraceReplay",
     "bound",
@@ -29,3 +55,13 @@ __all__ = [
     "read_trace",
     "replay",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATE:
+        return getattr(import_module(_LATE[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -143,7 +143,7 @@ class EmbeddingCache(nn.Module):
             self._epoch += 1
 
     def figures(self) -> Mapping[str, Any]:
-        """Counts so far, as JSON values: ids requested and of those hit, different ids, rows fetched and evicted."""
+        """Counts so far, as JSON values: ids requested, hits, different ids, rows fetched, evicted."""
         with self._lock:
             rates = {"hit_rate": self._counts["hits"] / max(self._counts["requested"], 1)}
             held = {"rows": int(self._sets.used.sum()), "capacity": self.capacity}

@@ -16,8 +16,8 @@ def check_ids(ids: torch.Tensor, rows: int) -> torch.Tensor:
     """Return ids [n], flat and as int64. Raises EvictError for other types, and out of range."""
     if ids.dtype not in _INTEGERS or ids.device.type != "cpu" or ids.ndim not in (1, 2):
         raise EvictError(
-            f"input has shape {tuple(ids.shape)}, type {ids.dtype}, on {ids.device}; give int64 ids on the CPU, "
-            "[n] with offsets or [bags, ids]"
+            f"input has shape {tuple(ids.shape)}, type {ids.dtype}, on {ids.device}; give int64 ids on the "
+            "CPU, [n] with offsets or [bags, ids]"
         )
     flat = ids.reshape(-1).to(torch.int64)
     if len(flat) and (int(flat.min()) < 0 or int(flat.max()) >= rows):
@@ -40,8 +40,8 @@ def check_offsets(ids: torch.Tensor, offsets: torch.Tensor | None, *, include_la
         raise EvictError("a 1-d input needs offsets, which say where bags begin")
     if offsets.dtype not in _INTEGERS or offsets.ndim != 1 or offsets.device.type != "cpu":
         raise EvictError(
-            f"offsets have shape {tuple(offsets.shape)}, type {offsets.dtype}, on {offsets.device}; give int64 "
-            "numbers [bags] on the CPU"
+            f"offsets have shape {tuple(offsets.shape)}, type {offsets.dtype}, on {offsets.device}; give "
+            "int64 numbers [bags] on the CPU"
         )
     if len(offsets) == 0:
         if include_last:
@@ -53,7 +53,8 @@ def check_offsets(ids: torch.Tensor, offsets: torch.Tensor | None, *, include_la
     if len(falls):
         at = int(falls[0]) + 1
         raise EvictError(
-            f"offsets fall from {int(offsets[at - 1])} to {int(offsets[at])} at position {at}: bags begin in order"
+            f"offsets fall from {int(offsets[at - 1])} to {int(offsets[at])} at position {at}; "
+            "bags begin in order"
         )
     if int(offsets[-1]) > ids.shape[0]:
         raise EvictError(f"the last offset is {int(offsets[-1])}, but the input has {ids.shape[0]} ids")

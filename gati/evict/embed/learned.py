@@ -22,7 +22,7 @@ from gati.evict.policy.guard import EXCESS_SHARE, slack
 
 __all__ = ["GuardedRows", "LaruRows"]
 
-_SHADOWED = 32  # sets that the guard watches at most
+_SHADOWED = 4  # sets that the guard watches at most
 
 
 class LaruRows(RowPolicy):
@@ -99,8 +99,13 @@ class LaruRows(RowPolicy):
         self._evicted[:], self._evicted_count[:] = -1, 0
 
     def figures(self) -> Mapping[str, Any]:
-        """Phases of all sets, predictions caught wrong, and fits of the predictor."""
-        return {"phases": self._phases, "caught": self._caught, "refits": self._returns.fits}
+        """Phases of all sets, predictions caught wrong, fits of the predictor and what it remembers."""
+        return {
+            "phases": self._phases,
+            "caught": self._caught,
+            "refits": self._returns.fits,
+            "predictor_bytes": self._returns.remembered_bytes,
+        }
 
     def _evicted_in_this_phase(self, batch: RequestedRows, slots: Ids) -> NDArray[np.bool_]:
         homes = batch.places.homes
@@ -114,10 +119,10 @@ class LaruRows(RowPolicy):
 class GuardedRows(LaruRows):
     """`gati`: LARU, and plain LRU where it has missed more than LRU would have.
 
-    A shadow LRU keeps the ids of up to 32 sets, chosen by hash as all sets are. X is by how many rows of these
+    A shadow LRU keeps the ids of up to 4 sets, chosen by hash as all sets are. X is by how many rows of these
     sets more were fetched than the shadow lacked. Where X reaches A + B all sets follow LRU, until X <= A.
-    A = eps n for n different ids requested of the sets; B is that of `gati.evict.policy.guard`. With 32 sets or
-    fewer the bound there holds, else it holds for the sets watched.
+    A = eps n for n different ids requested of the sets; B is that of `gati.evict.policy.guard`. The bound
+    there holds with up to 4 sets, else for the sets watched.
     """
 
     name: ClassVar[str] = "gati"
@@ -165,7 +170,7 @@ class GuardedRows(LaruRows):
 
     def _judge(self) -> None:
         allowed = EXCESS_SHARE * self._seen
-        room = float(self.sets.room[: self._watched].sum())
+        room = int(self.sets.room[: self._watched].sum())
         if self._following and self._excess >= allowed + slack(room):
             self._following = False
             self._alarms += 1

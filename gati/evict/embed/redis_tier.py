@@ -25,7 +25,7 @@ class RedisTier:
     def __init__(self, url: str, name: str) -> None:
         """Find a table at `url` (`redis://host:port/0`, `unix:///path/redis.sock`).
 
-        Raises EvictError where the server cannot be reached or has no such table, and without the package redis.
+        Raises EvictError without the server, the table, or the package redis.
         """
         self._url, self._name = url, name
         self._prefix = f"{name}:".encode()

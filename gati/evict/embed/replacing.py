@@ -83,8 +83,11 @@ class RowPolicy:
     def _evict(
         self, count: Ids, limits: Limits, batch: RequestedRows | None, fetched: Ids
     ) -> tuple[Ids, Ids]:
-        """Evict `count` [sets] of what is held and of those `fetched`: the slots, and the numbers in the batch."""
+        """Evict `count` [sets] of what is held and `fetched`: the slots, and the numbers in the batch."""
         sets = self.sets
+        if not count.any():
+            nothing = np.zeros(0, dtype=np.int64)
+            return nothing, nothing
         held = sets.held(count > 0)
         ids, homes, recency = sets.ids[held], held // WAYS, sets.recency[held]
         if batch is not None:

@@ -28,9 +28,6 @@ Floats = NDArray[np.float64]
 Cells = NDArray[np.int16]
 _GAPS, _EVIDENCE = 64, 5  # half-octaves of the mean gap; occurrences 1, 2-3, 4-15, 16-63, more
 _CELLS = _GAPS * _EVIDENCE
-_ENTRY = np.dtype(
-    [("id", np.int64), ("last", np.float64), ("span", np.float32), ("seen", np.float32), ("sample", np.int32)]
-)
 _JUST_BEFORE = 1.0 - 1e-9  # a return at the end of a bin belongs to it: who survives the bin did not return
 
 
@@ -41,11 +38,11 @@ class ReturnSettings:
     remembered: int = 8  # ids in the table, in rows of the cache; 28 bytes each
     occurrences: float = 64.0  # over how many the mean gap is taken
     patience: float = 4.0  # an id is forgotten for another when unseen for so many of its mean gaps
-    samples_a_batch: int = 256
+    samples_a_batch: int = 192
     window: int = 20_000  # samples kept
     first_fit: int = 1_500  # samples before there is a model
-    growth: float = 1.25  # as many times the samples between fits
-    longest_step: int = 5_000  # samples between fits at most
+    growth: float = 1.5  # as many times the samples between fits
+    longest_step: int = 20_000  # samples between fits at most
     bins: int = 8
     prior: float = 8.0  # samples that what is known of wider groups counts as
 
@@ -61,8 +58,11 @@ class RowReturns:
     def __init__(self, capacity: int, *, settings: ReturnSettings | None = None, seed: int = 0) -> None:
         self._settings = settings = settings or ReturnSettings()
         size = 1 << max(int(np.ceil(np.log2(max(settings.remembered * capacity, 64)))), 6)
-        self._table = np.zeros(size, dtype=_ENTRY)
-        self._table["id"] = self._table["sample"] = -1
+        self._ids = np.full(size, -1, dtype=np.int64)  # remembered, as all below
+        self._last = np.zeros(size)
+        self._span = np.zeros(size, dtype=np.float32)
+        self._seen = np.zeros(size, dtype=np.float32)
+        self._sample = np.full(size, -1, dtype=np.int32)
         self._mask = np.uint64(size - 1)
         window = settings.window
         self._cells = np.zeros(window, dtype=np.int16)  # of the samples, as all below
@@ -75,33 +75,36 @@ class RowReturns:
         self._random = np.random.default_rng(seed)
         self.fits = 0
 
+    @property
+    def remembered_bytes(self) -> int:
+        """Memory of what is remembered of ids."""
+        return sum(each.nbytes for each in (self._ids, self._last, self._span, self._seen, self._sample))
+
     def observe(self, batch: RequestedRows) -> Cells:
         """Learn from a batch; the cells of its ids, [n]."""
         if self._taken >= self._due:
             self.fit(float(batch.begin))
-        table, now = self._table, float(batch.end)
+        now = float(batch.end)
         at = ((batch.places.bits >> np.uint64(8)) & self._mask).astype(np.int64)
-        entries = table[at]
-        known = entries["id"] == batch.ids
-        gap = now - entries["last"]
-        self._returned(entries["sample"][known], gap[known])
-        span = np.where(known, entries["span"] + gap, now - batch.begin)
-        seen = np.where(known, entries["seen"] + batch.counts, batch.counts)
+        before, gap, old_span, old_seen = self._ids[at], now - self._last[at], self._span[at], self._seen[at]
+        known = before == batch.ids
+        counts = batch.counts.astype(np.float32)
+        waited = gap.astype(np.float32)
+        span = np.where(known, old_span + waited, np.float32(now - batch.begin))
+        seen = np.where(known, old_seen + counts, counts)
         cells = _cells(span, seen)
-        fade = np.minimum(self._settings.occurrences / seen, 1.0)
-        stays = ~known & (entries["id"] >= 0)
-        stays &= gap * entries["seen"] < self._settings.patience * entries["span"]
+        stays = ~known & (before >= 0) & (waited * old_seen < self._settings.patience * old_span)
+        self._close(self._sample[at], known, stays, gap, now)
         written = np.flatnonzero(~stays)
-        self._lose(entries["sample"][written][~known[written]], now)
-        fresh = np.empty(len(written), dtype=_ENTRY)
-        fresh["id"], fresh["last"], fresh["sample"] = batch.ids[written], now, -1
-        fresh["span"], fresh["seen"] = (span * fade)[written], (seen * fade)[written]
-        table[at[written]] = fresh
+        to = at[written]
+        fade = np.minimum(self._settings.occurrences / seen[written], 1.0)
+        self._ids[to], self._last[to], self._sample[to] = batch.ids[written], now, -1
+        self._span[to], self._seen[to] = span[written] * fade, seen[written] * fade
         self._watch(batch.ids, at, cells, now)
         return cells
 
     def later(self, cells: Cells, age: Floats) -> Floats:
-        """Predicted next uses of rows of these cells and ages, [n]: ages themselves while there is no model."""
+        """Predicted next uses of rows of these cells and ages, [n]; ages themselves without a model."""
         if self._fitted is None:
             return age
         edges, wait = self._fitted
@@ -126,36 +129,41 @@ class RowReturns:
         shape = (_GAPS, _EVIDENCE, bins)
         exposed = np.bincount(at, weights, minlength=_CELLS * bins).reshape(shape)
         came = np.bincount(at, weights * returned, minlength=_CELLS * bins).reshape(shape)
-        self._fitted = _Fitted(edges, seconds_a_hit(_shrunk(came, exposed, settings.prior), edges))
+        hazards = _shrunk(came.astype(float), exposed.astype(float), settings.prior)
+        self._fitted = _Fitted(edges, seconds_a_hit(hazards, edges))
         self.fits += 1
 
-    def _returned(self, samples: Ids, gaps: Floats) -> None:
-        kept = self._kept(samples)
-        self._gaps[samples[kept] % self._settings.window] = gaps[kept]
-
-    def _lose(self, samples: Ids, now: float) -> None:
-        """Their ids are forgotten."""
-        self._lost_at[samples[self._kept(samples)] % self._settings.window] = now
-
-    def _kept(self, samples: Ids) -> NDArray[np.bool_]:
-        return (samples >= 0) & (samples >= self._taken - self._settings.window)
+    def _close(
+        self,
+        samples: NDArray[np.int32],
+        known: NDArray[np.bool_],
+        stays: NDArray[np.bool_],
+        gap: Floats,
+        now: float,
+    ) -> None:
+        """End the samples of ids that return, and of those that are forgotten for others."""
+        window = self._settings.window
+        ended = np.flatnonzero((samples >= max(self._taken - window, 0)) & ~stays)
+        returned = ended[known[ended]]
+        self._gaps[samples[returned] % window] = gap[returned]
+        self._lost_at[samples[ended[~known[ended]]] % window] = now
 
     def _watch(self, ids: Ids, at: Ids, cells: Cells, now: float) -> None:
         """Take some of the accesses as samples: those of ids that are remembered."""
-        most = min(self._settings.samples_a_batch, len(ids))
-        chosen = np.unique(self._random.integers(0, len(ids), most))
-        chosen = chosen[self._table["id"][at[chosen]] == ids[chosen]]
+        step = -(-len(ids) // self._settings.samples_a_batch)
+        chosen = np.arange(self._random.integers(step), len(ids), step)
+        chosen = chosen[self._ids[at[chosen]] == ids[chosen]]
         numbers = self._taken + np.arange(len(chosen))
         self._taken += len(chosen)
         places = numbers % self._settings.window
         self._cells[places], self._taken_at[places] = cells[chosen], now
         self._gaps[places], self._lost_at[places] = np.nan, np.inf
-        self._table["sample"][at[chosen]] = numbers
+        self._sample[at[chosen]] = numbers
 
 
-def _cells(span: Floats, seen: Floats) -> Cells:
-    gap = np.clip(2.0 * np.log2(span / seen), 0, _GAPS - 1).astype(np.int16)
-    evidence = np.clip(np.log2(seen), 0, 7).astype(np.int16)
+def _cells(span: NDArray[np.float32], seen: NDArray[np.float32]) -> Cells:
+    gap = np.clip(2.0 * np.log2(span / seen), 0.0, _GAPS - 1.0).astype(np.int16)
+    evidence = np.clip(np.log2(seen), 0.0, 7.0).astype(np.int16)
     return np.asarray(gap * _EVIDENCE + _GROUPS[evidence], dtype=np.int16)
 
 
@@ -163,7 +171,7 @@ _GROUPS = np.array([0, 1, 2, 2, 3, 3, 4, 4], dtype=np.int16)  # by the octave of
 
 
 def _shrunk(came: Floats, exposed: Floats, prior: float) -> Floats:
-    """Hazards [cells, bins], each drawn towards those of like gaps, these towards those of the next longer gap.
+    """Hazards [cells, bins], each drawn towards that of its gap, this towards that of the next longer gap.
 
     The most popular ids are few and hardly ever sampled: they are at least as popular as the next group.
     """

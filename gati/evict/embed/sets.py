@@ -17,6 +17,7 @@ __all__ = ["Hashed", "RowSets", "WAYS", "hashed", "leaving", "ranks"]
 
 WAYS = 64
 _EMPTY = -1
+_SET_SHIFT = 42  # sets and recencies in one number: 2 million sets, 4 10^12 requested ids that one may be old
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
@@ -117,7 +118,9 @@ def leaving(
 
     Returns the numbers of those that leave, and which of them LRU would have kept.
     """
-    order = np.lexsort((recency, homes))
+    # One number to sort by is several times as fast as two: set, then recency.
+    oldest = int(recency.min()) if len(recency) else 0
+    order = np.argsort((homes << _SET_SHIFT) + (recency - oldest))
     sets = len(count)
     window = np.maximum(window, 1)
     homes = homes[order]
@@ -129,7 +132,14 @@ def leaving(
         gone |= zone & (place < count[homes])
     else:
         inside = np.flatnonzero(zone)
-        inside = inside[np.lexsort((-later[order[inside]], homes[inside]))]
+        inside = inside[_latest_first(homes[inside], later[order[inside]])]
         picked = ranks(homes[inside], sets) < (count - safe)[homes[inside]]
         gone[inside[picked]] = True
     return order[gone], (place >= count[homes])[gone]
+
+
+def _latest_first(homes: Ids, later: NDArray[np.float64]) -> Ids:
+    """Sort by set, then what is used latest first, in the order given where that is equal."""
+    # the bits of floats that are not negative are in the order of the floats
+    bits = np.maximum(later, 0.0).astype(np.float32).view(np.int32).astype(np.int64)
+    return np.argsort((homes << 32) - bits, kind="stable")

@@ -1,4 +1,4 @@
-"""Slow tiers: where all rows of an embedding table live, in memory, a mapped file, or Redis (`redis_tier`)."""
+"""Slow tiers: where all rows of a table live, in memory, a mapped file, or Redis (`redis_tier`)."""
 
 from __future__ import annotations
 

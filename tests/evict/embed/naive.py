@@ -32,7 +32,7 @@ class NaiveLru:
 def leave_one_by_one(
     queue: list[tuple[int, float]], *, used: int, safe: int, window: int, count: int
 ) -> list[int]:
-    """Evict `count` of a set's ids, in LRU's order with predictions: before each, one more may have entered."""
+    """Evict `count` of a set's ids, given in LRU's order with predictions; one enters after each."""
     held, entering = queue[:used], queue[used:]
     gone = []
     for number in range(count):

@@ -1,0 +1,187 @@
+"""LARU and the guard within sets, against evictions one at a time; what the predictor learns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from gati.evict import bound
+from gati.evict.embed.cache import EmbeddingCache
+from gati.evict.embed.learned import GuardedRows, LaruRows
+from gati.evict.embed.replacing import RequestedRows, RowPolicy
+from gati.evict.embed.returns import RowReturns
+from gati.evict.embed.sets import WAYS, RowSets, hashed, leaving
+from gati.evict.embed.tiers import Ids, MemoryTier
+from tests.evict.embed.naive import NaiveLru, leave_one_by_one
+
+Floats = NDArray[np.float64]
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_what_leaves_is_what_leaves_one_by_one(data: st.DataObject) -> None:
+    sets = data.draw(st.integers(1, 4))
+    homes, recency, later, expected = [], [], [], set()
+    count, safe, window = [], [], []
+    for home in range(sets):
+        size = data.draw(st.integers(0, 12))
+        leaves = data.draw(st.integers(0, size // 2))
+        first = data.draw(st.integers(0, leaves))
+        choice = data.draw(st.integers(1, max(size - leaves, 1)))
+        queue = [(len(homes) + at, float(data.draw(st.integers(0, 5)))) for at in range(size)]
+        expected |= set(leave_one_by_one(queue, used=size - leaves, safe=first, window=choice, count=leaves))
+        homes += [home] * size
+        recency += [10 * at + home for at in range(size)]
+        later += [value for _, value in queue]
+        count.append(leaves), safe.append(first), window.append(choice)
+    shuffled = np.random.default_rng(len(homes)).permutation(len(homes))
+    gone, _ = leaving(
+        np.array(homes, dtype=np.int64)[shuffled],
+        np.array(recency, dtype=np.int64)[shuffled],
+        np.array(later)[shuffled],
+        count=np.array(count),
+        safe=np.array(safe),
+        window=np.array(window),
+    )
+    assert set(shuffled[gone].tolist()) == expected
+
+
+class Told(RowReturns):
+    """Predicts what it is told for each id; keeps to the ids of one batch at a time."""
+
+    def __init__(self, sets: RowSets, next_use: dict[int, float]) -> None:
+        super().__init__(1)
+        self.sets, self.next_use = sets, next_use
+        self.batch = np.zeros(0, dtype=np.int64)
+
+    def observe(self, batch: RequestedRows) -> NDArray[np.int16]:
+        return np.asarray(batch.ids, dtype=np.int16)  # the cell of an id is the id
+
+    def later(self, cells: NDArray[np.int16], age: Floats) -> Floats:
+        return np.array([self.next_use.get(id_, 1e9) for id_ in cells.tolist()])
+
+
+class Driver:
+    """Serves batches from a policy, without rows."""
+
+    def __init__(self, policy: RowPolicy) -> None:
+        self.policy, self.clock, self.fetched = policy, 0, 0
+
+    def serve(self, batch: list[int]) -> None:
+        ids, counts = np.unique(np.array(batch, dtype=np.int64), return_counts=True)
+        last = np.array([len(batch) - 1 - batch[::-1].index(id_) for id_ in ids.tolist()])
+        end = self.clock + len(batch)
+        sets = self.policy.sets
+        places = hashed(ids, sets.sets)
+        requested = RequestedRows(ids, places, counts, self.clock + last, self.clock, end)
+        slots = sets.find(ids, places)
+        self.policy.observe(requested)
+        self.policy.replace(requested, slots)
+        self.clock = end
+        self.fetched += int(np.count_nonzero(slots < 0))
+        assert (sets.used <= sets.room).all()
+
+
+def made(kind: type[LaruRows], capacity: int, sets: int) -> tuple[Driver, dict[int, float]]:
+    held = RowSets(sets * WAYS)
+    held.allow(capacity)
+    next_use: dict[int, float] = {}
+    return Driver(kind(held, Told(held, next_use))), next_use
+
+
+batches = st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=6), min_size=5, max_size=40)
+
+
+@settings(max_examples=80, deadline=None)
+@given(trace=batches, capacity=st.integers(6, 20))
+def test_exact_predictions_are_never_caught(trace: list[list[int]], capacity: int) -> None:
+    driver, next_use = made(LaruRows, capacity, sets=1)
+    for number, batch in enumerate(trace):
+        next_use.clear()
+        for ahead in range(len(trace) - 1, number, -1):
+            next_use.update(dict.fromkeys(trace[ahead], float(ahead)))
+        driver.serve(batch)
+    assert driver.policy.figures()["caught"] == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(trace=batches, capacity=st.integers(8, 20), sets=st.integers(1, 3), seed=st.integers(0, 1000))
+def test_the_guard_bounds_what_is_fetched_beyond_lru_whatever_is_predicted(
+    trace: list[list[int]], capacity: int, sets: int, seed: int
+) -> None:
+    driver, next_use = made(GuardedRows, capacity, sets)
+    naive = NaiveLru(sets, driver.policy.sets.room.tolist())
+    random = np.random.default_rng(seed)
+    lacking = requested = 0
+    for batch in trace * 4:
+        upcoming = trace[(driver.clock + 1) % len(trace)]
+        next_use.update(dict.fromkeys(upcoming, float(random.integers(1e6))))  # used soon: said to be late
+        lacking += naive.access(batch)
+        requested += len(set(batch))
+        driver.serve(batch)
+        assert driver.fetched - lacking <= bound(requested, capacity, 6)
+
+
+def test_the_guard_steps_in_where_predictions_are_wrong() -> None:
+    driver, next_use = made(GuardedRows, 32, sets=1)
+    next_use.update(dict.fromkeys(range(8), 1e12))  # what is always used is said never to be
+    for turn in range(200):
+        driver.serve([*range(8), *range(1000 + 10 * turn, 1010 + 10 * turn)])
+    guard = driver.policy.figures()["guard"]
+    assert guard["alarms"] >= 1
+    assert guard["excess"] <= bound(200 * 18, 32, 18)
+
+
+def test_caught_predictions_halve_the_window() -> None:
+    driver, next_use = made(LaruRows, 8, sets=1)
+    for id_ in range(8):
+        driver.serve([id_])
+    next_use[7] = 1e12  # LRU would take 0
+    driver.serve([8])
+    assert driver.policy.sets.find(np.array([7]), hashed(np.array([7]), 1))[0] == -1
+    assert driver.policy.windows().tolist() == [8]
+    driver.serve([7])  # the phase began with 8, and holds 8 and 7
+    assert driver.policy.figures()["caught"] == 1
+    assert driver.policy.windows().tolist() == [4]
+
+
+def skewed_traffic(policy: str, seed: int, rows: int) -> int:
+    random = np.random.default_rng(seed)
+    chances = np.cumsum(np.arange(1, 5_001, dtype=np.float64) ** -1.0)
+    ids = random.permutation(5_000)
+    cache = EmbeddingCache(MemoryTier(torch.zeros(5_000, 4)), rows, mode="sum", policy=policy)
+    for _ in range(80):
+        drawn = np.searchsorted(chances, random.random(600) * chances[-1])
+        cache(torch.from_numpy(ids[drawn]).view(12, 50))
+    return int(cache.figures()["fetched"])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_learning_fetches_fewer_rows_than_lru_where_some_are_popular(seed: int) -> None:
+    lru = skewed_traffic("lru", seed, 150)
+    assert skewed_traffic("gati", seed, 150) < 0.94 * lru
+
+
+def batch_of(ids: Ids, begin: int, end: int) -> RequestedRows:
+    counts = np.ones_like(ids)
+    return RequestedRows(ids, hashed(ids, 1), counts, begin + np.arange(len(ids)), begin, end)
+
+
+def test_rows_that_return_often_are_worth_more_than_those_seen_once() -> None:
+    returns = RowReturns(200, seed=0)
+    hot = np.arange(20)
+    for number in range(120):
+        ids = np.concatenate((hot, np.arange(1000 + 20 * number, 1020 + 20 * number)))
+        cells = returns.observe(batch_of(ids, 40 * number, 40 * number + 40))
+        if returns.fits == 0:
+            ages = np.array([3.0, 7.0])
+            assert (returns.later(cells[:2], ages) == ages).all()
+    assert returns.fits >= 1
+    later = returns.later(cells, np.zeros(len(cells)))
+    assert later[:20].max() < 0.2 * later[20:].min()
+    waited = returns.later(cells[:1], np.array([4_000.0]))
+    assert waited[0] > 2.0 * later[0]  # it did not come when it always had
