@@ -154,6 +154,8 @@ def compare(
     sizes: Sizes = None,
     policies: Policies = "lru,slru,fpb,hf,laru,gati,opt-leaf,opt",
     predictor: PredictorName = "reuse",
+    continuation: ContinuationDir = None,
+    gap: Gap = "100s",
     seeds: Seeds = 1,
     flat: Flat = False,
     limit: Limit = None,
@@ -165,7 +167,9 @@ def compare(
     from gati.files import atomic_write_text
 
     found = _read(trace, flat, limit)
-    result = _replayed(found, sizes, policies, predictor, seeds)
+    result = _replayed(
+        found, sizes, policies, predictor, seeds, continuation=continuation, gap_s=parse_duration(gap)
+    )
     curves = []
     if noise:
         sizes_used = sorted({each.capacity_blocks for each in result.outcomes})
