@@ -11,6 +11,7 @@ import typer
 from gati.cli import render
 from gati.cli.options import JsonFile, examples_below, split_list
 from gati.errors import EvictError
+from gati.units import parse_duration
 
 if TYPE_CHECKING:
     from gati.evict.replays.result import TraceReplay
@@ -26,6 +27,7 @@ evict = typer.Typer(
         "gati evict inspect trace.jsonl.gz",
         "gati evict replay trace.jsonl.gz --size 2000,5000 --policy lru,gati,opt",
         "gati evict compare trace.jsonl.gz --out report.html",
+        "gati evict synthesise dialogues.jsonl.gz --out stream.jsonl.gz",
     ),
 )
 
@@ -54,6 +56,13 @@ Policies = Annotated[
 PredictorName = Annotated[
     str, typer.Option("--predictor", metavar="NAME", help="reuse, oracle, noise:0.3, or what train wrote.")
 ]
+ContinuationDir = Annotated[
+    Path | None,
+    typer.Option("--continuation", metavar="DIR", help="For lpc: what train --dialogues wrote."),
+]
+Gap = Annotated[
+    str, typer.Option("--gap", metavar="TIME", help="Mean pause of users, by which lpc counts silence.")
+]
 Seeds = Annotated[int, typer.Option("--seeds", metavar="N", help="Replays of randomised policies.")]
 
 
@@ -79,6 +88,7 @@ def inspect(trace: TraceFile, flat: Flat = False, limit: Limit = None, json_file
         "gati evict replay trace.jsonl.gz --size 2000,5000 --policy lru,gati,opt",
         "gati evict replay trace.jsonl --policy lru,laru,fpb --predictor noise:0.3 --seeds 5 --json out.json",
         "gati evict replay clicks.txt --flat --policy lru,lmarker,opt",
+        "gati evict replay stream.jsonl.gz --policy lru,lpc,lpc-oracle --continuation continuation",
     )
 )
 def replay(
@@ -86,6 +96,8 @@ def replay(
     sizes: Sizes = None,
     policies: Policies = "lru,gati,opt-leaf,opt",
     predictor: PredictorName = "reuse",
+    continuation: ContinuationDir = None,
+    gap: Gap = "100s",
     seeds: Seeds = 1,
     flat: Flat = False,
     limit: Limit = None,
@@ -95,26 +107,41 @@ def replay(
     from gati.evict.replays.page import summary
     from gati.files import atomic_write_text
 
-    result = _replayed(_read(trace, flat, limit), sizes, policies, predictor, seeds)
+    found = _read(trace, flat, limit)
+    result = _replayed(
+        found, sizes, policies, predictor, seeds, continuation=continuation, gap_s=parse_duration(gap)
+    )
     if json_file is not None:
         atomic_write_text(json_file, result.to_json())
     _eviction(summary(result))
 
 
-@evict.command(epilog=examples_below("gati evict train yesterday.jsonl.gz --out predictor"))
+@evict.command(
+    epilog=examples_below(
+        "gati evict train yesterday.jsonl.gz --out predictor",
+        "gati evict train dialogues.jsonl.gz --dialogues --out continuation",
+    )
+)
 def train(
     trace: TraceFile,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the predictor.")],
+    dialogues: Annotated[
+        bool, typer.Option("--dialogues", help="The file holds dialogues: learn which go on, for lpc.")
+    ] = False,
     flat: Flat = False,
     limit: Limit = None,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """Fit the predictor to a trace, so that a cache does not start without a model.
 
-    Replay another trace with it than the one it was trained on, whose future it has seen.
+    Replay another trace with it than the one it was trained on, whose future it has seen. Of dialogues, one
+    half is learned from and the other judges; synthesise makes streams of the latter.
     """
     from gati.evict.train import train as fit
 
+    if dialogues:
+        _train_continuation(trace, out, flat, limit, seed)
+        return
     trained = fit(_read(trace, flat, limit), out, seed=seed, progress=render.counter("requests"))
     typer.echo(f"wrote {out}, trained on {trained['requests']} requests of {trained['name']}")
     typer.echo(f"next: gati evict replay ANOTHER --predictor {out}")
@@ -127,6 +154,8 @@ def compare(
     sizes: Sizes = None,
     policies: Policies = "lru,slru,fpb,hf,laru,gati,opt-leaf,opt",
     predictor: PredictorName = "reuse",
+    continuation: ContinuationDir = None,
+    gap: Gap = "100s",
     seeds: Seeds = 1,
     flat: Flat = False,
     limit: Limit = None,
@@ -138,7 +167,9 @@ def compare(
     from gati.files import atomic_write_text
 
     found = _read(trace, flat, limit)
-    result = _replayed(found, sizes, policies, predictor, seeds)
+    result = _replayed(
+        found, sizes, policies, predictor, seeds, continuation=continuation, gap_s=parse_duration(gap)
+    )
     curves = []
     if noise:
         sizes_used = sorted({each.capacity_blocks for each in result.outcomes})
@@ -152,13 +183,85 @@ def compare(
     typer.echo(f"wrote {out}")
 
 
+@evict.command(
+    epilog=examples_below(
+        "gati evict synthesise dialogues.jsonl.gz --out stream.jsonl.gz",
+        "gati evict synthesise dialogues.jsonl.gz --active 50 --gap 30s --for 1h --all --out stream.jsonl",
+    )
+)
+def synthesise(
+    dialogues: Annotated[
+        Path,
+        typer.Argument(metavar="DIALOGUES", help="JSON lines with messages, turns or conversations; or .gz."),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The trace: .jsonl or .jsonl.gz.")],
+    active: Annotated[
+        int, typer.Option(metavar="N", help="Conversations under way at a time, at most.")
+    ] = 200,
+    gap: Annotated[str, typer.Option(metavar="TIME", help="Mean pause of users.")] = "100s",
+    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="How long the stream is.")] = "20m",
+    block: Annotated[int, typer.Option(metavar="N", help="Words of a block.")] = 16,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every dialogue, not only the half that train does not learn from.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of the pauses and of the order.")] = 0,
+) -> None:
+    """Make a trace of dialogues: users answer after pauses, and each request holds all that was said."""
+    import gzip
+
+    from gati.evict.trace.dialogues import halves, read_dialogues
+    from gati.evict.trace.synthesise import StreamSettings, trace_text
+    from gati.evict.trace.synthesise import synthesise as stream
+    from gati.files import atomic_write_bytes
+
+    if not out.name.endswith((".jsonl", ".jsonl.gz")):
+        raise EvictError(f"--out {out}: a trace of JSON lines ends in .jsonl or .jsonl.gz")
+    settings = StreamSettings(
+        active=active,
+        gap_s=parse_duration(gap),
+        duration_s=parse_duration(duration),
+        block_tokens=block,
+        seed=seed,
+    )
+    found = read_dialogues(dialogues)
+    requests = stream(found if every else halves(found)[1], settings)
+    content = trace_text(requests).encode()
+    atomic_write_bytes(out, gzip.compress(content, mtime=0) if out.suffix == ".gz" else content)
+    talks = len({request.talk.conversation for request in requests})
+    typer.echo(f"wrote {out}: {len(requests)} requests of {talks} conversations")
+    typer.echo(f"next: gati evict replay {out} --policy lru,lpc,lpc-oracle --continuation DIR")
+
+
+def _train_continuation(path: Path, out: Path, flat: bool, limit: int | None, seed: int) -> None:
+    from gati.evict.trace.dialogues import read_dialogues
+    from gati.evict.train import train_continuation
+
+    if flat or limit is not None:
+        raise EvictError("--flat and --limit are for traces; leave them out with --dialogues")
+    trained = train_continuation(read_dialogues(path), out, seed=seed)
+    typer.echo(
+        f"wrote {out}, trained on {trained['prompts']} prompts of {trained['dialogues']} dialogues; "
+        f"Matthews' correlation on the others {trained['mcc']:.2f}"
+    )
+    typer.echo(f"next: gati evict synthesise {path} --out stream.jsonl.gz")
+
+
 def _read(path: Path, flat: bool, limit: int | None) -> Trace:
     from gati.evict.trace.read import read_trace
 
     return read_trace(path, flat=flat, limit=limit)
 
 
-def _replayed(trace: Trace, sizes: str | None, policies: str, predictor: str, seeds: int) -> TraceReplay:
+def _replayed(
+    trace: Trace,
+    sizes: str | None,
+    policies: str,
+    predictor: str,
+    seeds: int,
+    *,
+    continuation: Path | None = None,
+    gap_s: float = 100.0,
+) -> TraceReplay:
     from gati.evict.replays.replay import replay as run
 
     if seeds < 1:
@@ -168,6 +271,8 @@ def _replayed(trace: Trace, sizes: str | None, policies: str, predictor: str, se
         _sizes(sizes, trace),
         split_list(policies),
         predictor=predictor,
+        continuation=continuation,
+        gap_s=gap_s,
         seeds=range(seeds),
         progress=render.counter("blocks replayed"),
     )

@@ -56,7 +56,7 @@ def train_continuation(dialogues: Sequence[Dialogue], out: str | Path, *, seed: 
 
     Raises EvictError where there is nothing to tell apart.
     """
-    learned, held_out = halves(dialogues, seed=seed)
+    learned, held_out = halves(dialogues)
     prompts, goes_on = samples_of(learned)
     model = fit_continuation(prompts, goes_on, ContinuationSettings(seed=seed))
     judged, followed = samples_of(held_out)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from gati.evict.trace.dialogues import Dialogue, Message
+from gati.evict.trace.dialogues import Dialogue, Utterance
 
 _FAREWELLS = ("thanks a lot, bye", "no, that is all", "goodbye then", "that was everything, thank you")
 _WISHES = ("find me a", "is there another", "i would prefer a", "and what about some", "book the second")
@@ -20,13 +20,13 @@ def talks(count: int, *, seed: int = 0, clear: float = 0.9, longest: int = 8) ->
     found = []
     for number in range(count):
         prompts = chance.randint(1, longest)
-        messages: list[Message] = []
+        messages: list[Utterance] = []
         for turn in range(1, prompts + 1):
             leaving = chance.random() < (clear if turn == prompts else (1.0 - clear) / 2.0)
             wish = f"{chance.choice(_WISHES)} {chance.choice(_THINGS)} {chance.randint(1, 99)}"
-            messages.append(Message(True, chance.choice(_FAREWELLS) if leaving else wish))
+            messages.append(Utterance(True, chance.choice(_FAREWELLS) if leaving else wish))
             answer = " ".join(chance.choice(_THINGS) for _ in range(chance.randint(2, 12)))
-            messages.append(Message(False, f"here you are: {answer}"))
+            messages.append(Utterance(False, f"here you are: {answer}"))
         found.append(Dialogue(f"{seed}-{number}", tuple(messages)))
     return found
 

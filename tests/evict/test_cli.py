@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from gati.cli import run
+from gati.evict.trace.dialogues import halves
+from tests.evict.talking import talks, write
 
 
 @pytest.fixture
@@ -131,3 +133,82 @@ def test_marker_policies_replay_flat_traces(tmp_path: Path, capsys: pytest.Captu
 def _outcomes(path: Path) -> list[dict[str, object]]:
     found: list[dict[str, object]] = json.loads(path.read_text())["outcomes"]
     return found
+
+
+def test_from_dialogues_to_a_replay_of_lpc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dialogues = write(tmp_path / "talks.jsonl", talks(300))
+    folder, stream = tmp_path / "continuation", tmp_path / "stream.jsonl.gz"
+    assert run(["evict", "train", str(dialogues), "--dialogues", "--out", str(folder)]) == 0
+    assert "dialogues; Matthews' correlation on the others 0." in capsys.readouterr().out
+    shape = ["--active", "60", "--gap", "100s", "--for", "30m", "--block", "4"]
+    assert run(["evict", "synthesise", str(dialogues), *shape, "--out", str(stream)]) == 0
+    assert f"wrote {stream}:" in capsys.readouterr().out
+    target = tmp_path / "out.json"
+    arguments = ["--size", "150", "--policy", "lru,lpc,lpc-oracle", "--gap", "100s", "--json", str(target)]
+    assert run(["evict", "replay", str(stream), *arguments, "--continuation", str(folder)]) == 0
+    rates = {row["policy"]: row["hit_rate"] for row in _outcomes(target)}
+    assert rates["lru"] < rates["lpc"]
+    assert {row["predictor"] for row in _outcomes(target)} == {None, str(folder)}
+
+
+def test_streams_are_of_the_half_held_out_unless_asked_for_all(tmp_path: Path) -> None:
+    dialogues = write(tmp_path / "talks.jsonl", talks(100))
+    held_out = {message.text for each in halves(talks(100))[1] for message in each.messages}
+    texts = []
+    for extra in ([], ["--all"]):
+        stream = tmp_path / "stream.jsonl"
+        assert (
+            run(
+                [
+                    "evict",
+                    "synthesise",
+                    str(dialogues),
+                    "--block",
+                    "4",
+                    "--for",
+                    "5m",
+                    *extra,
+                    "--out",
+                    str(stream),
+                ]
+            )
+            == 0
+        )
+        rows = [json.loads(line) for line in stream.read_text().splitlines()]
+        texts.append({text for row in rows for text in row["prompts"]})
+    assert texts[0] <= held_out
+    assert not texts[1] <= held_out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param(["synthesise", "FILE", "--out", "a.csv"], "ends in .jsonl or .jsonl.gz", id="suffix"),
+        pytest.param(["synthesise", "FILE", "--active", "0", "--out", "a.jsonl"], "active is 0", id="active"),
+        pytest.param(["synthesise", "FILE", "--gap", "soon", "--out", "a.jsonl"], "'soon'", id="gap"),
+        pytest.param(["synthesise", "none", "--out", "a.jsonl"], "none does not exist", id="no file"),
+        pytest.param(["train", "FILE", "--dialogues", "--flat", "--out", "a"], "are for traces", id="flat"),
+        pytest.param(["train", "ONE", "--dialogues", "--out", "a"], "nothing to tell apart", id="one class"),
+        pytest.param(["train", "FILE", "--out", "a"], "line 1 has no blocks", id="dialogues as a trace"),
+    ],
+)
+def test_what_cannot_be_done_with_dialogues_is_one_line_and_status_2(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "FILE.jsonl", talks(20))
+    write(tmp_path / "ONE.jsonl", talks(20, longest=1))
+    named = {"FILE": "FILE.jsonl", "ONE": "ONE.jsonl"}
+    assert run(["evict", *(named.get(each, each) for each in arguments)]) == 2
+    said = capsys.readouterr().err.strip()
+    assert message in said and "\n" not in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["FILE.jsonl", "ONE.jsonl"]
+
+
+def test_lpc_without_a_model_is_refused(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["evict", "replay", str(trace), "--size", "20", "--policy", "lpc"]) == 2
+    assert "--continuation DIR" in capsys.readouterr().err

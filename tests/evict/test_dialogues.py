@@ -15,7 +15,7 @@ from scipy import stats
 
 from gati.errors import EvictError, TraceError
 from gati.evict import read_trace
-from gati.evict.trace.dialogues import Dialogue, Message, halves, prompts_of, read_dialogues
+from gati.evict.trace.dialogues import Dialogue, Utterance, halves, prompts_of, read_dialogues
 from gati.evict.trace.synthesise import StreamSettings, TimedRequest, synthesise, trace_of, trace_text
 from tests.evict.talking import talks, write
 
@@ -43,7 +43,7 @@ def test_dialogues_are_read_in_the_formats_there_are(tmp_path: Path, row: dict[s
     path = tmp_path / "talks.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps(row).encode() + b"\n\n"))
     (found,) = read_dialogues(path)
-    assert found.messages == (Message(True, "hi"), Message(False, "yes"))
+    assert found.messages == (Utterance(True, "hi"), Utterance(False, "yes"))
     assert found.name == str(row.get("id", 1))
 
 
@@ -66,7 +66,7 @@ def test_what_holds_no_dialogues_is_refused_with_its_line(tmp_path: Path, text: 
 
 
 def test_prompts_are_the_last_five_of_the_user() -> None:
-    messages = [Message(number % 2 == 0, f"{number}") for number in range(14)]
+    messages = [Utterance(number % 2 == 0, f"{number}") for number in range(14)]
     prompts = prompts_of(messages)
     assert [each.turn for each in prompts] == [1, 2, 3, 4, 5, 6, 7]
     assert prompts[0].texts == ("0",)
@@ -126,7 +126,8 @@ def test_pauses_are_exponential_and_nearly_all_places_are_taken() -> None:
 def test_equal_beginnings_share_blocks() -> None:
     said = "one two three four five six seven"
     dialogues = [
-        Dialogue(name, (Message(True, said), Message(False, name), Message(True, "more"))) for name in "ab"
+        Dialogue(name, (Utterance(True, said), Utterance(False, name), Utterance(True, "more")))
+        for name in "ab"
     ]
     shape = StreamSettings(active=2, gap_s=1.0, duration_s=100.0, block_tokens=4)
     requests = synthesise(dialogues, shape)
@@ -167,9 +168,9 @@ def test_what_a_trace_says_of_conversations_is_checked(
 
 def test_streams_without_prompts_or_blocks_are_refused() -> None:
     with pytest.raises(EvictError, match="none of 1 dialogues has a message of a user"):
-        synthesise([Dialogue("a", (Message(False, "hello"),))])
+        synthesise([Dialogue("a", (Utterance(False, "hello"),))])
     with pytest.raises(EvictError, match="fills a block"):
-        synthesise([Dialogue("a", (Message(True, "hello"),))])
+        synthesise([Dialogue("a", (Utterance(True, "hello"),))])
     with pytest.raises(EvictError, match="gap_s is 0"):
         StreamSettings(gap_s=0.0)
 

@@ -327,7 +327,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         ("mysql://host/name", "not known"),
         ("sqlite://", "needs a file"),
         ("sqlite:///:memory:", "needs a file"),
-        ("nonsense", "is none"),
+        ("nonsense", "is invalid"),
     ],
 )
 def test_urls_that_name_no_store_are_refused(url: str, said: str) -> None:

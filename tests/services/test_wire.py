@@ -350,7 +350,7 @@ def test_large_tensors_survive_the_wire() -> None:
 
 @pytest.mark.parametrize(
     ("datatype", "shape", "message"),
-    [("FP8", [1], "not one of"), ("FP32", [2], "takes 8 bytes, got 4"), ("FP32", [-1], "is none")],
+    [("FP8", [1], "not one of"), ("FP32", [2], "takes 8 bytes, got 4"), ("FP32", [-1], "is invalid")],
 )
 def test_tensors_that_are_none(datatype: str, shape: list[int], message: str) -> None:
     with pytest.raises(RequestError, match=message):

@@ -152,7 +152,7 @@ def test_pictures_of_a_camera_come_one_by_one_with_rising_times(cameras: dict[in
 
 
 def test_a_camera_is_live(cameras: dict[int, Camera]) -> None:
-    with pytest.raises(VideoError, match="is live and waits for nobody"):
+    with pytest.raises(VideoError, match="is live and cannot wait"):
         open_source("opencv:0", policy="wait")
     with pytest.raises(VideoError, match="opencv:7 is not there: the system has no camera 7"):
         next(open_source("opencv:7"))

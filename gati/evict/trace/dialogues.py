@@ -12,7 +12,7 @@ from typing import Any
 
 from gati.errors import TraceError
 
-__all__ = ["EARLIER", "Dialogue", "Message", "Prompts", "halves", "prompts_of", "read_dialogues"]
+__all__ = ["EARLIER", "Dialogue", "Utterance", "Prompts", "halves", "prompts_of", "read_dialogues"]
 
 EARLIER = 4  # prompts before the new one that are looked at
 
@@ -23,7 +23,7 @@ _USERS = ("u", "user", "human")
 
 
 @dataclass(frozen=True)
-class Message:
+class Utterance:
     """What one side said."""
 
     user: bool
@@ -35,7 +35,7 @@ class Dialogue:
     """Messages of a user and an assistant, in order."""
 
     name: str
-    messages: tuple[Message, ...]
+    messages: tuple[Utterance, ...]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Prompts:
     turn: int  # 1 for the first prompt
 
 
-def prompts_of(messages: Iterable[Message]) -> list[Prompts]:
+def prompts_of(messages: Iterable[Utterance]) -> list[Prompts]:
     """The prompts as each message of the user arrives, with up to four earlier ones; no responses."""
     said = [message.text for message in messages if message.user]
     return [Prompts(tuple(said[max(turn - 1 - EARLIER, 0) : turn]), turn) for turn in range(1, len(said) + 1)]
@@ -105,7 +105,7 @@ def _dialogue(line: str, where: str, name: str) -> Dialogue:
     return Dialogue(str(record.get("id", record.get("conversation_id", name))), messages)
 
 
-def _message(said: Any, where: str) -> Message:
+def _message(said: Any, where: str) -> Utterance:
     role: Any = None
     text: Any = None
     if isinstance(said, Mapping):
@@ -118,4 +118,4 @@ def _message(said: Any, where: str) -> Message:
             f'{where} holds {str(said)[:60]!r}; a message is {{"role": "user", "content": "..."}}, '
             '{"from": "human", "value": "..."} or ["U", "..."]'
         )
-    return Message(role.lower() in _USERS, text)
+    return Utterance(role.lower() in _USERS, text)

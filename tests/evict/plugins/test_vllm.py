@@ -232,7 +232,7 @@ def test_settings_come_from_the_environment(tmp_path: Any) -> None:
         ('{"policies": "lru"}', "unknown setting 'policies'; there are policy, predictor, seed, blocks"),
         ('{"policy": "best"}', "unknown policy 'best'"),
         ('{"policy": "lmarker"}', "blocks without parents only"),
-        ('{"predictor": "oracle"}', "take reuse"),
+        ('{"predictor": "oracle"}', "use reuse"),
         ('{"seed": true}', "seed must be a int"),
         ('{"blocks": 0}', "give at least one"),
     ],
