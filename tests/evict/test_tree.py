@@ -84,7 +84,9 @@ def test_a_block_below_two_parents_is_no_tree() -> None:
         tree.match([9, 2])
 
 
-TREE_POLICIES = [name for name, policy in POLICIES.items() if not policy.flat_only]
+TREE_POLICIES = [
+    name for name, policy in POLICIES.items() if not (policy.flat_only or policy.converses)
+]  # test_lpc.py has those that ask about conversations
 
 
 @pytest.mark.parametrize("name", TREE_POLICIES)
