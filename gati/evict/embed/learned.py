@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gati.evict.embed.replacing import RequestedRows, RowLimits, RowPolicy
+from gati.evict.embed.replacing import EvictionLimits, RequestedRows, RowPolicy
 from gati.evict.embed.returns import RowReturns
 from gati.evict.embed.sets import WAYS, RowSets, ranks
 from gati.evict.embed.tiers import Ids
@@ -49,7 +49,7 @@ class LaruRows(RowPolicy):
         self._batch_cells = self._returns.observe(batch)
         self._now = float(batch.end)
 
-    def limits(self, batch: RequestedRows, slots: Ids) -> RowLimits:
+    def limits(self, batch: RequestedRows, slots: Ids) -> EvictionLimits:
         """Begin phases, and count what is caught."""
         homes, sets = batch.places.homes, self.sets
         caught = self._evicted_in_this_phase(batch, slots)
@@ -66,7 +66,7 @@ class LaruRows(RowPolicy):
         safe = np.bincount(homes[caught & ~over[homes]], minlength=sets.sets)
         self._share *= 0.5 ** np.minimum(safe, 64)
         self._caught += int(safe.sum())
-        return RowLimits(safe, self.windows())
+        return EvictionLimits(safe, self.windows())
 
     def windows(self) -> Ids:
         """The share of LRU's queue that predictions may choose from."""
@@ -134,7 +134,7 @@ class GuardedRows(LaruRows):
         self._excess = self._seen = self._alarms = 0
         self._following = True
 
-    def limits(self, batch: RequestedRows, slots: Ids) -> RowLimits:
+    def limits(self, batch: RequestedRows, slots: Ids) -> EvictionLimits:
         """Compare with the shadow, then LARU's or LRU's."""
         watched = np.flatnonzero(batch.places.homes < self._watched)
         part, shadow = batch.part(watched), self._shadow
@@ -147,7 +147,9 @@ class GuardedRows(LaruRows):
         self._judge()
         limits = super().limits(batch, slots)
         return (
-            limits if self._following else RowLimits(np.zeros_like(limits.safe), np.ones_like(limits.window))
+            limits
+            if self._following
+            else EvictionLimits(np.zeros_like(limits.safe), np.ones_like(limits.window))
         )
 
     def windows(self) -> Ids:

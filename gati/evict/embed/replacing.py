@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gati.evict.embed.sets import WAYS, Hashed, RowSets, leaving
 from gati.evict.embed.tiers import Ids
 
-__all__ = ["RowLimits", "RequestedRows", "RowPolicy"]
+__all__ = ["EvictionLimits", "RequestedRows", "RowPolicy"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class RequestedRows:
         )
 
 
-class RowLimits(NamedTuple):
+class EvictionLimits(NamedTuple):
     """How the sets evict, [sets] each: how many of LRU's choice first, then among how many of LRU's queue."""
 
     safe: Ids
@@ -77,11 +77,11 @@ class RowPolicy:
     def shrink(self) -> Ids:
         """Empty slots until no set holds more than it may; those slots."""
         count = np.maximum(self.sets.used - self.sets.room, 0)
-        limits = RowLimits(np.zeros_like(count), self.windows())
+        limits = EvictionLimits(np.zeros_like(count), self.windows())
         return self._evict(count, limits, None, np.zeros(0, dtype=np.int64))[0]
 
     def _evict(
-        self, count: Ids, limits: RowLimits, batch: RequestedRows | None, fetched: Ids
+        self, count: Ids, limits: EvictionLimits, batch: RequestedRows | None, fetched: Ids
     ) -> tuple[Ids, Ids]:
         """Evict `count` [sets] of what is held and `fetched`: the slots, and the numbers in the batch."""
         sets = self.sets
@@ -108,9 +108,9 @@ class RowPolicy:
     def observe(self, batch: RequestedRows) -> None:
         """A batch is requested; `replace` follows, unless the slow tier fails."""
 
-    def limits(self, batch: RequestedRows, slots: Ids) -> RowLimits:
+    def limits(self, batch: RequestedRows, slots: Ids) -> EvictionLimits:
         """How the sets evict for this batch, which has not been served."""
-        return RowLimits(np.zeros_like(self.sets.used), self.windows())
+        return EvictionLimits(np.zeros_like(self.sets.used), self.windows())
 
     def windows(self) -> Ids:
         """Among how many of its ids, the least recently used, each set may choose, [sets]."""
