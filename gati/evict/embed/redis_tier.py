@@ -34,7 +34,12 @@ class RedisTier:
         if None in shape:
             raise EvictError(f"{url} has no table {name}: write it with RedisTier.write")
         self.rows, self.width = int(shape[0]), int(shape[1])
-        self.dtype: torch.dtype = getattr(torch, shape[2].decode())
+        dtype = getattr(torch, shape[2].decode(), None)
+        if not isinstance(dtype, torch.dtype):
+            raise EvictError(
+                f"table {name} at {url} has the unknown type {shape[2].decode()}: write it again"
+            )
+        self.dtype: torch.dtype = dtype
 
     @classmethod
     def write(cls, url: str, name: str, weight: torch.Tensor) -> RedisTier:

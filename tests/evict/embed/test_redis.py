@@ -81,6 +81,12 @@ def test_a_table_that_is_not_there_is_named(url: str) -> None:
         RedisTier(url, "users")
 
 
+def test_a_table_of_an_unknown_type_is_named(url: str) -> None:
+    redis.Redis.from_url(url).hset("items", mapping={"rows": 1, "width": 1, "dtype": "load"})
+    with pytest.raises(EvictError, match="unknown type load"):
+        RedisTier(url, "items")
+
+
 def test_a_server_that_is_not_there_is_named() -> None:
     with pytest.raises(EvictError, match="failed .* is the server running"):
         RedisTier("unix:///nowhere/redis.sock", "items")
