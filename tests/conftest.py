@@ -65,6 +65,14 @@ def repository() -> Path:
     return REPOSITORY
 
 
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A cache library with two untrained caches, as `explore` and `compose` leave it."""
+    from tests.engine.served import make_served
+
+    return make_served(tmp_path)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder with CIFAR-10 and public checkpoints, for tests on real files."""

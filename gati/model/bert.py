@@ -11,6 +11,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -51,12 +52,16 @@ class BertSettings:
     @classmethod
     def from_file(cls, path: Path) -> BertSettings:
         """Read a `config.json`. Raises `ModelError` for another kind of network, or a damaged file."""
+        return cls.of(_config(path), path)
+
+    @classmethod
+    def of(cls, config: dict[str, Any], path: Path) -> BertSettings:
+        """Take the settings from the `config.json` that was read from `path`. Raises as `from_file`."""
         try:
-            config = json.loads(path.read_text(encoding="utf-8"))
             kind, activation = config.get("model_type"), config.get("hidden_act", "gelu")
             found = cls(**{ours: config[theirs] for ours, theirs in _FIELDS.items()})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"cannot read {path} ({one_line(error)}); give a config.json of BERT") from error
+        except (KeyError, TypeError, AttributeError) as error:
+            raise _unreadable(path, error) from error
         if kind != "bert" or activation != "gelu":
             raise ModelError(
                 f"{path} is of {kind!r} with {activation!r}; only 'bert' with 'gelu' is known here"
@@ -199,8 +204,8 @@ class SequenceClassifier(nn.Module):
         for weights that do not fit.
         """
         path = Path(folder) / "config.json"
-        settings = BertSettings.from_file(path)
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = _config(path)
+        settings = BertSettings.of(config, path)
         kinds = config.get("architectures") or ["nothing known"]
         if "BertForSequenceClassification" not in kinds:
             raise ModelError(
@@ -212,6 +217,18 @@ class SequenceClassifier(nn.Module):
         state = _weights(Path(folder))
         _fill(found, {name: state[name] for name in state if not name.endswith(_POSITIONS)}, Path(folder))
         return found
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    return config
+
+
+def _unreadable(path: Path, error: Exception) -> ModelError:
+    return ModelError(f"cannot read {path} ({one_line(error)}); give a config.json of BERT")
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:

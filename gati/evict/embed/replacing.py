@@ -119,9 +119,9 @@ class RowPolicy:
     def touch(self, batch: RequestedRows, which: Ids, slots: Ids) -> None:
         """These ids of the batch are cached, in these slots."""
 
-    def later(self, held: Ids, batch: RequestedRows | None, fetched: Ids) -> NDArray[np.float64]:
-        """How late slots `held` and then the ids `fetched` of the batch are used next, in any unit."""
-        raise NotImplementedError(f"{self.name} does not predict")
+    def later(self, held: Ids, batch: RequestedRows | None, fetched: Ids) -> NDArray[np.float64] | None:
+        """How late slots `held`, then the ids `fetched` of the batch, are used next; None: no prediction."""
+        return None
 
     def evicted(self, ids: Ids, homes: Ids) -> None:
         """These ids left, of these sets, which LRU would have kept."""

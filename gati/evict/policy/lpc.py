@@ -95,27 +95,20 @@ class ConversationKeys:
         self._keys[slot] = -heap[0][0]
 
 
-class Lpc(TablePolicy):
-    """The leaf whose conversations are least likely to go on, decayed by silence (LPC); ties by recency.
+class _Conversing(TablePolicy):
+    """Keys runs by how likely their conversations go on."""
 
-    A heap of (key, recency, slot), in which what is no longer so is skipped: a run's recency is its own, and
-    its key changes only when that does.
-    """
-
-    name = "lpc"
-    predicts = True
     converses = True
     tree_only = True
+    _ids: list[int]
 
-    def __init__(self, tree: RunTree, capacity: int, predictor: ContinuationSource, *, seed: int = 0) -> None:
-        super().__init__(tree, capacity, seed=seed)
-        self._source = predictor
+    def _listen(self, source: ContinuationSource, capacity: int) -> None:
+        self._source, self._ids = source, []
         self._book = ConversationKeys(capacity)
-        self._ids: list[int] = []
-        self._heap: list[tuple[float, float, int]] = []
 
     def begin(self, ids: list[int], hits: int, time_s: float) -> None:
         """Note which conversation it is."""
+        super().begin(ids, hits, time_s)
         self._ids = ids
 
     def split(self, upper: BlockRun, lower: BlockRun) -> None:
@@ -127,6 +120,30 @@ class Lpc(TablePolicy):
         """Key the path anew."""
         super().touch(path, known)
         self._book.served(self._ids, path, self._source.key)
+
+    def _enter(self, run: BlockRun) -> None:
+        super()._enter(run)
+        self._book.enter(run.slot)
+
+
+class Lpc(_Conversing):
+    """The leaf whose conversations are least likely to go on, decayed by silence (LPC); ties by recency.
+
+    A heap of (key, recency, slot), in which what is no longer so is skipped: a run's recency is its own, and
+    its key changes only when that does.
+    """
+
+    name = "lpc"
+    predicts = True
+
+    def __init__(self, tree: RunTree, capacity: int, predictor: ContinuationSource, *, seed: int = 0) -> None:
+        super().__init__(tree, capacity, seed=seed)
+        self._listen(predictor, capacity)
+        self._heap: list[tuple[float, float, int]] = []
+
+    def touch(self, path: list[BlockRun], known: int) -> None:
+        """Key the path anew."""
+        super().touch(path, known)
         for run in path:
             self._offer(run.slot)
 
@@ -169,7 +186,6 @@ class Lpc(TablePolicy):
     def _enter(self, run: BlockRun) -> None:
         super()._enter(run)
         self._leaf[run.slot] = False
-        self._book.enter(run.slot)
 
 
 class LpcOracle(Lpc):
@@ -178,7 +194,7 @@ class LpcOracle(Lpc):
     name = "lpc-oracle"
 
 
-class LaruLpc(Gati):
+class LaruLpc(_Conversing, Gati):
     """LARU that takes minus the keys of LPC as next uses, with the guard of `gati`.
 
     Without the guard, a catch halves the choice for its phase only, and in small caches inverted
@@ -186,33 +202,10 @@ class LaruLpc(Gati):
     """
 
     name = "laru+lpc"
-    converses = True
-    tree_only = True
 
     def __init__(self, tree: RunTree, capacity: int, predictor: ContinuationSource, *, seed: int = 0) -> None:
         super().__init__(tree, capacity, predictor, seed=seed)
-        self._source = predictor
-        self._book = ConversationKeys(capacity)
-        self._ids: list[int] = []
-
-    def begin(self, ids: list[int], hits: int, time_s: float) -> None:
-        """Note which conversation it is."""
-        super().begin(ids, hits, time_s)
-        self._ids = ids
-
-    def split(self, upper: BlockRun, lower: BlockRun) -> None:
-        """The same conversations went through both."""
-        super().split(upper, lower)
-        self._book.copy(lower.slot, upper.slot)
-
-    def touch(self, path: list[BlockRun], known: int) -> None:
-        """Key the path anew."""
-        super().touch(path, known)
-        self._book.served(self._ids, path, self._source.key)
-
-    def _enter(self, run: BlockRun) -> None:
-        super()._enter(run)
-        self._book.enter(run.slot)
+        self._listen(predictor, capacity)
 
     def _predicted(self) -> Floats:
         return -self._book.keys(len(self._runs))

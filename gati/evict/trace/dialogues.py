@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gati.errors import TraceError
+from gati.evict.trace.files import content_of, json_object
 
 __all__ = ["EARLIER", "Dialogue", "Utterance", "Prompts", "halves", "prompts_of", "read_dialogues"]
 
@@ -71,12 +70,10 @@ def read_dialogues(path: str | Path) -> list[Dialogue]:
     Raises TraceError, with the line, for what cannot be read.
     """
     path = Path(path)
+    content = content_of(path, "a file of dialogues, one a line, as JSON")
     try:
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
-    except FileNotFoundError:
-        raise TraceError(f"{path} does not exist; give a file of dialogues, one a line, as JSON") from None
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+        text = content.decode()
+    except UnicodeDecodeError as error:
         raise TraceError(f"{path} cannot be read: {error}") from error
     found = [
         _dialogue(line, f"{path} line {number}", str(number))
@@ -89,12 +86,7 @@ def read_dialogues(path: str | Path) -> list[Dialogue]:
 
 
 def _dialogue(line: str, where: str, name: str) -> Dialogue:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise TraceError(f"{where} is not JSON ({error}): {line[:60]!r}") from None
-    if not isinstance(record, dict):
-        raise TraceError(f"{where} is no JSON object: {line[:60]!r}")
+    record = json_object(line, where)
     key = next((key for key in _MESSAGES if isinstance(record.get(key), list)), None)
     if key is None:
         raise TraceError(

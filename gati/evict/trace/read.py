@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import io
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any, NamedTuple
 
 from gati.errors import TraceError
 from gati.evict.trace.dialogues import Prompts
+from gati.evict.trace.files import content_of, json_object
 from gati.evict.trace.records import Kind, Talk, Trace, make_trace
 
 __all__ = ["read_trace"]
@@ -46,7 +45,7 @@ def read_trace(path: str | Path, *, flat: bool = False, limit: int | None = None
     Raises TraceError, with the line, for what cannot be read.
     """
     path = Path(path)
-    content = _content(path)
+    content = content_of(path, f"a file with a trace: {_SUFFIXES}")
     kind: Kind = "flat" if flat else "tree"
     rows = list(_rows(path, content))
     if not rows:
@@ -72,16 +71,6 @@ def read_trace(path: str | Path, *, flat: bool = False, limit: int | None = None
         )
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from error
-
-
-def _content(path: Path) -> bytes:
-    try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if path.suffix == ".gz" else raw
-    except FileNotFoundError:
-        raise TraceError(f"{path} does not exist; give a file with a trace: {_SUFFIXES}") from None
-    except (OSError, EOFError) as error:
-        raise TraceError(f"{path} cannot be read: {error}") from error
 
 
 def _rows(path: Path, content: bytes) -> Iterator[Row]:
@@ -116,12 +105,7 @@ def _json_lines(path: Path, text: str) -> Iterator[Row]:
         if not line.strip():
             continue
         where = f"{path} line {number}"
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise TraceError(f"{where} is not JSON ({error}): {line[:60]!r}") from None
-        if not isinstance(record, dict):
-            raise TraceError(f"{where} is no JSON object: {line[:60]!r}")
+        record = json_object(line, where)
         fractions |= isinstance(record.get("timestamp"), float)
         found.append((number, _blocks(record, where), _stamp(record, where), _talk(record, where)))
     # Mooncake counts whole milliseconds, Qwen-Bailian seconds with fractions
