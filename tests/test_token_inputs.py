@@ -94,7 +94,9 @@ def test_pictures_are_refused(library: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variant", ["student(8)", "reduced(8)"])
 def test_students_that_read_pixels_are_not_for_ids(library: Path, tmp_path: Path, variant: str) -> None:
-    with pytest.raises(VariantError, match="reads pictures, the network takes whole numbers: leave it out"):
+    with pytest.raises(
+        VariantError, match="reads measured values, the network takes whole numbers: leave it out"
+    ):
         gati.explore(MODEL, data=str(library / "val.npz"), out=tmp_path / "out", variants=[variant])
     assert not (tmp_path / "out").exists()
 

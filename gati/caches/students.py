@@ -1,4 +1,7 @@
-"""Students: predictors that read the network's input, so that nothing of the base model runs before them."""
+"""Students: predictors that read the network's input, so that nothing of the base model runs before them.
+
+They read pictures (C, H, W), sequences (T, D) such as frames of sound or of a sensor, and vectors (D,).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from gati.caches.predictors import AverageAndMaximum, register_predictor
+from gati.caches.predictors import AverageAndMaximum, FeatureMap, register_predictor
 from gati.errors import VariantError
 
 __all__ = ["student", "student_operations", "student_widths"]
@@ -18,8 +21,12 @@ _LARGEST_HALVED_SIDE = 48  # up to here on squares of 2 x 2 pixels, above on 4 x
 _LEAST_SIDE = 4
 _STAGES = (1, 2, 4)  # channels, in multiples of the width
 _LAYERS = 2  # convolutions a stage
+_LONGEST = 256  # steps of a sequence; longer ones are averaged first
+_HIDDEN_LAYERS = 2  # of a student of vectors
+_LAYOUT = tuple((stage, layer) for stage in range(len(_STAGES)) for layer in range(_LAYERS))
 _STEP = 8  # widths are multiples of it: what processors compute at once
 _SHARES = (0.09, 0.18, 0.35)  # of the base model's multiplications and additions
+_VECTOR_SHARES = (0.04, 0.08, 0.18)  # a network of vectors knows most of what it knows in its first layers
 _LARGEST_SHARE = 0.6  # a student that costs more than this saves little even if it is always right
 
 
@@ -40,62 +47,106 @@ class _Look(NamedTuple):
 
 @register_predictor("student", reads="input")
 def student(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Module:
-    """Two 3 x 3 convolutions each of `width`, 2 `width`, 4 `width` channels, average and maximum -> classes.
+    """A small network from the input, of shape `hidden_shape` without the batch, to logits of the classes.
 
-    `hidden_shape` is the shape (C, H, W) of the network's input, of any size and number of channels. Squares
-    of pixels become channels first, so the convolutions are few, wide and on small maps, which every engine
-    runs near its peak. Pictures of more than 112 pixels a side are averaged to fewer; sides that do not
-    divide are padded with zeros, the mean of a normalised input.
+    - *Pictures* (C, H, W) of any size and number of channels: two 3 x 3 convolutions each of `width`,
+      2 `width`, 4 `width` channels, average and maximum. Squares of pixels become channels first, so the
+      convolutions are few, wide and on small maps, which every engine runs near its peak. Pictures of more
+      than 112 pixels a side are averaged to fewer; sides that do not divide are padded with zeros, the mean
+      of a normalised input.
+    - *Sequences* (T, D): the same stages along the steps T. More than 256 steps are averaged to fewer.
+    - *Vectors* (D,): two hidden layers of `width` units.
 
-    **Raises:** `VariantError` for vectors and tokens, for pictures of fewer than 4 pixels a side, and for a
-    width below 1.
+    **Raises:** `VariantError` for pictures of fewer than 4 pixels a side, and for a width below 1.
     """
-    look = _look(hidden_shape, width)
+    _check(hidden_shape, width)
+    if len(hidden_shape) == 1:
+        return _of_vectors(hidden_shape[0], classes, width)
+    if len(hidden_shape) == 2:
+        return _of_sequences(hidden_shape, classes, width)
+    return _of_pictures(hidden_shape, classes, width)
+
+
+def _of_pictures(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Module:
+    look = _look(hidden_shape)
     layers: list[nn.Module] = []
     first, second = look.padding
     if look.average != (1, 1):
         layers += [*_padded(first), nn.AvgPool2d(look.average)]
     if look.square > 1:
         layers += [*_padded(second), nn.PixelUnshuffle(look.square)]
-    channels = look.channels * look.square**2
-    for stage, multiple in enumerate(_STAGES):
-        for layer in range(_LAYERS):
-            stride = 2 if stage and not layer else 1
-            out = multiple * width
-            layers += [nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
-            channels = out
+    return _convolutions(layers, look.channels * look.square**2, (3, 3), classes, width)
+
+
+def _of_sequences(hidden_shape: tuple[int, ...], classes: int, width: int) -> nn.Module:
+    steps, values = hidden_shape
+    window = -(-steps // _LONGEST)
+    layers: list[nn.Module] = [FeatureMap(2)]
+    if window > 1:
+        layers += [*_padded((-steps % window, 0)), nn.AvgPool2d((window, 1))]
+    return _convolutions(layers, values, (3, 1), classes, width)
+
+
+def _of_vectors(values: int, classes: int, width: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for _ in range(_HIDDEN_LAYERS):
+        layers += [nn.Linear(values, width, bias=False), nn.BatchNorm1d(width), nn.ReLU()]
+        values = width
+    return nn.Sequential(*layers, nn.Linear(values, classes))
+
+
+def _convolutions(
+    before: list[nn.Module], channels: int, kernel: tuple[int, int], classes: int, width: int
+) -> nn.Module:
+    padding = (kernel[0] // 2, kernel[1] // 2)
+    layers = list(before)
+    for stage, layer in _LAYOUT:
+        stride = (2, 1 + padding[1]) if stage and not layer else (1, 1)
+        out = _STAGES[stage] * width
+        layers += [
+            nn.Conv2d(channels, out, kernel, stride, padding, bias=False),
+            nn.BatchNorm2d(out),
+            nn.ReLU(),
+        ]
+        channels = out
     return nn.Sequential(*layers, AverageAndMaximum((1, 1)), nn.Linear(2 * channels, classes))
 
 
 def student_operations(hidden_shape: tuple[int, ...], classes: int, width: int) -> int:
-    """Multiplications and additions, two for each pair, of `student(width)` on one input [C, H, W].
+    """Multiplications and additions, two for each pair, of `student(width)` on one input of that shape.
 
     Counted as `torch.utils.flop_counter` counts, in convolutions and linear layers alone, so that it compares
     with what `gati.costs.least.Arithmetic` counts of a network.
     """
-    look = _look(hidden_shape, width)
-    height, length, channels = look.height, look.width, look.channels * look.square**2
+    _check(hidden_shape, width)
+    if len(hidden_shape) == 1:
+        return 2 * width * (hidden_shape[0] + (_HIDDEN_LAYERS - 1) * width + classes)
+    if len(hidden_shape) == 2:
+        steps, channels = hidden_shape
+        height, length, taps = -(-steps // -(-steps // _LONGEST)), 1, 3
+    else:
+        look = _look(hidden_shape)
+        height, length, channels, taps = look.height, look.width, look.channels * look.square**2, 9
     pairs = 0
-    for stage, multiple in enumerate(_STAGES):
-        if stage:
+    for stage, layer in _LAYOUT:
+        if stage and not layer:
             height, length = -(-height // 2), -(-length // 2)
-        for _ in range(_LAYERS):
-            pairs += height * length * 9 * channels * multiple * width
-            channels = multiple * width
+        pairs += height * length * taps * channels * _STAGES[stage] * width
+        channels = _STAGES[stage] * width
     return 2 * (pairs + 2 * channels * classes)
 
 
 def student_widths(hidden_shape: tuple[int, ...], classes: int, base_operations: int) -> tuple[int, ...]:
     """Widths of students worth training, rising: about 9 %, 18 % and 35 % of the base model's arithmetic.
 
-    `base_operations` are the multiplications and additions, two for each pair, of the base model on one
-    input. Widths are multiples of 8. Fewer than three where the base model is so small that neighbours
-    coincide, and none where the smallest student costs more than 60 % of it.
+    Half as much for vectors. `base_operations` are the multiplications and additions, two for each pair, of
+    the base model on one input. Widths are multiples of 8. Fewer than three where the base model is so small
+    that neighbours coincide, and none where the smallest student costs more than 60 % of it.
 
     **Raises:** `VariantError` for inputs that `student` cannot read.
     """
     chosen = set()
-    for share in _SHARES:
+    for share in _VECTOR_SHARES if len(hidden_shape) == 1 else _SHARES:
         wanted = share * base_operations
         width = _STEP
         while student_operations(hidden_shape, classes, width + _STEP) <= wanted:
@@ -109,19 +160,22 @@ def student_widths(hidden_shape: tuple[int, ...], classes: int, base_operations:
     return tuple(sorted(chosen))
 
 
-def _look(hidden_shape: tuple[int, ...], width: int) -> _Look:
-    if len(hidden_shape) != 3:
+def _check(hidden_shape: tuple[int, ...], width: int) -> None:
+    if not 1 <= len(hidden_shape) <= 3:
         raise VariantError(
-            f"a student reads pictures (C, H, W), not inputs of shape {hidden_shape}: "
-            "leave it out with --variants"
+            f"a student reads pictures (C, H, W), sequences (T, D) and vectors (D,), not inputs of shape "
+            f"{hidden_shape}: leave it out with --variants"
         )
-    if min(hidden_shape[1:]) < _LEAST_SIDE:
+    if len(hidden_shape) == 3 and min(hidden_shape[1:]) < _LEAST_SIDE:
         raise VariantError(
             f"a student needs pictures of {_LEAST_SIDE} pixels a side or more, not of shape {hidden_shape}: "
             "leave it out with --variants"
         )
     if width < 1:
         raise VariantError(f"student({width}): the width must be 1 or more")
+
+
+def _look(hidden_shape: tuple[int, ...]) -> _Look:
     channels, *sides = hidden_shape
     windows = [-(-side // _LARGEST_SIDE) for side in sides]
     seen = [-(-side // window) for side, window in zip(sides, windows, strict=True)]

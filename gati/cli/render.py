@@ -98,7 +98,8 @@ def library(explored: Library) -> None:
     print(
         f"{counted or 'no'} variants; all of them, with reasons, are in {explored.directory / 'trials.csv'}"
     )
-    print(f"next: gati compose {explored.directory}")
+    nothing = "nothing was worth training: name variants with --variants, or blocks with --blocks"
+    print(f"next: gati compose {explored.directory}" if best else nothing)
 
 
 def composition(chosen: Composition, directory: Path, explained: Sequence[Explanation] = ()) -> None:

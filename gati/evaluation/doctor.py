@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gati.caches import DEFAULT_VARIANTS
 from gati.costs.profile import measure_profile
 from gati.engine.backends import BACKENDS, Backend, GraphBackend
 from gati.engine.engine import Engine
@@ -35,11 +36,11 @@ from gati.evaluation.timing import BenchEntry, measure_latency
 from gati.exploration.alike import warning_of_neighbours
 from gati.exploration.candidates import Specification, measured_costs, specify, wanted
 from gati.exploration.inspect import example_inputs
+from gati.exploration.places import find_places
+from gati.exploration.prepare import fitted
 from gati.exploration.schedule import students_for
 from gati.exploration.splits import split_inputs
-from gati.model.blocks import find_blocks
 from gati.model.data import Data, load_data
-from gati.model.entry import INPUT, means_input
 from gati.model.load import LoadedModel, load_model
 from gati.model.outputs import check_base_outputs, outputs_kind
 from gati.model.segments import TracedModel, trace
@@ -93,11 +94,19 @@ def doctor(
     )
     if loaded.note:
         examination.note("model", loaded.note)
-    given = _Given(data, train_data, confidence, seed)
-    inputs = None if data is None else examination.ask("data", partial(_inputs, loaded, given, examination))
+    given = _Given(train_data, confidence, seed)
+    opened = None if data is None else examination.ask("data", partial(fitted, loaded, data))
+    inputs = None
+    if opened is not None:
+        loaded, held = opened
+        inputs = examination.ask("data", partial(_inputs, loaded, held, given, examination))
     asked = inputs.sample if inputs is not None else None
     answered = examination.ask("network", partial(_answers, loaded, asked, size, clock))
-    cut = None if answered is None else examination.ask("blocks", partial(_cut, loaded, answered, blocks))
+    cut = (
+        None
+        if answered is None
+        else examination.ask("blocks", partial(_cut, loaded, answered, blocks, examination))
+    )
     engines: tuple[EngineSpeed, ...] = ()
     specifications: tuple[Specification, ...] = ()
     explore = None
@@ -171,7 +180,6 @@ class _Examination:
 class _Given:
     """What the user gave beside the network."""
 
-    data: Any
     train_data: Any
     confidence: float
     seed: int
@@ -204,8 +212,7 @@ class _Cut:
     profile: Profile
 
 
-def _inputs(loaded: LoadedModel, given: _Given, examination: _Examination) -> _FoundInputs:
-    held = load_data(given.data, loaded.preprocessing, what="--data")
+def _inputs(loaded: LoadedModel, held: Data, given: _Given, examination: _Examination) -> _FoundInputs:
     separate = given.train_data is not None
     more = load_data(given.train_data, loaded.preprocessing, what="--train-data") if separate else None
     sample = held.images(np.unique(np.linspace(0, len(held) - 1, _SAMPLED).astype(np.int64)))
@@ -257,12 +264,13 @@ def _timed_answers(module: nn.Module, example: Tensor, clock: Callable[[], float
     return outputs, clock() - began
 
 
-def _cut(loaded: LoadedModel, answered: _Answered, pattern: str | None) -> _Cut:
+def _cut(loaded: LoadedModel, answered: _Answered, pattern: str | None, examination: _Examination) -> _Cut:
     example = answered.example[:2]
     example = example if len(example) == 2 else torch.cat((example, example))
-    names = find_blocks(loaded.module, pattern, example=example)
-    entry = (INPUT,) if means_input(loaded.module, INPUT) else ()
-    traced = trace(loaded.module, example, (*entry, *names))
+    places = find_places(loaded.module, pattern, example, DEFAULT_VARIANTS)
+    if places.note:
+        examination.note("blocks", places.note)
+    traced = trace(loaded.module, example, places.names)
     return _Cut(traced, measure_profile(traced, repetitions=_REPETITIONS))
 
 
@@ -275,7 +283,7 @@ def _specifications(cut: _Cut, loaded: LoadedModel, budget_s: float) -> tuple[Sp
     """What `explore` would train by default, with what each lookup costs."""
     asked = wanted(None, None, students_for(budget_s))
     measure = measured_costs(cut.traced, loaded.module)
-    return specify(cut.traced, loaded.module, cut.profile, asked, measure)
+    return specify(cut.traced, loaded.module, cut.profile, asked, measure, loaded.preprocessing.tensors)
 
 
 def _cheapest(specifications: Sequence[Specification], profile: Profile) -> tuple[CheapestLookup, ...]:

@@ -19,7 +19,7 @@ from gati.exploration.lookup_costs import lookup_seconds
 from gati.exploration.measure import selector_seconds
 from gati.exploration.pace import Pace, affordable_steps
 from gati.exploration.prepare import MeasuringTimes
-from gati.exploration.recipes import EXITS, REDUCED_NETWORK, STUDENTS, Recipe
+from gati.exploration.recipes import EXITS, REDUCED_NETWORK, Recipe, recipe_of_students
 from gati.exploration.schedule import (
     DEFAULT_EPOCHS,
     DEFAULT_STUDENT_EPOCHS,
@@ -112,7 +112,8 @@ def forecast_explore(
     trained = [item for item in specifications if item.trial.status == "trained"]
     first = [item for item in trained if reads_input(item.trial.variant)]
     behind = [item for item in trained if not reads_input(item.trial.variant)]
-    recipe = REDUCED_NETWORK if any(is_reduced(item.trial.variant) for item in first) else STUDENTS
+    reduced = any(is_reduced(item.trial.variant) for item in first)
+    recipe = REDUCED_NETWORK if reduced else recipe_of_students(traced.example())
     at_input = _Stage(len(first), _pace(module, traced, first, training, kind, recipe, rates), recipe, True)
     exits = _Stage(len(behind), _pace(module, traced, behind, training, kind, EXITS, rates), EXITS, False)
     lookups = len({(item.trial.variant, item.hidden_shape) for item in trained})

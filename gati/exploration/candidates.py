@@ -55,7 +55,6 @@ __all__ = [
     "Specification",
     "UntrainedCosts",
     "Wanted",
-    "for_tokens",
     "measured_costs",
     "specify",
     "trial_name",
@@ -153,25 +152,21 @@ def _untrained_reduced(traced: TracedModel, module: nn.Module, variant: str) -> 
         raise VariantError(f"variant {variant} cannot be made ({one_line(error)}); leave it out") from error
 
 
-def for_tokens(asked: Wanted, traced: TracedModel, tensors: TensorInputs) -> Wanted:
-    """What is chosen among for a network that reads tokens: not what reads pixels or maps."""
-    shapes = [traced.hidden_shapes[name] for name in traced.blocks if traced.block_kinds[name] != INPUT_KIND]
-    if traced.dtype.is_floating_point:
-        return asked
-    sequences = all(len(shape) == 2 for shape in shapes)
-    at_the_input = any(map(reads_input, asked.defaults))
-    behind = [each for each in asked.defaults if not reads_input(each)]
-    students = token_students(tensors) if at_the_input else ()
-    return asked._replace(defaults=(*students, *(TOKEN_VARIANTS if behind and sequences else behind)))
-
-
 def specify(
-    traced: TracedModel, module: nn.Module, profile: Profile, asked: Wanted, measure: Measure
+    traced: TracedModel,
+    module: nn.Module,
+    profile: Profile,
+    asked: Wanted,
+    measure: Measure,
+    tensors: TensorInputs | None = None,
 ) -> tuple[Specification, ...]:
     """Return all trials in forward order of blocks, each to be trained or skipped with a reason.
 
+    `tensors` is what a network takes that reads arrays: one that reads tokens gets other defaults.
+
     **Raises:** `VariantError` for a variant that was named and cannot be built.
     """
+    asked = _for_tokens(asked, traced, tensors)
     chooser = _Chooser(traced, module, profile, asked, measure)
     before = [block for block in profile.blocks if block.kind == INPUT_KIND]
     behind = [block for block in profile.blocks if block.kind != INPUT_KIND]
@@ -192,6 +187,18 @@ def specify(
                 where = f"not one of the {len(places)} blocks at even distances of time"
                 found.append(_row(block, variant, f"{where}: name it with --blocks"))
     return tuple(found)
+
+
+def _for_tokens(asked: Wanted, traced: TracedModel, tensors: TensorInputs | None) -> Wanted:
+    """What is chosen among for a network that reads tokens: not what reads pixels or maps."""
+    shapes = [traced.hidden_shapes[name] for name in traced.blocks if traced.block_kinds[name] != INPUT_KIND]
+    if tensors is None or traced.dtype.is_floating_point:
+        return asked
+    sequences = all(len(shape) == 2 for shape in shapes)
+    at_the_input = any(map(reads_input, asked.defaults))
+    behind = [each for each in asked.defaults if not reads_input(each)]
+    students = token_students(tensors) if at_the_input else ()
+    return asked._replace(defaults=(*students, *(TOKEN_VARIANTS if behind and sequences else behind)))
 
 
 class _Chooser:
@@ -240,7 +247,9 @@ class _Chooser:
 
     def _check_readable(self, variant: str) -> None:
         if parse_variant(variant)[0] in (STUDENT, REDUCED) and not self.traced.dtype.is_floating_point:
-            raise VariantError(f"{variant} reads pictures, the network takes whole numbers: leave it out")
+            raise VariantError(
+                f"{variant} reads measured values, the network takes whole numbers: leave it out"
+            )
 
     def _reduced(self, block: BlockProfile) -> list[Specification]:
         variant = default_reduced(block.output_shape)

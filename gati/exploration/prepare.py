@@ -12,21 +12,19 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from gati.caches import reads_input
 from gati.costs.profile import measure_profile
-from gati.errors import BackendError, VariantError
+from gati.errors import BackendError
 from gati.exploration.alike import warning_of_neighbours
 from gati.exploration.augment import Augmentation, choose_augmentation
 from gati.exploration.budget import Clock
-from gati.exploration.candidates import Specification, Wanted, for_tokens, measured_costs, specify
+from gati.exploration.candidates import Specification, Wanted, measured_costs, specify
 from gati.exploration.lookup_costs import lookup_seconds
 from gati.exploration.measure import base_answers, selector_seconds
+from gati.exploration.places import find_places
 from gati.exploration.progress import Progress
 from gati.exploration.splits import Inputs, split_inputs
 from gati.exploration.state import RunState
-from gati.model.blocks import find_blocks
 from gati.model.data import Data, load_data
-from gati.model.entry import INPUT, means_input
 from gati.model.labels import (
     ClassNames,
     LabelledData,
@@ -153,13 +151,12 @@ def prepare(
     module = loaded.module.to(device)
     tensors = loaded.preprocessing.tensors
     example = (inputs.held_out.images(np.arange(2)) if tensors is None else tensors.example()).to(device)
-    found = find_blocks(module, blocks, example=example)
-    names, no_entry = _places(module, found, asked.variants, companions)
-    traced = trace(module, example, names)
+    places = find_places(module, blocks, example, asked.variants, companions)
+    traced = trace(module, example, places.names)
     named, labelled = _name_classes(loaded, held, traced.classes, class_names, label_map)
     rows = inputs.record.rows
     labels = None if labelled.data.labels is None else labelled.data.labels[rows]
-    for note in (no_entry, *inputs.notes, labelled.note, warning_of_neighbours(held)):
+    for note in (places.note, *inputs.notes, labelled.note, warning_of_neighbours(held)):
         if note:
             progress.note(note)
     inputs.train.keep(KEPT_PICTURES_BYTES)
@@ -169,10 +166,9 @@ def prepare(
     held_out = _answers(outputs)
     stored = state.costs()
     if stored is None:
-        progress.note(f"measuring {len(names)} blocks and what lookups cost on {device}")
+        progress.note(f"measuring {len(places.names)} blocks and what lookups cost on {device}")
         profile = measure_profile(traced)
-        asked = asked if tensors is None else for_tokens(asked, traced, tensors)
-        specifications = specify(traced, module, profile, asked, measured_costs(traced, module))
+        specifications = specify(traced, module, profile, asked, measured_costs(traced, module), tensors)
         expected = MeasuringTimes(
             held_out_s,
             selector_seconds(outputs, inputs.split, seed, clock),
@@ -214,22 +210,6 @@ def choose_augmentations(
     sample = inputs.train.images(np.arange(min(_TRIED, len(inputs.train)))).to(device)
     bold = choose_augmentation(module, sample, bold=True)
     return bold._replace(least_side=1.0, light=0.0), bold
-
-
-def _places(
-    module: torch.nn.Module, blocks: Sequence[str], variants: Sequence[str], companions: Sequence[str]
-) -> tuple[tuple[str, ...], str]:
-    """The blocks, the input before them if anything reads it, and a line for variants without a place."""
-    reading = [variant for variant in variants if reads_input(variant)]
-    if not reading and not companions:
-        return tuple(blocks), ""
-    if means_input(module, INPUT):
-        return (INPUT, *blocks), ""
-    reason = f"the network has a module of its own called '{INPUT}'"
-    if companions or len(reading) == len(variants):
-        without = ", ".join((*reading, *companions))
-        raise VariantError(f"{reason}, so {without} cannot be placed before it: leave that out")
-    return tuple(blocks), f"left {', '.join(reading)} out: {reason}"
 
 
 def _name_classes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from gati.exploration.muon import Muon
 
-__all__ = ["EXITS", "REDUCED_NETWORK", "STUDENTS", "TOKEN_STUDENTS", "Emphasis", "Recipe", "make_optimiser"]
+__all__ = [
+    "EXITS",
+    "REDUCED_NETWORK",
+    "STUDENTS",
+    "Emphasis",
+    "Recipe",
+    "make_optimiser",
+    "recipe_of_students",
+]
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,8 @@ STUDENTS = Recipe(
     soft_weight=1.0,
     average_decay=0.998,
 )
-TOKEN_STUDENTS = Recipe(  # words are not mixed, and one round of views has them all
+_VECTOR_STUDENTS = replace(STUDENTS, optimiser="adamw", learning_rate=3e-3, weight_decay=1e-2)
+_TOKEN_STUDENTS = Recipe(  # words are not mixed, and one round of views has them all
     learning_rate=3e-3,
     weight_decay=1e-2,
     rounds=1,
@@ -66,6 +75,13 @@ REDUCED_NETWORK = Recipe(  # it knows nearly everything already: small steps, fe
     longest_gradient=5.0,
     most_inputs=32,
 )
+
+
+def recipe_of_students(example: Tensor) -> Recipe:
+    """How students of inputs like `example` [B, ...] learn: pictures and sequences, vectors, or tokens."""
+    if not example.is_floating_point():
+        return _TOKEN_STUDENTS
+    return _VECTOR_STUDENTS if example.dim() == 2 else STUDENTS
 
 
 @dataclass(frozen=True)

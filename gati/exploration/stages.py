@@ -30,7 +30,7 @@ from gati.exploration.measure import Measured, accuracy_curve, held_out_probabil
 from gati.exploration.pace import affordable_steps
 from gati.exploration.prepare import Prepared
 from gati.exploration.progress import Progress
-from gati.exploration.recipes import EXITS, REDUCED_NETWORK, STUDENTS, TOKEN_STUDENTS, Emphasis, Recipe
+from gati.exploration.recipes import EXITS, REDUCED_NETWORK, Emphasis, Recipe, recipe_of_students
 from gati.exploration.schedule import (
     DEFAULT_EPOCHS,
     DEFAULT_STUDENT_EPOCHS,
@@ -48,6 +48,7 @@ from gati.exploration.state import FinishedTrial, RunState, StagePlan
 from gati.exploration.train import LATENESS, Learner, SharedTraining
 from gati.files import atomic_write
 from gati.model.data import Data
+from gati.model.entry import INPUT_KIND
 from gati.types import Trial, TrialId
 
 __all__ = ["TrainingStages", "worth"]
@@ -105,8 +106,9 @@ class TrainingStages:
         bold = self.prepared.bold_augmentation
         self._train_first(_Lesson(_REDUCED, REDUCED_NETWORK, bold))
         scarce = len(self.prepared.inputs.train) < _SCARCE
-        feature_block = self.prepared.profile.blocks[-1].name if scarce else None
-        recipe = STUDENTS if self.prepared.traced.dtype.is_floating_point else TOKEN_STUDENTS
+        last = self.prepared.profile.blocks[-1]
+        feature_block = last.name if scarce and last.kind != INPUT_KIND else None
+        recipe = recipe_of_students(self.prepared.traced.example())
         self._train_first(_Lesson(_STUDENTS, recipe, bold, feature_block=feature_block))
         self._train_exits()
 

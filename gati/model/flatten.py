@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -94,7 +95,8 @@ def export_program(module: nn.Module, example: Tensor) -> torch.export.ExportedP
     """
     batch = torch.export.Dim.DYNAMIC
     try:
-        with torch.no_grad(), _plain_attention():
+        with torch.no_grad(), _plain_attention(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")  # of an RNN
             return torch.export.export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
     except Exception as error:  # torch.export raises many unrelated types for what it cannot follow
         message = (

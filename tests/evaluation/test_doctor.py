@@ -139,9 +139,10 @@ def test_a_network_without_blocks_says_what_to_name(tmp_path: Path) -> None:
         "    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 30 * 30, 10))\n"
     )
     found = gati.doctor(f"{tmp_path / 'plain.py'}:build")
-    assert not found.can_be_cut and found.refused
+    assert found.can_be_cut and not found.refused  # at the input
     assert found.input_shape == (3, 32, 32)
-    assert "name them with --blocks, from: " in findings(found)["blocks"]
+    (note,) = (each.message for each in found.findings if each.about == "blocks")
+    assert "name them with --blocks, from: " in note
 
 
 def test_a_network_that_cannot_be_cut_says_why(tmp_path: Path) -> None:

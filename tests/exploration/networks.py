@@ -52,7 +52,7 @@ class WideNet(nn.Module):
 
 
 class Vectors(nn.Module):
-    """Takes vectors, which no student can read."""
+    """Takes vectors."""
 
     def __init__(self) -> None:
         super().__init__()

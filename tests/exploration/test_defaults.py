@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import save_file
 
 import gati
-from gati.errors import VariantError
 from gati.exploration import candidates, stages
 from gati.exploration.candidates import Specification, UntrainedCosts, specify, wanted
 from gati.exploration.explore import explore
@@ -81,14 +80,11 @@ def test_a_student_that_costs_too_much_is_left_out_and_exits_get_its_place() -> 
     )
 
 
-def test_vectors_have_no_student_and_more_exits() -> None:
+def test_vectors_have_students_too() -> None:
     rows = chosen(Vectors(), (64,))
-    (first, *_) = rows
-    assert (first.trial.block, first.trial.status) == ("input", "skipped")
-    assert "a student reads pictures" in first.trial.reason
-    assert len({block for block, _ in trained(rows)}) == 8
-    with pytest.raises(VariantError, match="a student reads pictures"):
-        chosen(Vectors(), (64,), variants=("student",))
+    ((block, variant), *behind) = trained(rows)
+    assert block == "input" and variant.startswith("student(")
+    assert len({block for block, _ in behind}) == 4
 
 
 def test_what_is_named_is_trained_everywhere() -> None:
