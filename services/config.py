@@ -148,6 +148,10 @@ class ServeConfig(_Strict):
     drain_timeout_s: float = Field(default=10.0, ge=0.0)
     hang_timeout_s: float = Field(default=60.0, gt=0.0)  # a process that says nothing for so long is ended
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    otlp_endpoint: str | None = Field(
+        default=None, pattern=r"^https?://\S+$"
+    )  # of an OpenTelemetry collector
+    trace_sampling: float = Field(default=1.0, ge=0.0, le=1.0)  # share of requests that are traced
     log_sampling: float = Field(default=1.0, ge=0.0, le=1.0)  # share of requests that get a line, at info
     adaptation: AdaptationConfig | None = None
     models: dict[str, ModelConfig] = Field(default_factory=dict)

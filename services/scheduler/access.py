@@ -1,4 +1,4 @@
-"""The access log: one line per request, without its content and without keys."""
+"""The access log: one line per request, without its content and without keys. Telemetry is told, too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import Message, Send
 
+from services.scheduler.telemetry import Telemetry
 from services.scheduler.timing import trace_id_of
+from services.scheduler.tracing import trace_of
 
 __all__ = ["Access"]
 
@@ -25,10 +27,11 @@ _LONGEST = 200  # characters of a path
 class Access:
     """One request, from its head to the end of its reply."""
 
-    def __init__(self, request: Request, send: Send, share: float) -> None:
+    def __init__(self, request: Request, send: Send, share: float, telemetry: Telemetry) -> None:
         self._request = request
         self._send = send
         self._share = share
+        self._telemetry = telemetry
         self._began_s = time.monotonic()
         self.status = 0
         self.key = ""  # the name of it
@@ -41,7 +44,9 @@ class Access:
 
     def ended(self) -> None:
         """Write the line. Management is always written, and to a log of its own."""
-        path: str = self._request.scope["path"]
+        scope = self._request.scope
+        self._telemetry.ended(scope, trace_of(scope), self._status, time.monotonic() - self._began_s)
+        path: str = scope["path"]
         if path.startswith(_MANAGEMENT) and self._request.method != "GET":
             _audits.info("management", extra=self._line(path))
             return
@@ -49,12 +54,16 @@ class Access:
         if _requests.isEnabledFor(level) and (self._share >= 1.0 or random.random() < self._share):
             _requests.log(level, "http", extra=self._line(path))
 
+    @property
+    def _status(self) -> int:
+        return self.status or 499  # the client went before there was one
+
     def _line(self, path: str) -> dict[str, Any]:
         client = self._request.scope.get("client")
         return {
             "method": self._request.method,
             "path": path[:_LONGEST],
-            "status": self.status or 499,  # the client went before there was one
+            "status": self._status,
             "ms": round(1e3 * (time.monotonic() - self._began_s), 2),
             "key": self.key,
             "client": client[0] if client else "",

@@ -42,7 +42,7 @@ class Front:
             return
         scope["app"] = self._app
         request = Request(scope, receive)
-        access = Access(request, send, self._scheduler.config.log_sampling)
+        access = Access(request, send, self._scheduler.config.log_sampling, self._scheduler.telemetry)
         try:
             await self._serve(request, access)
         finally:

@@ -21,6 +21,7 @@ from services.scheduler.reading import parse_inference
 from services.scheduler.replies import Json
 from services.scheduler.scheduler import Scheduler, scheduler_of
 from services.scheduler.timing import in_services_ms
+from services.scheduler.tracing import called, trace_of
 
 __all__ = ["answer", "router"]
 
@@ -78,6 +79,17 @@ async def answer(request: Request, pipeline: str) -> Response:
         found = await unless_gone(request, served.answer(tensor, timing))
     latency_ms = timing.elapsed_ms()
     scheduler.answered(latency_ms, in_services_ms(found.stages))
+    calls = [
+        called(
+            stage["model"],
+            stage["version"],
+            [stage["exit"]],
+            (stage["started_ms"], stage["started_ms"] + stage["latency_ms"]),
+            stage["service_ms"],
+        )
+        for stage in found.stages
+    ]
+    trace_of(request.scope).answered(timing.trace_id, {"gati.pipeline": pipeline}, calls)
     scheduler.metrics.pipeline_seconds.labels(pipeline).observe(latency_ms / 1e3)
     _log.debug(
         "query",

@@ -22,6 +22,7 @@ from services.scheduler.lag import LagMeter
 from services.scheduler.metrics import Metrics
 from services.scheduler.models import Asked, Model
 from services.scheduler.pipelines import ServedPipeline
+from services.scheduler.telemetry import open_telemetry
 from services.scheduler.timing import Timing, trace_id_of
 from services.supervisor import Supervised
 
@@ -50,6 +51,7 @@ class Scheduler:
         self.models = models
         self.pipelines = pipelines
         self.metrics = Metrics()
+        self.telemetry = open_telemetry(config)
         self.keys = KeyRing(config)
         self.budget = ByteBudget(config.largest_held_bytes)
         self.pool = BoundedPool("gati-reader")
@@ -124,7 +126,7 @@ class Scheduler:
         ours = [model.stop(timeout_s) for model in self.models.values()]
         if self._adaptation is not None:
             ours.append(self._adaptation.stop(timeout_s))
-        await asyncio.gather(*ours)
+        await asyncio.gather(*ours, asyncio.to_thread(self.telemetry.close))
 
     def model(self, name: str) -> Model:
         """The model of that name. Raises `NotFoundError`."""

@@ -7,11 +7,19 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["Timing", "in_services_ms", "trace_id_of"]
+__all__ = ["Timing", "TraceParent", "in_services_ms", "parse_traceparent", "trace_id_of"]
 
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+
+
+class TraceParent(NamedTuple):
+    """Who asked, as a W3C traceparent says; all in hexadecimal digits."""
+
+    trace_id: str
+    span_id: str
+    flags: str
 
 
 @dataclass(frozen=True)
@@ -54,5 +62,12 @@ def in_services_ms(stages: Iterable[Mapping[str, Any]]) -> float:
 
 def trace_id_of(traceparent: str | None) -> str:
     """The trace id of a W3C traceparent, or a new one."""
+    found = parse_traceparent(traceparent)
+    return secrets.token_hex(16) if found is None else found.trace_id
+
+
+def parse_traceparent(traceparent: str | None) -> TraceParent | None:
+    """Read a W3C traceparent; None where it is none, or its ids are zero."""
     match = _TRACEPARENT.fullmatch(traceparent or "")
-    return match[1] if match else secrets.token_hex(16)
+    found = None if match is None else TraceParent(*match.groups())
+    return None if found is None or not (int(found.trace_id, 16) and int(found.span_id, 16)) else found

@@ -16,6 +16,7 @@ from services.scheduler.protocol import HEADER_LENGTH, outputs_of, render_respon
 from services.scheduler.reading import read_inference
 from services.scheduler.replies import Json, without_folders
 from services.scheduler.scheduler import scheduler_of
+from services.scheduler.tracing import called, trace_of
 
 __all__ = ["answer", "proof_of", "router"]
 
@@ -124,8 +125,12 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
             asked.priority,
             request.headers.get("traceparent"),
         )
+        called_ms = timing.elapsed_ms()
         found = await unless_gone(request, model.infer(asked.tensor, scheduler.asked(timing), version))
     latency_ms = timing.elapsed_ms()
+    exits = [each.exit for each in found.answers]
+    call = called(name, found.version, exits, (called_ms, latency_ms), found.latency_ms)
+    trace_of(request.scope).answered(timing.trace_id, {}, [call])
     scheduler.answered(latency_ms, found.latency_ms)
     scheduler.dashboards[name].answered(found, latency_ms)
     scheduler.metrics.request_seconds.labels(name).observe(latency_ms / 1e3)
@@ -134,7 +139,7 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
         extra={
             "model": name,
             "version": found.version,
-            "exits": [each.exit for each in found.answers],
+            "exits": exits,
             "latency_ms": round(latency_ms, 3),
             "service_ms": round(found.latency_ms, 3),
             "trace_id": timing.trace_id,

@@ -1,0 +1,200 @@
+"""Traces and metrics for OpenTelemetry, by OTLP over HTTP. Off unless `otlp_endpoint` is set.
+
+A request is one span of kind server, each call of an inference service a span below it. Spans are made when
+the request has ended, from times that are measured anyway, and are sent in the background: a collector that
+is slow or away costs spans, never requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from starlette.types import Scope
+
+from gati.errors import ConfigError
+from gati.version import __version__
+from services.config import ServeConfig
+from services.scheduler.timing import parse_traceparent
+from services.scheduler.tracing import RequestTrace
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Tracer
+
+__all__ = ["NO_TELEMETRY", "OpenTelemetry", "Telemetry", "open_telemetry"]
+
+_log = logging.getLogger("gati.telemetry")
+
+_BOUNDS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_NAME = re.compile(r"/(v1/pipelines|v2/models|v2/repository/models|dashboard)/[^/]+")
+_VERSION = re.compile(r"/versions/[^/]+")
+_WATCHED = ("/v2/health/", "/metrics")  # asked every few seconds by those who watch
+_SEND_EVERY_S = 15.0
+_LAST_SEND_S = 3.0
+_SERVER_ERROR = 500
+
+
+class Telemetry(Protocol):
+    """Is told of every request that has ended."""
+
+    def ended(self, scope: Scope, trace: RequestTrace, status: int, seconds: float) -> None:
+        """Note a request with the status of its reply, after so many seconds."""
+
+    def close(self) -> None:
+        """Send what is left. May take seconds."""
+
+
+class _NoTelemetry:
+    def ended(self, scope: Scope, trace: RequestTrace, status: int, seconds: float) -> None:
+        """Note nothing."""
+
+    def close(self) -> None:
+        """There is nothing to send."""
+
+
+NO_TELEMETRY: Telemetry = _NoTelemetry()
+
+
+def open_telemetry(config: ServeConfig) -> Telemetry:
+    """What the configuration asks for. Raises `ConfigError` where the extra is not installed."""
+    if config.otlp_endpoint is None:
+        return NO_TELEMETRY
+    try:
+        return OpenTelemetry(config.otlp_endpoint, config.trace_sampling)
+    except ImportError as error:
+        raise ConfigError(
+            f"otlp_endpoint needs OpenTelemetry ({error}); pip install 'gati[telemetry]'"
+        ) from error
+
+
+class OpenTelemetry:
+    """Spans and metrics to the collector at `endpoint`, such as http://localhost:4318.
+
+    `sampling` is the share of requests of which spans are sent, unless the client's `traceparent` decides.
+    Metrics count all. Headers for the collector, certificates and attributes of the service are taken from
+    the variables that OpenTelemetry names for them (`OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_RESOURCE_ATTRIBUTES`
+    and so on).
+    """
+
+    def __init__(self, endpoint: str, sampling: float = 1.0) -> None:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+        from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+
+        class Ids(RandomIdGenerator):
+            """Gives a request without a parent the trace id that its answer and its log lines name."""
+
+            named = 0
+
+            def generate_trace_id(self) -> int:
+                return self.named or super().generate_trace_id()
+
+        base = endpoint.rstrip("/")
+        resource = Resource.create({"service.name": "gati", "service.version": __version__})
+        self._ids = Ids()
+        self._spans = TracerProvider(
+            sampler=ParentBasedTraceIdRatio(sampling),
+            resource=resource,
+            id_generator=self._ids,
+            shutdown_on_exit=False,
+        )
+        self._spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{base}/v1/traces")))
+        self._reader = PeriodicExportingMetricReader(
+            OTLPMetricExporter(f"{base}/v1/metrics"), export_interval_millis=1e3 * _SEND_EVERY_S
+        )
+        self._meters = MeterProvider([self._reader], resource, shutdown_on_exit=False)
+        meter = self._meters.get_meter("gati", __version__)
+        self._tracer: Tracer = self._spans.get_tracer("gati", __version__)
+        self._duration = meter.create_histogram(
+            "http.server.request.duration",
+            unit="s",
+            description="HTTP requests, from head to end of reply",
+            explicit_bucket_boundaries_advisory=_BOUNDS_S,
+        )
+        self._answers = meter.create_counter(
+            "gati.answers", unit="{input}", description="Answered inputs by where their answer came from"
+        )
+
+    def ended(self, scope: Scope, trace: RequestTrace, status: int, seconds: float) -> None:
+        """Make the spans of a request that has just ended, and count it."""
+        path: str = scope["path"]
+        if path.startswith(_WATCHED):
+            return
+        route = _VERSION.sub("/versions/{version}", _NAME.sub(r"/\1/{name}", path)) if status != 404 else ""
+        about = {
+            "http.request.method": scope["method"],
+            "http.response.status_code": status,
+            **({"http.route": route} if route else {}),
+        }
+        self._duration.record(seconds, about)
+        for call in trace.calls:
+            where = {name: call.attributes[name] for name in ("gati.model", "gati.version")}
+            for left in call.attributes["gati.exits"]:
+                self._answers.add(1, {**where, "gati.exit": left})
+        self._trace(scope, trace, {**about, "url.path": path[:200]}, seconds)
+
+    def _trace(self, scope: Scope, trace: RequestTrace, about: dict[str, Any], seconds: float) -> None:
+        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+
+        now_ns = time.time_ns()
+        began_ns = now_ns - int(1e9 * seconds)
+        status, route = about["http.response.status_code"], about.get("http.route", "")
+        context, self._ids.named = self._parent(scope), int(trace.trace_id or "0", 16)
+        span = self._tracer.start_span(
+            f"{scope['method']} {route}".strip(),
+            context,
+            SpanKind.SERVER,
+            {**about, **trace.attributes},
+            start_time=began_ns,
+        )
+        if span.is_recording():
+            within = set_span_in_context(span)
+            for call in trace.calls:
+                below = self._tracer.start_span(
+                    call.name,
+                    within,
+                    SpanKind.CLIENT,
+                    dict(call.attributes),
+                    start_time=began_ns + int(1e6 * call.started_ms),
+                )
+                below.end(began_ns + int(1e6 * call.ended_ms))
+            if status >= _SERVER_ERROR:
+                span.set_status(StatusCode.ERROR)
+        span.end(now_ns)
+
+    def _parent(self, scope: Scope) -> Context:
+        """The span of the client that sent `traceparent`, or none."""
+        from opentelemetry.context import Context
+        from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
+
+        given = next((value for name, value in scope["headers"] if name == b"traceparent"), b"")
+        parent = parse_traceparent(given.decode("latin-1"))
+        if parent is None:
+            return Context()
+        there = SpanContext(
+            int(parent.trace_id, 16), int(parent.span_id, 16), is_remote=True,
+            trace_flags=TraceFlags(int(parent.flags, 16)),
+        )  # fmt: skip
+        return set_span_in_context(NonRecordingSpan(there), Context())
+
+    def close(self) -> None:
+        """Send what is left, within seconds: a collector that is away is tried again and again."""
+        sending = threading.Thread(target=self._close, name="gati-telemetry", daemon=True)
+        sending.start()
+        sending.join(_LAST_SEND_S)
+        if sending.is_alive():
+            _log.warning("the last spans and metrics were not sent", extra={"waited_s": _LAST_SEND_S})
+
+    def _close(self) -> None:
+        self._spans.shutdown()
+        self._meters.shutdown()
