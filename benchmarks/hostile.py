@@ -59,6 +59,9 @@ def tensor_of(data: bytes) -> bytes:
 KINDS: dict[str, Callable[[], tuple[str, bytes, dict[str, str]]]] = {
     "no JSON": lambda: (INFER, b"x" * SIZE, JSON),
     "spaces": lambda: (INFER, b" " * SIZE, JSON),
+    "no JSON, 31 MiB": lambda: (INFER, b"x" * 31 * MIB, JSON),
+    "a text, 31 MiB": lambda: (INFER, tensor_of(b'"' + b"x" * 31 * MIB + b'"'), JSON),
+    "commas, 2.5 MiB": lambda: (INFER, tensor_of(b"[" + b"1," * (5 * MIB // 4) + b"1]"), JSON),
     "brackets": lambda: (INFER, b"[" * SIZE, JSON),
     "commas": lambda: (INFER, b"[" + b"1," * (SIZE // 2 - 1) + b"1]", JSON),
     "a text": lambda: (INFER, tensor_of(b'"' + b"x" * (SIZE - 100) + b'"'), JSON),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -17,7 +19,7 @@ from services.scheduler.budget import Charge
 from services.scheduler.images import decode_image
 from services.scheduler.pipelines import ServedPipeline
 from services.scheduler.protocol import HEADER_LENGTH, positive, priority
-from services.scheduler.reading import parse_inference
+from services.scheduler.reading import largest_body, parse_inference
 from services.scheduler.replies import Json
 from services.scheduler.scheduler import Scheduler, scheduler_of
 from services.scheduler.timing import in_services_ms
@@ -30,6 +32,7 @@ router = APIRouter(tags=["pipelines"])
 _log = logging.getLogger("gati.rest")
 
 _MOST_PARTS = 16
+_FORM_STEP_BYTES = 2**18
 
 
 @router.get("/v1/pipelines", summary="The pipelines")
@@ -123,10 +126,13 @@ async def _read(
     request: Request, scheduler: Scheduler, charge: Charge, channels: int
 ) -> tuple[Any, dict[str, Any]]:
     """The wire's `Tensor` of a query, and what it wishes."""
-    body = await read_body(request, scheduler.config.largest_body_bytes, charge, scheduler.pool)
     wishes: dict[str, Any] = dict(request.query_params)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "application/json" or HEADER_LENGTH in request.headers:
+    is_tensor = kind == "application/json" or HEADER_LENGTH in request.headers
+    config = scheduler.config
+    largest_bytes = largest_body(request, config) if is_tensor else config.largest_body_bytes
+    body = await read_body(request, largest_bytes, charge, scheduler.pool)
+    if is_tensor:
         asked = await parse_inference(request, body, scheduler, charge)
         if asked.tensor.shape[:1] != [1]:
             raise RequestError(f"a query is for one input, got shape {asked.tensor.shape}")
@@ -137,8 +143,10 @@ async def _read(
         }
         return asked.tensor, wishes | {name: value for name, value in own.items() if value is not None}
     if kind == "multipart/form-data":
-        charge.add(len(body))  # the file in it
-        body, fields = await _form(request, body)
+        charge.add(_FORM_STEP_BYTES)
+        whole = [body]
+        del body  # handed over: the file in it is read when this is gone
+        body, fields = await _form(request, whole)
         wishes |= fields
     if not body:
         raise RequestError("the body is empty; send an image, a form with a file `image`, or a tensor")
@@ -146,11 +154,14 @@ async def _read(
     return await scheduler.pool.run(decode_image, body, channels, most, charge), wishes
 
 
-async def _form(request: Request, body: bytes) -> tuple[bytes, dict[str, Any]]:
-    """The file `image` of a form, and its other fields."""
+async def _form(request: Request, whole: list[bytes]) -> tuple[bytes, dict[str, Any]]:
+    """The file `image` of a form, and its other fields. The body is taken out of `whole`."""
 
-    async def stream() -> Any:
-        yield body
+    async def stream() -> AsyncGenerator[bytes]:
+        body = memoryview(whole.pop())
+        for start in range(0, len(body), _FORM_STEP_BYTES):
+            await asyncio.sleep(0)  # others' turn
+            yield bytes(body[start : start + _FORM_STEP_BYTES])
 
     try:
         parser = MultiPartParser(

@@ -8,14 +8,16 @@ from typing import Any
 
 from starlette.requests import Request
 
+from services.config import ServeConfig
 from services.scheduler.bodies import read_body
 from services.scheduler.budget import Charge, check_json
 from services.scheduler.protocol import HEADER_LENGTH, InferenceRequest, parse_request, split
 from services.scheduler.scheduler import Scheduler
 
-__all__ = ["parse_inference", "read_inference"]
+__all__ = ["largest_body", "parse_inference", "read_inference"]
 
 _COPIES = 1  # of a binary tensor, on its way from the body to the socket of a service
+_JSON_COPIES = 3  # as it came, as the parser takes it, and at least that much for its values
 _LONG_BYTES = 64 * 1024  # from here on it is not parsed between two requests
 
 
@@ -26,8 +28,16 @@ async def read_inference(
 
     Raises `GatiError` for what cannot be taken.
     """
-    body = await read_body(request, scheduler.config.largest_body_bytes, charge, scheduler.pool)
+    largest_bytes = largest_body(request, scheduler.config)
+    body = await read_body(request, largest_bytes, charge, scheduler.pool)
     return await parse_inference(request, body, scheduler, charge, arrays)
+
+
+def largest_body(request: Request, config: ServeConfig) -> int:
+    """How large a tensor's body may be: where all of it is JSON, it is held with copies."""
+    if HEADER_LENGTH in request.headers:
+        return config.largest_body_bytes
+    return min(config.largest_body_bytes, config.largest_json_bytes // _JSON_COPIES)
 
 
 async def parse_inference(
@@ -43,5 +53,6 @@ def _read(
     body: bytes, header_length: str | None, largest_json_bytes: int, charge: Charge, arrays: Sequence[Any]
 ) -> InferenceRequest:
     text, rest = split(body, header_length)
-    charge.add(check_json(text, largest_json_bytes) + _COPIES * len(rest))
+    held = (_JSON_COPIES - 1) * len(text)
+    charge.add(held + check_json(text, largest_json_bytes - held) + _COPIES * len(rest))
     return parse_request(text, rest, arrays)
