@@ -35,6 +35,7 @@ from gati.evaluation.timing import BenchEntry, measure_latency
 from gati.exploration.alike import warning_of_neighbours
 from gati.exploration.candidates import Specification, measured_costs, specify, wanted
 from gati.exploration.inspect import example_inputs
+from gati.exploration.prepare import fitted
 from gati.exploration.schedule import students_for
 from gati.exploration.splits import split_inputs
 from gati.model.blocks import find_blocks
@@ -70,6 +71,10 @@ def doctor(
     resize: int | None = None,
     sample_rate: int | None = None,
     seconds: float | None = None,
+    tokenizer: str | Path | None = None,
+    max_length: int | None = None,
+    text_column: str | None = None,
+    label_column: str | None = None,
     budget_s: float = _BUDGET_S,
     confidence: float = _CONFIDENCE,
     seed: int = 0,
@@ -89,12 +94,23 @@ def doctor(
     """
     examination = _Examination(clock, within_s)
     loaded = load_model(
-        model, checkpoint, mean=mean, std=std, resize=resize, sample_rate=sample_rate, seconds=seconds
+        model,
+        checkpoint,
+        mean=mean,
+        std=std,
+        resize=resize,
+        sample_rate=sample_rate,
+        seconds=seconds,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        text_column=text_column,
+        label_column=label_column,
     )
     if loaded.note:
         examination.note("model", loaded.note)
     given = _Given(data, train_data, confidence, seed)
     inputs = None if data is None else examination.ask("data", partial(_inputs, loaded, given, examination))
+    loaded = loaded if inputs is None else inputs.loaded
     asked = inputs.sample if inputs is not None else None
     answered = examination.ask("network", partial(_answers, loaded, asked, size, clock))
     cut = None if answered is None else examination.ask("blocks", partial(_cut, loaded, answered, blocks))
@@ -181,6 +197,7 @@ class _Given:
 class _FoundInputs:
     """The inputs as `explore` would divide them, and some of them."""
 
+    loaded: LoadedModel  # as one that takes what they hold
     sample: Tensor
     training: Data
     held_out: int
@@ -205,7 +222,7 @@ class _Cut:
 
 
 def _inputs(loaded: LoadedModel, given: _Given, examination: _Examination) -> _FoundInputs:
-    held = load_data(given.data, loaded.preprocessing, what="--data")
+    loaded, held = fitted(loaded, given.data)
     separate = given.train_data is not None
     more = load_data(given.train_data, loaded.preprocessing, what="--train-data") if separate else None
     sample = held.images(np.unique(np.linspace(0, len(held) - 1, _SAMPLED).astype(np.int64)))
@@ -225,7 +242,7 @@ def _inputs(loaded: LoadedModel, given: _Given, examination: _Examination) -> _F
         examination.note("data", f"copies were not looked for among more than {_COUNTED:,} inputs")
     targets = forecast_targets(certify, given.confidence, separate)
     forecast = DataForecast(len(held), train, select, certify, exact, given.confidence, targets)
-    return _FoundInputs(sample, training, select + certify, forecast)
+    return _FoundInputs(loaded, sample, training, select + certify, forecast)
 
 
 @torch.inference_mode()

@@ -12,7 +12,6 @@ from gati.errors import BackendError, LibraryError
 from gati.exploration.library import Library
 from gati.model.load import load_model
 from gati.model.packed import packed
-from gati.model.preprocess import Preprocessing
 from gati.model.segments import TracedModel, trace
 
 __all__ = ["Network", "load_network", "traced_network"]
@@ -40,7 +39,7 @@ def load_network(library: Library, device: torch.device) -> Network:
             f"but {manifest.checkpoint_path or manifest.model_source} now has "
             f"{loaded.checkpoint_sha256[:12]}; restore the old checkpoint or run gati explore again"
         )
-    tensors = Preprocessing.from_json(manifest.preprocessing).tensors
+    tensors = library.preprocessing.tensors
     if tensors is None:
         module = loaded.module.to(device)
         generator = torch.Generator().manual_seed(_EXAMPLE_SEED)
