@@ -11,10 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import gati
 from gati.cli import run
 from gati.composition.load import Served, open_served
+from gati.engine.engine import Engine
 from gati.errors import DataError
 from gati.exploration.library import Library
 from gati.model.data import load_data
@@ -60,6 +64,8 @@ def test_the_library_keeps_tokenizer_lengths_and_names(folder: Path) -> None:
     assert text.arrays == ("input_ids", "attention_mask")
     assert text.length == 32  # the longest text has 32 tokens; the network takes 48
     assert library.manifest.preprocessing["text"]["sha256"] == text.sha256  # exported files have this, too
+    assert [length for length, _ in library.preprocessing.lengths] == [16, 32]
+    assert sum(share for _, share in library.preprocessing.lengths) == pytest.approx(1.0)
     assert library.manifest.class_names == ("a", "b", "c")
 
 
@@ -77,6 +83,39 @@ def test_texts_are_predicted(folder: Path, served: Served, capsys: pytest.Captur
     ]
     assert run(["predict", str(folder / "library"), "where is my card", " "]) == 2
     assert "predict: text 1 is empty" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module", params=["torch", "onnxruntime"])
+def engine(request: pytest.FixtureRequest, served: Served) -> Engine:
+    return served.model.engine_of(served.engine.exits, "other", request.param)
+
+
+def test_texts_are_executed_at_their_real_length(engine: Engine, served: Served) -> None:
+    x = served.model.preprocessing.from_texts(["my card", "card " * 25])
+    assert x.shape == (2, 2, 32)
+    assert [engine.shortened(row[None]).shape[2] for row in x] == [16, 32]
+    assert [engine.shortened(each).shape[2] for each in engine.examples()] == [16, 32]
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5), st.integers(0, 14))
+@settings(max_examples=20, deadline=None)
+def test_neither_padding_nor_batch_changes_an_answer(
+    engine: Engine, served: Served, seed: int, count: int, cut: int
+) -> None:
+    x = served.model.preprocessing.from_texts(texts(count, seed=seed))
+    together = engine(x)
+    for row, answer in zip(x, together, strict=True):
+        tokens = int(row[1].sum())
+        (alone,) = engine(row[None])
+        (shorter,) = engine(row[None, :, : max(tokens, 32 - cut)])
+        (other,) = served.engine(row[None])
+        assert torch.equal(alone.probabilities, shorter.probabilities)
+        for each in (alone, shorter, other):
+            assert (each.class_index, each.exit) == (answer.class_index, answer.exit)
+        with torch.inference_mode():
+            padded = served.module(row[None]).softmax(1)  # as the network is, executed at the full length
+        (base,) = engine.base(row[None])
+        torch.testing.assert_close(base.probabilities[None], padded, atol=1e-4, rtol=1e-3)
 
 
 def test_a_changed_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:

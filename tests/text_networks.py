@@ -41,7 +41,8 @@ class Reader(nn.Module):
         super().__init__()
         self.words = nn.Embedding(VOCABULARY, 16)
         self.places = nn.Embedding(LONGEST, 16)
-        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
         self.head = nn.Linear(16, CLASSES)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

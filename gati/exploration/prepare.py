@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from gati.caches import reads_input
-from gati.costs.profile import measure_profile
+from gati.caches.tokens import of_any_length
+from gati.costs.lengths import profile_at_lengths
 from gati.errors import BackendError, VariantError
 from gati.exploration.alike import warning_of_neighbours
 from gati.exploration.augment import Augmentation, choose_augmentation
@@ -37,6 +38,7 @@ from gati.model.labels import (
     read_class_names,
     read_label_map,
 )
+from gati.model.lengths import length_shares, trace_inputs
 from gati.model.load import LoadedModel
 from gati.model.outputs import check_base_outputs, check_more_than_one_class, outputs_kind
 from gati.model.packed import fit_tensors, fit_text
@@ -128,7 +130,11 @@ def fitted(loaded: LoadedModel, data: Any) -> tuple[LoadedModel, Data]:
     if isinstance(data, (str, Path)) and is_table(data):
         loaded = fit_text(loaded)
     held = load_data(data, loaded.preprocessing, what="--data")
-    return (loaded if held.tensors is None else fit_tensors(loaded, held.tensors, "--data")), held
+    if held.tensors is None:
+        return loaded, held
+    loaded = fit_tensors(loaded, held.tensors, "--data")
+    lengths = length_shares(loaded.module, held.tensors, held)
+    return replace(loaded, preprocessing=replace(loaded.preprocessing, lengths=lengths)), held
 
 
 def prepare(
@@ -160,6 +166,11 @@ def prepare(
     found = find_blocks(module, blocks, example=example)
     names, no_entry = _places(module, found, asked.variants, companions)
     traced = trace(module, example, names)
+    asked = asked if tensors is None else for_tokens(asked, traced, tensors)
+    if not all(map(of_any_length, (*asked.variants, *companions))):  # these know one length only
+        loaded = replace(loaded, preprocessing=replace(loaded.preprocessing, lengths=()))
+    if loaded.preprocessing.lengths:
+        traced = trace_inputs(module, example, names, loaded.preprocessing)
     named, labelled = _name_classes(loaded, held, traced.classes, class_names, label_map)
     rows = inputs.record.rows
     labels = None if labelled.data.labels is None else labelled.data.labels[rows]
@@ -174,8 +185,7 @@ def prepare(
     stored = state.costs()
     if stored is None:
         progress.note(f"measuring {len(names)} blocks and what lookups cost on {device}")
-        profile = measure_profile(traced)
-        asked = asked if tensors is None else for_tokens(asked, traced, tensors)
+        profile = profile_at_lengths(traced)
         specifications = specify(traced, module, profile, asked, measured_costs(traced, module))
         expected = MeasuringTimes(
             held_out_s,

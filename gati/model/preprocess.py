@@ -44,7 +44,8 @@ class Preprocessing:
     `size` (height, width) stretches to exactly that size before both. None leaves the step out. With
     `tensors` the network takes no images but those arrays, and nothing is done to them. With `sound` it takes
     recordings: their spectrograms, 0 to 1, are what `mean` and `std` apply to. With `text` a tokenizer turns
-    texts into its `tensors`.
+    texts into its `tensors`. `lengths` are those that sequences are executed at, each with the share of the
+    explored inputs that takes it; none where all are executed as they come.
     """
 
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
@@ -57,6 +58,7 @@ class Preprocessing:
     tensors: TensorInputs | None = None
     sound: LogMel | None = None
     text: TextTokens | None = None
+    lengths: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         """Check the values. Raises `ModelError`."""
@@ -84,12 +86,18 @@ class Preprocessing:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; `from_json` reads them back unchanged."""
-        plain = asdict(replace(self, tensors=None, text=None))
-        del plain["tensors"], plain["text"]  # images have none, and older libraries say nothing of it
+        plain = asdict(replace(self, tensors=None, text=None, lengths=()))
+        del (
+            plain["tensors"],
+            plain["text"],
+            plain["lengths"],
+        )  # images have none, and older libraries say nothing of it
         if self.tensors is not None:
             plain["tensors"] = self.tensors.to_json()
         if self.text is not None:
             plain["text"] = self.text.to_json()
+        if self.lengths:
+            plain["lengths"] = [list(each) for each in self.lengths]
         if self.sound is None:
             del plain["sound"]
         return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
@@ -109,6 +117,7 @@ class Preprocessing:
             tensors=TensorInputs.from_json(values["tensors"]) if "tensors" in values else None,
             sound=None if sound is None else LogMel.from_json(sound),
             text=TextTokens.from_json(values["text"], folder) if "text" in values else None,
+            lengths=tuple((int(length), float(share)) for length, share in values.get("lengths", ())),
         )
 
     def __call__(self, images: NDArray[np.uint8]) -> Tensor:
