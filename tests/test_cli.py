@@ -206,6 +206,8 @@ def test_explore_hands_every_option_to_the_library(monkeypatch: pytest.MonkeyPat
         + ["--out", "runs/v", "--blocks", "blocks.*", "--variants", "fc(512), conv(3,1)", "--device", "cuda"]
         + ["--budget", "10m", "--seed", "7", "--mean", "0.5", "--std", "0.25,0.5,1", "--resize", "256"]
         + ["--sample-rate", "16000", "--seconds", "1.5"]
+        + ["--tokenizer", "tokenizer.json", "--max-length", "64", "--text-column", "query"]
+        + ["--label-column", "intent"]
         + ["--epochs", "2.5", "--class-names", "names.txt", "--label-map", "map.json"]
         + ["--companion", "timm:small", "--companion", "own.pt2"]
         + ["--companion-checkpoint", "s.safetensors", "--companion-checkpoint", "none"]
@@ -222,6 +224,10 @@ def test_explore_hands_every_option_to_the_library(monkeypatch: pytest.MonkeyPat
         "epochs": 2.5,
         "budget_s": 600.0,
         "seed": 7,
+        "tokenizer": Path("tokenizer.json"),
+        "max_length": 64,
+        "text_column": "query",
+        "label_column": "intent",
         "mean": (0.5,),
         "std": (0.25, 0.5, 1.0),
         "resize": 256,

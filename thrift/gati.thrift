@@ -36,9 +36,9 @@ exception ServiceError {
   3: optional i32 retry_after_ms
 }
 
-/** An array, row-major and little-endian. */
+/** An array, row-major and little-endian; of BYTES each element follows its length, four bytes. */
 struct Tensor {
-  /** As in the Open Inference Protocol: FP32, UINT8, INT64. */
+  /** As in the Open Inference Protocol: FP32, UINT8, INT64, BYTES. */
   1: required string datatype
   2: required list<i64> shape
   3: required binary data
@@ -48,7 +48,7 @@ struct Tensor {
 struct InferRequest {
   /** Names this request when it is cancelled; unique among those under way. */
   1: required string request_id
-  /** FP32 [batch, ...] as the network takes it, or UINT8 [batch, height, width, channels] to be preprocessed. */
+  /** FP32 [batch, ...] as the network takes it, UINT8 images, or BYTES [batch] of UTF-8 text. */
   2: required Tensor input
   /** After so many milliseconds nobody waits for the answer any more. */
   3: required i32 time_remaining_ms
@@ -140,6 +140,14 @@ struct InputArray {
   3: required list<i64> shape
 }
 
+/** How a model turns text into what its network takes. */
+struct TextInput {
+  /** Of the tokenizer's file. */
+  1: required string tokenizer_sha256
+  /** Longer texts are cut, in tokens. */
+  2: required i32 length
+}
+
 /** What a model takes and gives. */
 struct ModelInfo {
   1: required string name
@@ -156,6 +164,8 @@ struct ModelInfo {
    * all have one shape, else each flattened and one after the other. Absent: float32 of `input_shape`.
    */
   8: optional list<InputArray> inputs
+  /** Absent where the model takes no text. */
+  9: optional TextInput text
 }
 
 /** Whether the service can answer, which is when it has loaded and warmed up. */

@@ -21,6 +21,7 @@ __all__ = [
     "TokenMean",
     "TokenReader",
     "is_token",
+    "of_any_length",
     "token_students",
 ]
 
@@ -29,6 +30,11 @@ TOKEN_VARIANTS = ("tokens-mean(256)", "tokens-attention(4,128)", "tokens-conv(96
 _UNSEEN = 0.05  # of the numbers of a word that was never seen in training: it should say little
 _WIDTH = 64
 _NEVER = -1e4  # an attention score whose weight is exactly 0, in half precision too
+
+
+def of_any_length(variant: str) -> bool:
+    """Whether a variant reads sequences of any length, and padding changes nothing."""
+    return variant.startswith("tokens-")
 
 
 def is_token(hidden: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 import gati
-from gati.cli import compare, doctor, evict, explore, pipelines, render, serve, stream
+from gati.cli import compare, doctor, evict, explore, pipelines, query, render, serve, stream
 from gati.cli.options import (
     CertifyData,
     Checkpoint,
@@ -97,6 +97,7 @@ _verb(
 _verb(
     "gati explore torchvision:resnet18 --checkpoint mine.pt --data val/ --out runs/mine",
     "gati explore models.py:build --data val.npz --train-data train.npz --out runs/mine --budget 10m",
+    "gati explore classifier/ --data queries.csv --tokenizer tokenizer.json --out runs/mine",
     "gati explore --more 1h runs/mine",
     "gati explore torchvision:resnet50 --checkpoint large.pt --data val/ --out runs/both "
     "--companion torchvision:resnet18 --companion-checkpoint small.pt",
@@ -239,19 +240,19 @@ _verb("gati report runs/mine", "gati report runs/mine --out mine.html")(compare.
 app.add_typer(pipelines.pipeline)
 app.add_typer(evict.evict)
 _verb("gati serve runs/mine", "gati serve examples/pipeline/pipeline.toml --port 0")(serve.serve)
-_verb("gati query cifar10 cat.png --slo 80ms")(serve.query)
+_verb("gati query cifar10 cat.png --slo 80ms", "gati query intents 'where is my card?'")(query.query)
 _verb("gati stream runs/mine --source camera:0 --adapt --page")(stream.stream)
 _verb("gati replay runs/mine --source road.mp4 --interval 10s --interval 60s")(stream.replay)
 
 
-@_verb("gati predict runs/mine cat.jpg dog.png")
+@_verb("gati predict runs/mine cat.jpg dog.png", "gati predict runs/mine 'where is my card?'")
 def predict(
     directory: LibraryDir,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...")],
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE|TEXT...")],
     composition: CompositionName = "default",
     device: Device = "cpu",
 ) -> None:
-    """Classify image files and show at which block each answer was found."""
+    """Classify image files, recordings or texts, and show at which block each answer was found."""
     render.predictions(images, gati.predict(directory, images, composition=composition, device=device))
 
 

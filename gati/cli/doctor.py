@@ -11,12 +11,16 @@ from gati.cli.options import (
     EXPLORE_BUDGET,
     Checkpoint,
     JsonFile,
+    LabelColumn,
+    MaxLength,
     Mean,
     Model,
     Resize,
     SampleRate,
     Seconds,
     Std,
+    TextColumn,
+    TokenizerFile,
     numbers,
     size_of,
 )
@@ -57,6 +61,10 @@ def doctor(
     resize: Resize = None,
     sample_rate: SampleRate = None,
     seconds: Seconds = None,
+    tokenizer: TokenizerFile = None,
+    max_length: MaxLength = None,
+    text_column: TextColumn = None,
+    label_column: LabelColumn = None,
     json_file: JsonFile = None,
 ) -> None:
     """Say what Gati could do for a network, before anything is trained; nothing is written.
@@ -81,6 +89,10 @@ def doctor(
         confidence=confidence,
         sample_rate=sample_rate,
         seconds=seconds,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        text_column=text_column,
+        label_column=label_column,
         within_s=parse_duration(within),
     )
     if json_file is not None:

@@ -23,8 +23,10 @@ __all__ = [
     "Device",
     "EXPLORE_BUDGET",
     "JsonFile",
+    "LabelColumn",
     "LabelMapFile",
     "LibraryDir",
+    "MaxLength",
     "Mean",
     "Model",
     "Resize",
@@ -32,6 +34,8 @@ __all__ = [
     "Seconds",
     "Slowdown",
     "Std",
+    "TextColumn",
+    "TokenizerFile",
     "budget_of",
     "examples_below",
     "numbers",
@@ -73,6 +77,27 @@ SampleRate = Annotated[
 Seconds = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Of each recording: longer ones are cut, shorter ones filled up."),
+]
+TokenizerFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="FILE",
+        help="The tokenizer.json of a model that takes text; --data is then CSV or Parquet.",
+    ),
+]
+MaxLength = Annotated[
+    int | None,
+    typer.Option("--max-length", metavar="TOKENS", help="Longer texts are cut; the tokenizer's own limit."),
+]
+TextColumn = Annotated[
+    str | None, typer.Option("--text-column", metavar="NAME", help="Where tables have texts: 'text'.")
+]
+LabelColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--label-column", metavar="NAME", help="Where tables have classes: 'label', if it is there."
+    ),
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 and so on.")]
 Slowdown = Annotated[

@@ -343,13 +343,13 @@ def counter(what: str) -> Callable[[int, int], None]:
     return count
 
 
-def predictions(images: Sequence[Path], answers: Sequence[Prediction]) -> None:
-    """Print file, class, probability and exit of every image."""
-    table = new_table("image", "class", "probability", "left after", left=(0, 1, 3))
-    for image, answer in zip(images, answers, strict=True):
+def predictions(inputs: Sequence[str], answers: Sequence[Prediction]) -> None:
+    """Print name or text, class, probability and exit of every input."""
+    table = new_table("input", "class", "probability", "left after", left=(0, 1, 3))
+    for given, answer in zip(inputs, answers, strict=True):
         name = answer.class_name or str(answer.class_index)
         probability = float(answer.probabilities[answer.class_index])
-        table.add_row(str(image), name, percent(probability), answer.exit)
+        table.add_row(given, name, percent(probability), answer.exit)
     console().print(table)
 
 

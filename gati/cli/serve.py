@@ -1,4 +1,4 @@
-"""The verbs that serve: `gati serve` and `gati query`; `gati.cli` registers them."""
+"""The verb `gati serve`; `gati.cli` registers it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from gati.errors import DataError, GatiError, RequestError, UnavailableError
+from gati.errors import GatiError
 from gati.units import parse_duration
 
-__all__ = ["query", "serve"]
+__all__ = ["check_installed", "serve"]
 
 _NEEDED = (
     "fastapi",
@@ -72,7 +72,7 @@ def serve(
     each response states its promise. Settings come from the file, then the environment (GATI_SERVE_PORT and
     so on), then options.
     """
-    _check_installed()
+    check_installed()
     from services.config import read_config
     from services.serve import serve as run
     from services.serve import with_pipeline_models
@@ -93,76 +93,6 @@ def serve(
     run(effective.config, lambda url: typer.echo(f"serving at {url} (documentation: {url}/docs)"))
 
 
-def query(
-    pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", help="Name of the pipeline in gati serve.")],
-    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file.")],
-    slo: Annotated[
-        str | None, typer.Option("--slo", metavar="TIME", help="Latency SLO, such as 80ms.")
-    ] = None,
-    url: Annotated[str, typer.Option(help="Where gati serve listens.")] = "http://127.0.0.1:8000",
-    priority: Annotated[int | None, typer.Option(help="1 is served first.")] = None,
-    api_key: Annotated[
-        str | None, typer.Option("--api-key", envvar="GATI_API_KEY", help="If the server requires one.")
-    ] = None,
-) -> None:
-    """Query a served pipeline with an image: options that answered, exits, and latency."""
-    _check_installed()
-    wishes: dict[str, Any] = {}
-    if slo is not None:
-        wishes["latency_slo_ms"] = 1e3 * parse_duration(slo)
-    if priority is not None:
-        wishes["priority"] = priority
-    _show_answer(_ask(url, pipeline, image, wishes, api_key))
-
-
-def _ask(url: str, pipeline: str, image: Path, wishes: Mapping[str, Any], api_key: str | None) -> Any:
-    import httpx
-
-    try:
-        data = image.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read {image} ({error.strerror}); give an image file") from error
-    headers = {"Content-Type": "application/octet-stream"}
-    if api_key is not None:
-        headers["X-API-Key"] = api_key
-    try:
-        where = f"{url}/v1/pipelines/{pipeline}/query"
-        reply = httpx.post(where, content=data, params=dict(wishes), headers=headers, timeout=60)
-        document = reply.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise UnavailableError(f"no Gati answers at {url} ({error}); start one with gati serve") from error
-    if reply.is_error:
-        again = reply.headers.get("Retry-After")
-        message = f"{document.get('error', reply.reason_phrase)} (status {reply.status_code})"
-        raise _RefusedError(message + (f"; ask again in {again} s" if again else ""))
-    return document
-
-
-class _RefusedError(RequestError):
-    """The server's reason for refusing."""
-
-    exit_status = 1
-
-
-def _show_answer(answer: Mapping[str, Any]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.tree import Tree
-
-    met = {True: "SLO met", False: "SLO missed", None: "no SLO"}[answer["slo_met"]]
-    slo = "" if answer["latency_slo_ms"] is None else f" of {answer['latency_slo_ms']:.0f} ms"
-    tree = Tree(f"[bold]{escape(answer['label'])}[/bold]  {answer['latency_ms']:.1f} ms{slo}, {met}")
-    for stage in answer["stages"]:
-        left = f"left after {stage['exit']}" if stage["from_cache"] else "ran to the end"
-        label, likely = f"[bold]{escape(stage['label'])}[/bold]", f"{stage['probability']:.0%}"
-        branch = tree.add(f"{escape(stage['stage'])}: {label} ({likely})")
-        ran = f"{stage['option']} ({stage['model']}, version {stage['version']}) {left}"
-        branch.add(escape(f"{ran}; {stage['latency_ms']:.1f} ms of {stage['budget_ms']:.1f} ms"))
-    for name in answer["skipped"]:
-        tree.add(f"[dim]{escape(name)}: skipped[/dim]")
-    Console(highlight=False).print(tree)
-
-
 def _show_settings(rows: list[tuple[str, str, str]], models: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -181,7 +111,8 @@ def _show_settings(rows: list[tuple[str, str, str]], models: Mapping[str, Any]) 
     console.print(served)
 
 
-def _check_installed() -> None:
+def check_installed() -> None:
+    """Check that what serving needs is there. Raises `GatiError` naming what is not."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise GatiError(f"serving needs {', '.join(missing)}; install them with pip install 'gati[serve]'")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from gati.caches import LearnedCache
     from gati.composition.engines import EngineAnswers
+    from gati.costs.graph import GraphCosts
     from gati.model.segments import TracedModel
 
 __all__ = [
@@ -184,23 +185,34 @@ def measure(
     from gati.composition.engines import graph_backend
     from gati.costs.graph import measure_graph
     from gati.costs.least import at_least
+    from gati.costs.lengths import mean_costs
     from gati.costs.segments import measure_segments
     from gati.engine.backends import SegmentBackend, get_backend
     from gati.exploration.network import traced_network
+    from gati.model.lengths import at_lengths
 
     profile, kind = library.manifest.profile, library.manifest.outputs_kind
     found = get_backend(backend)  # refused before a model is loaded, if at all
     pieces = pieces or Pieces(library)
     if isinstance(found, SegmentBackend):
         traced, caches = traced_network(library, found.devices), _one_of_each(library, pieces)
-        costs = measure_segments(traced, profile, backend, caches, progress)
+
+        def measured(each: TracedModel) -> GraphCosts:
+            return measure_segments(each, profile, backend, caches, progress)
     else:
         executes = graph_backend(library, backend, calibrate_on=FEW_INPUTS)
         traced, caches = to_measure(library, pieces)
-        costs = measure_graph(
-            traced, profile, executes, kind, caches, progress, convert=pieces.convert, cuts=pieces.cuts
-        )
-    costs = at_least(costs, profile, traced, caches)
+
+        def measured(each: TracedModel) -> GraphCosts:
+            convert = pieces.convert if each is traced else None
+            return measure_graph(
+                each, profile, executes, kind, caches, progress, convert=convert, cuts=pieces.cuts
+            )
+
+    # what computes in less than float32 answers otherwise at another length, and is executed at one
+    lengths = at_lengths(traced) if found.in_float32() else ((1.0, traced),)
+    parts = [(share, at_least(measured(each), profile, each, caches)) for share, each in lengths]
+    costs = mean_costs(parts, traced)
     return BackendCosts(costs.profile, costs.if_ms, costs.lookup_ms)
 
 

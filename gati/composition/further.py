@@ -184,15 +184,13 @@ def further_inputs(library: Library, data: Any) -> Further:
     """
     from gati.exploration.fresh import fresh_inputs
     from gati.model.data import load_data
-    from gati.model.preprocess import Preprocessing
 
     if not library.has_outcomes:
         raise CompositionError(
             "further inputs to certify on go with the outcomes of the library's own, which this one does not "
             "have (outcomes/); explore again"
         )
-    preprocessing = Preprocessing.from_json(library.manifest.preprocessing)
-    given = load_data(data, preprocessing, what="further certification data")
+    given = load_data(data, library.preprocessing, what="further certification data")
     fresh = fresh_inputs(library, given)
     return Further(
         fresh.inputs, fresh.copies, f"{given.name} {given.fingerprint}", fresh.identity, fresh.note

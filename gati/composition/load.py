@@ -195,7 +195,7 @@ def open_model(directory: str | Path, *, device: str = "cpu", threads: int | Non
         library,
         *load_network(library, target),
         manifest.checkpoint_sha256,
-        Preprocessing.from_json(manifest.preprocessing),
+        library.preprocessing,
         manifest.class_names,
         manifest.outputs_kind,
     )

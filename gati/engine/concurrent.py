@@ -75,7 +75,8 @@ class ConcurrentEngine:
         with _one_thread():
             engines = [engine.twin() if engine.compiled else engine for _ in range(count)]
             for each in engines:  # graphs are compiled now, while there is one thread
-                self._ask(each, each.traced.example())
+                for example in each.examples():
+                    self._ask(each, example)
             self._threads = [
                 threading.Thread(target=self._run, args=(each,), daemon=True, name="gati-engine")
                 for each in engines

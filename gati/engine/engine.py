@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from gati.engine.exits import BASE, EngineExit, Prediction, tie_tolerance
 from gati.engine.paths import path_for
 from gati.engine.paths.segments import settled_scores
 from gati.errors import DataError
+from gati.model.lengths import TracedSequences
 from gati.model.segments import TracedModel
 from gati.types import OutputsKind
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "Prediction"]
 
+_T = TypeVar("_T")
 _ALONE = threading.RLock()  # held while a network runs that writes to tensors of its own
 
 
@@ -36,6 +38,9 @@ class Engine:
     is returned and the remaining segments are not executed. Which exit answers depends on the input alone,
     never on its batch nor on timing: an overlapped lookup that is late is waited for before the next one,
     and before the base model's answer is given. Batches larger than one look up inline.
+
+    Sequences are executed at their real length, see `gati.model.lengths`; the first of a length waits until
+    that is ready (`examples` has one of each). Engines of reduced precision run the longest only.
 
     `graphs` are files where a backend that compiles graphs keeps those of the early-exit network and of the
     base model, so that the next engine need not convert them again.
@@ -72,6 +77,10 @@ class Engine:
         self._tolerance = tie_tolerance(traced.device, traced.computes_in)
         self._one_network: AbstractContextManager[Any] = _ALONE if traced.changes_itself else nullcontext()
         self._path = path_for(backend, traced, self.exits, outputs_kind, graphs)
+        exact = get_backend(backend).in_float32()  # others round otherwise at another length
+        self._lengths = traced.lengths if isinstance(traced, TracedSequences) and exact else None
+        self._shorter: dict[int, Engine] = {}
+        self._making = threading.Lock()
 
     def __call__(self, x: Tensor) -> list[Prediction]:
         """Classify preprocessed inputs [B, ...]; predictions come in their order.
@@ -79,14 +88,47 @@ class Engine:
         Raises:
             DataError: inputs of another shape or dtype than the network's, or ids that it does not have.
         """
-        return self._answers(x, self._path.answer)
+        return self._by_length(x, lambda engine, rows: engine._answers(rows, engine._path.answer))
 
     def inline(self, x: Tensor) -> list[Prediction]:
         """As calling it, and no lookup takes cores of its own."""
-        return self._answers(x, self._path.inline)
+        return self._by_length(x, lambda engine, rows: engine._answers(rows, engine._path.inline))
+
+    def _by_length(self, x: Tensor, ask: Callable[[Engine, Tensor], Iterable[_T]]) -> list[_T]:
+        """Ask for the rows of `x` [B, ...], each where it is as long as it really is; in their order."""
+        x = self.checked(x)
+        if self._lengths is None:
+            return list(ask(self, x))
+        answers: dict[int, _T] = {}
+        taken = self._lengths.of(x)
+        for length in sorted(set(taken)):
+            rows = [row for row, each in enumerate(taken) if each == length]
+            part = (x if len(rows) == len(taken) else x[rows])[..., :length].contiguous()
+            answers.update(zip(rows, ask(self._at(length), part), strict=True))
+        return [answers[row] for row in range(len(taken))]
+
+    def _at(self, length: int) -> Engine:
+        """The engine for inputs of that length."""
+        if length == self.traced.input_shape[-1] or not isinstance(self.traced, TracedSequences):
+            return self
+        with self._making:  # it takes seconds: whoever comes meanwhile waits for the same
+            if length not in self._shorter:
+                self._shorter[length] = self._like(self.traced.at(length), f"-{length}")
+            return self._shorter[length]
+
+    def examples(self) -> list[Tensor]:
+        """An input [1, ...] of each length that the network is executed at; of most networks the only one."""
+        if self._lengths is None:
+            return [self.traced.example()]
+        lengths = self._lengths
+        return [lengths.example(length).to(self.traced.device) for length in lengths.every]
+
+    def shortened(self, x: Tensor) -> Tensor:
+        """An input [1, ...] as the network is executed with it, cut to its real length."""
+        return x if self._lengths is None else x[..., : self._lengths.of(x)[0]].contiguous()
 
     def _answers(self, x: Tensor, one: Callable[[Tensor], Answer]) -> list[Prediction]:
-        x = self.checked(x)
+        """Answers to inputs that were checked, of one length."""
         with torch.inference_mode(), self._one_network:
             if x.shape[0] == 1:
                 return [self.prediction(*one(x))]
@@ -101,7 +143,9 @@ class Engine:
 
     def base(self, x: Tensor) -> list[Prediction]:
         """Classify with the whole base model, executed the same way, no lookups."""
-        x = self.checked(x)
+        return self._by_length(x, Engine._base_answers)
+
+    def _base_answers(self, x: Tensor) -> list[Prediction]:
         with torch.inference_mode(), self._one_network:
             return [self.prediction(row, BASE) for row in rows_of(self._path.base(x))]
 
@@ -110,7 +154,10 @@ class Engine:
 
         Those of `base`, but for rounding, unless the backend computes in reduced precision.
         """
-        x = self.checked(x)
+        found = self._by_length(x, Engine._reference_classes)
+        return torch.stack(found) if found else torch.empty(0, dtype=torch.int64)
+
+    def _reference_classes(self, x: Tensor) -> Tensor:
         changes_input = self.traced.changes_input
         with torch.inference_mode(), self._one_network:
             scores = settled_scores(self.traced.base, x, self._tolerance, changes_input=changes_input)
@@ -127,20 +174,29 @@ class Engine:
         Rows come out as class scores or probabilities: `prediction` makes an answer of them. With `early`
         False it is the base model. Call them in inference mode.
         """
-        pieces = None if self.traced.changes_itself else self._path.pieces(early=early)
+        whole = self.traced.changes_itself or self._lengths is not None
+        pieces = None if whole else self._path.pieces(early=early)
         return pieces or (BatchedSegment(_each_alone, (True,)),)
 
     def twin(self) -> Engine:
         """Another engine like this one, with as many threads as torch has now."""
+        return self._like(self.traced)
+
+    def _like(self, traced: TracedModel, suffix: str = "") -> Engine:
+        """Another engine with the same exits; its graphs are kept in files with that suffix."""
+        graphs = self._graphs
+        if graphs is not None and suffix:
+            early, base = (path.with_stem(f"{path.stem}{suffix}") for path in graphs)
+            graphs = early, base
         return Engine(
-            self.traced,
+            traced,
             self.exits,
             outputs_kind=self.outputs_kind,
             backend=self.backend,
             version=self.version,
             class_names=self.class_names,
-            preprocessing=self.preprocessing,
-            graphs=self._graphs,
+            preprocessing=None if suffix else self.preprocessing,  # shorter inputs were checked
+            graphs=graphs,
         )
 
     @property
@@ -171,6 +227,8 @@ class Engine:
     def checked(self, x: Tensor) -> Tensor:
         """`x` [B, ...] where the network is. Raises `DataError` for what it does not take."""
         traced = self.traced
+        if self._lengths is not None and isinstance(x, Tensor):
+            x = self._lengths.padded(x)
         if not isinstance(x, Tensor) or x.shape[1:] != traced.input_shape or x.ndim == 0:
             found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise DataError(

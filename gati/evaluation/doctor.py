@@ -34,7 +34,7 @@ from gati.evaluation.diagnosis import (
 from gati.evaluation.forecast import Rates, forecast_explore
 from gati.evaluation.timing import BenchEntry, measure_latency
 from gati.exploration.alike import warning_of_neighbours
-from gati.exploration.candidates import Specification, measured_costs, specify, wanted
+from gati.exploration.candidates import Specification, for_tokens, measured_costs, specify, wanted
 from gati.exploration.inspect import example_inputs
 from gati.exploration.places import find_places
 from gati.exploration.prepare import fitted
@@ -71,6 +71,10 @@ def doctor(
     resize: int | None = None,
     sample_rate: int | None = None,
     seconds: float | None = None,
+    tokenizer: str | Path | None = None,
+    max_length: int | None = None,
+    text_column: str | None = None,
+    label_column: str | None = None,
     budget_s: float = _BUDGET_S,
     confidence: float = _CONFIDENCE,
     seed: int = 0,
@@ -90,7 +94,17 @@ def doctor(
     """
     examination = _Examination(clock, within_s)
     loaded = load_model(
-        model, checkpoint, mean=mean, std=std, resize=resize, sample_rate=sample_rate, seconds=seconds
+        model,
+        checkpoint,
+        mean=mean,
+        std=std,
+        resize=resize,
+        sample_rate=sample_rate,
+        seconds=seconds,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        text_column=text_column,
+        label_column=label_column,
     )
     if loaded.note:
         examination.note("model", loaded.note)
@@ -281,9 +295,9 @@ def _rates(answered: _Answered, engines: Sequence[EngineSpeed]) -> Rates:
 
 def _specifications(cut: _Cut, loaded: LoadedModel, budget_s: float) -> tuple[Specification, ...]:
     """What `explore` would train by default, with what each lookup costs."""
-    asked = wanted(None, None, students_for(budget_s))
+    asked = for_tokens(wanted(None, None, students_for(budget_s)), cut.traced, loaded.preprocessing.tensors)
     measure = measured_costs(cut.traced, loaded.module)
-    return specify(cut.traced, loaded.module, cut.profile, asked, measure, loaded.preprocessing.tensors)
+    return specify(cut.traced, loaded.module, cut.profile, asked, measure)
 
 
 def _cheapest(specifications: Sequence[Specification], profile: Profile) -> tuple[CheapestLookup, ...]:

@@ -254,7 +254,7 @@ class _Measuring:
                 gati_first = (offset + repetition) % 2 == 1
                 self._take_turns(x.clone(), times, gati_first=gati_first, keep=keep and repetition == 0)
             if self._eager is not None and (start + offset) % every == 0:
-                self._timed(self._eager, x.clone(), times.eager_ms)
+                self._timed(self._eager, engine.shortened(x.clone()), times.eager_ms)
         if keep and engine.precision != "f32":
             self.answers.reference[start:] = engine.reference(rows).tolist()
         if keep and self._progress is not None:
@@ -308,12 +308,12 @@ def _eager(module: nn.Module | None) -> Callable[[Tensor], Any] | None:
 
 
 def _warm_up(engine: Engine, eager: Callable[[Tensor], Any] | None, rows: Tensor) -> None:
-    for request in range(_WARM_UP_REQUESTS):
-        x = rows[request % len(rows)].unsqueeze(0)
+    requests = [rows[request % len(rows)].unsqueeze(0) for request in range(_WARM_UP_REQUESTS)]
+    for x in (*engine.examples(), *requests):
         engine.base(x)
         engine(x)
         if eager is not None:
-            eager(x.clone())
+            eager(engine.shortened(x.clone()))
 
 
 def _latency(times_ms: Sequence[float]) -> Latency:

@@ -1,4 +1,4 @@
-"""Classify image files, or recordings, with a cache library."""
+"""Classify image files, recordings or texts with a cache library."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def predict(
 ) -> list[Prediction]:
     """Classify image files, preprocessed as the base model wants; one prediction an image, in order.
 
-    Where the base model takes sound, `images` are recordings.
+    Where the base model takes sound, `images` are recordings; where it takes text, the texts themselves.
 
     Raises:
         DataError: a file that is missing, damaged, too large or of the wrong shape.
@@ -42,7 +42,9 @@ def _batches(engine: Engine, images: Sequence[str | Path]) -> Iterator[Tensor]:
         raise AssertionError("load always sets the preprocessing")
     for start in range(0, max(len(images), 1), _BATCH):
         batch = images[start : start + _BATCH]
-        if batch and engine.preprocessing.sound is not None:
+        if batch and engine.preprocessing.text is not None:
+            yield engine.preprocessing.from_texts([str(text) for text in batch], "predict")
+        elif batch and engine.preprocessing.sound is not None:
             yield load_recordings([Path(path) for path in batch], engine.preprocessing)
         else:
             yield load_images(batch, engine.preprocessing)

@@ -89,6 +89,8 @@ def measure_latency(
     passes = [(repetition, chunk) for repetition in range(repetitions) for chunk in chunks]
     with quiet():
         for contender in contenders:
+            for example in contender.engine.examples():
+                contender.answer(example)
             for request in range(WARM_UP_REQUESTS):
                 contender.answer(inputs(request % count).clone())
             contender.engine.close()

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gati.caches import (
     DEFAULT_VARIANTS,
@@ -47,6 +48,7 @@ from gati.exploration.schedule import (
 )
 from gati.model.entry import INPUT_KIND
 from gati.model.inputs import TensorInputs
+from gati.model.lengths import at_lengths
 from gati.model.segments import TracedModel
 from gati.types import BlockProfile, Profile, Trial, TrialId
 
@@ -55,6 +57,7 @@ __all__ = [
     "Specification",
     "UntrainedCosts",
     "Wanted",
+    "for_tokens",
     "measured_costs",
     "specify",
     "trial_name",
@@ -133,13 +136,34 @@ def measured_costs(traced: TracedModel, module: nn.Module) -> Measure:
             predictor = _untrained_reduced(traced, module, variant) if is_reduced(variant) else None
             cache = LearnedCache(variant, shape, traced.classes, BASELINE, predictor=predictor)
             cache.to(traced.device)
-            request = traced.example()
-            hidden = request if reads_input(variant) else torch.rand(1, *shape, device=traced.device)
-            lookup_ms = measure_lookup(cache, hidden, between=lambda: traced.base(request.clone()))
+            place = None if reads_input(variant) else _place_of(traced, shape)
+            lookup_ms = sum(
+                share
+                * measure_lookup(
+                    cache,
+                    each.example() if place is None else each.hidden_example(place),
+                    between=partial(_whole, each),
+                )
+                for share, each in at_lengths(traced)
+            )
             known[variant, shape] = UntrainedCosts(_weights(cache), lookup_ms)
         return known[variant, shape]
 
     return measure
+
+
+def _place_of(traced: TracedModel, shape: tuple[int, ...]) -> str:
+    """A block whose hidden output has that shape."""
+    kinds = traced.block_kinds
+    return next(
+        name for name, own in traced.hidden_shapes.items() if own == shape and kinds[name] != INPUT_KIND
+    )
+
+
+def _whole(traced: TracedModel) -> Tensor:
+    """Run the whole network once."""
+    found: Tensor = traced.base(traced.example())
+    return found
 
 
 def _untrained_reduced(traced: TracedModel, module: nn.Module, variant: str) -> nn.Module:
@@ -158,15 +182,11 @@ def specify(
     profile: Profile,
     asked: Wanted,
     measure: Measure,
-    tensors: TensorInputs | None = None,
 ) -> tuple[Specification, ...]:
     """Return all trials in forward order of blocks, each to be trained or skipped with a reason.
 
-    `tensors` is what a network takes that reads arrays: one that reads tokens gets other defaults.
-
     **Raises:** `VariantError` for a variant that was named and cannot be built.
     """
-    asked = _for_tokens(asked, traced, tensors)
     chooser = _Chooser(traced, module, profile, asked, measure)
     before = [block for block in profile.blocks if block.kind == INPUT_KIND]
     behind = [block for block in profile.blocks if block.kind != INPUT_KIND]
@@ -189,7 +209,7 @@ def specify(
     return tuple(found)
 
 
-def _for_tokens(asked: Wanted, traced: TracedModel, tensors: TensorInputs | None) -> Wanted:
+def for_tokens(asked: Wanted, traced: TracedModel, tensors: TensorInputs | None) -> Wanted:
     """What is chosen among for a network that reads tokens: not what reads pixels or maps."""
     shapes = [traced.hidden_shapes[name] for name in traced.blocks if traced.block_kinds[name] != INPUT_KIND]
     if tensors is None or traced.dtype.is_floating_point:

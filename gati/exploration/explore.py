@@ -54,6 +54,10 @@ def explore(
     resize: int | None = None,
     sample_rate: int | None = None,
     seconds: float | None = None,
+    tokenizer: str | Path | None = None,
+    max_length: int | None = None,
+    text_column: str | None = None,
+    label_column: str | None = None,
     class_names: ClassNames | None = None,
     label_map: LabelMap | None = None,
     companions: Sequence[tuple[str | Path, str | Path | None]] = (),
@@ -89,6 +93,10 @@ def explore(
     - `epochs`: epochs of training for exits; students train three times as long.
     - `budget_s`: end within this many seconds. Without `epochs`, training uses all of it.
     - `sample_rate` (hertz), `seconds`: of recordings, where the network does not say what it takes.
+    - `tokenizer`: a local `tokenizer.json` for networks that take text, copied into the library; `data` is
+      then a CSV or Parquet file with the columns `text_column` and `label_column`, by default `text` and, if
+      it is there, `label`. Texts are cut after `max_length` tokens: by default the tokenizer's own limit, at
+      most 512, at most what the network takes, and no more than `data` needs.
     - `class_names`: the network's, in the order of its outputs: a list, or a file with one per line or a
       JSON list. By default those of the model, or those of the data if there are as many.
     - `label_map`: which class of the network each label of `data` is, by folder name or label number: a
@@ -111,7 +119,17 @@ def explore(
         raise DataError(f"epochs must be above 0 (got {epochs:g})")
     target = resolve_device(device)
     named = load_model(
-        model, checkpoint, mean=mean, std=std, resize=resize, sample_rate=sample_rate, seconds=seconds
+        model,
+        checkpoint,
+        mean=mean,
+        std=std,
+        resize=resize,
+        sample_rate=sample_rate,
+        seconds=seconds,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        text_column=text_column,
+        label_column=label_column,
     )
     for name in asked.variants:  # after the model, whose module may register predictors of its own
         parse_variant(name)
@@ -147,6 +165,8 @@ def explore(
             clock=clock,
             companions=[candidate.variant for candidate in candidates],
         )
+        if loaded.preprocessing.text is not None:
+            library.write_tokenizer(loaded.preprocessing.text)
         library.write_input_record(prepared.inputs.record)
         library.write_base_outcomes(
             BaseOutcomes(prepared.held_out.base_class, prepared.labels, prepared.inputs.split)

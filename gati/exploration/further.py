@@ -42,7 +42,6 @@ from gati.exploration.splits import Inputs, left_over, recorded_inputs
 from gati.exploration.stages import TrainingStages
 from gati.exploration.state import RunState, locked
 from gati.model.data import load_data
-from gati.model.preprocess import Preprocessing
 from gati.types import OperatingPoint, Trial, TrialId
 
 __all__ = ["explore_more", "named_in_round", "with_round"]
@@ -226,7 +225,7 @@ def _inputs(library: Library, data: Any | None, train_data: Any | None) -> Input
             f"{library.directory} does not say which inputs it has seen: an older Gati explored it; "
             "run gati explore again"
         )
-    preprocessing = Preprocessing.from_json(manifest.preprocessing)
+    preprocessing = library.preprocessing
     source = manifest.settings["data"] if data is None else data
     held = load_data(source, preprocessing, what="--data")
     measured_on = recorded_inputs(held, record, source)

@@ -9,6 +9,7 @@
     outcomes/TRIAL.safetensors  score and class of every held-out input
     training/TRIAL.safetensors  weights as they were trained, to go on from
     compositions/NAME.json    what `gati compose` chose
+    tokenizer.json            of a network that takes text
 
 Reading needs neither torch nor the model.
 """
@@ -20,16 +21,20 @@ import io
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from gati.documents import DocumentKind
 from gati.errors import LibraryError
-from gati.files import atomic_write, atomic_write_text
+from gati.files import atomic_write, atomic_write_bytes, atomic_write_text
 from gati.types import BlockProfile, OperatingPoint, OutputsKind, Profile, Trial, TrialId
 from gati.variants import as_called_now
+
+if TYPE_CHECKING:
+    from gati.model.preprocess import Preprocessing
+    from gati.model.text import TextTokens
 
 __all__ = [
     "FORMAT",
@@ -188,6 +193,19 @@ class Library:
         return Manifest.from_json(self._text(self.manifest_path), str(self.manifest_path))
 
     @cached_property
+    def preprocessing(self) -> Preprocessing:
+        """What is done to inputs before the network; needs torch. A tokenizer is the library's own.
+
+        **Raises:** `DataError` for a tokenizer that is gone or has changed.
+        """
+        from gati.model.preprocess import Preprocessing
+
+        found = Preprocessing.from_json(self.manifest.preprocessing, self.directory)
+        if found.text is not None:
+            found.text.content()  # refused here rather than at the first text
+        return found
+
+    @cached_property
     def trials(self) -> tuple[Trial, ...]:
         """Every row of the trials table, in forward order of blocks; variants as they are called today."""
         rows = _read_csv(self.directory / "trials.csv", Trial, self._text)
@@ -254,6 +272,13 @@ class Library:
         """Replace the manifest, atomically."""
         atomic_write_text(self.manifest_path, manifest.to_json())
         self.__dict__.pop("manifest", None)
+        self.__dict__.pop("preprocessing", None)
+
+    def write_tokenizer(self, text: TextTokens) -> None:
+        """Write a copy of the tokenizer of a network that takes text. Raises `DataError` as reading it."""
+        from gati.model.text import TOKENIZER
+
+        atomic_write_bytes(self.directory / TOKENIZER, text.content())
 
     def write_trials(self, trials: list[Trial], points: list[OperatingPoint]) -> None:
         """Replace both tables, each atomically."""

@@ -10,10 +10,10 @@ from torch import nn
 
 from gati.errors import BackendError, LibraryError
 from gati.exploration.library import Library
+from gati.model.lengths import trace_inputs
 from gati.model.load import load_model
 from gati.model.packed import packed
-from gati.model.preprocess import Preprocessing
-from gati.model.segments import TracedModel, trace
+from gati.model.segments import TracedModel
 
 __all__ = ["Network", "load_network", "traced_network"]
 
@@ -40,7 +40,8 @@ def load_network(library: Library, device: torch.device) -> Network:
             f"but {manifest.checkpoint_path or manifest.model_source} now has "
             f"{loaded.checkpoint_sha256[:12]}; restore the old checkpoint or run gati explore again"
         )
-    tensors = Preprocessing.from_json(manifest.preprocessing).tensors
+    preprocessing = library.preprocessing
+    tensors = preprocessing.tensors
     if tensors is None:
         module = loaded.module.to(device)
         generator = torch.Generator().manual_seed(_EXAMPLE_SEED)
@@ -48,7 +49,8 @@ def load_network(library: Library, device: torch.device) -> Network:
     else:
         module = packed(loaded.module, tensors).to(device)
         example = tensors.example().to(device)
-    return Network(module, trace(module, example, [block.name for block in manifest.blocks]))
+    names = [block.name for block in manifest.blocks]
+    return Network(module, trace_inputs(module, example, names, preprocessing))
 
 
 def traced_network(library: Library, devices: Collection[str] = ("cpu",)) -> TracedModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,12 +13,13 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from gati.costs.profile import measure_profile
+from gati.caches.tokens import of_any_length
+from gati.costs.lengths import profile_at_lengths
 from gati.errors import BackendError
 from gati.exploration.alike import warning_of_neighbours
 from gati.exploration.augment import Augmentation, choose_augmentation
 from gati.exploration.budget import Clock
-from gati.exploration.candidates import Specification, Wanted, measured_costs, specify
+from gati.exploration.candidates import Specification, Wanted, for_tokens, measured_costs, specify
 from gati.exploration.lookup_costs import lookup_seconds
 from gati.exploration.measure import base_answers, selector_seconds
 from gati.exploration.places import find_places
@@ -34,10 +36,12 @@ from gati.model.labels import (
     read_class_names,
     read_label_map,
 )
+from gati.model.lengths import length_shares, trace_inputs
 from gati.model.load import LoadedModel
 from gati.model.outputs import check_base_outputs, check_more_than_one_class, outputs_kind
-from gati.model.packed import fit_tensors
+from gati.model.packed import fit_tensors, fit_text
 from gati.model.segments import TracedModel, trace
+from gati.model.tables import is_table
 from gati.types import BlockProfile, OutputsKind, Profile, Trial
 
 __all__ = [
@@ -121,8 +125,14 @@ def fitted(loaded: LoadedModel, data: Any) -> tuple[LoadedModel, Data]:
 
     **Raises:** `DataError`; `ModelError` for arrays that the network does not take.
     """
+    if isinstance(data, (str, Path)) and is_table(data):
+        loaded = fit_text(loaded)
     held = load_data(data, loaded.preprocessing, what="--data")
-    return (loaded if held.tensors is None else fit_tensors(loaded, held.tensors, "--data")), held
+    if held.tensors is None:
+        return loaded, held
+    loaded = fit_tensors(loaded, held.tensors, "--data")
+    lengths = length_shares(loaded.module, held.tensors, held)
+    return replace(loaded, preprocessing=replace(loaded.preprocessing, lengths=lengths)), held
 
 
 def prepare(
@@ -153,6 +163,11 @@ def prepare(
     example = (inputs.held_out.images(np.arange(2)) if tensors is None else tensors.example()).to(device)
     places = find_places(module, blocks, example, asked.variants, companions)
     traced = trace(module, example, places.names)
+    asked = for_tokens(asked, traced, tensors)
+    if not all(map(of_any_length, (*asked.variants, *companions))):  # these know one length only
+        loaded = replace(loaded, preprocessing=replace(loaded.preprocessing, lengths=()))
+    if loaded.preprocessing.lengths:
+        traced = trace_inputs(module, example, places.names, loaded.preprocessing)
     named, labelled = _name_classes(loaded, held, traced.classes, class_names, label_map)
     rows = inputs.record.rows
     labels = None if labelled.data.labels is None else labelled.data.labels[rows]
@@ -167,8 +182,8 @@ def prepare(
     stored = state.costs()
     if stored is None:
         progress.note(f"measuring {len(places.names)} blocks and what lookups cost on {device}")
-        profile = measure_profile(traced)
-        specifications = specify(traced, module, profile, asked, measured_costs(traced, module), tensors)
+        profile = profile_at_lengths(traced)
+        specifications = specify(traced, module, profile, asked, measured_costs(traced, module))
         expected = MeasuringTimes(
             held_out_s,
             selector_seconds(outputs, inputs.split, seed, clock),

@@ -24,7 +24,6 @@ from gati.errors import DataError
 from gati.exploration.library import CERTIFY, SELECT, InputRecord, Library
 from gati.model.data import Data, load_data
 from gati.model.identity import Identities, group_copies
-from gati.model.preprocess import Preprocessing
 
 __all__ = [
     "Inputs",
@@ -166,7 +165,7 @@ def held_out(library: Library) -> tuple[Data, npt.NDArray[np.uint8]]:
     source = manifest.settings.get("data")
     if not source:
         raise DataError("the manifest does not say where the held-out inputs are; run gati explore again")
-    held = load_data(source, Preprocessing.from_json(manifest.preprocessing), what="held-out data")
+    held = load_data(source, library.preprocessing, what="held-out data")
     record = library.input_record()
     if record is None:
         return _held_out_by_seed(library, held, source)

@@ -29,11 +29,15 @@ from gati.model.preprocess import Preprocessing, check_image_array, join
 from gati.model.recordings import RecordingFolder, refuse_recordings
 from gati.model.sequence import Data, check_labels, fingerprint_of
 from gati.model.source import import_object
+from gati.model.tables import is_table, read_texts
 from gati.model.tensors import TensorData, is_whole
 
 __all__ = ["Data", "load_data", "load_images"]
 
-_FORMS = "an .npz file, a folder of one folder per class, package.module:callable or file.py:callable"
+_FORMS = (
+    "an .npz file, a CSV or Parquet file of texts, a folder of one folder per class, package.module:callable "
+    "or file.py:callable"
+)
 
 
 def load_data(
@@ -48,7 +52,8 @@ def load_data(
     `RecordingFolder` says, where the network takes sound. A callable
     returns a `torch.utils.data.Dataset` of images or (image, label); float tensors count as preprocessed
     already, uint8 [H, W, C] arrays and Pillow images are preprocessed. Whole numbers other than uint8, and
-    dicts of arrays, are inputs as in an `.npz`. `what` begins the error messages.
+    dicts of arrays, are inputs as in an `.npz`. A CSV or Parquet file holds texts, where the network has a
+    tokenizer, see `gati.model.tables`. `what` begins the error messages.
 
     **Raises:** `DataError`.
     """
@@ -63,6 +68,8 @@ def load_data(
         return _FolderData(path, preprocessing, what)
     if path.suffix == ".npz":
         return _from_npz(path, preprocessing, what)
+    if is_table(path):
+        return _from_table(path, preprocessing, what)
     if ":" in text:
         return _from_dataset(_call_dataset(text, what), text, preprocessing, what)
     if not path.exists():
@@ -87,6 +94,17 @@ def _from_npz(path: Path, preprocessing: Preprocessing, what: str) -> Data:
     labels, names = arrays.pop("labels", None), arrays.pop("class_names", None)
     found = TensorData(path.name, arrays, labels, preprocessing.tensors, f"{what}: {path}")
     found.class_names = None if names is None else tuple(str(name) for name in names)
+    return found
+
+
+def _from_table(path: Path, preprocessing: Preprocessing, what: str) -> Data:
+    text, taken = preprocessing.text, preprocessing.tensors
+    if text is None:
+        raise DataError(f"{what}: {path} holds texts; give the network's tokenizer: --tokenizer FILE")
+    table = read_texts(path, text.text_column, text.label_column, what)
+    arrays = text.encode(table.texts, f"{what}: {path}", None if taken is None else text.length)
+    found = TensorData(path.name, arrays, table.labels, taken, f"{what}: {path}")
+    found.class_names = table.class_names
     return found
 
 

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gati.errors import ModelError, one_line
+from gati.errors import DataError, ModelError, one_line
 from gati.model.bert import SequenceClassifier
 from gati.model.checkpoint import apply_checkpoint, fit_prefixes, load_checkpoint, state_sha256
 from gati.model.exported import load_exported
 from gati.model.preprocess import INTERPOLATIONS, Preprocessing
 from gati.model.sound import LogMel
 from gati.model.source import import_object, import_timm, import_torchvision, near
+from gati.model.text import TOKENIZER, read_tokenizer
 
 __all__ = ["LoadedModel", "load_model"]
 
@@ -73,6 +74,10 @@ def load_model(
     class_names: Sequence[str] | None = None,
     sample_rate: int | None = None,
     seconds: float | None = None,
+    tokenizer: str | Path | None = None,
+    max_length: int | None = None,
+    text_column: str | None = None,
+    label_column: str | None = None,
 ) -> LoadedModel:
     """Load a network and its weights. Nothing is ever downloaded.
 
@@ -85,9 +90,11 @@ def load_model(
 
     `mean`, `std` (after division by 255) and `resize` (pixels of the shorter side, 0 for none) replace the
     values that come with the network; `sample_rate` (hertz) and `seconds` those of its front end for sound,
-    or give it one.
+    or give it one. `tokenizer`, by default the `tokenizer.json` of a folder with a network, turns text into
+    what the network takes, cut after `max_length` tokens; `text_column` and `label_column` are where
+    tables have texts and classes.
 
-    **Raises:** `ModelError`; `CheckpointError` for the weights.
+    **Raises:** `ModelError`; `CheckpointError` for the weights; `DataError` for the tokenizer.
     """
     source = str(source)
     recipe = _recipe(source)
@@ -103,6 +110,7 @@ def load_model(
     default = _default_preprocessing(module) if recipe.channels is None else _identity(recipe.channels)
     preprocessing = _override(recipe.preprocessing or default, mean, std, resize)
     preprocessing = _with_sound(preprocessing, sample_rate, seconds)
+    preprocessing = _with_text(preprocessing, source, tokenizer, max_length, text_column, label_column)
     named = tuple(str(name) for name in class_names) if class_names is not None else recipe.class_names
     note = ""
     if state is None and recipe.any_classes:
@@ -332,6 +340,29 @@ def _with_sound(preset: Preprocessing, sample_rate: int | None, seconds: float |
     if sample_rate is None or seconds is None:
         raise ModelError("recordings need both --sample-rate and --seconds, as the network says neither")
     return dataclasses.replace(preset, sound=LogMel(sample_rate, seconds))
+
+
+def _with_text(
+    preset: Preprocessing,
+    source: str,
+    tokenizer: str | Path | None,
+    max_length: int | None,
+    text_column: str | None,
+    label_column: str | None,
+) -> Preprocessing:
+    """With the tokenizer that was given, or that lies beside the network. Raises `DataError`."""
+    own = Path(source) / TOKENIZER
+    if tokenizer is None and not own.is_file():
+        if max_length is not None or text_column is not None or label_column is not None:
+            raise DataError("--max-length, --text-column and --label-column go with --tokenizer FILE")
+        return preset
+    text = read_tokenizer(
+        own if tokenizer is None else tokenizer,
+        max_length=max_length,
+        text_column=text_column,
+        label_column=label_column,
+    )
+    return dataclasses.replace(preset, text=text)
 
 
 def _per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:

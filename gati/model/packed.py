@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,8 +18,9 @@ from gati.errors import DataError, ModelError, one_line
 from gati.model.inputs import ALONE, TensorInputs
 from gati.model.load import LoadedModel
 from gati.model.masks import MASK, set_mask
+from gati.model.text import IDS, KINDS, TextTokens
 
-__all__ = ["fit_tensors", "packed"]
+__all__ = ["fit_tensors", "fit_text", "packed"]
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -35,7 +37,7 @@ def fit_tensors(loaded: LoadedModel, inputs: TensorInputs, what: str) -> LoadedM
     module = packed(loaded.module, inputs, probe)
     seen: list[tuple[Tensor, int]] = []
     with _embeddings_watched(module, seen):
-        _accepted(module, inputs, probe, loaded.source, what)
+        _accepted(module, inputs, probe, loaded, what)
     parts = tuple(replace(part, rows=_rows(part.name, inputs.unpack(probe), seen)) for part in inputs.parts)
     for part in parts:
         if part.rows is not None and not (part.low >= 0 and part.high < part.rows):
@@ -44,8 +46,62 @@ def fit_tensors(loaded: LoadedModel, inputs: TensorInputs, what: str) -> LoadedM
                 f"{what}: {part.name} holds {wrong}; ids run from 0 to {part.rows - 1}, the rows of the "
                 "network's embedding: is this the network's tokenizer?"
             )
-    preprocessing = replace(loaded.preprocessing, tensors=TensorInputs(parts))
+    text = _fitted_text(loaded.preprocessing.text, inputs)
+    preprocessing = replace(loaded.preprocessing, tensors=TensorInputs(parts), text=text)
     return replace(loaded, module=module, preprocessing=preprocessing, preprocessing_known=True)
+
+
+def fit_text(loaded: LoadedModel) -> LoadedModel:
+    """The network with a tokenizer that gives the arrays which it takes, and no more tokens than it takes.
+
+    What the user asked for stays; `fit_tensors` says where that is too long.
+
+    **Raises:** `ModelError` for a network that takes no ids.
+    """
+    text = loaded.preprocessing.text
+    if text is None or text.arrays:
+        return loaded
+    text = replace(text, arrays=_text_arrays(loaded.module, loaded.source))
+    if not text.asked:
+        shape = (1, text.length)
+        probe = TensorInputs.of({name: np.ones(shape, np.int64) for name in text.arrays}, "text")
+        module = packed(loaded.module, probe)
+        example = probe.example(binary=True)
+        if _tried(module, example) is None:
+            text = replace(text, length=_longest(module, probe, example) or text.length)
+    return replace(loaded, preprocessing=replace(loaded.preprocessing, text=text))
+
+
+def _text_arrays(module: nn.Module, source: str) -> tuple[str, ...]:
+    """What a forward takes of a text: ids, a mask where it has one, kinds of sentences where it must have."""
+    names = _arguments(module)
+    if names is None:
+        return (IDS, MASK)
+    if IDS not in names:
+        if len(_needed(module)) > 1 or not names:
+            raise ModelError(
+                f"{source} takes {', '.join(names) or 'nothing'} and text gives {IDS}, {MASK}, {KINDS}: name "
+                "the arguments of its forward so"
+            )
+        return (ALONE,)
+    kinds = (KINDS,) if KINDS in _needed(module) else ()
+    return (IDS, *((MASK,) if MASK in names else ()), *kinds)
+
+
+def _needed(module: nn.Module) -> list[str]:
+    """The arguments of a forward that have no default."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [each.name for each in parameters if each.kind in named and each.default is each.empty]
+
+
+def _fitted_text(text: TextTokens | None, inputs: TensorInputs) -> TextTokens | None:
+    """The tokenizer, which gives what the network is explored with; None where that was no text."""
+    lengths = {part.shape for part in inputs.parts}
+    if text is None or len(lengths) > 1 or {part.name for part in inputs.parts} != set(text.arrays):
+        return None
+    (shape,) = lengths
+    return replace(text, length=shape[0]) if len(shape) == 1 else None
 
 
 def packed(module: nn.Module, inputs: TensorInputs, example: Tensor | None = None) -> nn.Module:
@@ -127,7 +183,8 @@ def _tried(module: nn.Module, example: Tensor) -> Any:
         return None
 
 
-def _accepted(module: nn.Module, inputs: TensorInputs, probe: Tensor, source: str, what: str) -> None:
+def _accepted(module: nn.Module, inputs: TensorInputs, probe: Tensor, loaded: LoadedModel, what: str) -> None:
+    source, text = loaded.source, loaded.preprocessing.text
     try:
         with torch.inference_mode():
             module(probe.clone())
@@ -138,6 +195,7 @@ def _accepted(module: nn.Module, inputs: TensorInputs, probe: Tensor, source: st
     if length:
         raise DataError(
             f"{what}: inputs are {inputs.parts[0].shape[-1]} long, {source} takes at most {length}; cut them"
+            f"{f', with --max-length {length}' if text else ''}"
         )
     raise ModelError(
         f"{source} does not take {inputs.described()} ({refusal}); check names, lengths and types"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor
 from gati.errors import DataError, ModelError
 from gati.model.inputs import TensorInputs
 from gati.model.sound import LogMel
+from gati.model.text import TextTokens
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,7 +43,9 @@ class Preprocessing:
     pixels of the shorter side, keeping the aspect ratio; `crop` the side of the centre square cut after that;
     `size` (height, width) stretches to exactly that size before both. None leaves the step out. With
     `tensors` the network takes no images but those arrays, and nothing is done to them. With `sound` it takes
-    recordings: their spectrograms, 0 to 1, are what `mean` and `std` apply to.
+    recordings: their spectrograms, 0 to 1, are what `mean` and `std` apply to. With `text` a tokenizer turns
+    texts into its `tensors`. `lengths` are those that sequences are executed at, each with the share of the
+    explored inputs that takes it; none where all are executed as they come.
     """
 
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
@@ -53,6 +57,8 @@ class Preprocessing:
     size: tuple[int, int] | None = None
     tensors: TensorInputs | None = None
     sound: LogMel | None = None
+    text: TextTokens | None = None
+    lengths: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         """Check the values. Raises `ModelError`."""
@@ -80,17 +86,25 @@ class Preprocessing:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; `from_json` reads them back unchanged."""
-        plain = asdict(replace(self, tensors=None))
-        del plain["tensors"]  # images have none, and libraries of before say nothing of it
+        plain = asdict(replace(self, tensors=None, text=None, lengths=()))
+        del (
+            plain["tensors"],
+            plain["text"],
+            plain["lengths"],
+        )  # images have none, and older libraries say nothing of it
         if self.tensors is not None:
             plain["tensors"] = self.tensors.to_json()
+        if self.text is not None:
+            plain["text"] = self.text.to_json()
+        if self.lengths:
+            plain["lengths"] = [list(each) for each in self.lengths]
         if self.sound is None:
             del plain["sound"]
         return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Preprocessing:
-        """Read what `to_json` wrote."""
+    def from_json(cls, values: Mapping[str, Any], folder: Path | None = None) -> Preprocessing:
+        """Read what `to_json` wrote; a tokenizer is in `folder`."""
         size, sound = values["size"], values.get("sound")
         return cls(
             mean=tuple(float(value) for value in values["mean"]),
@@ -102,6 +116,8 @@ class Preprocessing:
             size=None if size is None else (int(size[0]), int(size[1])),
             tensors=TensorInputs.from_json(values["tensors"]) if "tensors" in values else None,
             sound=None if sound is None else LogMel.from_json(sound),
+            text=TextTokens.from_json(values["text"], folder) if "text" in values else None,
+            lengths=tuple((int(length), float(share)) for length, share in values.get("lengths", ())),
         )
 
     def __call__(self, images: NDArray[np.uint8]) -> Tensor:
@@ -137,6 +153,16 @@ class Preprocessing:
         if self.sound is None:
             raise DataError("the network has no spectrogram front end; give --sample-rate and --seconds")
         return (self.sound(waves) - self.mean[0]) / self.std[0]
+
+    def from_texts(self, texts: Sequence[str], what: str = "the request") -> Tensor:
+        """Turn texts into the network's input, packed int64 [N, ...]; `what` begins the messages.
+
+        **Raises:** `DataError` for empty texts, or a network that has no tokenizer.
+        """
+        if self.text is None or self.tensors is None:
+            raise DataError(f"{what}: the network takes no text; explore it with --tokenizer FILE")
+        arrays = self.text.encode(texts, what, self.text.length)
+        return torch.from_numpy(self.tensors.pack(arrays, what))
 
     def from_pil(self, images: Sequence[Image]) -> Tensor:
         """Turn Pillow images into the network's input, float32 [N, C, h, w].

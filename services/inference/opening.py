@@ -113,10 +113,10 @@ def _warm_up(engine: Engine, runner: Runner) -> ServiceTimes:
     """Warm up a runner on the example input, and return the service times seen."""
     times = ServiceTimes()
     with torch.inference_mode():
-        x = engine.traced.example()[:1]
+        examples = engine.examples()
     for number in range(_WARM_UP_INPUTS):
         began_s = time.perf_counter()
-        runner.submit(x).result()
+        runner.submit(examples[number % len(examples)]).result()
         if number >= _WARM_UP_INPUTS // 2:
             times.add(time.perf_counter() - began_s, beside=1.0)
     return times

@@ -24,8 +24,16 @@ from services.inference.settings import InferenceSettings
 from services.inference.versions import LoadedVersion, Versions
 from services.pool import BoundedPool
 from services.states import BASE_VERSION, STUCK
-from services.wire.gen.ttypes import Answer, Health, InferResponse, InputArray, ModelInfo, Statistics
-from services.wire.tensors import datatype_of, from_tensor
+from services.wire.gen.ttypes import (
+    Answer,
+    Health,
+    InferResponse,
+    InputArray,
+    ModelInfo,
+    Statistics,
+    TextInput,
+)
+from services.wire.tensors import TEXT, datatype_of, from_tensor, texts_of
 
 if TYPE_CHECKING:
     from gati.samples.writer import BackgroundWriter  # needs SQLAlchemy
@@ -35,6 +43,8 @@ __all__ = ["InferenceService"]
 _log = logging.getLogger("gati.inference")
 
 _LARGE_INPUT_BYTES = 128 * 1024  # from here on preprocessing is not done between two requests
+_LONG_TEXT_BYTES = 8 * 1024  # the same of text
+_LONGEST_TEXT = 64 * 1024  # characters; however few tokens are kept of them
 _HIGHEST, _LOWEST = 1, 10
 
 
@@ -108,7 +118,7 @@ class InferenceService:
         """The model's inputs and outputs."""
         model = self._versions.model
         traced, preprocessing = model.traced, model.preprocessing
-        tensors, height, width = preprocessing.tensors, 0, 0
+        tensors, text, height, width = preprocessing.tensors, preprocessing.text, 0, 0
         is_picture = tensors is None and preprocessing.sound is None and len(traced.input_shape) == 3
         if is_picture and (preprocessing.crop, preprocessing.resize) == (None, None):
             height, width = preprocessing.size or traced.input_shape[1:3]
@@ -121,6 +131,7 @@ class InferenceService:
             largest_batch=self._settings.largest_batch,
             versions=self._versions.describe(),
             inputs=None if tensors is None else [_array_of(part) for part in tensors.parts],
+            text=None if text is None else TextInput(text.sha256, text.length),
         )
 
     async def health(self) -> Any:
@@ -171,7 +182,7 @@ class InferenceService:
             self._requests.begin(request.request_id) as under_way,
             version.following.serving.reserve(inputs, priority, slo_s) as places,
         ):
-            given = from_tensor(request.input)
+            given = await self._given(version, request.input)
             rows = await self._rows(version, given)
             under_way.check()
             places.give_back()  # the inputs take them
@@ -220,6 +231,14 @@ class InferenceService:
         last_s = max(ask.started_s or arrived_s for ask in asks)
         return InferResponse(answers, version.name, 1e3 * (last_s - arrived_s), 1e3 * (now_s - arrived_s))
 
+    async def _given(self, version: LoadedVersion, tensor: Any) -> NDArray[Any]:
+        """The array of a request; of texts what the tokenizer makes of them."""
+        if tensor.datatype != TEXT:
+            return from_tensor(tensor)
+        if len(tensor.data) <= _LONG_TEXT_BYTES:
+            return _tokens(version, tensor)
+        return await self._pool.run(_tokens, version, tensor)
+
     async def _rows(self, version: LoadedVersion, given: NDArray[Any]) -> list[Tensor]:
         if given.nbytes <= _LARGE_INPUT_BYTES:
             return _rows(version, given)
@@ -262,6 +281,20 @@ def _priority(request: Any) -> int:
 
 def _array_of(part: InputPart) -> Any:
     return InputArray(part.name, datatype_of(np.empty(0, part.dtype)), list(part.shape))
+
+
+def _tokens(version: LoadedVersion, tensor: Any) -> NDArray[Any]:
+    """What a tokenizer makes of texts, packed int64 [n, ...]. Raises `RequestError`, `DataError`."""
+    preprocessing = version.engine.preprocessing
+    if preprocessing is None or preprocessing.text is None:
+        raise RequestError(
+            "the model takes no text, for it has no tokenizer; explore it with --tokenizer FILE"
+        )
+    texts = texts_of(tensor)
+    longest = max(map(len, texts), default=0)
+    if longest > _LONGEST_TEXT:
+        raise RequestError(f"a text of {longest} characters; send at most {_LONGEST_TEXT}")
+    return preprocessing.from_texts(texts).numpy()
 
 
 def _as_taken(array: NDArray[Any], dtype: torch.dtype) -> Tensor:

@@ -57,14 +57,18 @@ _TENSOR = {
     "type": "object",
     "required": ["name", "shape", "datatype"],
     "properties": {
-        "name": {"type": "string", "description": "`input`, or a name that the model's metadata has."},
+        "name": {"type": "string", "description": "`input`, `text`, or a name that the metadata has."},
         "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 5},
-        "datatype": {"type": "string", "enum": ["FP32", "UINT8", "INT64", "INT32", "BOOL"]},
+        "datatype": {"type": "string", "enum": ["FP32", "UINT8", "INT64", "INT32", "BOOL", "BYTES"]},
         "parameters": {
             "type": "object",
             "properties": {"binary_data_size": {"type": "integer", "minimum": 0}},
         },
-        "data": {"type": "array", "items": {}, "description": "Numbers, nested or flat, row-major."},
+        "data": {
+            "type": "array",
+            "items": {},
+            "description": "Numbers, nested or flat, row-major, or texts.",
+        },
     },
 }
 _WISHES: dict[str, Any] = {
@@ -145,6 +149,7 @@ QUERY_BODY = _body(
         },
         "image/png": _BINARY,
         "image/jpeg": _BINARY,
+        "text/plain": {"schema": {"type": "string"}},
         "application/json": {"schema": _INFERENCE_REQUEST},
     }
 ) | {

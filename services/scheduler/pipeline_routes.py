@@ -24,6 +24,7 @@ from services.scheduler.replies import Json
 from services.scheduler.scheduler import Scheduler, scheduler_of
 from services.scheduler.timing import in_services_ms
 from services.scheduler.tracing import called, trace_of
+from services.wire.tensors import text_tensor
 
 __all__ = ["answer", "router"]
 
@@ -56,7 +57,7 @@ async def pipeline(request: Request, pipeline: str) -> dict[str, Any]:
     openapi_extra=documents.QUERY_BODY,
 )
 async def query(request: Request, pipeline: str) -> Response:
-    """Answer a query for one image: a file in a form, a file as the body, or a tensor as in V2.
+    """Answer a query for one input: an image in a form or as the body, text as the body, a tensor as in V2.
 
     `latency_slo_ms`, `timeout_ms` and `priority` come as parameters of the URL, fields of the form, or
     `parameters` of the JSON. The answer tells every stage's option, exit, latency and budget.
@@ -149,9 +150,19 @@ async def _read(
         body, fields = await _form(request, whole)
         wishes |= fields
     if not body:
-        raise RequestError("the body is empty; send an image, a form with a file `image`, or a tensor")
+        raise RequestError("the body is empty; send an image, a form with a file `image`, text or a tensor")
+    if kind == "text/plain":
+        return _text(body), wishes
     most = scheduler.config.largest_image_pixels
     return await scheduler.pool.run(decode_image, body, channels, most, charge), wishes
+
+
+def _text(body: bytes) -> Any:
+    """A text as the wire's `Tensor`. Raises `RequestError` where it is not UTF-8."""
+    try:
+        return text_tensor([body.decode("utf-8")])
+    except UnicodeDecodeError as error:
+        raise RequestError("the text is not UTF-8; send UTF-8") from error
 
 
 async def _form(request: Request, whole: list[bytes]) -> tuple[bytes, dict[str, Any]]:

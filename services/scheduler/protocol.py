@@ -1,14 +1,14 @@
 """The Open Inference Protocol (V2) with its extension for binary tensors: requests in, responses out.
 
 A model has one input, `input` (FP32 [batch, ...] as the network takes it, or images, UINT8 [batch, height,
-width, channels], which are preprocessed), or several by the names that its network has for them, and outputs
+width, channels], which are preprocessed), or several by the names that its network has for them, or `text`
+(BYTES [batch]) where it has a tokenizer, and outputs
 `probabilities`, `class_index`, `class_name`, `exit`.
 """
 
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,17 @@ from gati.errors import RequestError, first_line
 from gati.model.arrays import one_of
 from services.wire.codec import LARGE_BYTES
 from services.wire.gen.ttypes import Tensor
-from services.wire.tensors import DATATYPES, datatype_of, elements, from_bytes, to_tensor
+from services.wire.tensors import (
+    DATATYPES,
+    TEXT,
+    datatype_of,
+    elements,
+    from_bytes,
+    packed_texts,
+    text_tensor,
+    texts_of,
+    to_tensor,
+)
 
 __all__ = [
     "HEADER_LENGTH",
@@ -35,7 +45,7 @@ __all__ = [
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 OUTPUTS = ("probabilities", "class_index", "class_name", "exit")
-_INPUT_NAMES = ("input", "image")
+_INPUT_NAMES = ("input", "image", "text")
 _DEFAULT_PRIORITY = 2
 _LARGEST_TIME_MS = 3_600_000.0
 _LONGEST_NUMBER = 40  # characters of one that comes as text
@@ -164,7 +174,7 @@ def render_response(
             "shape": [len(array)] if is_text else list(array.shape),
         }
         if output.binary:
-            data = _text_bytes(array) if is_text else np.ascontiguousarray(array).tobytes()
+            data = packed_texts(array) if is_text else np.ascontiguousarray(array).tobytes()
             entry["parameters"] = {"binary_data_size": len(data)}
             tail.append(data)
         else:
@@ -245,21 +255,44 @@ def _together(tensors: Sequence[Any], arrays: Sequence[Any]) -> Any:
 
 def _tensor(entry: dict[str, Any], rest: bytes | memoryview) -> Any:
     datatype, shape = entry.get("datatype"), entry.get("shape")
-    if not isinstance(datatype, str) or datatype not in DATATYPES:
-        raise RequestError(f"`datatype` is {_shown(datatype)!r}; choose one of {', '.join(DATATYPES)}")
+    if not isinstance(datatype, str) or datatype not in (*DATATYPES, TEXT):
+        known = ", ".join((*DATATYPES, TEXT))
+        raise RequestError(f"`datatype` is {_shown(datatype)!r}; choose one of {known}")
     if not isinstance(shape, list) or not all(map(_is_whole, shape[:9])):
         raise RequestError("`shape` must be a list of whole numbers from 0 up")
     size = _mapping(entry, "parameters").get("binary_data_size")
     if size is None:
         if rest:
             raise RequestError("binary data follow the JSON, but the input has no `binary_data_size`")
+        if datatype == TEXT:
+            return _text(entry.get("data"), shape)
         return to_tensor(_array(entry.get("data"), datatype, shape))
     if "data" in entry:
         raise RequestError("the input has both `data` and `binary_data_size`; send one")
     if size != len(rest):
         raise RequestError(f"`binary_data_size` is {_shown(size)}, but {len(rest)} bytes follow the JSON")
-    from_bytes(datatype, shape, rest)  # do they fit?
-    return Tensor(datatype, shape, rest if len(rest) > LARGE_BYTES else bytes(rest))
+    found = Tensor(datatype, shape, rest if len(rest) > LARGE_BYTES else bytes(rest))
+    if datatype == TEXT:
+        texts_of(found)  # do they fit?
+    else:
+        from_bytes(datatype, shape, rest)
+    return found
+
+
+def _text(data: Any, shape: list[int]) -> Any:
+    """Texts as JSON has them, in a list or a list of lists of one. Raises `RequestError`."""
+    if not isinstance(data, list):
+        raise RequestError("the input has no `data`; give a list of texts")
+    texts = [each[0] if isinstance(each, list) and len(each) == 1 else each for each in data]
+    if not all(isinstance(text, str) for text in texts):
+        raise RequestError("`data` is no BYTES tensor; give a list of texts")
+    if len(texts) != elements(shape):
+        raise RequestError(
+            f"`data` has {len(texts)} texts and shape {shape} takes {elements(shape)}; correct one"
+        )
+    found = text_tensor(texts)
+    found.shape = shape
+    return found
 
 
 def _is_whole(value: Any) -> bool:
@@ -324,8 +357,3 @@ def _outputs(entries: Any, binary: bool) -> tuple[Output, ...]:
 
 def _is_output(name: Any) -> bool:
     return isinstance(name, str) and name in OUTPUTS
-
-
-def _text_bytes(values: Sequence[str]) -> bytes:
-    encoded = [value.encode() for value in values]
-    return b"".join(struct.pack("<I", len(each)) + each for each in encoded)

@@ -17,6 +17,7 @@ from services.scheduler.reading import read_inference
 from services.scheduler.replies import Json, without_folders
 from services.scheduler.scheduler import scheduler_of
 from services.scheduler.tracing import called, trace_of
+from services.wire.tensors import TEXT
 
 __all__ = ["answer", "proof_of", "router"]
 
@@ -189,9 +190,20 @@ def proof_of(version: Any) -> dict[str, int] | None:
 def _inputs(info: Any) -> list[dict[str, Any]]:
     if not info.inputs:
         return [{"name": "input", "datatype": "FP32", "shape": [-1, *info.input_shape]}]
-    return [
+    arrays = [
         {"name": each.name, "datatype": each.datatype, "shape": [-1, *each.shape]} for each in info.inputs
     ]
+    return arrays if info.text is None else [{"name": "text", "datatype": TEXT, "shape": [-1]}, *arrays]
+
+
+def _alternatives(info: Any) -> dict[str, Any]:
+    """Which inputs go together where a model takes text or what its tokenizer makes of it."""
+    if info.text is None:
+        return {}
+    return {
+        "input_alternatives": [["text"], [each.name for each in info.inputs]],
+        "tokenizer": {"sha256": info.text.tokenizer_sha256, "max_length": info.text.length},
+    }
 
 
 def _metadata(model: Model, version: str | None) -> dict[str, Any]:
@@ -216,6 +228,7 @@ def _metadata(model: Model, version: str | None) -> dict[str, Any]:
             "caches_memory_bytes": active.memory_bytes,
             "image_shape": [size or -1 for size in info.image_shape],
             "largest_batch": info.largest_batch,
+            **_alternatives(info),
             "certificate": certificate,
             "state": active.state,
             "promise": active.promise,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,20 @@ from numpy.typing import NDArray
 from gati.errors import RequestError
 from services.wire.gen.ttypes import Tensor
 
-__all__ = ["DATATYPES", "datatype_of", "elements", "from_bytes", "from_tensor", "to_tensor"]
+__all__ = [
+    "DATATYPES",
+    "TEXT",
+    "datatype_of",
+    "elements",
+    "from_bytes",
+    "from_tensor",
+    "packed_texts",
+    "text_tensor",
+    "texts_of",
+    "to_tensor",
+]
+
+TEXT = "BYTES"  # the datatype of text
 
 DATATYPES = {
     "BOOL": np.dtype("?"),
@@ -47,6 +61,42 @@ def to_tensor(array: NDArray[Any]) -> Any:
 def from_tensor(tensor: Any) -> NDArray[Any]:
     """The array of a wire's `Tensor`, writable. Raises `RequestError`."""
     return from_bytes(tensor.datatype, tensor.shape, tensor.data).copy()
+
+
+def text_tensor(texts: Sequence[str]) -> Any:
+    """The wire's `Tensor` of texts, BYTES [n]."""
+    return Tensor(TEXT, [len(texts)], packed_texts(texts))
+
+
+def packed_texts(texts: Sequence[str]) -> bytes:
+    """Texts as the protocol has them in binary: each in UTF-8 behind its length, four bytes."""
+    encoded = [text.encode() for text in texts]
+    return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
+
+
+def texts_of(tensor: Any) -> list[str]:
+    """The texts of a wire's `Tensor`, BYTES [n] or [n, 1].
+
+    **Raises:** `RequestError` for another shape, bytes that do not fit it, or text that is not UTF-8.
+    """
+    shape, data = list(tensor.shape), memoryview(tensor.data)
+    if len(shape) not in (1, 2) or shape[1:] not in ([], [1]):
+        raise RequestError(f"text has shape {shape[:_MOST_DIMENSIONS]}; send BYTES [batch] or [batch, 1]")
+    count, start = elements(shape), 0
+    found: list[str] = []
+    while start < len(data) and len(found) < count:
+        length = int.from_bytes(data[start : start + 4], "little")
+        start, end = start + 4, start + 4 + length
+        if end > len(data):
+            break
+        try:
+            found.append(str(data[start:end], "utf-8"))
+        except UnicodeDecodeError as error:
+            raise RequestError(f"text {len(found)} is not UTF-8; send UTF-8") from error
+        start = end
+    if len(found) != count or start != len(data):
+        raise RequestError(f"shape {shape} of BYTES does not fit {len(data)} bytes; correct it")
+    return found
 
 
 def elements(shape: Sequence[int]) -> int:

@@ -15,6 +15,8 @@ from gati.errors import CheckpointError, GatiError, ModelError
 from gati.model.bert import BertSettings, SentenceClassifier, SentenceEncoder, SequenceClassifier
 from gati.model.blocks import find_blocks
 from gati.model.load import load_model
+from gati.model.packed import fit_text
+from tests.text_networks import write_tokenizer
 
 SIZES = BertSettings(vocabulary=40, length=12, kinds=2, width=16, inner_width=24, layers=3, heads=4)
 CONFIG = {
@@ -124,3 +126,12 @@ def test_a_damaged_or_missing_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match=r"cannot read .*/model.safetensors \("):
         load_model(tmp_path)
+
+
+def test_a_tokenizer_in_the_folder_is_taken(tmp_path: Path) -> None:
+    assert load_model(folder(tmp_path)).preprocessing.text is None
+    write_tokenizer(tmp_path / "tokenizer.json")
+    text = fit_text(load_model(tmp_path)).preprocessing.text
+    assert text is not None
+    assert text.arrays == ("input_ids", "attention_mask")
+    assert text.length == SIZES.length  # what the network takes, as the tokenizer does not say

@@ -160,10 +160,10 @@ class ServiceError(TException):
 
 class Tensor(object):
     """
-    An array, row-major and little-endian.
+    An array, row-major and little-endian; of BYTES each element follows its length, four bytes.
 
     Attributes:
-     - datatype: As in the Open Inference Protocol: FP32, UINT8, INT64.
+     - datatype: As in the Open Inference Protocol: FP32, UINT8, INT64, BYTES.
      - shape
      - data
 
@@ -259,7 +259,7 @@ class InferRequest(object):
 
     Attributes:
      - request_id: Names this request when it is cancelled; unique among those under way.
-     - input: FP32 [batch, ...] as the network takes it, or UINT8 [batch, height, width, channels] to be preprocessed.
+     - input: FP32 [batch, ...] as the network takes it, UINT8 images, or BYTES [batch] of UTF-8 text.
      - time_remaining_ms: After so many milliseconds nobody waits for the answer any more.
      - trace_id: Of the W3C trace context, 32 hexadecimal digits.
      - priority: 1 is served first.
@@ -1092,6 +1092,80 @@ class InputArray(object):
         return not (self == other)
 
 
+class TextInput(object):
+    """
+    How a model turns text into what its network takes.
+
+    Attributes:
+     - tokenizer_sha256: Of the tokenizer's file.
+     - length: Longer texts are cut, in tokens.
+
+    """
+
+
+    def __init__(self, tokenizer_sha256=None, length=None,):
+        self.tokenizer_sha256 = tokenizer_sha256
+        self.length = length
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.tokenizer_sha256 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.I32:
+                    self.length = iprot.readI32()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('TextInput')
+        if self.tokenizer_sha256 is not None:
+            oprot.writeFieldBegin('tokenizer_sha256', TType.STRING, 1)
+            oprot.writeString(self.tokenizer_sha256.encode('utf-8') if sys.version_info[0] == 2 else self.tokenizer_sha256)
+            oprot.writeFieldEnd()
+        if self.length is not None:
+            oprot.writeFieldBegin('length', TType.I32, 2)
+            oprot.writeI32(self.length)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        if self.tokenizer_sha256 is None:
+            raise TProtocolException(message='Required field tokenizer_sha256 is unset!')
+        if self.length is None:
+            raise TProtocolException(message='Required field length is unset!')
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
 class ModelInfo(object):
     """
     What a model takes and gives.
@@ -1106,11 +1180,12 @@ class ModelInfo(object):
      - versions
      - inputs: What the network takes, in the order in which several arrays are packed to one: [batch, arrays, ...] where
     all have one shape, else each flattened and one after the other. Absent: float32 of `input_shape`.
+     - text: Absent where the model takes no text.
 
     """
 
 
-    def __init__(self, name=None, input_shape=None, classes=None, class_names=None, image_shape=None, largest_batch=None, versions=None, inputs=None,):
+    def __init__(self, name=None, input_shape=None, classes=None, class_names=None, image_shape=None, largest_batch=None, versions=None, inputs=None, text=None,):
         self.name = name
         self.input_shape = input_shape
         self.classes = classes
@@ -1119,6 +1194,7 @@ class ModelInfo(object):
         self.largest_batch = largest_batch
         self.versions = versions
         self.inputs = inputs
+        self.text = text
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -1196,6 +1272,12 @@ class ModelInfo(object):
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
+            elif fid == 9:
+                if ftype == TType.STRUCT:
+                    self.text = TextInput()
+                    self.text.read(iprot)
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -1252,6 +1334,10 @@ class ModelInfo(object):
             for iter62 in self.inputs:
                 iter62.write(oprot)
             oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.text is not None:
+            oprot.writeFieldBegin('text', TType.STRUCT, 9)
+            self.text.write(oprot)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -2083,6 +2169,12 @@ InputArray.thrift_spec = (
     (2, TType.STRING, 'datatype', 'UTF8', None, ),  # 2
     (3, TType.LIST, 'shape', (TType.I64, None, False), None, ),  # 3
 )
+all_structs.append(TextInput)
+TextInput.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'tokenizer_sha256', 'UTF8', None, ),  # 1
+    (2, TType.I32, 'length', None, None, ),  # 2
+)
 all_structs.append(ModelInfo)
 ModelInfo.thrift_spec = (
     None,  # 0
@@ -2094,6 +2186,7 @@ ModelInfo.thrift_spec = (
     (6, TType.I32, 'largest_batch', None, None, ),  # 6
     (7, TType.LIST, 'versions', (TType.STRUCT, [VersionInfo, None], False), None, ),  # 7
     (8, TType.LIST, 'inputs', (TType.STRUCT, [InputArray, None], False), None, ),  # 8
+    (9, TType.STRUCT, 'text', [TextInput, None], None, ),  # 9
 )
 all_structs.append(Health)
 Health.thrift_spec = (

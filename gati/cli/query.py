@@ -1,0 +1,172 @@
+"""The verb `gati query`: asks a running `gati serve`; `gati.cli` registers it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from gati.cli.serve import check_installed
+from gati.errors import DataError, RequestError, UnavailableError
+from gati.units import parse_duration
+
+__all__ = ["query"]
+
+_BYTES, _JSON, _TEXT = "application/octet-stream", "application/json", "text/plain"
+
+
+def query(
+    name: Annotated[
+        str, typer.Argument(metavar="PIPELINE|MODEL", help="Name of the pipeline or model in gati serve.")
+    ],
+    image: Annotated[
+        str | None, typer.Argument(metavar="[IMAGE|TEXT]", help="An image file for a pipeline, or a text.")
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--text", metavar="TEXT", help="A text; repeat the option for several, answered together."
+        ),
+    ] = None,
+    slo: Annotated[
+        str | None, typer.Option("--slo", metavar="TIME", help="Latency SLO, such as 80ms.")
+    ] = None,
+    url: Annotated[str, typer.Option(help="Where gati serve listens.")] = "http://127.0.0.1:8000",
+    priority: Annotated[int | None, typer.Option(help="1 is served first.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", envvar="GATI_API_KEY", help="If the server requires one.")
+    ] = None,
+) -> None:
+    """Query a served pipeline with an image, or a model with text: answers, exits, and latency."""
+    check_installed()
+    server = _Server(url, api_key)
+    wishes: dict[str, Any] = {}
+    if slo is not None:
+        wishes["latency_slo_ms"] = 1e3 * parse_duration(slo)
+    if priority is not None:
+        wishes["priority"] = priority
+    if (image is None) == (not text):
+        raise DataError("give one image file, one text, or one or several --text")
+    if image is not None and _names_a_file(image):
+        _show_answer(server.ask("POST", _query_of(name), wishes, _read(Path(image)), _BYTES))
+    else:
+        _query_texts(server, name, text or [str(image)], wishes)
+
+
+def _query_texts(server: _Server, name: str, texts: Sequence[str], wishes: Mapping[str, Any]) -> None:
+    """Ask a pipeline one text after the other, or a model all of them at once."""
+    if name in {each["name"] for each in server.ask("GET", "/v1/pipelines")["pipelines"]}:
+        for one in texts:
+            _show_answer(server.ask("POST", _query_of(name), wishes, one.encode(), _TEXT))
+        return
+    taken = {"name": "text", "shape": [len(texts)], "datatype": "BYTES", "data": list(texts)}
+    body = json.dumps({"inputs": [taken], "parameters": dict(wishes)}).encode()
+    path = f"/v2/models/{quote(name, safe='')}/infer"
+    _show_texts(texts, server.ask("POST", path, content=body, kind=_JSON))
+
+
+def _query_of(pipeline: str) -> str:
+    return f"/v1/pipelines/{quote(pipeline, safe='')}/query"
+
+
+def _names_a_file(given: str) -> bool:
+    """Whether an argument is a path rather than a text: one word with a suffix, or a file that is there."""
+    return len(given.split()) == 1 and (Path(given).suffix != "" or Path(given).is_file())
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"cannot read {path} ({error.strerror}); give an image file, or a text with --text"
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Server:
+    """A `gati serve` to ask."""
+
+    url: str
+    api_key: str | None
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, Any] | None = None,
+        content: bytes | None = None,
+        kind: str | None = None,
+    ) -> Any:
+        """Its reply as JSON. Raises `UnavailableError` where nothing answers, and for what it refuses."""
+        import httpx
+
+        headers = {} if kind is None else {"Content-Type": kind}
+        if self.api_key is not None:
+            headers["X-API-Key"] = self.api_key
+        try:
+            reply = httpx.request(
+                method,
+                f"{self.url}{path}",
+                content=content,
+                params=dict(parameters or {}),
+                headers=headers,
+                timeout=60,
+            )
+            document = reply.json()
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise UnavailableError(
+                f"no Gati answers at {self.url} ({error}); start one with gati serve"
+            ) from error
+        if reply.is_error:
+            again = reply.headers.get("Retry-After")
+            message = f"{document.get('error', reply.reason_phrase)} (status {reply.status_code})"
+            raise _RefusedError(message + (f"; ask again in {again} s" if again else ""))
+        return document
+
+
+class _RefusedError(RequestError):
+    """The server's reason for refusing."""
+
+    exit_status = 1
+
+
+def _show_answer(answer: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.tree import Tree
+
+    met = {True: "SLO met", False: "SLO missed", None: "no SLO"}[answer["slo_met"]]
+    slo = "" if answer["latency_slo_ms"] is None else f" of {answer['latency_slo_ms']:.0f} ms"
+    tree = Tree(f"[bold]{escape(answer['label'])}[/bold]  {answer['latency_ms']:.1f} ms{slo}, {met}")
+    for stage in answer["stages"]:
+        left = f"left after {stage['exit']}" if stage["from_cache"] else "ran to the end"
+        label, likely = f"[bold]{escape(stage['label'])}[/bold]", f"{stage['probability']:.0%}"
+        branch = tree.add(f"{escape(stage['stage'])}: {label} ({likely})")
+        ran = f"{stage['option']} ({stage['model']}, version {stage['version']}) {left}"
+        branch.add(escape(f"{ran}; {stage['latency_ms']:.1f} ms of {stage['budget_ms']:.1f} ms"))
+    for name in answer["skipped"]:
+        tree.add(f"[dim]{escape(name)}: skipped[/dim]")
+    Console(highlight=False).print(tree)
+
+
+def _show_texts(texts: Sequence[str], answer: Mapping[str, Any]) -> None:
+    from gati.cli.render import console, new_table, percent
+
+    values = {each["name"]: each["data"] for each in answer["outputs"]}
+    classes = len(values["probabilities"]) // len(texts)
+    table = new_table("text", "class", "probability", "left after", left=(0, 1, 3))
+    rows = zip(texts, values["class_index"], values["class_name"], values["exit"], strict=True)
+    for number, (text, index, name, place) in enumerate(rows):
+        probability = values["probabilities"][number * classes + index]
+        table.add_row(text, name, percent(probability), place)
+    console().print(table)
+    parameters = answer["parameters"]
+    print(f"version {answer['model_version']}, {parameters['latency_ms']:.1f} ms")
+    if "promise" in parameters:
+        print(parameters["promise"])

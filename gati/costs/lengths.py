@@ -1,0 +1,49 @@
+"""Costs of a network of sequences: the mean over the lengths that its inputs have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gati.costs.graph import GraphCosts
+from gati.costs.profile import measure_profile
+from gati.model.lengths import at_lengths
+from gati.model.segments import TracedModel
+from gati.types import Profile
+
+__all__ = ["mean_costs", "mean_profile", "profile_at_lengths"]
+
+
+def profile_at_lengths(traced: TracedModel) -> Profile:
+    """`measure_profile`, at each length that takes a good part of the time: the mean over the inputs."""
+    return mean_profile([(share, measure_profile(each)) for share, each in at_lengths(traced)], traced)
+
+
+def mean_profile(parts: Sequence[tuple[float, Profile]], traced: TracedModel) -> Profile:
+    """The mean of profiles of one network, by their shares; output shapes are those of `traced`."""
+    first = parts[0][1]
+    blocks = tuple(
+        replace(
+            block,
+            output_shape=traced.hidden_shapes[block.name],
+            latency_ms=sum(share * each.blocks[place].latency_ms for share, each in parts),
+            reach_ms=sum(share * each.blocks[place].reach_ms for share, each in parts),
+        )
+        for place, block in enumerate(first.blocks)
+    )
+    notes = [each.disturbance for _, each in parts if each.disturbance]
+    return replace(
+        first,
+        base_ms=sum(share * each.base_ms for share, each in parts),
+        blocks=blocks,
+        disturbance=notes[0] if notes else "",
+    )
+
+
+def mean_costs(parts: Sequence[tuple[float, GraphCosts]], traced: TracedModel) -> GraphCosts:
+    """The mean of costs of one network, by their shares."""
+    profile = mean_profile([(share, costs.profile) for share, costs in parts], traced)
+    if_ms = sum(share * costs.if_ms for share, costs in parts)
+    names = parts[0][1].lookup_ms
+    lookup_ms = {name: sum(share * costs.lookup_ms[name] for share, costs in parts) for name in names}
+    return GraphCosts(profile, if_ms, lookup_ms)

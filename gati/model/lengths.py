@@ -1,0 +1,149 @@
+"""Sequences of many lengths: a network is executed at the least of a few that holds an input's tokens.
+
+Inputs are padded to one length, the longest, and a mask says where their tokens are. So how long one really
+is can be told from itself: it is cut to that length before it is executed, whoever padded it how far.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gati.model.inputs import TensorInputs
+from gati.model.masks import MASK
+from gati.model.preprocess import Preprocessing
+from gati.model.segments import TracedModel, trace
+from gati.model.sequence import Data
+from gati.model.text import bucket_lengths
+
+__all__ = ["Lengths", "TracedSequences", "at_lengths", "length_shares", "trace_inputs"]
+
+_ROWS = 4096  # of the data at a time
+_TOLERANCE = 1e-3  # between scores of an input padded and not, as a share of the largest
+_SMALL = 0.05  # share of the time: what takes less is not measured by itself
+
+
+class Lengths:
+    """The lengths at which packed inputs [B, arrays, longest] are executed, and which one each takes."""
+
+    def __init__(self, tensors: TensorInputs, shares: Sequence[tuple[int, float]]) -> None:
+        self.shares = tuple(shares)
+        self._tensors = tensors
+        self._mask = next(place for place, part in enumerate(tensors.parts) if part.name == MASK)
+
+    @property
+    def every(self) -> tuple[int, ...]:
+        """All of them, rising."""
+        return tuple(length for length, _ in self.shares)
+
+    def of(self, x: Tensor) -> list[int]:
+        """The least length that holds all tokens of each row [B, arrays, longest]."""
+        tokens = (x[:, self._mask] != 0).to(torch.int64)
+        places = torch.arange(1, x.shape[2] + 1, device=x.device)
+        last = (tokens * places).amax(1).cpu().numpy()
+        every = np.array(self.every)
+        return [int(each) for each in every[np.searchsorted(every, last)]]
+
+    def example(self, length: int, rows: int = 1) -> Tensor:
+        """Packed inputs [rows, arrays, longest] of `length` tokens, with random ids; the rest is padding."""
+        x = self._tensors.example(rows)
+        x[:, self._mask] = 1
+        x[..., length:] = 0
+        return x
+
+    def padded(self, x: Tensor) -> Tensor:
+        """Inputs [B, arrays, length] filled up with padding to the longest; what fits not as it is."""
+        longest = self.every[-1]
+        if x.ndim != 3 or not 0 < x.shape[2] < longest:
+            return x
+        return nn.functional.pad(x, (0, longest - x.shape[2]))
+
+
+@dataclass(frozen=True)
+class TracedSequences(TracedModel):
+    """A traced network of the longest inputs, which is traced at other lengths when it is asked for."""
+
+    lengths: Lengths | None = None
+    retrace: Callable[[int], TracedModel] | None = field(default=None, repr=False)
+    _known: dict[int, TracedModel] = field(default_factory=dict, repr=False)
+    _tracing: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def at(self, length: int) -> TracedModel:
+        """The network for inputs [B, arrays, length]."""
+        if self.retrace is None or length == self.input_shape[-1]:
+            return self
+        with self._tracing:
+            if length not in self._known:
+                self._known[length] = self.retrace(length)
+            return self._known[length]
+
+
+def trace_inputs(
+    module: nn.Module, example: Tensor, blocks: Sequence[str], preprocessing: Preprocessing
+) -> TracedModel:
+    """Trace a network as `trace` does, and where `preprocessing` has several lengths, at each when needed."""
+    traced, tensors = trace(module, example, blocks), preprocessing.tensors
+    if tensors is None or not preprocessing.lengths:
+        return traced
+    lengths = Lengths(tensors, preprocessing.lengths)
+    known = {each.name: getattr(traced, each.name) for each in fields(TracedModel)}
+    return TracedSequences(
+        **known,
+        lengths=lengths,
+        retrace=lambda length: trace(module, example[..., :length].contiguous(), blocks),
+    )
+
+
+def at_lengths(traced: TracedModel) -> tuple[tuple[float, TracedModel], ...]:
+    """The network at each length that takes a good part of the time, with its share of the inputs.
+
+    The shares sum to 1: rare lengths are counted with the next longer one, or where there is none with the
+    longest. A network of one length is the only one.
+    """
+    if not isinstance(traced, TracedSequences) or traced.lengths is None:
+        return ((1.0, traced),)
+    shares = dict(traced.lengths.shares)
+    total = sum(length * share for length, share in shares.items())
+    kept = [length for length, share in shares.items() if length * share >= _SMALL * total]
+    counted = dict.fromkeys(kept, 0.0)
+    for length, share in shares.items():
+        counted[next((each for each in kept if each >= length), kept[-1])] += share
+    return tuple((share, traced.at(length)) for length, share in counted.items())
+
+
+@torch.inference_mode()
+def length_shares(module: nn.Module, tensors: TensorInputs, data: Data) -> tuple[tuple[int, float], ...]:
+    """The lengths at which `module` can be executed, and the share of `data` that takes each.
+
+    Empty for inputs without a mask, short ones, and a network whose answers depend on padding.
+    """
+    shapes = {part.shape for part in tensors.parts}
+    if tensors.alone or len(shapes) > 1 or not any(part.name == MASK for part in tensors.parts):
+        return ()
+    (shape,) = shapes
+    every = bucket_lengths(shape[0]) if len(shape) == 1 else ()
+    if len(every) < 2:
+        return ()
+    lengths = Lengths(tensors, [(length, 0.0) for length in every])
+    if not all(_padding_is_nothing(module, lengths.example(length, 2), length) for length in every[:-1]):
+        return ()
+    counts = dict.fromkeys(every, 0)
+    for start in range(0, len(data), _ROWS):
+        for length in lengths.of(data.images(range(start, min(start + _ROWS, len(data))))):
+            counts[length] += 1
+    return tuple((length, count / len(data)) for length, count in counts.items())
+
+
+def _padding_is_nothing(module: nn.Module, x: Tensor, length: int) -> bool:
+    try:
+        padded, own = module(x.clone()), module(x[..., :length].contiguous())
+    except Exception:  # whatever a network raises that takes one length only
+        return False
+    if not (isinstance(own, Tensor) and own.shape == padded.shape):
+        return False
+    return bool((own - padded).abs().max() <= _TOLERANCE * padded.abs().max().clamp_min(1.0))

@@ -1,0 +1,119 @@
+"""Tables with a column of text, and one of classes: CSV, which may be packed with gzip, and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.errors import DataError, one_line
+
+__all__ = ["TextTable", "is_table", "read_texts"]
+
+_SUFFIXES = (".csv", ".csv.gz", ".parquet")
+_LABELS = "label"  # the column that is read where nobody names one, if it is there
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """Texts with their labels int64 [N], if there are any, and the names of those that had no numbers."""
+
+    texts: list[str]
+    labels: NDArray[np.int64] | None
+    class_names: tuple[str, ...] | None
+
+
+def is_table(path: str | Path) -> bool:
+    """Whether a file is one of texts, by its name."""
+    return str(path).lower().endswith(_SUFFIXES)
+
+
+def read_texts(path: Path, text_column: str, label_column: str | None, what: str) -> TextTable:
+    """Read the texts of a table, and the classes in `label_column`, by default `label` if it is there.
+
+    Classes that are whole numbers are taken as they are, others are numbered in the order of their sorted
+    names. `what` begins the messages.
+
+    **Raises:** `DataError` for a file that is missing, damaged, empty or not UTF-8, a column that is not
+    there, and rows without text or without a class.
+    """
+    where = f"{what}: {path}"
+    if not path.is_file():
+        raise DataError(f"{what}: no file {path}; check the path")
+    read = _read_parquet if path.suffix.lower() == ".parquet" else _read_csv
+    columns = read(path, (text_column, label_column or _LABELS), where)
+    texts = columns.get(text_column)
+    if texts is None:
+        raise _missing(where, text_column, columns, "--text-column")
+    if label_column is not None and columns.get(label_column) is None:
+        raise _missing(where, label_column, columns, "--label-column")
+    if not texts:
+        raise DataError(f"{where} is empty; give at least a few hundred texts")
+    for row, text in enumerate(texts):
+        if not isinstance(text, str) or not text.strip():
+            found = "is empty" if text is None or isinstance(text, str) else f"holds a {type(text).__name__}"
+            raise DataError(f"{where}: `{text_column}` of row {row} {found}; leave that row out")
+    return TextTable(texts, *_classes(columns.get(label_column or _LABELS), where))
+
+
+def _missing(where: str, wanted: str, columns: dict[str, Any], option: str) -> DataError:
+    return DataError(
+        f"{where} has no column `{wanted}` (columns: {', '.join(columns) or 'none'}); name it with {option}"
+    )
+
+
+def _read_csv(path: Path, wanted: Sequence[str], where: str) -> dict[str, list[Any] | None]:
+    """The wanted columns of a file; the others are None."""
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            columns: dict[str, list[Any] | None] = {str(name): None for name in reader.fieldnames or ()}
+            kept: dict[str, list[Any]] = {name: [] for name in wanted if name in columns}
+            for row in reader:
+                for name, values in kept.items():
+                    values.append(row[name])
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where} is not UTF-8 ({one_line(error)}); convert it, as with iconv") from error
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
+        raise DataError(f"{where} is no readable CSV ({one_line(error)}); write or copy it again") from error
+    return {**columns, **kept}
+
+
+def _read_parquet(path: Path, wanted: Sequence[str], where: str) -> dict[str, list[Any] | None]:
+    if find_spec("pyarrow") is None:
+        raise DataError(f"reading {path} needs pyarrow: pip install 'gati[text]', or convert it to CSV")
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            columns: dict[str, list[Any] | None] = dict.fromkeys(file.schema_arrow.names)
+            kept = [name for name in wanted if name in columns]
+            read = file.read(columns=kept)
+            return {**columns, **{name: read.column(name).to_pylist() for name in kept}}
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where} has text that is not UTF-8; write it again") from error
+    except (ArrowException, OSError) as error:
+        raise DataError(f"{where} is no readable Parquet ({one_line(error)}); copy it again") from error
+
+
+def _classes(values: list[Any] | None, where: str) -> tuple[NDArray[np.int64] | None, tuple[str, ...] | None]:
+    if values is None:
+        return None, None
+    for row, value in enumerate(values):
+        if value is None or (isinstance(value, str) and not value.strip()):
+            raise DataError(f"{where}: row {row} has no label; give it one, or leave the row out")
+    words = [str(value).strip() for value in values]
+    if all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
+        return np.array([int(word) for word in words], dtype=np.int64), None
+    names = sorted(set(words))
+    places = {name: number for number, name in enumerate(names)}
+    return np.array([places[word] for word in words], dtype=np.int64), tuple(names)

@@ -1,0 +1,185 @@
+"""From text to what a network that reads tokens takes: a tokenizer as its front end.
+
+Data flow: **text** -> tokenizer -> ids, cut to `length` -> filled up with padding -> **int64 [N, length]** by
+name. A tokenizer is a file `tokenizer.json`, as the package `tokenizers` writes it; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gati.errors import DataError, one_line
+from gati.model.masks import MASK
+
+__all__ = ["IDS", "KINDS", "TOKENIZER", "TextTokens", "bucket_lengths", "read_tokenizer"]
+
+IDS, KINDS = "input_ids", "token_type_ids"  # the other arrays; MASK is the third
+TOKENIZER = "tokenizer.json"  # what a library calls its own
+
+_LONGEST = 512  # ids of a text, where neither the user nor the tokenizer says
+_LARGEST_BYTES = 256 << 20  # of a tokenizer
+_SHORTEST_BUCKET = 16
+_PADDING = ("[PAD]", "<pad>", "<|pad|>")
+_FEW = 32  # texts that are not worth the tokenizer's own threads
+
+
+@dataclass(frozen=True)
+class TextTokens:
+    """A tokenizer front end: how text becomes the arrays that a network takes.
+
+    Texts have at most `length` ids: longer ones are cut. `arrays` are the names of what the network takes,
+    empty until that is known. `asked` says that the user gave `length`. In tables, texts are in `text_column`
+    and their classes in `label_column`, None meaning `label` where there is one. `path` is where the file is,
+    whose hash is `sha256`.
+    """
+
+    sha256: str
+    length: int
+    arrays: tuple[str, ...] = ()
+    asked: bool = False
+    text_column: str = "text"
+    label_column: str | None = None
+    path: str = field(default="", compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values, without the path: a library has a copy of the file."""
+        plain = asdict(self)
+        del plain["path"]
+        return {**plain, "arrays": list(self.arrays)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], folder: Path | None) -> TextTokens:
+        """Read what `to_json` wrote; the tokenizer is in `folder`, if that is known."""
+        path = "" if folder is None else str(folder / TOKENIZER)
+        return cls(**{**values, "arrays": tuple(values["arrays"])}, path=path)
+
+    def content(self) -> bytes:
+        """The tokenizer's file. Raises `DataError` where it is gone or has changed."""
+        content = _content(Path(self.path))
+        if hashlib.sha256(content).hexdigest() != self.sha256:
+            raise DataError(f"the tokenizer {self.path} has changed; restore it, or run gati explore again")
+        return content
+
+    def encode(
+        self, texts: Sequence[str], what: str, length: int | None = None
+    ) -> dict[str, NDArray[np.int64]]:
+        """Turn texts into the arrays int64 [N, length]; by default the least bucket that holds all of them.
+
+        **Raises:** `DataError` for empty texts, a tokenizer that cannot be read, or without `tokenizers`.
+        """
+        for number, text in enumerate(texts):
+            if not text.strip():
+                raise DataError(f"{what}: text {number} is empty; leave it out")
+        tokenizer, padding = _tokenizer(self, length or self.length)
+        several = len(texts) > _FEW
+        try:
+            found = tokenizer.encode_batch(texts) if several else [tokenizer.encode(text) for text in texts]
+        except Exception as error:  # whatever the tokenizer makes of them
+            raise DataError(
+                f"{what}: the tokenizer fails ({one_line(error)}); is this the network's tokenizer?"
+            ) from error
+        longest = 0
+        for number, each in enumerate(found):
+            if not each.ids:
+                raise DataError(f"{what}: text {number} has no tokens; leave it out")
+            longest = max(longest, len(each.ids))
+        if length is None:
+            length = next(each for each in bucket_lengths(self.length) if each >= longest)
+        ids = np.full((len(texts), length), padding, dtype=np.int64)
+        others = np.zeros((2, *ids.shape), dtype=np.int64)
+        for row, each in enumerate(found):
+            ids[row, : len(each.ids)] = each.ids
+            others[:, row, : len(each.ids)] = each.attention_mask, each.type_ids
+        known = {IDS: ids, MASK: others[0], KINDS: others[1]}
+        return {name: known.get(name, ids) for name in self.arrays}
+
+
+def bucket_lengths(longest: int) -> tuple[int, ...]:
+    """The lengths that sequences are padded to: 16, 32, 64 and so on, and the longest."""
+    lengths = []
+    length = _SHORTEST_BUCKET
+    while length < longest:
+        lengths.append(length)
+        length *= 2
+    return (*lengths, longest)
+
+
+def read_tokenizer(
+    source: str | Path,
+    *,
+    max_length: int | None = None,
+    text_column: str | None = None,
+    label_column: str | None = None,
+) -> TextTokens:
+    """Take a local `tokenizer.json`, or the folder that holds it, as the front end of a network.
+
+    `max_length` is the number of ids after which a text is cut; by default it is the tokenizer's own, at most
+    512, and at most what the network takes.
+
+    **Raises:** `DataError` for a file that is missing or is no tokenizer, or a `max_length` below 1.
+    """
+    if max_length is not None and max_length < 1:
+        raise DataError(f"--max-length is {max_length}; give a number of tokens above 0")
+    path = Path(source) / TOKENIZER if Path(source).is_dir() else Path(source)
+    content = _content(path)
+    try:
+        found = json.loads(content)
+        if not isinstance(found["model"], dict):
+            raise TypeError("its model is no object")
+        own = (found.get("truncation") or {}).get("max_length") or _LONGEST
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(
+            f"{path} is no tokenizer ({type(error).__name__}); give one that `tokenizers` wrote"
+        ) from error
+    return TextTokens(
+        hashlib.sha256(content).hexdigest(),
+        max_length or min(int(own), _LONGEST),
+        asked=max_length is not None,
+        text_column=text_column or "text",
+        label_column=label_column,
+        path=str(path.resolve()),
+    )
+
+
+def _content(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise DataError(f"tokenizer {path} has over {_LARGEST_BYTES >> 20} MiB; give a tokenizer.json")
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"no tokenizer at {path} ({error.strerror}); give a tokenizer.json") from error
+
+
+@lru_cache(maxsize=16)
+def _tokenizer(text: TextTokens, length: int) -> tuple[Any, int]:
+    """The tokenizer, which cuts to `length`, and the id of padding."""
+    if find_spec("tokenizers") is None:
+        raise DataError("text needs the package tokenizers: pip install 'gati[text]'")
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_str(text.content().decode("utf-8"))
+        named = (tokenizer.padding or {}).get("pad_id")
+        if named is None:
+            known = (tokenizer.token_to_id(token) for token in _PADDING)
+            named = next((each for each in known if each is not None), 0)
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(length)
+    except DataError:
+        raise
+    except Exception as error:  # the package raises plain exceptions for whatever is wrong with a file
+        raise DataError(
+            f"the tokenizer {text.path} cannot be used for {length} tokens ({one_line(error)}); give the "
+            "network's tokenizer.json, and a larger --max-length if that is small"
+        ) from error
+    return tokenizer, int(named)
