@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gati.composition.certificate import rate_upper_bound
+from gati.composition.binomial import rate_upper_bound
 from gati.composition.copies import counted
 
 __all__ = ["AccuracyDrop", "accuracy_drop"]

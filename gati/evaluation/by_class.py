@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gati.composition.certificate import agreement_lower_bound, rate_upper_bound
+from gati.composition.binomial import agreement_lower_bound, rate_upper_bound
 
 __all__ = ["ClassCount", "Share", "count_classes", "exact_interval"]
 
