@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,9 @@ from numpy.typing import NDArray
 from gati.composition.binomial import check_levels, p_value
 from gati.composition.certificate import Certificate, ClassCounts, LossCounts, Tested
 from gati.errors import CompositionError
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
 
 __all__ = ["certify", "certify_every_class", "count_by_class"]
 
@@ -110,9 +114,9 @@ def _walk(
 
 
 def count_by_class(
-    answer: NDArray[np.int64], base_class: NDArray[np.int64], classes: int
+    answer: Int[NDArray[np.int64], " n"], base_class: Int[NDArray[np.int64], " n"], classes: int
 ) -> tuple[LossCounts, ...]:
-    """Return (losses, inputs) of each class of the base model's, from both answers [n] to all inputs."""
+    """Return (losses, inputs) of each class of the base model's, from both answers to all inputs."""
     inputs = np.bincount(base_class, minlength=classes)
     losses = np.bincount(base_class[answer != base_class], minlength=classes)
     return tuple(LossCounts(int(lost), int(count)) for lost, count in zip(losses, inputs, strict=True))
