@@ -115,13 +115,14 @@ def rows_of(library: Library, other: Library, settings: Settings) -> list[dict[s
 
 def row(name: str, plan: CandidatePlan) -> dict[str, Any]:
     """What a plan is worth on the certify inputs; a gain of 1 where it is not certified."""
-    certificate = plan.certificate or {}
-    certified = bool(certificate.get("certified")) and bool(plan.exits)
+    certificate = plan.certificate
+    certified = certificate is not None and certificate.certified and bool(plan.exits)
+    found = certificate.walked_on if certificate is not None and certified else None
     return {
         "name": name,
         "certified": certified,
-        "gain": certificate["gain"] if certified else 1.0,
-        "hit_rate": certificate["hit_rate"] if certified else 0.0,
+        "gain": found.gain if found else 1.0,
+        "hit_rate": found.hit_rate if found else 0.0,
         "exits": [f"{leaving.block} {leaving.variant}" for leaving in plan.exits],
         "memory_bytes": plan.expected.memory_bytes,
     }

@@ -95,14 +95,15 @@ def target_row(
     compose_s = time.monotonic() - began_s
     outcome = replayed(library, composition, unseen)
     gain = library.manifest.profile.base_ms / outcome.mean_latency_ms
-    certificate = composition.certificate or {}
+    certificate = composition.certificate
+    counted = (None, None) if certificate is None else (certificate.losses, certificate.inputs)
     row: dict[str, Any] = {
         "accuracy_target": target,
         "agreement": round(outcome.agreement, 4),
         "standard_error": round(float((target * (1 - target) / len(unseen)) ** 0.5), 4),
         "gain": round(gain, 3),
         "exits": len(composition.exits),
-        "certified_losses": f"{certificate.get('losses')} of {certificate.get('n')}",
+        "certified_losses": f"{counted[0]} of {counted[1]}",
         "gap": composition.gap,
         "compose_s": round(compose_s, 1),
     }

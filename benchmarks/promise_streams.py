@@ -42,6 +42,7 @@ from gati.adaptation.samples import Samples
 from gati.adaptation.shadow import Ticket
 from gati.adaptation.succession import Post, Succession
 from gati.composition.composition import Composition, Exit, Expected
+from gati.composition.walk import certify
 from gati.engine.exits import BASE, Prediction
 from gati.guard.draws import Draws
 from gati.guard.ladder import Judgement
@@ -74,7 +75,7 @@ def composition(number: int) -> Composition:
     leaving = Exit(
         TrialId("t"), "block", 0, "v", "s", 0.5, "inline", 0.9, 0.99, 0.1, 8, FAST_MS if number else SLOW_MS
     )
-    certificate = {"certified": True, "accuracy": AGREEMENT, "confidence": CONFIDENCE}
+    certificate = certify([(0, 1500)], AGREEMENT, 1.0 - CONFIDENCE)
     return Composition(
         name="default", objective="exact", solver="none", gap=None, alpha=None, accuracy_target=AGREEMENT,
         confidence=CONFIDENCE, memory_limit_bytes=None, backend="torch", placement="inline",

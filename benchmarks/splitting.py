@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gati.composition.candidates import lookup_cost, reach_by_block
-from gati.composition.certificate import certify
 from gati.composition.contests import path_within
 from gati.composition.costs import as_composed
 from gati.composition.exact import ExactChoice
@@ -33,6 +32,7 @@ from gati.composition.instance import Instance, make_instance
 from gati.composition.plans import Settings
 from gati.composition.risk import smoothed_loss
 from gati.composition.search import search_frontier
+from gati.composition.walk import certify
 from gati.exploration.library import Library
 
 SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)

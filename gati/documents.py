@@ -1,22 +1,43 @@
 """Documents that Gati writes and reads again: strict JSON with a format number.
 
 A document is an object with a number `format`. One of a newer format is refused instead of misread, one that
-is damaged is named with its file, and with what brings it back.
+is damaged is named with its file, and with what brings it back. `DocumentKind.record` makes a dataclass of
+an object in it: each field is read as its annotation says.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from gati.errors import GatiError
 from gati.files import atomic_write_text
 
-__all__ = ["DocumentKind"]
+__all__ = ["DocumentKind", "key"]
+
+Record = TypeVar("Record")
+
+
+def key(name: str) -> dict[str, str]:
+    """Metadata of a dataclass field that is called `name` in documents: `field(metadata=key("n"))`."""
+    return {"key": name}
+
+
+def values_of(record: Any) -> Any:
+    """What `DocumentKind.record` reads again: dataclasses as objects, tuples as lists, the rest as it is."""
+    if dataclasses.is_dataclass(record):
+        every = dataclasses.fields(record)
+        return {each.metadata.get("key", each.name): values_of(getattr(record, each.name)) for each in every}
+    if isinstance(record, tuple | list):
+        return [values_of(each) for each in record]
+    return {name: values_of(each) for name, each in record.items()} if isinstance(record, dict) else record
 
 
 @dataclass(frozen=True)
@@ -68,6 +89,74 @@ class DocumentKind:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
             reason = f"no {problem}" if isinstance(problem, KeyError) else str(problem)
             raise self.error(f"{where} is damaged ({reason}): {self.cure}") from problem
+
+    def record(self, of: type[Record], values: object, where: str, **made: Any) -> Record:
+        """A dataclass `of` from an object in a document; the fields in `made` are taken as given.
+
+        A missing field takes its default. Other entries of the object are ignored. Raises `error` for a field
+        that is missing or of another type than its annotation, named with `where`.
+        """
+        if not isinstance(values, dict):
+            raise self.error(f"{where}: expected an object, got {values!r}; {self.cure}")
+        found = dict(made)
+        hints = get_type_hints(of)
+        for field in dataclasses.fields(of):  # type: ignore[arg-type]  # only dataclasses are records
+            name = field.metadata.get("key", field.name)
+            if field.name in made:
+                continue
+            if name in values:
+                found[field.name] = self._field(hints[field.name], values[name], where, name)
+            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                raise self.error(f"{where}: has no field {name!r}; {self.cure}")
+        return of(**found)
+
+    def _field(self, wanted: Any, value: object, where: str, name: str) -> Any:
+        try:
+            return self._value(wanted, value, f"{where}: {name}")
+        except TypeError:
+            raise self.error(
+                f"{where}: field {name!r} is {value!r}, expected {_described(wanted)}; {self.cure}"
+            ) from None
+
+    def _value(self, wanted: Any, value: object, where: str) -> Any:
+        """The value as its annotation wants it. Raises TypeError for another, `error` inside of records."""
+        parts = get_args(wanted)
+        if isinstance(wanted, NewType):
+            return self._value(wanted.__supertype__, value, where)
+        if get_origin(wanted) in (Union, UnionType):  # with None, the only unions in documents
+            (other,) = (part for part in parts if part is not NoneType)
+            return None if value is None else self._value(other, value, where)
+        if isinstance(wanted, type) and dataclasses.is_dataclass(wanted) and isinstance(value, dict):
+            return self.record(wanted, value, where)
+        if get_origin(wanted) is tuple and isinstance(value, list):
+            return tuple(self._value(parts[0], each, f"{where}[{at}]") for at, each in enumerate(value))
+        if get_origin(wanted) is dict and isinstance(value, dict):
+            return {name: self._value(parts[1], each, f"{where}: {name}") for name, each in value.items()}
+        if get_origin(wanted) is Literal and value in parts:
+            return value
+        if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
+            if math.isfinite(value):
+                return float(value)
+        elif wanted is Any or type(value) is wanted:
+            return value
+        raise TypeError
+
+
+_PLAIN = {float: "a finite number", int: "a whole number", bool: "true or false", str: "a string"}
+
+
+def _described(wanted: Any) -> str:
+    """What an annotation accepts, in words."""
+    parts = get_args(wanted)
+    if isinstance(wanted, NewType):
+        return _described(wanted.__supertype__)
+    if get_origin(wanted) in (Union, UnionType):
+        return f"{' or '.join(_described(part) for part in parts if part is not NoneType)} or null"
+    if get_origin(wanted) is Literal:
+        return " or ".join(map(repr, parts))
+    if get_origin(wanted) is tuple:
+        return f"a list, each {_described(parts[0])}"
+    return _PLAIN.get(wanted, "an object")
 
 
 def _refuse_constant(constant: str) -> object:

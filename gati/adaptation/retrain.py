@@ -23,7 +23,7 @@ from gati.adaptation.contest import Contender, Costs, Laid, costs_of, exits_of, 
 from gati.adaptation.tune import TuneRecipe
 from gati.adaptation.window import Window, split_window
 from gati.caches import reads_input
-from gati.composition.certificate import p_value
+from gati.composition.binomial import p_value
 from gati.composition.composition import Composition, Expected
 from gati.composition.load import Served
 from gati.composition.replay import Replay

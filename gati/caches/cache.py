@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from gati.caches.companions import Companion
 from gati.caches.predictors import build_predictor, fold_normalisation
 from gati.caches.selectors import build_selector
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Shaped
 
 __all__ = ["LearnedCache"]
 
@@ -57,7 +62,7 @@ class LearnedCache(nn.Module):
         """Bytes of all weights."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
 
-    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Look up [B, *hidden_shape]: probabilities [B, classes] and scores [B]."""
+    def forward(self, hidden: Shaped[Tensor, "b ..."]) -> tuple[Float[Tensor, "b k"], Float[Tensor, " b"]]:
+        """Look up [B, *hidden_shape]: probabilities of the K classes, and scores."""
         probabilities = self.predictor(hidden).softmax(1)
         return probabilities, self.selector(probabilities)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch.nn.functional as F
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Shaped
 
 __all__ = ["distillation_loss", "feature_loss", "selector_loss"]
 
 
 def distillation_loss(
-    predictor_logits: Tensor,
-    base_logits: Tensor,
+    predictor_logits: Float[Tensor, "b k"],
+    base_logits: Float[Tensor, "b k"],
     *,
     temperature: float = 2.0,
     soft_weight: float = 0.5,
-    row_weights: Tensor | None = None,
-) -> Tensor:
+    row_weights: Float[Tensor, " b"] | None = None,
+) -> Float[Tensor, ""]:
     """Make a predictor imitate the base model; both logits are [B, K], the result a scalar.
 
     `w * T^2 * KL(softmax(base / T) || softmax(predictor / T)) + (1 - w) * CE(predictor, argmax base)`
@@ -36,7 +41,12 @@ def distillation_loss(
     return _mean(loss, row_weights)
 
 
-def feature_loss(found: Tensor, wanted: Tensor, *, row_weights: Tensor | None = None) -> Tensor:
+def feature_loss(
+    found: Float[Tensor, "b d"],
+    wanted: Float[Tensor, "b d"],
+    *,
+    row_weights: Float[Tensor, " b"] | None = None,
+) -> Float[Tensor, ""]:
     """The distance between directions of features [B, D] and the base model's: 1 - cosine, a scalar.
 
     Those of the base model are standardised row by row first. Lengths play no part, so a network with large
@@ -49,7 +59,12 @@ def _mean(loss: Tensor, row_weights: Tensor | None) -> Tensor:
     return loss.mean() if row_weights is None else (row_weights * loss).sum() / row_weights.sum()
 
 
-def selector_loss(score_logits: Tensor, agrees: Tensor, *, false_positive_penalty: float = 3.0) -> Tensor:
+def selector_loss(
+    score_logits: Float[Tensor, "*models b"],
+    agrees: Shaped[Tensor, " b"],
+    *,
+    false_positive_penalty: float = 3.0,
+) -> Float[Tensor, "*models"]:
     """Cross-entropy of selector logits [..., B] against agreement [B]; the result keeps the leading shape.
 
     An input that disagrees counts `false_positive_penalty` times: a wrong early answer costs more than

@@ -24,13 +24,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from gati.errors import VariantError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 __all__ = [
     "DEFAULT_VARIANTS",
@@ -176,8 +179,8 @@ class FeatureMap(nn.Module):
         super().__init__()
         self.dimensions = dimensions
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return the hidden output as a map [B, C, H, W]."""
+    def forward(self, hidden: Float[Tensor, "b ..."]) -> Float[Tensor, "b c h w"]:
+        """Return the hidden output as a map."""
         if self.dimensions == 2:
             return hidden.transpose(1, 2).unsqueeze(3)
         return hidden.unsqueeze(2).unsqueeze(3)
@@ -314,7 +317,7 @@ class AverageAndMaximum(nn.Module):
         super().__init__()
         self.grid = grid
 
-    def forward(self, values: Tensor) -> Tensor:
+    def forward(self, values: Float[Tensor, "b c h w"]) -> Float[Tensor, "b f"]:
         """Pool both ways and concatenate."""
         if self.grid == (1, 1):
             return torch.cat((values.mean((2, 3)), values.amax((2, 3))), dim=1)

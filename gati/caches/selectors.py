@@ -7,13 +7,16 @@ agree. The trained network must beat the plain ones on inputs it has not seen, o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from gati.caches.losses import selector_loss
 from gati.errors import VariantError
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
 
 __all__ = [
     "BASELINE",
@@ -38,7 +41,7 @@ _TEMPERATURES = torch.logspace(-2.0, 3.0, 61, base=2.0)  # from 1/4 to 8
 class MaximumProbability(nn.Module):
     """The largest class probability."""
 
-    def forward(self, probabilities: Tensor) -> Tensor:  # (B, K) -> (B,)
+    def forward(self, probabilities: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
         """Score in [1/K, 1]."""
         return probabilities.amax(1)
 
@@ -46,7 +49,7 @@ class MaximumProbability(nn.Module):
 class Margin(nn.Module):
     """The largest class probability minus the second largest."""
 
-    def forward(self, probabilities: Tensor) -> Tensor:  # (B, K) -> (B,)
+    def forward(self, probabilities: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
         """Score in [0, 1]."""
         largest = probabilities.topk(2, dim=1).values
         return largest[:, 0] - largest[:, 1]
@@ -55,7 +58,7 @@ class Margin(nn.Module):
 class NegativeEntropy(nn.Module):
     """The negative entropy of the class probabilities, in nats (BranchyNet's criterion, negated)."""
 
-    def forward(self, probabilities: Tensor) -> Tensor:  # (B, K) -> (B,)
+    def forward(self, probabilities: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
         """Score in [-ln K, 0]."""
         return (probabilities * probabilities.clamp_min(1e-12).log()).sum(1)
 
@@ -69,7 +72,7 @@ class TemperatureScaled(nn.Module):
         super().__init__()
         self.register_buffer("temperature", torch.ones(()))
 
-    def forward(self, probabilities: Tensor) -> Tensor:  # (B, K) -> (B,)
+    def forward(self, probabilities: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
         """Score in [1/K, 1]."""
         # log-probabilities are the logits but for a constant a row, which softmax does not see
         return (probabilities.clamp_min(1e-12).log() / self.temperature).softmax(1).amax(1)
@@ -92,12 +95,14 @@ class SelectorNetwork(nn.Module):
         self.class_bias = nn.Parameter(torch.zeros(classes))
 
     @classmethod
-    def features(cls, probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        """[..., K] -> (log-odds-like features [..., F], leading class [...])."""
+    def features(
+        cls, probabilities: Float[Tensor, "... k"]
+    ) -> tuple[Float[Tensor, "... f"], Int[Tensor, ...]]:
+        """Log-odds-like features, and the leading class."""
         largest = probabilities.topk(min(cls.LARGEST, probabilities.shape[-1]), dim=-1)
         return largest.values.clamp_min(1e-7).log(), largest.indices[..., 0]
 
-    def forward(self, probabilities: Tensor) -> Tensor:  # (B, K) -> (B,)
+    def forward(self, probabilities: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
         """Score in [0, 1]."""
         features, leading = self.features(probabilities)
         logits = self.output(torch.relu(self.hidden(features))).squeeze(1) + self.class_bias[leading]
@@ -128,7 +133,7 @@ def build_selector(name: str, classes: int) -> nn.Module:
     return _SELECTORS[name](classes)
 
 
-def fit_temperature(probabilities: Tensor, base_class: Tensor) -> TemperatureScaled:
+def fit_temperature(probabilities: Float[Tensor, "n k"], base_class: Int[Tensor, " n"]) -> TemperatureScaled:
     """Find the temperature under which the base model's classes [n] are likeliest, given [n, K].
 
     One number fitted on all inputs: it cannot learn any of them by heart, so its scores there are honest.
@@ -146,15 +151,20 @@ class FittedNetworks(NamedTuple):
     """A selector network fitted on everything, and scores of networks that did not see the input."""
 
     network: SelectorNetwork
-    held_out_scores: Tensor  # (n,)
+    held_out_scores: Float[Tensor, " n"]
 
 
 def fit_selector_networks(
-    probabilities: Tensor, agrees: Tensor, *, seed: int, folds: int = 5, steps: int = 200
+    probabilities: Float[Tensor, "n k"],
+    agrees: Bool[Tensor, " n"],
+    *,
+    seed: int,
+    folds: int = 5,
+    steps: int = 200,
 ) -> FittedNetworks:
     """Fit one network on all n inputs and `folds` more, each without its share, for honest scores.
 
-    `probabilities` is [n, K], `agrees` bool [n]. All networks are trained at once, full batch, with the
+    All networks are trained at once, full batch, with the
     selector loss and weight decay on the class bias. Deterministic for a seed.
     """
     count, classes = probabilities.shape

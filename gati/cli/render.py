@@ -143,10 +143,10 @@ def composition(chosen: Composition, directory: Path, explained: Sequence[Explan
     if chosen.headroom is not None:
         _headroom(chosen.headroom)
     if chosen.certificate is not None:
-        print(f"certificate: {chosen.certificate['sentence']}")
-        if drop := chosen.certificate.get("accuracy_drop"):
-            print(f"accuracy: {drop['sentence']}")
-    if chosen.note and chosen.note != (chosen.certificate or {}).get("sentence"):
+        print(f"certificate: {chosen.certificate.sentence()}")
+        if drop := chosen.certificate.accuracy_drop:
+            print(f"accuracy: {drop.sentence()}")
+    if chosen.note and (chosen.certificate is None or chosen.note != chosen.certificate.sentence()):
         print(f"note: {chosen.note}")
     option = "" if chosen.name == "default" else f" --composition {chosen.name}"
     print(f"next: gati evaluate {directory} --data TEST{option}")
@@ -189,9 +189,9 @@ def frontier(points: Sequence[ParetoPoint], directory: Path) -> None:
         f"{', in every class' if points[0].per_class else ''}; stored in {directory}/pareto.json"
     )
     if points[0].use > 1:
-        from gati.composition.ledger import of_many
+        from gati.composition.certificate import of_uses
 
-        print(f"note:{of_many(points[0].use)}")
+        print(f"note:{of_uses(points[0].use)}")
     print(f"next: gati compose {directory} --accuracy TARGET, or --latency TIME")
 
 

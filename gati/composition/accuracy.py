@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gati.composition.certificate import rate_upper_bound
+from gati.composition.binomial import rate_upper_bound
 from gati.composition.copies import counted
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
 
 __all__ = ["AccuracyDrop", "accuracy_drop"]
 
@@ -43,20 +46,20 @@ class AccuracyDrop:
 
 
 def accuracy_drop(
-    answer: NDArray[np.int64],
-    base_class: NDArray[np.int64],
-    label: NDArray[np.int64],
+    answer: Int[NDArray[np.int64], " n"],
+    base_class: Int[NDArray[np.int64], " n"],
+    label: Int[NDArray[np.int64], " n"],
     delta: float,
     *,
     settings: int = 1,
-    copies: NDArray[np.int64] | None = None,
+    copies: Int[NDArray[np.int64], " n"] | None = None,
     share: float = 1.0,
 ) -> AccuracyDrop:
-    """Bound the drop of true accuracy, all arrays [n], with confidence 1 - `delta`.
+    """Bound the drop of true accuracy with confidence 1 - `delta`.
 
     `settings` is how many compositions were to be counted on these inputs before this one was taken: each
     gets an equal part of `share` of `delta` (Bonferroni), so that the choice among them does no harm.
-    `copies` [n] is how many inputs each stands for; those that became wrong count as often (see
+    `copies` is how many inputs each stands for; those that became wrong count as often (see
     `gati.composition.copies`).
     """
     became_wrong = (base_class == label) & (answer != label)

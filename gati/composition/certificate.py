@@ -1,81 +1,142 @@
 """The certificate: agreement with the base model of at least A, stated with confidence 1 - delta.
 
-Settings are ordered from the strictest to the loosest before the certify split is looked at. From the
-strictest on, a setting with k disagreements among n inputs passes if P(Bin(n, 1 - A) <= k) <= delta; the walk
-stops at the first that does not, and the last that passed is deployed (fixed-sequence testing; Angelopoulos,
-Bates, Candes, Jordan, Lei: Learn then Test, 2021). To deploy a setting whose true agreement is below A, the
-walk must have passed the first such setting of the sequence, which has probability at most delta. So no
-correction for the number of settings is needed.
-
-Class by class the same walk is taken, and a setting passes if each class passes on its own inputs (classes as
-the base model answers). That "some class is below A" is rejected only if the test of every class rejects, the
-bad one's among them, which happens with probability at most delta: an intersection-union test (Berger 1982).
-So the number of classes needs no correction either; what it needs is enough inputs of every class.
-
-All of this assumes that the inputs were drawn independently of each other from what will be served. Frames of
-one video, or crops of one picture, were not: a hundred of them may prove no more than one. Exact copies are
-found and counted with care (`gati.composition.copies`); near ones cannot be.
-
-A command that walks several paths on the same inputs, one an engine, takes each at a `level` of its own; the
-levels add up to at most delta, and are fixed before these inputs are looked at (`gati.composition.sharing`).
-
-What a walk through several settings proves is the target and no more: the exact lower limit (Clopper,
-Pearson) of the setting it ends at would not hold, as the walk ended there because of these counts. Where one
-setting was fixed beforehand it holds; of several classes the least of their limits, by the argument above.
+`gati.composition.walk` says how it is obtained and what it assumes. A composition file keeps it with all that
+says what it rests on: the counts of each setting, the engines that shared delta, how often the inputs were
+used, what early answers cost in true accuracy.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence, Sized
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.special import betainc, betaincinv  # scipy.stats takes a second to import
-
-from gati.errors import CompositionError
+from gati.composition.accuracy import AccuracyDrop
+from gati.composition.binomial import agreement_lower_bound, p_value, required_inputs
+from gati.documents import DocumentKind, key, values_of
 
 __all__ = [
+    "FRESH_DATA",
+    "AttemptCount",
     "Certificate",
-    "Counts",
+    "ClassCounts",
+    "LossCounts",
+    "EngineWalk",
+    "FurtherCount",
+    "Recount",
     "Tested",
-    "agreement_lower_bound",
-    "certify",
-    "certify_every_class",
-    "check_levels",
-    "count_by_class",
-    "p_value",
-    "rate_upper_bound",
-    "required_inputs",
+    "WalkedOn",
+    "of_uses",
+    "ordinal",
 ]
 
-Counts = tuple[int, int]  # (losses, inputs)
+FRESH_DATA = "certify on fresh data with gati certify --data NEW"
+
+
+class LossCounts(NamedTuple):
+    """How many inputs left early with another class than the base model's, and how many there are."""
+
+    losses: int
+    inputs: int
 
 
 @dataclass(frozen=True)
 class Tested:
     """One setting that the walk came to."""
 
-    losses: int  # inputs that left early with another class than the base model's
-    inputs: int
+    losses: int
+    inputs: int = field(metadata=key("n"))
     p_value: float
     passed: bool
 
 
 @dataclass(frozen=True)
+class ClassCounts:
+    """The counts of one class, as the base model answers."""
+
+    name: str = field(metadata=key("class"))
+    losses: int
+    inputs: int = field(metadata=key("n"))
+
+
+@dataclass(frozen=True)
+class WalkedOn:
+    """What the walk was taken on: the engine, the seed of the split, a digest of the settings in order.
+
+    The figures are of the deployed setting on the certify split, None without exits.
+    """
+
+    backend: str
+    split_seed: int
+    path_sha256: str
+    mean_latency_ms: float | None = None
+    gain: float | None = None
+    hit_rate: float | None = None
+
+
+@dataclass(frozen=True)
+class EngineWalk:
+    """One of several engines that shared delta. Where nothing was counted, `tested` is None."""
+
+    backend: str
+    share_of_delta: float
+    hoped_ms: float
+    certified: bool
+    reason: str = ""  # why it cannot promise the accuracy
+    path_sha256: str | None = None
+    tested: tuple[Tested, ...] | None = field(default=None, metadata=key("path"))
+
+
+@dataclass(frozen=True)
+class AttemptCount:
+    """The number of this attempt on other data in its library, and how many compositions used that data."""
+
+    number: int = field(metadata=key("attempt"))
+    compositions: int = field(metadata=key("compositions_on_data"))
+
+
+@dataclass(frozen=True)
+class FurtherCount:
+    """Inputs counted with the certify split: their file, how many, what was left out of it."""
+
+    data: str
+    inputs: int = field(metadata=key("n"))
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Recount:
+    """What `gati certify` adds: the data, and a comparison with the certificate before."""
+
+    data: str
+    hit_rate: float
+    comparison: str
+    note: str = ""
+    created: str = ""  # ISO 8601, in UTC; "" where it was not written into a composition
+
+
+@dataclass(frozen=True)
 class Certificate:
-    """What the walk found. `deployed` is the position of the last setting that passed, None if none did."""
+    """What a walk found. `deployed` is the position of the last setting that passed, None if none did.
+
+    The counts are all that a walk knows. The rest is added by whoever ordered it.
+    """
 
     accuracy: float
     delta: float
     deployed: int | None
-    tested: tuple[Tested, ...]  # strictest first, up to the first that did not pass
+    tested: tuple[Tested, ...] = field(metadata=key("path"))  # strictest first, up to the first failure
     settings: int  # how many there were to walk through
-    by_class: tuple[Counts, ...] = ()  # where each class was tested: of the setting that `losses` is of
-    class_names: tuple[str, ...] = ()
-    share: float = 1.0  # of delta: this walk's, where a command or several attempts make more than one
+    by_class: tuple[ClassCounts, ...] = ()  # where each class was tested: of the setting that `losses` is of
+    # of delta: this walk's, where a command or several attempts make more than one
+    share: float = field(default=1.0, metadata=key("share_of_delta"))
+    walked_on: WalkedOn | None = None
+    accuracy_drop: AccuracyDrop | None = None
+    engines: tuple[EngineWalk, ...] = ()
+    use: int | None = None  # the how manieth of the library's certify split, from 1
+    attempt: AttemptCount | None = None
+    further: FurtherCount | None = None
+    recount: Recount | None = None
+    previous: Certificate | None = None  # the one that this one renews, without its own
 
     @property
     def level(self) -> float:
@@ -86,8 +147,8 @@ class Certificate:
     def proven_agreement(self) -> float | None:
         """The agreement that the counts prove; None where they prove none, see above."""
         if self.settings == 1 and self.tested:
-            parts = self.by_class or ((self.losses, self.inputs),)
-            return min(agreement_lower_bound(losses, inputs, self.level) for losses, inputs in parts)
+            parts = self.by_class or (self.tested[0],)
+            return min(agreement_lower_bound(part.losses, part.inputs, self.level) for part in parts)
         return None if self.deployed is None else self.accuracy
 
     @property
@@ -100,9 +161,26 @@ class Certificate:
         """Disagreements of the deployed setting; of the strictest where none is deployed."""
         return self.tested[self.deployed or 0].losses if self.tested else 0
 
+    @property
+    def confidence(self) -> float:
+        """1 - delta."""
+        return 1.0 - self.delta
+
+    @property
+    def certified(self) -> bool:
+        """Whether any setting passed."""
+        return self.deployed is not None
+
     def sentence(self) -> str:
-        """Return the certificate as one plain sentence."""
-        confidence = f"{100.0 * (1.0 - self.delta):g} %"
+        """Return the certificate as one plain sentence, with what repeated use of the inputs means for it."""
+        told = self._verdict()
+        if self.attempt is not None:
+            told += of_attempts(self.attempt.number, self.level, self.delta)
+            told += of_users(self.attempt.compositions)
+        return told + of_uses(self.use or 1)
+
+    def _verdict(self) -> str:
+        confidence = f"{100.0 * self.confidence:g} %"
         target = f"{100.0 * self.accuracy:g} %"
         if self.by_class:
             return self._sentence_by_class(target, confidence)
@@ -129,9 +207,9 @@ class Certificate:
         )
 
     def _sentence_by_class(self, target: str, confidence: str) -> str:
-        worst = max(range(len(self.by_class)), key=lambda at: p_value(*self.by_class[at], self.accuracy))
-        losses, inputs = self.by_class[worst]
-        name = f"class '{self._class_name(worst)}'"
+        worst = max(self.by_class, key=lambda each: p_value(each.losses, each.inputs, self.accuracy))
+        losses, inputs = worst.losses, worst.inputs
+        name = f"class '{worst.name}'"
         if self.deployed is not None:
             return (
                 f"With {confidence} confidence at least {target} of answers are the base model's in each of "
@@ -149,143 +227,101 @@ class Certificate:
             f"the strictest setting answered {losses} of {inputs} inputs of {name} differently."
         )
 
-    def _class_name(self, index: int) -> str:
-        return self.class_names[index] if self.class_names else str(index)
-
     def to_json(self) -> dict[str, Any]:
-        """Return the certificate as strict JSON values."""
-        return {
+        """Return the certificate as strict JSON values, with the figures that follow from the counts."""
+        values: dict[str, Any] = {
             "accuracy": self.accuracy,
-            "confidence": 1.0 - self.delta,
+            "confidence": self.confidence,
             "delta": self.delta,
+            "share_of_delta": self.share,
             "level": self.level,  # what p-values were compared with
             "alpha": 1.0 - self.accuracy,  # the tolerated rate of disagreement
-            "certified": self.deployed is not None,
+            "certified": self.certified,
             "deployed": self.deployed,
             "n": self.inputs,
             "losses": self.losses,
             "agreement_lower_bound": self.proven_agreement,
             "required_inputs": required_inputs(self.accuracy, self.level),
             "settings": self.settings,
-            "path": [
-                {"losses": test.losses, "n": test.inputs, "p_value": test.p_value, "passed": test.passed}
-                for test in self.tested
-            ],
-            "by_class": [
-                {"class": self._class_name(at), "losses": losses, "n": inputs}
-                for at, (losses, inputs) in enumerate(self.by_class)
-            ]
-            or None,
+            "path": values_of(self.tested),
+            "by_class": values_of(self.by_class) or None,
             "sentence": self.sentence(),
+            "accuracy_drop": None if self.accuracy_drop is None else self.accuracy_drop.to_json(),
         }
+        for part in (self.walked_on, self.attempt, self.recount):
+            if part is not None:
+                values |= {name: value for name, value in values_of(part).items() if value is not None}
+        if self.engines:
+            values["engines"] = values_of(self.engines)
+        if self.use is not None:
+            values["use"] = self.use
+        if self.further is not None:
+            values["further"] = values_of(self.further)
+        if self.recount is not None:
+            values["previous"] = None if self.previous is None else self.previous.to_json()
+        return values
+
+    @classmethod
+    def from_json(cls, values: Any, kind: DocumentKind, where: str) -> Certificate:
+        """Read what `to_json` wrote, in a document of a kind. What follows from the counts is not read.
+
+        Raises the kind's error, with `where` in its message, for what is no certificate.
+        """
+        if not isinstance(values, dict):
+            return kind.record(cls, values, where)
+        previous = values.get("previous")
+        found = kind.record(
+            cls,
+            {**values, "by_class": values.get("by_class") or []},
+            where,
+            walked_on=kind.record(WalkedOn, values, where) if "path_sha256" in values else None,
+            attempt=kind.record(AttemptCount, values, where) if "attempt" in values else None,
+            recount=kind.record(Recount, values, where) if "comparison" in values else None,
+            previous=None if previous is None else cls.from_json(previous, kind, f"{where}: previous"),
+        )
+        with kind.reading(where):
+            if not (0.0 < found.accuracy < 1.0 and 0.0 < found.delta < 1.0):
+                raise ValueError(f"accuracy is {found.accuracy} and delta {found.delta}, of (0, 1) each")
+            if found.deployed is not None and not 0 <= found.deployed < len(found.tested):
+                raise ValueError(
+                    f"deployed is {found.deployed}, of {len(found.tested)} settings that were tested"
+                )
+            if "share_of_delta" not in values and "level" in values:  # as older versions wrote it
+                found = replace(found, share=values["level"] / found.delta)
+        return found
 
 
-def certify(
-    path: Iterable[Counts], accuracy: float, delta: float, *, share: float = 1.0, settings: int | None = None
-) -> Certificate:
-    """Walk through `path`, (losses, inputs) of each setting, strictest first, fixed before counting.
-
-    It is counted no further than the walk goes; `settings` is how many there are, if `path` does not tell.
-    `share` of `delta` is what this walk may err with. Raises CompositionError for a target, delta or share
-    outside (0, 1), or counts that cannot be.
-    """
-    return _walk(([counts] for counts in path), accuracy, delta, share, _length(path, settings))[0]
+def of_uses(number: int) -> str:
+    """Return what the sentence of a certificate adds where the certify split has been used before."""
+    if number == 1:
+        return ""
+    return (
+        f" This is the {ordinal(number)} use of the library's certify split, and the confidence covers each "
+        f"use on its own: {FRESH_DATA}."
+    )
 
 
-def certify_every_class(
-    path: Iterable[Sequence[Counts]],
-    accuracy: float,
-    delta: float,
-    class_names: Sequence[str] = (),
-    *,
-    share: float = 1.0,
-    settings: int | None = None,
-) -> Certificate:
-    """Walk through `path`, (losses, inputs) of each class of each setting; each class must reach `accuracy`.
-
-    As `certify` otherwise.
-    """
-    certificate, counted = _walk(path, accuracy, delta, share, _length(path, settings))
-    by_class = tuple(counted[certificate.deployed or 0]) if counted else ()
-    return replace(certificate, by_class=by_class, class_names=tuple(class_names))
+def of_attempts(number: int, level: float, delta: float) -> str:
+    """Return what the sentence of a certificate adds where it was not the library's first attempt."""
+    if number == 1:
+        return ""
+    return (
+        f" This is the {ordinal(number)} attempt in this library, at {100.0 * level:.2g} %: all together err "
+        f"with probability at most {100.0 * delta:g} %."
+    )
 
 
-def _length(path: Iterable[object], settings: int | None) -> int:
-    if settings is not None:
-        return settings
-    if not isinstance(path, Sized):
-        raise TypeError("give settings, how many there are, with a path that has no length")
-    return len(path)
+def of_users(compositions: int) -> str:
+    """Return what it adds where the same data has been used for other compositions, too."""
+    if compositions == 1:
+        return ""
+    return (
+        f" This data has been used for {compositions} compositions: the confidence covers those that were "
+        "chosen before it was looked at."
+    )
 
 
-def _walk(
-    path: Iterable[Sequence[Counts]], accuracy: float, delta: float, share: float, settings: int
-) -> tuple[Certificate, list[Sequence[Counts]]]:
-    # a setting passes if each of its parts does
-    check_levels(accuracy, delta)
-    if not 0.0 < share <= 1.0:
-        raise CompositionError(f"share of delta is {share!r}, must be above 0 and at most 1")
-    tested: list[Tested] = []
-    counted: list[Sequence[Counts]] = []
-    deployed: int | None = None
-    for position, parts in enumerate(path):
-        for lost, count in parts:
-            if not 0 <= lost <= count:
-                raise CompositionError(f"{lost} losses among {count} inputs: there cannot be; count again")
-        probability = max(p_value(*part, accuracy) for part in parts)
-        passed = probability <= share * delta
-        losses, inputs = (sum(column) for column in zip(*parts, strict=True))
-        tested.append(Tested(losses, inputs, probability, passed))
-        counted.append(parts)
-        if not passed:
-            break
-        deployed = position
-    return Certificate(accuracy, delta, deployed, tuple(tested), settings, share=share), counted
-
-
-def count_by_class(
-    answer: NDArray[np.int64], base_class: NDArray[np.int64], classes: int
-) -> tuple[Counts, ...]:
-    """Return (losses, inputs) of each class of the base model's, from both answers [n] to all inputs."""
-    inputs = np.bincount(base_class, minlength=classes)
-    losses = np.bincount(base_class[answer != base_class], minlength=classes)
-    return tuple((int(lost), int(count)) for lost, count in zip(losses, inputs, strict=True))
-
-
-def p_value(losses: int, inputs: int, accuracy: float) -> float:
-    """Return P(Bin(inputs, 1 - accuracy) <= losses): how likely so few losses are below the target."""
-    return 1.0 if losses >= inputs else float(betainc(inputs - losses, losses + 1, accuracy))
-
-
-def required_inputs(accuracy: float, delta: float, losses: int = 0) -> int:
-    """Return the fewest inputs with which `losses` disagreements certify `accuracy`; 299 for 0.99 and 0.05.
-
-    Raises CompositionError for a target or delta outside (0, 1).
-    """
-    check_levels(accuracy, delta)
-    low, high = losses, max(losses + 1, math.ceil(math.log(delta) / math.log(accuracy)))
-    while p_value(losses, high, accuracy) > delta:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if p_value(losses, middle, accuracy) <= delta else (middle, high)
-    return high
-
-
-def agreement_lower_bound(losses: int, inputs: int, delta: float) -> float:
-    """Return the exact one-sided lower confidence limit (Clopper, Pearson) of agreement; 0 without inputs."""
-    if losses >= inputs:
-        return 0.0
-    return float(betaincinv(inputs - losses, losses + 1, delta))
-
-
-def rate_upper_bound(losses: int, inputs: int, delta: float) -> float:
-    """Return the exact one-sided upper confidence limit (Clopper, Pearson) of a rate; 1 without inputs."""
-    return 1.0 - agreement_lower_bound(losses, inputs, delta)
-
-
-def check_levels(accuracy: float, delta: float) -> None:
-    """Raise CompositionError for a target or delta outside (0, 1)."""
-    for name, value in (("accuracy target", accuracy), ("delta", delta)):
-        if not 0.0 < value < 1.0:
-            raise CompositionError(f"{name} is {value!r}, must lie strictly between 0 and 1")
+def ordinal(number: int) -> str:
+    """Return 1st, 2nd, 3rd, 4th and so on."""
+    teen = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"

@@ -10,14 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gati.composition.certificate import (
-    Certificate,
-    Counts,
-    certify,
-    certify_every_class,
-    p_value,
-    required_inputs,
-)
+from gati.composition.binomial import p_value, required_inputs
+from gati.composition.certificate import Certificate, LossCounts
 from gati.composition.contests import (
     FEW_STEPS,
     STEPS,
@@ -46,6 +40,7 @@ from gati.composition.verdicts import (
     walk_through,
     with_certificate,
 )
+from gati.composition.walk import certify, certify_every_class
 from gati.errors import CompositionError
 from gati.exploration.library import Library
 from gati.types import Placement
@@ -78,7 +73,7 @@ class Proposal:
         scale = inputs / count
         replays: list[Replay] = []
 
-        def expected() -> Iterator[list[Counts]]:
+        def expected() -> Iterator[list[LossCounts]]:
             for choice, candidates in ((self.path[at], self.candidates[at]) for at in self.main):
                 replays.append(replay_of(self.library, self.settings, candidates, self.select))
                 risk = risky.outcome(choice.chosen).disagreements + self.select.lost_without_exits
@@ -86,7 +81,7 @@ class Proposal:
                 unseen = max(0.0, risk - float(replays[-1].wrong.sum())) / len(parts)
                 sizes = [round(scale * size) for _, size in parts]
                 yield [
-                    (min(size, round(scale * (lost + unseen))), size)
+                    LossCounts(min(size, round(scale * (lost + unseen))), size)
                     for (lost, _), size in zip(parts, sizes, strict=True)
                 ]
 
@@ -98,7 +93,7 @@ class Proposal:
     def walk(self, certified_on: SplitOutcomes | None, share: float = 1.0) -> tuple[Certificate, int | None]:
         """Walk through the path on the certify split with a share of delta; and where on it the walk ends."""
         if certified_on is None or not self.path:
-            return certify([(0, 0)], self.settings.accuracy, self._delta, share=share), None
+            return certify([LossCounts(0, 0)], self.settings.accuracy, self._delta, share=share), None
         counted: list[int] = []
         counts = self._counts_along(certified_on, share, counted)
         certificate = walk_through(self.library, self.settings, counts, len(self.path), share)
@@ -106,7 +101,7 @@ class Proposal:
 
     def _counts_along(
         self, split: SplitOutcomes, share: float, counted: list[int]
-    ) -> Iterator[Sequence[Counts]]:
+    ) -> Iterator[Sequence[LossCounts]]:
         """Counts of the settings that the walk comes to; `counted` gets where on the path each is."""
         before: Replay | None = None
         for at in self.main:

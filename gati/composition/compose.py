@@ -114,7 +114,8 @@ def _further(library: Library, data: Any, settings: Settings) -> Further:
 
 def _concluded(library: Library, further: Further, attempt: Attempt, composition: Composition) -> Composition:
     composition = further.told(composition, attempt)
-    verdict = {**(composition.certificate or {}), "composition": composition.name}
+    counted = {} if composition.certificate is None else composition.certificate.to_json()
+    verdict = {**counted, "composition": composition.name}
     Ledger(library.directory).conclude(attempt, verdict, written=True)
     return composition
 
@@ -318,8 +319,8 @@ def placements(library: Library, settings: Settings) -> list[Placement]:
 def _note(library: Library, settings: Settings, plan: CandidatePlan) -> str:
     if not any(trial.status == "trained" for trial in library.trials):
         return "no caches: the library holds no trained variant; see the reasons in trials.csv"
-    if not plan.exits and plan.certificate is not None and not plan.certificate["certified"]:
-        return f"no caches: {plan.certificate['sentence']}"
+    if not plan.exits and plan.certificate is not None and not plan.certificate.certified:
+        return f"no caches: {plan.certificate.sentence()}"
     if not plan.exits:
         return (
             f"no caches: none both reaches agreement {settings.accuracy:g} and saves time within the limits; "

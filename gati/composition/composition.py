@@ -6,24 +6,13 @@ and it carries a format number, so that a newer file is refused instead of misre
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from gati.composition.fields import (
-    Fields,
-    flag,
-    integer,
-    items,
-    mapping,
-    number,
-    optional_integer,
-    optional_mapping,
-    optional_number,
-    text,
-)
-from gati.composition.headroom import Headroom, read_headroom
-from gati.documents import DocumentKind
+from gati.composition.certificate import Certificate
+from gati.composition.headroom import Headroom
+from gati.documents import DocumentKind, values_of
 from gati.errors import CompositionError
 from gati.files import atomic_write_text
 from gati.types import Placement, TrialId
@@ -99,7 +88,7 @@ class Composition:
     placement: Placement
     exits: tuple[Exit, ...]
     expected: Expected
-    certificate: dict[str, Any] | None
+    certificate: Certificate | None
     checkpoint_sha256: str
     created: str
     note: str = ""
@@ -117,15 +106,21 @@ class Composition:
         if self.certificate is None or self.confidence is None:
             return False
         proven = self.proves(self.accuracy_target, self.confidence)
-        return proven and bool(not self.per_class or self.certificate.get("by_class"))
+        return proven and bool(not self.per_class or self.certificate.by_class)
 
     def proves(self, accuracy: float, confidence: float) -> bool:
         """Whether its certificate passed for agreement of at least `accuracy`, at least that surely."""
         found = self.certificate
-        if found is None or not found.get("certified"):
+        if found is None or not found.certified:
             return False
-        enough = found["accuracy"] >= accuracy - _ROUNDING
-        return bool(enough and found["confidence"] >= confidence - _ROUNDING)
+        return found.accuracy >= accuracy - _ROUNDING and found.confidence >= confidence - _ROUNDING
+
+    def certified_by(self, certificate: Certificate) -> Composition:
+        """Return it with another certificate; its note quotes that one where it quoted the one before."""
+        before, note = self.certificate, self.note
+        if before is not None:
+            note = note.replace(before.sentence(), certificate.sentence())
+        return replace(self, certificate=certificate, note=note)
 
     @property
     def warning(self) -> str:
@@ -146,14 +141,14 @@ class Composition:
             return "it was composed without a confidence"
         if self.certificate is None:
             return "there were no inputs to certify it on"
-        if not self.certificate.get("certified"):
-            sentence = self.certificate.get("sentence", "its certificate did not pass")
-            return f"it serves all the same: {sentence}"
+        if not self.certificate.certified:
+            return f"it serves all the same: {self.certificate.sentence()}"
         return "its certificate is for less"
 
     def to_json(self) -> str:
         """Return the composition as strict JSON text."""
-        return _DOCUMENT.text_of(asdict(self))
+        certificate = None if self.certificate is None else self.certificate.to_json()
+        return _DOCUMENT.text_of({**values_of(replace(self, certificate=None)), "certificate": certificate})
 
     @classmethod
     def from_json(cls, document: str, *, where: str = "composition") -> Composition:
@@ -161,8 +156,7 @@ class Composition:
 
         Raises CompositionError for text that is not a composition, or is one of a newer format.
         """
-        values = _DOCUMENT.parse(document, where)
-        return _composition(Fields(values, where), values["format"])
+        return _composition(_DOCUMENT.parse(document, where), where)
 
     def save(self, path: str | Path) -> None:
         """Write the composition to `path` atomically, creating its folder.
@@ -189,94 +183,18 @@ class Composition:
         return cls.from_json(document, where=str(source))
 
 
-def _placement(value: object) -> Placement:
-    """'inline' or 'overlapped'."""
-    if value not in ("inline", "overlapped"):
-        raise TypeError
-    return value
-
-
-def _objective(value: object) -> Objective:
-    """'relaxed', 'full' or 'exact'."""
-    if value not in ("relaxed", "full", "exact"):
-        raise TypeError
-    return value
-
-
-def _expected_from(value: object) -> ExpectedFrom:
-    """'replay' or 'table'."""
-    if value not in ("replay", "table"):
-        raise TypeError
-    return value
-
-
-def _exit(fields: Fields, version: int) -> Exit:
-    return Exit(
-        trial_id=TrialId(fields.take("trial_id", text)),
-        block=fields.take("block", text),
-        block_index=fields.take("block_index", integer),
-        variant=as_called_now(fields.take("variant", text), version),
-        selector=fields.take("selector", text),
-        threshold=fields.take("threshold", number),
-        placement=fields.take("placement", _placement),
-        expected_hit_rate=fields.take("expected_hit_rate", number),
-        expected_agreement=fields.take("expected_agreement", number),
-        lookup_ms=fields.take("lookup_ms", number),
-        memory_bytes=fields.take("memory_bytes", integer),
-        exit_ms=fields.take("exit_ms", number),
-    )
-
-
-def _expected(fields: Fields) -> Expected:
-    return Expected(
-        mean_latency_ms=fields.take("mean_latency_ms", number),
-        base_latency_ms=fields.take("base_latency_ms", number),
-        gain=fields.take("gain", number),
-        hit_rate=fields.take("hit_rate", number),
-        agreement=fields.take("agreement", number),
-        memory_bytes=fields.take("memory_bytes", integer),
-    )
-
-
-def _composition(fields: Fields, version: int) -> Composition:
-    where = fields.where
-    certificate = fields.take("certificate", optional_mapping)
-    exits = [
-        _exit(Fields(_object_at(value, f"{where}: exits[{i}]"), f"{where}: exits[{i}]"), version)
-        for i, value in enumerate(fields.take("exits", items))
-    ]
-    blocks = [exit_.block_index for exit_ in exits]
+def _composition(values: dict[str, Any], where: str) -> Composition:
+    certificate = values.get("certificate")
+    if certificate is not None:
+        certificate = Certificate.from_json(certificate, _DOCUMENT, f"{where}: certificate")
+    if "per_class" not in values:  # in files of earlier versions the certificate tells
+        values["per_class"] = certificate is not None and bool(certificate.by_class)
+    found = _DOCUMENT.record(Composition, values, where, certificate=certificate)
+    blocks = [leaving.block_index for leaving in found.exits]
     if blocks != sorted(set(blocks)):
         raise CompositionError(
             f"{where}: exits are at blocks {blocks}, expected forward order, one a block; compose again"
         )
-    return Composition(
-        name=fields.take("name", text),
-        objective=fields.take("objective", _objective),
-        solver=fields.take("solver", text),
-        gap=fields.take("gap", optional_number),
-        alpha=fields.take("alpha", optional_number),
-        accuracy_target=fields.take("accuracy_target", number),
-        confidence=fields.take("confidence", optional_number),
-        memory_limit_bytes=fields.take("memory_limit_bytes", optional_integer),
-        backend=fields.take("backend", text),
-        placement=fields.take("placement", _placement),
-        exits=tuple(exits),
-        expected=_expected(Fields(fields.take("expected", mapping), f"{where}: expected")),
-        certificate=certificate,
-        checkpoint_sha256=fields.take("checkpoint_sha256", text),
-        created=fields.take("created", text),
-        note=fields.take("note", text),
-        expected_from=fields.take("expected_from", _expected_from),
-        # not in files of earlier versions, whose certificate tells
-        per_class=fields.take("per_class", flag)
-        if "per_class" in fields.values
-        else bool(certificate and certificate.get("by_class")),
-        headroom=read_headroom(fields.values.get("headroom"), where),
-    )
-
-
-def _object_at(value: object, where: str) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise CompositionError(f"{where}: expected an object, got {value!r}; compose again")
-    return value
+    called = (as_called_now(leaving.variant, values["format"]) for leaving in found.exits)
+    exits = (replace(each, variant=name) for each, name in zip(found.exits, called, strict=True))
+    return replace(found, exits=tuple(exits))

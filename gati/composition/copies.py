@@ -9,12 +9,19 @@ least as large a share as those of independent drawings, and the certificate err
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int
 
 __all__ = ["counted"]
 
 
-def counted(lost: NDArray[np.bool_], copies: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the rows to count, those of `lost` inputs `copies` times; both [n] over distinct inputs."""
+def counted(
+    lost: Bool[NDArray[np.bool_], " n"], copies: Int[NDArray[np.int64], " n"]
+) -> Int[NDArray[np.int64], " rows"]:
+    """Return the rows to count, those of `lost` inputs `copies` times; both over distinct inputs."""
     return np.repeat(np.arange(len(lost)), np.where(lost, copies, 1))

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gati.composition.certificate import AttemptCount, FurtherCount
 from gati.composition.composition import Composition
-from gati.composition.ledger import Attempt, Ledger, of_attempts, of_users, split_identity
+from gati.composition.ledger import Attempt, Ledger, split_identity
 from gati.composition.outcomes import EngineOutcomes, SplitOutcomes, cost_of
 from gati.composition.plans import Settings
 from gati.composition.problem import Candidate, Problem
@@ -98,23 +99,14 @@ class Further:
 
     def told(self, composition: Composition, attempt: Attempt) -> Composition:
         """Return the composition with a certificate that tells of these inputs and of the attempt."""
-        certificate = composition.certificate
-        if certificate is None:
-            return replace(composition, note=_joined(composition.note, self.note))
-        before = certificate["sentence"]
-        sentence = (
-            before + of_attempts(attempt.number, certificate["level"], certificate["delta"])
-            + of_users(attempt.compositions)
-        )  # fmt: skip
-        document: dict[str, Any] = {
-            **certificate,
-            "sentence": sentence,
-            "attempt": attempt.number,
-            "compositions_on_data": attempt.compositions,
-            "further": {"data": self.data, "n": len(self), "note": self.note},
-        }
-        note = _joined(composition.note.replace(before, sentence), self.note)
-        return replace(composition, certificate=document, note=note)
+        if composition.certificate is not None:
+            certificate = replace(
+                composition.certificate,
+                attempt=AttemptCount(attempt.number, attempt.compositions),
+                further=FurtherCount(self.data, len(self), self.note),
+            )
+            composition = composition.certified_by(certificate)
+        return replace(composition, note=_joined(composition.note, self.note))
 
 
 class ExtendedOutcomes(SplitOutcomes):

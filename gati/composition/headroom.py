@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gati.composition.fields import Fields, integer, mapping, number, objects, text
 from gati.types import TrialId
 
-__all__ = ["ExitHeadroom", "Headroom", "Prospect", "read_headroom"]
+__all__ = ["ExitHeadroom", "Headroom", "Prospect"]
 
 
 @dataclass(frozen=True)
@@ -60,37 +59,3 @@ class Headroom:
     def of(self, trial_id: TrialId) -> ExitHeadroom:
         """Return the headroom of the exit with that trial, which must be there."""
         return next(each for each in self.exits if each.trial_id == trial_id)
-
-
-def read_headroom(values: object, where: str) -> Headroom | None:
-    """Read what a composition file says, None where an older Gati wrote it. Raises CompositionError."""
-    if values is None:
-        return None
-    fields = Fields({"headroom": values}, where)
-    whole = Fields(fields.take("headroom", mapping), f"{where}: headroom")
-    return Headroom(
-        inputs=whole.take("inputs", integer),
-        chosen=_prospect(whole, "chosen"),
-        exits=tuple(
-            _exit(Fields(each, f"{whole.where}: exits[{i}]"))
-            for i, each in enumerate(whole.take("exits", objects))
-        ),
-        free=_prospect(whole, "free"),
-        oracle=_prospect(whole, "oracle"),
-        free_oracle=_prospect(whole, "free_oracle"),
-    )
-
-
-def _exit(fields: Fields) -> ExitHeadroom:
-    return ExitHeadroom(
-        trial_id=TrialId(fields.take("trial_id", text)),
-        block=fields.take("block", text),
-        free=_prospect(fields, "free"),
-        knowing=_prospect(fields, "knowing"),
-        right=_prospect(fields, "right"),
-    )
-
-
-def _prospect(fields: Fields, name: str) -> Prospect:
-    inner = Fields(fields.take(name, mapping), f"{fields.where}: {name}")
-    return Prospect(*(inner.take(each, number) for each in ("mean_latency_ms", "gain", "agreement")))

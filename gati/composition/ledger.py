@@ -41,19 +41,14 @@ from pathlib import Path
 from typing import Any
 
 from gati.composition.composition import Composition
-from gati.documents import DocumentKind
+from gati.documents import DocumentKind, values_of
 from gati.errors import LibraryError, StorageError
 from gati.exploration.library import Library
 
 __all__ = [
-    "FRESH_DATA",
     "Attempt",
     "Ledger",
     "enter_use",
-    "of_attempts",
-    "of_many",
-    "of_users",
-    "ordinal",
     "share_of_attempt",
     "split_identity",
 ]
@@ -65,7 +60,6 @@ _LEDGER = DocumentKind(
     "so explore on other data rather than delete it",
 )
 FIRST_ATTEMPT = 0.75
-FRESH_DATA = "certify on fresh data with gati certify --data NEW"
 
 Entries = list[dict[str, Any]]
 
@@ -192,60 +186,26 @@ def enter_use(library: Library, verb: str, composition: Composition) -> Composit
     A composition that nothing was counted for is returned as it is. Raises LibraryError, StorageError.
     """
     certificate = composition.certificate
-    if certificate is None or not certificate["n"]:
+    if certificate is None or not certificate.inputs:
         return composition
-    walked = certificate.get("engines") or [certificate]
+    on = certificate.walked_on
+    walked: list[list[str | float | None]] = [
+        [each.backend, each.share_of_delta, each.path_sha256] for each in certificate.engines
+    ] or [[composition.backend if on is None else on.backend, 1.0, None if on is None else on.path_sha256]]
     look = {
-        "accuracy": certificate["accuracy"],
-        "delta": certificate["delta"],
+        "accuracy": certificate.accuracy,
+        "delta": certificate.delta,
         "per_class": composition.per_class,
-        "walked": [
-            [each["backend"], each.get("share_of_delta", 1.0), each.get("path_sha256")] for each in walked
-        ],
+        "walked": walked,
     }
     verdict = {
         "backend": composition.backend,
-        "certified": certificate["certified"],
-        "deployed": certificate["deployed"],
-        "counted": [each.get("path") for each in walked],
+        "certified": certificate.certified,
+        "deployed": certificate.deployed,
+        "counted": values_of([each.tested for each in certificate.engines] or [certificate.tested]),
     }
     number = Ledger(library.directory).use(split_identity(library), verb, look, verdict)
-    sentence = f"{certificate['sentence']}{of_many(number)}"
-    return replace(
-        composition,
-        certificate={**certificate, "use": number, "sentence": sentence},
-        note=composition.note.replace(certificate["sentence"], sentence),
-    )
-
-
-def of_many(number: int) -> str:
-    """Return what the sentence of a certificate adds where the certify split has been used before."""
-    if number == 1:
-        return ""
-    return (
-        f" This is the {ordinal(number)} use of the library's certify split, and the confidence covers each "
-        f"use on its own: {FRESH_DATA}."
-    )
-
-
-def of_attempts(number: int, level: float, delta: float) -> str:
-    """Return what the sentence of a certificate adds where it was not the library's first attempt."""
-    if number == 1:
-        return ""
-    return (
-        f" This is the {ordinal(number)} attempt in this library, at {100.0 * level:.2g} %: all together err "
-        f"with probability at most {100.0 * delta:g} %."
-    )
-
-
-def of_users(compositions: int) -> str:
-    """Return what it adds where the same data has been used for other compositions, too."""
-    if compositions == 1:
-        return ""
-    return (
-        f" This data has been used for {compositions} compositions: the confidence covers those that were "
-        "chosen before it was looked at."
-    )
+    return composition.certified_by(replace(certificate, use=number))
 
 
 def split_identity(library: Library) -> str:
@@ -253,12 +213,6 @@ def split_identity(library: Library) -> str:
     base = library.base_outcomes()
     content = base.base_class.tobytes() + base.split.tobytes()
     return hashlib.sha256(content).hexdigest()[:16]
-
-
-def ordinal(number: int) -> str:
-    """Return 1st, 2nd, 3rd, 4th and so on."""
-    teen = number % 100 in (11, 12, 13)
-    return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
 def _digest(content: Mapping[str, Any]) -> str:

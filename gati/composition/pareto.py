@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from gati.composition.backends import choose_backend
-from gati.composition.certificate import Counts, agreement_lower_bound
+from gati.composition.binomial import agreement_lower_bound
+from gati.composition.certificate import LossCounts
 from gati.composition.compose import check_memory, check_settings, placements, to_composition
 from gati.composition.composition import Composition
 from gati.composition.contests import Contest, candidates_of, contest_of, plan_of
@@ -91,7 +92,7 @@ def count_frontier(
     chosen: Sequence[ExactChoice],
     select: SplitOutcomes,
     certified_on: SplitOutcomes,
-) -> list[tuple[ParetoPoint, tuple[Counts, ...]]]:
+) -> list[tuple[ParetoPoint, tuple[LossCounts, ...]]]:
     """Return the points with the counts of each; each limit takes an equal share of delta."""
     share = 1.0 / max(1, len(chosen))
     return [_point(library, settings, contest, select, certified_on, choice, share) for choice in chosen]
@@ -105,7 +106,7 @@ def _point(
     certified_on: SplitOutcomes,
     choice: ExactChoice,
     share: float,
-) -> tuple[ParetoPoint, tuple[Counts, ...]]:
+) -> tuple[ParetoPoint, tuple[LossCounts, ...]]:
     candidates = candidates_of(contest, choice.chosen)
     counts = count_losses(library, settings, candidates, certified_on)
     point = ParetoPoint(
@@ -123,7 +124,7 @@ def _point(
     return point, counts
 
 
-def _limit(counts: Sequence[Counts], level: float) -> float:
+def _limit(counts: Sequence[LossCounts], level: float) -> float:
     """The agreement proven of all, or where there is a pair a class of the worst of them."""
     return min(agreement_lower_bound(losses, inputs, level) for losses, inputs in counts)
 
@@ -140,7 +141,7 @@ def _confidence(settings: Settings) -> float:
 def _enter_use(
     library: Library,
     settings: Settings,
-    found: Sequence[tuple[ParetoPoint, tuple[Counts, ...]]],
+    found: Sequence[tuple[ParetoPoint, tuple[LossCounts, ...]]],
     certified_on: SplitOutcomes,
 ) -> int:
     if not found or not len(certified_on):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from gati.composition.candidates import full_candidates, reach_by_block, relaxed_candidates
+from gati.composition.certificate import Certificate
 from gati.composition.composition import Exit, Expected, Objective
 from gati.composition.full import solve_full
 from gati.composition.outcomes import SplitOutcomes
@@ -53,7 +54,7 @@ class CandidatePlan:
     exits: tuple[Exit, ...]
     expected: Expected
     replayed: bool
-    certificate: dict[str, Any] | None = None
+    certificate: Certificate | None = None
 
 
 def placement_rank(placement: Placement, mean_latency_ms: float) -> tuple[float, bool]:

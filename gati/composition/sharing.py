@@ -33,6 +33,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from gati.composition.certificate import EngineWalk
 from gati.composition.certified import Proposal
 from gati.composition.outcomes import SplitOutcomes
 from gati.composition.plans import CandidatePlan
@@ -109,25 +110,26 @@ def deploy_one(
     plan, if need be one without caches.
     """
     best: tuple[Proposal, CandidatePlan] | None = None
-    tried = []
+    tried: list[EngineWalk] = []
     for entrant in entrants:
         if best is not None and best[1].expected.mean_latency_ms <= entrant.hoped_ms:
             continue
-        named = {"backend": entrant.backend, "share_of_delta": entrant.share, "hoped_ms": entrant.hoped_ms}
+        walk = EngineWalk(entrant.backend, entrant.share, entrant.hoped_ms, certified=False)
         try:
             proposal = entrant.proposal()
             plan = proposal.deploy(certified_on(proposal), entrant.share)
         except CompositionError as refusal:
-            tried.append({**named, "certified": False, "reason": str(refusal)})
+            tried.append(replace(walk, reason=str(refusal)))
             continue
-        counted = plan.certificate or {}
-        told = {key: counted.get(key) for key in ("path_sha256", "path")}
-        tried.append({**named, "certified": bool(counted.get("certified")), **told})
+        if (found := plan.certificate) is not None:
+            digest = None if found.walked_on is None else found.walked_on.path_sha256
+            walk = replace(walk, certified=found.certified, path_sha256=digest, tested=found.tested)
+        tried.append(walk)
         if best is None or plan.expected.mean_latency_ms < best[1].expected.mean_latency_ms:
             best = proposal, plan
     if best is None:
-        raise CompositionError(f"no engine can be certified: {tried[-1]['reason']}")
+        raise CompositionError(f"no engine can be certified: {tried[-1].reason}")
     proposal, plan = best
     if len(entrants) > 1 and plan.certificate is not None:
-        plan = replace(plan, certificate={**plan.certificate, "engines": tried})
+        plan = replace(plan, certificate=replace(plan.certificate, engines=tuple(tried)))
     return proposal, plan

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gati.composition.accuracy import accuracy_drop
-from gati.composition.certificate import Certificate, Counts, certify, certify_every_class, count_by_class
+from gati.composition.certificate import Certificate, LossCounts, WalkedOn
 from gati.composition.copies import counted
 from gati.composition.outcomes import SplitOutcomes
 from gati.composition.plans import CandidatePlan, Settings, problem_of
 from gati.composition.problem import Candidate
 from gati.composition.replay import Replay
+from gati.composition.walk import certify, certify_every_class, count_by_class
 from gati.exploration.library import Library
 
 __all__ = [
@@ -48,7 +49,7 @@ def certify_published(
 
 def count_losses(
     library: Library, settings: Settings, candidates: tuple[Candidate, ...], split: SplitOutcomes
-) -> tuple[Counts, ...]:
+) -> tuple[LossCounts, ...]:
     """Return how many inputs of `split` get another class with these exits, and how many there are.
 
     One pair for all, or where every class is to be certified one a class.
@@ -58,23 +59,23 @@ def count_losses(
 
 def counts_of(
     library: Library, settings: Settings, replay: Replay, split: SplitOutcomes
-) -> tuple[Counts, ...]:
+) -> tuple[LossCounts, ...]:
     """Counts as those of `count_losses`, from a replay of `split`, copies counted by `copies`."""
     rows = counted(replay.wrong, split.copies)
     if not settings.per_class:
-        return ((int(replay.wrong[rows].sum()), len(rows)),)
+        return (LossCounts(int(replay.wrong[rows].sum()), len(rows)),)
     return count_by_class(replay.answer[rows], split.base_class[rows], library.manifest.classes)
 
 
 def certify_one(
-    library: Library, settings: Settings, counts: Sequence[Counts], share: float = 1.0
+    library: Library, settings: Settings, counts: Sequence[LossCounts], share: float = 1.0
 ) -> Certificate:
     """Certify one setting, fixed beforehand, from its counts as `count_losses` returns them."""
     return walk_through(library, settings, [counts], 1, share)
 
 
 def walk_through(
-    library: Library, settings: Settings, path: Iterable[Sequence[Counts]], length: int, share: float
+    library: Library, settings: Settings, path: Iterable[Sequence[LossCounts]], length: int, share: float
 ) -> Certificate:
     """Walk through `path`, the counts of `length` settings, with a share of delta."""
     accuracy, delta = settings.accuracy, 1.0 - (settings.confidence or DEFAULT_CONFIDENCE)
@@ -103,17 +104,16 @@ def with_certificate(
 
     `path` is what was walked through: the certificate names it, so that a repetition can be told.
     """
-    document = {
-        **certificate.to_json(),
-        "backend": library.manifest.profile.backend,
-        "split_seed": library.manifest.seed,
-        "path_sha256": _fingerprint(path),
-    }
+    on = WalkedOn(library.manifest.profile.backend, library.manifest.seed, _fingerprint(path))
+    drop = None
     if split is not None and plan.exits:
         outcome = replay_of(library, settings, plan.choice.candidates, split)
-        document["mean_latency_ms"] = outcome.mean_latency_ms
-        document["gain"] = plan.expected.base_latency_ms / outcome.mean_latency_ms
-        document["hit_rate"] = outcome.hit_rate
+        on = replace(
+            on,
+            mean_latency_ms=outcome.mean_latency_ms,
+            gain=plan.expected.base_latency_ms / outcome.mean_latency_ms,
+            hit_rate=outcome.hit_rate,
+        )
         if split.label is not None:
             known = split.label >= 0  # further inputs have no labels
             drop = accuracy_drop(
@@ -125,8 +125,7 @@ def with_certificate(
                 share=certificate.share,
                 copies=split.copies[known],
             )
-            document["accuracy_drop"] = drop.to_json()
-    return replace(plan, certificate=document)
+    return replace(plan, certificate=replace(certificate, walked_on=on, accuracy_drop=drop))
 
 
 def _fingerprint(path: Sequence[Sequence[Candidate]]) -> str:

@@ -44,7 +44,7 @@ class _Request:
 
 
 class ConcurrentEngine:
-    """An engine that any number of threads may ask at the same time; a context manager.
+    """An engine that any number of threads may ask at the same time; a context manager, or `start`, `close`.
 
     With `early` False it is the base model, executed in the same way. Answers are those of the engine itself.
     Lookups are inline. `largest_batch` bounds how many inputs a segment takes at a time. Workers with a
@@ -64,13 +64,20 @@ class ConcurrentEngine:
             raise BackendError("largest_batch and workers must be at least 1")
         self._engine = engine
         self._early = early
+        self._workers = workers
         self._largest_batch = largest_batch
         self._niceness = niceness
         self._changed = threading.Condition()
         self._closing = False
         self._segments = engine.segments(early=early)
         self._queues: list[deque[_Request]] = [deque() for _ in self._segments]
-        count = workers or torch.get_num_threads()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> Self:
+        """Compile an engine for each worker and start the workers; returns itself."""
+        if self._threads:
+            return self
+        engine, count = self._engine, self._workers or torch.get_num_threads()
         self._ready = threading.Barrier(count + 1)
         with _one_thread():
             engines = [engine.twin() if engine.compiled else engine for _ in range(count)]
@@ -84,18 +91,21 @@ class ConcurrentEngine:
             for thread in self._threads:
                 thread.start()
             self._ready.wait()
+        return self
 
     def submit(self, x: Tensor) -> Future[Prediction]:
         """Ask for the answer to one preprocessed input [1, ...].
 
         A cancelled future's input is dropped at the next segment. Raises DataError as the engine does, and
-        BackendError once closed.
+        BackendError before `start` and once closed.
         """
         x = self._engine.checked(x)
         request = _Request((self._engine.to_run_on(x),), x)
         with self._changed:
             if self._closing:
                 raise BackendError("the engine is closed; open another one")
+            if not self._threads:
+                raise BackendError("the engine is not started; use it in a `with` block, or call start()")
             self._queues[0].append(request)
             self._changed.notify()
         return request.answer
@@ -119,7 +129,7 @@ class ConcurrentEngine:
             thread.join()
 
     def __enter__(self) -> Self:
-        return self
+        return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from gati.model.segments import TracedModel
 from gati.types import OutputsKind
 
 if TYPE_CHECKING:
+    from jaxtyping import Int, Shaped
+
     from gati.model.preprocess import Preprocessing
 
 __all__ = ["Engine", "Prediction"]
@@ -82,7 +84,7 @@ class Engine:
         self._shorter: dict[int, Engine] = {}
         self._making = threading.Lock()
 
-    def __call__(self, x: Tensor) -> list[Prediction]:
+    def __call__(self, x: Shaped[Tensor, "b ..."]) -> list[Prediction]:
         """Classify preprocessed inputs [B, ...]; predictions come in their order.
 
         Raises:
@@ -90,7 +92,7 @@ class Engine:
         """
         return self._by_length(x, lambda engine, rows: engine._answers(rows, engine._path.answer))
 
-    def inline(self, x: Tensor) -> list[Prediction]:
+    def inline(self, x: Shaped[Tensor, "b ..."]) -> list[Prediction]:
         """As calling it, and no lookup takes cores of its own."""
         return self._by_length(x, lambda engine, rows: engine._answers(rows, engine._path.inline))
 
@@ -141,7 +143,7 @@ class Engine:
                 for row, answer in enumerate(answers)
             ]
 
-    def base(self, x: Tensor) -> list[Prediction]:
+    def base(self, x: Shaped[Tensor, "b ..."]) -> list[Prediction]:
         """Classify with the whole base model, executed the same way, no lookups."""
         return self._by_length(x, Engine._base_answers)
 
@@ -149,7 +151,7 @@ class Engine:
         with torch.inference_mode(), self._one_network:
             return [self.prediction(row, BASE) for row in rows_of(self._path.base(x))]
 
-    def reference(self, x: Tensor) -> Tensor:
+    def reference(self, x: Shaped[Tensor, "b ..."]) -> Int[Tensor, " b"]:
         """Classes [B] of the base model as the user gave it, which agreement is about.
 
         Those of `base`, but for rounding, unless the backend computes in reduced precision.
@@ -217,7 +219,7 @@ class Engine:
         """Give back cores and streams; call it from the thread that made the requests."""
         self._path.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Engine:
         self.open()
         return self
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -90,7 +91,6 @@ def bench(
         raise DataError("the benchmark data is empty; give at least one input")
     named = name_and_label(served.library, inputs, label_map=label_map)
     inputs = named.data
-    field = _Field(served, cascade)
     images = torch.cat(
         [inputs.images(range(at, min(at + _BATCH, len(inputs)))) for at in range(0, len(inputs), _BATCH)]
     )
@@ -98,12 +98,9 @@ def bench(
     def request(index: int) -> Tensor:
         return images[index : index + 1]
 
-    contenders = field.contenders
-    steady = measure_latency(contenders, request, len(images), repetitions, progress)
-    try:
+    with _Field.open(served, cascade) as field:
+        steady = measure_latency(field.contenders, request, len(images), repetitions, progress)
         rates = _throughput(field, request, len(images), sorted({1, clients}), repetitions, seconds)
-    finally:
-        field.close()
     reference = _f32_classes(served.module, images)
     fastest, rows = _rows(field, rates, reference, inputs)
     result = Bench(
@@ -132,13 +129,29 @@ def bench(
 class _Field:
     """All contenders that can be built here, and those that cannot."""
 
-    def __init__(self, served: Served, cascade: str | Path | None) -> None:
+    def __init__(self, served: Served, folder: Path) -> None:
         self.served = served
         self.contenders: list[BenchEntry] = []
         self.kinds: dict[str, Kind] = {}
         self.details: dict[str, str] = {}
         self.left_out: list[LeftOut] = []
-        self._folder = TemporaryDirectory()
+        self._folder = folder
+
+    @classmethod
+    @contextmanager
+    def open(cls, served: Served, cascade: str | Path | None) -> Iterator[_Field]:
+        """Build them; at the end what they started is stopped and what was written for them deleted."""
+        with TemporaryDirectory() as folder:
+            field = cls(served, Path(folder))
+            try:
+                field._build(cascade)
+                yield field
+            finally:
+                for contender in field.contenders:
+                    contender.close()
+
+    def _build(self, cascade: str | Path | None) -> None:
+        served = self.served
         own = served.engine.backend
         for backend in dict.fromkeys([own, *BACKENDS]):
             self._add(f"base {backend}", "base", (), backend)
@@ -219,17 +232,11 @@ class _Field:
         executes = graph_backend(library, backend)
         paths = []
         for chosen in (exits, ()):
-            path = Path(self._folder.name) / f"{len(list(Path(self._folder.name).iterdir()))}.zip"
+            path = self._folder / f"{len(list(self._folder.iterdir()))}.zip"
             (model,) = executes.assembled(traced, [chosen], library.manifest.outputs_kind)
             path.write_bytes(model)
             paths.append(path)
         return paths[0], paths[1]
-
-    def close(self) -> None:
-        """Stop what the contenders started, and delete what was written for them."""
-        for contender in self.contenders:
-            contender.close()
-        self._folder.cleanup()
 
     def _detail(self, kind: Kind, engine: Engine) -> str:
         if kind != "gati":

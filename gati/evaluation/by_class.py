@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gati.composition.certificate import agreement_lower_bound, rate_upper_bound
+from gati.composition.binomial import agreement_lower_bound, rate_upper_bound
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int
 
 __all__ = ["ClassCount", "Share", "count_classes", "exact_interval"]
 
@@ -42,12 +46,12 @@ def exact_interval(successes: int, trials: int, confidence: float = CONFIDENCE) 
 
 
 def count_classes(
-    answer: NDArray[np.int64],
-    base_answer: NDArray[np.int64],
-    hit: NDArray[np.bool_],
+    answer: Int[NDArray[np.int64], " n"],
+    base_answer: Int[NDArray[np.int64], " n"],
+    hit: Bool[NDArray[np.bool_], " n"],
     class_names: Sequence[str] | None,
 ) -> tuple[ClassCount, ...]:
-    """Count the classes that the base model names at least once; all arrays are [n]."""
+    """Count the classes that the base model names at least once."""
     counted = []
     for index in np.unique(base_answer):
         inside = base_answer == index

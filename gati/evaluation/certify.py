@@ -19,13 +19,15 @@ import torch
 from numpy.typing import NDArray
 
 from gati.composition.accuracy import AccuracyDrop, accuracy_drop
-from gati.composition.certificate import Certificate, certify_every_class, check_levels, count_by_class
-from gati.composition.certificate import certify as walk
+from gati.composition.binomial import check_levels
+from gati.composition.certificate import AttemptCount, Certificate, LossCounts, Recount
 from gati.composition.composition import Composition
 from gati.composition.copies import counted
-from gati.composition.ledger import Attempt, Ledger, of_attempts, of_users
+from gati.composition.ledger import Attempt, Ledger
 from gati.composition.load import Served, open_served
 from gati.composition.verdicts import DEFAULT_CONFIDENCE
+from gati.composition.walk import certify as walk
+from gati.composition.walk import certify_every_class, count_by_class
 from gati.errors import CompositionError
 from gati.exploration.fresh import fresh_inputs
 from gati.exploration.labels import name_and_label
@@ -44,37 +46,36 @@ class Recertification:
     """The verdict of new data on a composition, and a comparison with its earlier certificate."""
 
     certificate: Certificate
-    agreement_lower_bound: float
     accuracy_drop: AccuracyDrop | None
     hit_rate: float
     data: str
-    previous: dict[str, Any] | None
+    previous: Certificate | None
     comparison: str
     attempt: Attempt
     note: str = ""
 
+    @property
+    def agreement_lower_bound(self) -> float:
+        """The agreement that the counts prove, 0 without inputs."""
+        return self.certificate.proven_agreement or 0.0
+
+    def issued(self, created: str = "") -> Certificate:
+        """Return the certificate as a composition keeps it, with what it rests on and what came before."""
+        return replace(
+            self.certificate,
+            accuracy_drop=self.accuracy_drop,
+            attempt=AttemptCount(self.attempt.number, self.attempt.compositions),
+            recount=Recount(self.data, self.hit_rate, self.comparison, self.note, created),
+            previous=self.previous,
+        )
+
     def sentence(self) -> str:
         """Return the certificate as one plain sentence, and another where this was not the first attempt."""
-        certificate, attempt = self.certificate, self.attempt
-        told = certificate.sentence() + of_attempts(attempt.number, certificate.level, certificate.delta)
-        return told + of_users(attempt.compositions)
+        return self.issued().sentence()
 
     def to_json(self) -> dict[str, Any]:
         """Return it as strict JSON values: a certificate as `compose` writes it, with what came before."""
-        drop = self.accuracy_drop
-        return {
-            **self.certificate.to_json(),
-            "agreement_lower_bound": self.agreement_lower_bound,
-            "accuracy_drop": None if drop is None else drop.to_json(),
-            "hit_rate": self.hit_rate,
-            "data": self.data,
-            "comparison": self.comparison,
-            "note": self.note,
-            "previous": self.previous,
-            "attempt": self.attempt.number,
-            "compositions_on_data": self.attempt.compositions,
-            "sentence": self.sentence(),
-        }
+        return self.issued().to_json()
 
 
 def certify(
@@ -145,11 +146,10 @@ def certify(
     )
     found = Recertification(
         certificate=certificate,
-        agreement_lower_bound=certificate.proven_agreement or 0.0,
         accuracy_drop=drop,
         hit_rate=hits / len(inputs),
         data=f"{given.name} {given.fingerprint}",
-        previous=_without_history(chosen.certificate),
+        previous=None if chosen.certificate is None else replace(chosen.certificate, previous=None),
         comparison=_comparison(chosen, certificate),
         attempt=attempt,
         note="; ".join(note for note in (fresh.note, named.note) if note),
@@ -205,16 +205,16 @@ def verdict(
     if per_class:
         counts = count_by_class(answer, base_class, library.manifest.classes)
         return certify_every_class([counts], accuracy, delta, class_names or (), share=share)
-    return walk([(int((answer != base_class).sum()), len(answer))], accuracy, delta, share=share)
+    return walk([LossCounts(int((answer != base_class).sum()), len(answer))], accuracy, delta, share=share)
 
 
 def _comparison(chosen: Composition, certificate: Certificate) -> str:
     from scipy.stats import fisher_exact  # slow to import, and only here needed
 
     before = chosen.certificate
-    if before is None or not before["n"]:
+    if before is None or not before.inputs:
         return "The composition had no certificate to compare with."
-    old, new = (before["losses"], before["n"]), (certificate.losses, certificate.inputs)
+    old, new = (before.losses, before.inputs), (certificate.losses, certificate.inputs)
     table = [[losses, inputs - losses] for losses, inputs in (old, new)]
     chance = float(fisher_exact(table).pvalue)
     counts = (
@@ -230,17 +230,12 @@ def _comparison(chosen: Composition, certificate: Certificate) -> str:
     )
 
 
-def _without_history(certificate: dict[str, Any] | None) -> dict[str, Any] | None:
-    return None if certificate is None else {k: v for k, v in certificate.items() if k != "previous"}
-
-
 def _write(library: Library, chosen: Composition, found: Recertification, *, every_class: bool) -> None:
-    document = {**found.to_json(), "created": datetime.now(UTC).isoformat(timespec="seconds")}
     renewed = replace(
         chosen,
         accuracy_target=found.certificate.accuracy,
         confidence=1.0 - found.certificate.delta,
-        certificate=document,
+        certificate=found.issued(created=datetime.now(UTC).isoformat(timespec="seconds")),
         per_class=every_class,
         note="",
     )

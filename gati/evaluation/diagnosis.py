@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gati.composition.certificate import p_value, required_inputs
+from gati.composition.binomial import p_value, required_inputs
 from gati.exploration.splits import inputs_to_select_on
 from gati.types import Profile
 

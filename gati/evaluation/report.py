@@ -66,7 +66,7 @@ def _promise(chosen: Composition) -> str:
         return chosen.warning
     certificate = chosen.certificate
     if certificate is not None:
-        return str(certificate["sentence"])
+        return certificate.sentence()
     return chosen.note or "No caches were chosen, so every answer is the base model's."
 
 

@@ -46,7 +46,7 @@ class BenchEntry:
     def shared(self) -> ConcurrentEngine:
         """The same for many clients."""
         if self._shared is None:
-            self._shared = ConcurrentEngine(self.engine, early=self.early)
+            self._shared = ConcurrentEngine(self.engine, early=self.early).start()
         return self._shared
 
     def close(self) -> None:

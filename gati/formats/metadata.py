@@ -32,9 +32,10 @@ def metadata_of(
         }
         for leaving, chosen in zip(stages.exits, composition.exits, strict=True)
     ]
+    certificate = composition.certificate if in_float32(composition) else None
     structured: dict[str, Any] = {
         "exits": exits,
-        "certificate": composition.certificate if in_float32(composition) else None,
+        "certificate": None if certificate is None else certificate.to_json(),
         "class_names": manifest.class_names,
         "preprocessing": manifest.preprocessing,
         "composed_for": {"backend": composition.backend, "placement": composition.placement},
@@ -65,5 +66,5 @@ def describe(composition: Composition, stages: GraphStages, *, raw: bool) -> str
         "number where the whole network did. score [1]: of the last lookup that was made, NaN without one.",
     ]
     if composition.certificate is not None and in_float32(composition):
-        lines.append(str(composition.certificate["sentence"]))
+        lines.append(composition.certificate.sentence())
     return "\n".join(lines)

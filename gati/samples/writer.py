@@ -49,7 +49,7 @@ class WriterStatistics:
 
 
 class BackgroundWriter:
-    """A bounded queue of records and the thread that puts them into a store, many in a transaction.
+    """A bounded queue of records, and a thread from the first one on that stores many in a transaction.
 
     The queue holds at most `queue_records` records and `queue_bytes` bytes; `batch_records` go into one
     transaction, for which the thread gathers for `gather_s` seconds. After a failure it waits `backoff_s[0]`
@@ -86,8 +86,7 @@ class BackgroundWriter:
         self._name = uuid.uuid4().hex
         self._number = 0  # of the batch under way
         self._singly = 0  # records at the queue's head to be written one by one
-        self._thread = threading.Thread(target=self._run, name="gati-record-writer", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None  # from the first record on
 
     def offer(self, record: Record) -> bool:
         """Take the record if there is room, and return at once; False when it was dropped."""
@@ -100,6 +99,9 @@ class BackgroundWriter:
                 return False
             self._queue.append(record)
             self._bytes += size
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="gati-record-writer", daemon=True)
+                self._thread.start()
             if len(self._queue) in (1, self._batch_records):  # else the thread is awake, or soon will be
                 self._changed.notify_all()
             return True
@@ -132,7 +134,8 @@ class BackgroundWriter:
                 self._end = time.monotonic() + deadline_s
             end = self._end
             self._changed.notify_all()
-        self._thread.join(max(0.0, end - time.monotonic()))
+        if self._thread is not None:
+            self._thread.join(max(0.0, end - time.monotonic()))
         with self._changed:
             self._drop(len(self._queue))
         return self.statistics()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gati.composition.certificate import p_value
+from gati.composition.binomial import p_value
 from gati.samples.record import Record
 
 __all__ = ["Due", "Latest", "Rules"]

@@ -43,7 +43,8 @@ class _Side:
     """Several inputs side by side, one thread each; see `ConcurrentEngine`."""
 
     def __init__(self, engine: Engine, *, early: bool, workers: int | None) -> None:
-        self._engine = ConcurrentEngine(engine, early=early, workers=workers, niceness=_NICENESS)
+        engines = ConcurrentEngine(engine, early=early, workers=workers, niceness=_NICENESS)
+        self._engine = engines.start()
         each = 1 if engine.compiled else _SEGMENT_ROWS
         self.parallel = each * (workers or torch.get_num_threads())
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from gati.composition.composition import Composition
+from gati.composition.verdicts import DEFAULT_CONFIDENCE
 from gati.guard.proof import Proof
 from gati.guard.watch import Watch
 from services.inference.following import Following
@@ -54,12 +55,13 @@ def needed(agreement: float, delta: float) -> int:
 
 def _promise(composition: Composition, watch: Watch, *, retrained: bool) -> str:
     said = f"at least {100.0 * watch.agreement:g} % of answers are the base model's"
-    certificate = composition.certificate or {}
-    if certificate.get("by_class") and (watch.proven_on or retrained):
+    certificate = composition.certificate
+    if certificate is not None and certificate.by_class and (watch.proven_on or retrained):
         said += ", over all classes together"
     if watch.proven_on:
         return f"{said}, proven on {watch.proven_on} audits"
-    return f"{said}, certified with {100.0 * float(certificate.get('confidence', 0.95)):g} % confidence"
+    confidence = DEFAULT_CONFIDENCE if certificate is None else certificate.confidence
+    return f"{said}, certified with {100.0 * confidence:g} % confidence"
 
 
 def _waiting(watch: Watch) -> str:

@@ -71,7 +71,7 @@ class LoadedVersion:
             version=self.name,
             active=active,
             backend=self.engine.backend,
-            certificate_json=None if certificate is None else json.dumps(certificate),
+            certificate_json=None if certificate is None else json.dumps(certificate.to_json()),
             exits=list(self.exits),
             memory_bytes=sum(leaving.memory_bytes for leaving in self.engine.exits),
             state=standing.state,

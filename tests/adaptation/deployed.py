@@ -15,6 +15,7 @@ from gati.adaptation.window import Window
 from gati.caches import LearnedCache, save_cache
 from gati.composition.composition import Composition, Exit, Expected
 from gati.composition.load import Served, open_served
+from gati.composition.walk import certify
 from gati.exploration.library import Library, Manifest
 from gati.model.entry import INPUT
 from gati.model.load import load_model
@@ -29,7 +30,7 @@ CLASSES = 10
 BASE_MS = 2.0  # what the composition expects of the network alone
 FAMILIAR, STRANGE = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
 VARIANT = "pool-linear(64)"
-CERTIFICATE = {"certified": True, "accuracy": 0.95, "confidence": 0.95, "n": 1000, "losses": 20}
+CERTIFICATE = certify([(20, 1000)], 0.95, 0.05)
 
 
 def stream(shown: tuple[int, ...], count: int, seed: int, *, unseen: bool = False) -> Tensor:

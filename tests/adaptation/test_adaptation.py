@@ -468,7 +468,8 @@ def test_what_is_not_covered_by_a_certificate_proves_itself_first(
     elif why == "never certified":
         chosen = replace(chosen, certificate=None)
     else:
-        chosen = replace(chosen, certificate={**(chosen.certificate or {}), "certified": False})
+        assert chosen.certificate is not None
+        chosen = replace(chosen, certificate=replace(chosen.certificate, deployed=None))
     with adapting(replace(served, composition=chosen), told, settings) as adaptation:
         answers = list(feed(adaptation, stream(FAMILIAR, 1500, seed=3)))
         proof = adaptation.status.proof

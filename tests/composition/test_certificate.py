@@ -10,14 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gati.composition.certificate import (
-    agreement_lower_bound,
-    certify,
-    certify_every_class,
-    count_by_class,
-    p_value,
-    required_inputs,
-)
+from gati.composition.binomial import agreement_lower_bound, p_value, required_inputs
+from gati.composition.certificate import ClassCounts
+from gati.composition.walk import certify, certify_every_class, count_by_class
 from gati.errors import CompositionError
 
 levels = st.sampled_from((0.5, 0.9, 0.97, 0.99, 0.999))
@@ -106,7 +101,7 @@ def test_a_setting_passes_only_if_every_class_does():
     path = [[(0, 400), (0, 400)], [(1, 500), (9, 500)]]
     certificate = certify_every_class(path, 0.99, 0.05, ("cat", "dog"))
     assert certificate.deployed == 0
-    assert certificate.by_class == ((0, 400), (0, 400))
+    assert certificate.by_class == (ClassCounts("cat", 0, 400), ClassCounts("dog", 0, 400))
     assert certify_every_class([[(0, 400), (0, 298)]], 0.99, 0.05).deployed is None
     assert certify([(0, 698)], 0.99, 0.05).deployed == 0  # overall it would
 

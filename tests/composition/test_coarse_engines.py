@@ -73,8 +73,8 @@ def test_the_certificate_counts_the_engines_own_answers(library: Library) -> Non
     answer = engine(plan.choice.candidates)[1][certify]
     lost = int((answer != library.base_outcomes().base_class[certify]).sum())
     assert plan.certificate is not None
-    assert plan.certificate["losses"] == lost
-    assert plan.certificate["n"] == len(certify)
+    assert plan.certificate.losses == lost
+    assert plan.certificate.inputs == len(certify)
     assert plan.expected.agreement == pytest.approx(_agreement(library, engine, plan.choice.candidates))
 
 
@@ -89,7 +89,7 @@ def test_the_walk_begins_with_no_exits_at_all(library: Library) -> None:
     engine = Coarse(library, each=100)
     plan = planned(library, engine, 0.9845)
     assert plan.certificate is not None
-    assert plan.certificate["path"][0]["losses"] >= 10
+    assert plan.certificate.tested[0].losses >= 10
     assert () in engine.asked
 
 

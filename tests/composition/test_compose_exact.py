@@ -60,13 +60,13 @@ def test_the_certificate_counts_the_deployed_setting_on_the_certify_split(librar
     composition = compose(library.directory, accuracy=0.95)
     certificate = composition.certificate
     outcome = replayed(library, composition, CERTIFY)
-    assert certificate["certified"]
-    assert certificate["n"] == 600
-    assert certificate["losses"] == int(outcome.wrong.sum())
-    assert certificate["agreement_lower_bound"] >= 0.95
-    assert certificate["mean_latency_ms"] == pytest.approx(outcome.mean_latency_ms)
-    assert [test["passed"] for test in certificate["path"]][certificate["deployed"]]
-    assert "of 600 inputs not used for choosing were answered differently" in certificate["sentence"]
+    assert certificate.certified
+    assert certificate.inputs == 600
+    assert certificate.losses == int(outcome.wrong.sum())
+    assert certificate.proven_agreement >= 0.95
+    assert certificate.walked_on.mean_latency_ms == pytest.approx(outcome.mean_latency_ms)
+    assert [test.passed for test in certificate.tested][certificate.deployed]
+    assert "of 600 inputs not used for choosing were answered differently" in certificate.sentence()
 
 
 def test_without_confidence_the_select_split_alone_decides(library):
@@ -82,7 +82,7 @@ def test_too_few_certify_inputs_give_no_caches_and_the_number_that_would_do(tmp_
     composition = compose(library.directory, accuracy=0.99)
     assert composition.exits == ()
     assert "cannot be certified with 95 % confidence on 200 inputs: it takes at least 299" in composition.note
-    assert composition.certificate["required_inputs"] == 299
+    assert composition.certificate.to_json()["required_inputs"] == 299
     assert Composition.load(library.composition_path("default")) == composition
 
 
@@ -121,8 +121,8 @@ def test_memory_limits_the_exact_form(library):
 def test_a_published_form_that_does_not_hold_is_deployed_as_published_and_says_so(library):
     composition = compose(library.directory, accuracy=0.95, objective="full")
     assert composition.exits
-    assert composition.certificate["settings"] == 1
-    assert composition.certificate["certified"] == (composition.certificate["agreement_lower_bound"] >= 0.95)
+    assert composition.certificate.settings == 1
+    assert composition.certificate.certified == (composition.certificate.proven_agreement >= 0.95)
 
 
 def test_risk_is_half_what_happened_and_half_how_often_it_happens_at_such_a_score():
@@ -150,19 +150,19 @@ def test_risk_is_half_what_happened_and_half_how_often_it_happens_at_such_a_scor
 def test_per_class_certifies_every_class_and_deploys_no_more_than_overall(library):
     overall = compose(library.directory, accuracy=0.9)
     every = compose(library.directory, accuracy=0.9, per_class=True)
-    counted = every.certificate["by_class"]
-    assert every.certificate["certified"]
+    counted = every.certificate.by_class
+    assert every.certificate.certified
     assert len(counted) == 10
-    assert sum(each["n"] for each in counted) == 600
-    assert sum(each["losses"] for each in counted) == every.certificate["losses"]
-    assert every.certificate["deployed"] <= overall.certificate["deployed"]
-    assert overall.certificate["by_class"] is None
+    assert sum(each.inputs for each in counted) == 600
+    assert sum(each.losses for each in counted) == every.certificate.losses
+    assert every.certificate.deployed <= overall.certificate.deployed
+    assert overall.certificate.by_class == ()
 
 
 def test_the_drop_of_accuracy_counts_labels_on_the_certify_split(library):
     composition = compose(library.directory, accuracy=0.95)
-    drop = composition.certificate["accuracy_drop"]
-    assert drop["n"] == 600
-    assert drop["became_wrong"] == composition.certificate["losses"]  # labels are base answers
-    assert drop["became_right"] == 0
-    assert drop["upper_bound"] > drop["became_wrong"] / 600
+    drop = composition.certificate.accuracy_drop
+    assert drop.n == 600
+    assert drop.became_wrong == composition.certificate.losses  # labels are base answers
+    assert drop.became_right == 0
+    assert drop.upper_bound > drop.became_wrong / 600

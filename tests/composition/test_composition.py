@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gati.composition.composition import FORMAT, Composition, Exit, Expected
+from gati.composition.walk import certify, certify_every_class
 from gati.errors import CompositionError
 from gati.types import TrialId
 
@@ -43,7 +44,7 @@ def composition() -> Composition:
         placement="inline",
         exits=exits,
         expected=Expected(1.0, 2.0, 2.0, 0.8, 0.985, 2468),
-        certificate={"n": 300, "path": [{"losses": 0}]},
+        certificate=certify([(0, 300)], 0.97, 0.05),
         checkpoint_sha256="ab" * 32,
         created="2026-01-01T00:00:00+00:00",
         note="a note",
@@ -119,12 +120,14 @@ def test_a_damaged_composition_is_refused_in_one_line(text, message):
 
 # What it promises, and whether that is proven ------------------------------------------------------------
 
-PROVEN = {"certified": True, "accuracy": 0.97, "confidence": 0.95, "by_class": None, "sentence": "proven."}
+PROVEN = certify([(10, 1500)], 0.97, 0.05)
+FAILED = certify([(400, 1500)], 0.97, 0.05)
+EVERY_CLASS = certify_every_class([[(0, 400), (1, 500)]], 0.97, 0.05, ["cat", "dog"])
 
 
 def test_files_of_earlier_versions_are_read_and_their_certificates_tell_of_classes():
-    for by_class, expected in ((None, False), ([{"class": "cat", "losses": 0, "n": 400}], True)):
-        written = replace(composition(), certificate={**PROVEN, "by_class": by_class})
+    for certificate, expected in ((PROVEN, False), (EVERY_CLASS, True)):
+        written = replace(composition(), certificate=certificate)
         document = json.loads(written.to_json())
         del document["per_class"]
         assert Composition.from_json(json.dumps(document)).per_class == expected
@@ -138,12 +141,11 @@ def test_files_of_earlier_versions_are_read_and_their_certificates_tell_of_class
         ({}, True, ""),
         ({"certificate": None}, False, "there were no inputs to certify it on"),
         ({"confidence": None}, False, "it was composed without a confidence"),
-        ({"certificate": {**PROVEN, "certified": False}}, False, "it serves all the same: proven."),
-        ({"certificate": {"n": 300}}, False, "its certificate did not pass"),
+        ({"certificate": FAILED}, False, f"it serves all the same: {FAILED.sentence()}"),
         ({"accuracy_target": 0.98}, False, "its certificate is for less"),
         ({"confidence": 0.99}, False, "its certificate is for less"),
         ({"per_class": True}, False, "its certificate is for less"),
-        ({"per_class": True, "certificate": {**PROVEN, "by_class": [{}]}}, True, ""),
+        ({"per_class": True, "certificate": EVERY_CLASS}, True, ""),
         ({"accuracy_target": 0.96, "confidence": 1.0 - (1.0 - 0.95)}, True, ""),
     ],
 )
@@ -158,7 +160,7 @@ def test_it_knows_whether_its_promise_is_proven(changes, certified, why):
 
 
 def test_without_exits_there_is_something_to_prove_only_in_reduced_precision():
-    empty = replace(composition(), exits=(), certificate={**PROVEN, "certified": False})
+    empty = replace(composition(), exits=(), certificate=FAILED)
     assert not empty.certified
     assert empty.warning == ""
     assert replace(empty, backend="openvino-int8").warning.startswith("NOT CERTIFIED")

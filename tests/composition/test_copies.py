@@ -35,12 +35,12 @@ def test_a_lost_input_counts_as_often_as_it_occurs(tmp_path: Path, per_class: bo
     unknown = composed(make_library(tmp_path / "unknown"), per_class=per_class).certificate
     four = composed(with_copies(tmp_path / "four", 4), per_class=per_class).certificate
     assert once is not None and four is not None and once == unknown
-    for n, losses, copies in ((once["n"], once["losses"], 1), (four["n"], four["losses"], 4)):
+    for n, losses, copies in ((once.inputs, once.losses, 1), (four.inputs, four.losses, 4)):
         assert losses % copies == 0
         assert n == 600 + (copies - 1) * losses // copies
-    strictest = [certificate["path"][0] for certificate in (once, four)]
-    assert strictest[1]["losses"] == 4 * strictest[0]["losses"] > 0
-    assert four["losses"] / 4 <= once["losses"], "where copies disagree, less is certified"
+    strictest = [certificate.tested[0] for certificate in (once, four)]
+    assert strictest[1].losses == 4 * strictest[0].losses > 0
+    assert four.losses / 4 <= once.losses, "where copies disagree, less is certified"
 
 
 def test_a_record_of_another_library_is_refused(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from safetensors.torch import save_file
 
 import gati
 from gati.cli import run
-from gati.composition.certificate import certify as walk
-from gati.composition.certificate import required_inputs
+from gati.composition.binomial import required_inputs
 from gati.composition.certified import propose
 from gati.composition.compose import compose, compose_best, compose_library
 from gati.composition.composition import Composition
@@ -25,6 +24,7 @@ from gati.composition.outcomes import EngineOutcomes, SplitOutcomes, outcomes_of
 from gati.composition.pieces import Pieces
 from gati.composition.plans import Settings
 from gati.composition.verdicts import replay_of
+from gati.composition.walk import certify as walk
 from gati.errors import CompositionError, DataError
 from gati.evaluation.certify import certify
 from gati.exploration import candidates
@@ -97,8 +97,8 @@ def test_they_are_counted_beside_the_own_split_as_the_engine_answers(library: Li
     assert certificate is not None and composition.exits
     new = len(np.load(more_of(library))["images"])
     own = int((library.base_outcomes().split == CERTIFY).sum())
-    assert certificate["n"] == own + new
-    assert certificate["further"]["n"] == new and "more.npz" in certificate["further"]["data"]
+    assert certificate.inputs == own + new
+    assert certificate.further.inputs == new and "more.npz" in certificate.further.data
     losses = 0
     inputs, split = held_out(library)
     with gati.load(library.directory) as engine:
@@ -111,8 +111,8 @@ def test_they_are_counted_beside_the_own_split_as_the_engine_answers(library: Li
             losses += sum(
                 mine != base.class_index for mine, base in zip(answers, engine.base(x), strict=True)
             )
-    assert certificate["losses"] == losses
-    assert certificate["accuracy_drop"]["n"] == own  # labels of further inputs are not asked for
+    assert certificate.losses == losses
+    assert certificate.accuracy_drop.n == own  # labels of further inputs are not asked for
 
 
 def test_labels_make_no_difference(library: Library, tmp_path: Path) -> None:
@@ -131,17 +131,17 @@ def test_every_command_is_an_attempt_and_attempts_share_delta(library: Library) 
         return compose(library.directory, **{"accuracy": 0.9, **more, **options})  # type: ignore[arg-type]
 
     first = composed()
-    assert first.certificate is not None and first.certificate["attempt"] == 1
-    assert first.certificate["level"] == pytest.approx(0.75 * 0.05)
-    assert first.certificate["certified"] and first.certified
+    assert first.certificate is not None and first.certificate.attempt.number == 1
+    assert first.certificate.level == pytest.approx(0.75 * 0.05)
+    assert first.certificate.certified and first.certified
     again = composed(name="again").certificate  # what it is called makes no difference
-    assert again is not None and again["attempt"] == 1 and again["use"] == 1
+    assert again is not None and again.attempt.number == 1 and again.use == 1
     second = composed(accuracy=0.91).certificate
-    assert second is not None and second["attempt"] == 2 and second["use"] == 2
-    assert second["level"] == pytest.approx(share_of_attempt(2) * 0.05)
-    assert "This is the 2nd attempt in this library, at 0.63 %" in second["sentence"]
-    assert "This data has been used for 2 compositions" in second["sentence"]
-    assert "2nd use of the library's certify split" in second["sentence"]
+    assert second is not None and second.attempt.number == 2 and second.use == 2
+    assert second.level == pytest.approx(share_of_attempt(2) * 0.05)
+    assert "This is the 2nd attempt in this library, at 0.63 %" in second.sentence()
+    assert "This data has been used for 2 compositions" in second.sentence()
+    assert "2nd use of the library's certify split" in second.sentence()
     ledger = Ledger(library.directory)
     assert [entry["settings"]["verb"] for entry in ledger.attempts] == ["compose", "compose"]
     assert [entry["results"][0]["certificate"]["accuracy"] for entry in ledger.attempts] == [0.9, 0.91]
@@ -176,7 +176,7 @@ def test_what_explore_has_seen_certifies_nothing(library: Library, tmp_path: Pat
     mixed = tmp_path / "mixed.npz"
     composition = compose(library.directory, accuracy=0.9, certify_data=mixed, backend="torch")
     assert composition.certificate is not None
-    assert composition.certificate["further"]["n"] == len(more)
+    assert composition.certificate.further.inputs == len(more)
     assert "left 40 of" in composition.note
     assert not Ledger(library.directory).attempts[1:]
 
@@ -276,8 +276,8 @@ def test_more_inputs_allow_a_larger_share_of_losses(numbers: Library, everything
         for count in (100, 1500, 15_000)
     ]
     certificates = [each.certificate for each in found if each.certificate is not None]
-    assert [each["n"] for each in certificates] == [400, 1800, 15_300]
-    allowed = [each["losses"] / each["n"] for each in certificates]
+    assert [each.inputs for each in certificates] == [400, 1800, 15_300]
+    allowed = [each["losses"] / each.inputs for each in certificates]
     assert allowed == sorted(allowed) and allowed[2] > allowed[0] + 0.01
     assert found[2].expected.mean_latency_ms < found[0].expected.mean_latency_ms
 
@@ -389,9 +389,9 @@ def test_engines_of_reduced_precision_share_what_the_attempt_may_err_with(
     library, composition = compose_best(numbers, [reduced], settings, further, 0.75)
     certificate = composition.certificate
     assert certificate is not None and library is reduced
-    assert sum(each["share_of_delta"] for each in certificate["engines"]) <= 0.75 + 1e-12
-    assert certificate["level"] < 0.75 * 0.05
-    assert certificate["n"] == 300 + 2000
+    assert sum(each.share_of_delta for each in certificate.engines) <= 0.75 + 1e-12
+    assert certificate.level < 0.75 * 0.05
+    assert certificate.inputs == 300 + 2000
     chosen = propose(reduced, settings, ["inline"], outcomes_of(reduced, SELECT), 2300)
     exits = [(leaving.trial_id, leaving.threshold) for leaving in composition.exits]
     (setting,) = (
@@ -402,4 +402,4 @@ def test_engines_of_reduced_precision_share_what_the_attempt_may_err_with(
         (engine(setting)[1][own.inputs] != own.base_class).sum(),
         (engine.elsewhere(further)(setting)[1] != further.base_class).sum(),
     ]
-    assert certificate["losses"] == sum(lost)
+    assert certificate.losses == sum(lost)

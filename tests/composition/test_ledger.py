@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from gati import documents
+from gati.composition.certificate import ordinal
 from gati.composition.compose import compose
-from gati.composition.ledger import Ledger, ordinal, share_of_attempt
+from gati.composition.ledger import Ledger, share_of_attempt
 from gati.composition.pareto import compose_within_latency, pareto
 from gati.composition.plans import Settings
 from gati.errors import LibraryError, StorageError
@@ -127,12 +128,12 @@ def test_compose_pareto_and_latency_enter_their_uses_and_certificates_say_so(lib
     again = compose(library.directory, accuracy=0.95, name="again")
     for each in (first, again):
         assert each.certificate is not None
-        assert each.certificate["use"] == 1
-        assert "certify split" not in each.certificate["sentence"]
+        assert each.certificate.use == 1
+        assert "certify split" not in each.certificate.sentence()
     second = compose(library.directory, accuracy=0.94)
     assert second.certificate is not None
-    assert second.certificate["use"] == 2
-    assert second.certificate["sentence"].endswith(
+    assert second.certificate.use == 2
+    assert second.certificate.sentence().endswith(
         " This is the 2nd use of the library's certify split, and the confidence covers each use on its own: "
         "certify on fresh data with gati certify --data NEW."
     )
@@ -141,7 +142,7 @@ def test_compose_pareto_and_latency_enter_their_uses_and_certificates_say_so(lib
         library.directory, 0.7 * library.manifest.profile.base_ms, Settings(name="fast")
     )
     assert fast.certificate is not None
-    assert fast.certificate["use"] == 4
+    assert fast.certificate.use == 4
     assert [entry["verb"] for entry in ledger.uses] == ["compose", "compose", "pareto", "latency"]
     pareto(library.directory)
     assert len(ledger.uses) == 4
@@ -162,5 +163,5 @@ def test_a_library_explored_anew_begins_anew(tmp_path: Path) -> None:
     other.write_manifest(replace(other.manifest, seed=1))
     composition = compose(other.directory, accuracy=0.95)
     assert composition.certificate is not None
-    assert composition.certificate["use"] == 1
+    assert composition.certificate.use == 1
     assert len(Ledger(library.directory).uses) == 2

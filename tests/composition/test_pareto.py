@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gati.composition.certificate import agreement_lower_bound
+from gati.composition.binomial import agreement_lower_bound
 from gati.composition.composition import Composition
 from gati.composition.pareto import compose_within_latency, pareto
 from gati.composition.plans import Settings
@@ -39,8 +39,8 @@ def test_within_a_latency_the_most_careful_composition_is_written_with_what_is_c
     assert slow.expected.mean_latency_ms <= 0.9 * base_ms
     assert fast.expected.mean_latency_ms <= 0.6 * base_ms
     assert slow.expected.agreement >= fast.expected.agreement
-    assert fast.certificate["certified"]
-    assert fast.accuracy_target <= fast.certificate["agreement_lower_bound"]
+    assert fast.certificate.certified
+    assert fast.accuracy_target <= fast.certificate.proven_agreement
     assert Composition.load(library.composition_path("fast")) == fast
 
 
@@ -61,10 +61,10 @@ def test_per_class_is_certified_in_every_class_within_a_latency_and_on_the_front
     every = compose_within_latency(library.directory, 0.7 * base_ms, Settings(name="every", per_class=True))
     assert (overall.per_class, every.per_class) == (False, True)
     assert every.accuracy_target < overall.accuracy_target
-    assert len(every.certificate["by_class"]) == 10
+    assert len(every.certificate.by_class) == 10
     assert every.certified
-    for each in every.certificate["by_class"]:
-        assert agreement_lower_bound(each["losses"], each["n"], 0.05) >= every.accuracy_target
+    for each in every.certificate.by_class:
+        assert agreement_lower_bound(each.losses, each.inputs, 0.05) >= every.accuracy_target
     points = pareto(library.directory), pareto(library.directory, Settings(per_class=True))
     assert len(points[0]) == len(points[1])
     for both, worst in zip(*points, strict=True):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gati.composition.certificate import p_value
+from gati.composition.binomial import p_value
 from gati.composition.certified import Proposal, propose
 from gati.composition.outcomes import EngineOutcomes
 from gati.composition.plans import Settings

@@ -71,14 +71,14 @@ def test_one_command_tests_all_engines_at_one_delta_together(
     monkeypatch.setattr(composing, "reduced_precisions", lambda *_: others)
     composition = compose(library.directory, accuracy=0.95, slowdown=None)
     assert composition.certificate is not None
-    tried = composition.certificate["engines"]
-    assert [each["backend"] for each in tried[:2]] == ["openvino-int8", "openvino-bf16"]
-    assert [each["certified"] for each in tried[:2]] == [False, True]
-    assert sum(each["share_of_delta"] for each in tried) <= 1.0 + 1e-12
-    deployed = next(each for each in tried if each["backend"] == composition.backend)
-    assert composition.certificate["level"] == pytest.approx(deployed["share_of_delta"] * 0.05)
-    passed = [test for test in composition.certificate["path"] if test["passed"]]
-    assert max(test["p_value"] for test in passed) <= composition.certificate["level"]
+    tried = composition.certificate.engines
+    assert [each.backend for each in tried[:2]] == ["openvino-int8", "openvino-bf16"]
+    assert [each.certified for each in tried[:2]] == [False, True]
+    assert sum(each.share_of_delta for each in tried) <= 1.0 + 1e-12
+    deployed = next(each for each in tried if each.backend == composition.backend)
+    assert composition.certificate.level == pytest.approx(deployed.share_of_delta * 0.05)
+    passed = [test for test in composition.certificate.tested if test.passed]
+    assert max(test.p_value for test in passed) <= composition.certificate.level
 
 
 def test_who_takes_part_and_at_what_share_hangs_on_the_select_split_alone(library: Library) -> None:
@@ -113,7 +113,7 @@ def test_the_first_that_reaches_what_it_hoped_for_ends_the_search(library: Libra
     assert deployed.manifest.profile.backend == composition.backend == "openvino-int8"
     assert fast.asked and not slow.asked
     assert composition.certificate is not None
-    assert [each["backend"] for each in composition.certificate["engines"]] == ["openvino-int8"]
+    assert [each.backend for each in composition.certificate.engines] == ["openvino-int8"]
 
 
 def test_float32_serves_where_no_other_engine_can_be_certified(library: Library) -> None:
@@ -122,7 +122,7 @@ def test_float32_serves_where_no_other_engine_can_be_certified(library: Library)
     assert deployed is library
     assert composition.exits and composition.certified
     assert composition.certificate is not None
-    assert composition.certificate["level"] == pytest.approx(0.005)
+    assert composition.certificate.level == pytest.approx(0.005)
 
 
 def test_an_engine_without_hope_takes_no_share_from_float32(library: Library) -> None:
@@ -131,7 +131,7 @@ def test_an_engine_without_hope_takes_no_share_from_float32(library: Library) ->
     _, composition = compose_best(library, others, SETTINGS)
     assert composition.backend == library.manifest.profile.backend
     assert composition.certificate is not None
-    assert composition.certificate["level"] == pytest.approx(0.05)
+    assert composition.certificate.level == pytest.approx(0.05)
 
 
 def test_entrants_are_walked_only_while_they_hope_for_less(library: Library) -> None:

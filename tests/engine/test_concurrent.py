@@ -93,7 +93,7 @@ def test_a_cancelled_request_is_not_run() -> None:
 
 
 def test_closing_answers_what_waits_and_refuses_what_comes() -> None:
-    shared = ConcurrentEngine(Engine(traced_network(), exits(0.45)))
+    shared = ConcurrentEngine(Engine(traced_network(), exits(0.45))).start()
     answers = [shared.submit(row) for row in requests(10).split(1)]
     shared.close()
     assert all(answer.result(0).exit for answer in answers)
@@ -114,6 +114,18 @@ def test_a_failure_reaches_the_client_and_the_next_request_is_served() -> None:
             shared(requests(1))
         shared._segments = whole
         assert shared(requests(1)).exit in (BLOCKS[0], "base")
+
+
+def test_it_runs_nothing_before_it_is_started() -> None:
+    shared, running = ConcurrentEngine(Engine(traced_network()), workers=1), threading.active_count()
+    with pytest.raises(BackendError, match="the engine is not started; use it in a `with` block"):
+        shared.submit(requests(1))
+    shared.close()  # nothing to stop
+    shared = ConcurrentEngine(Engine(traced_network()), workers=1)
+    assert threading.active_count() == running
+    with shared.start():  # started once, however often that is asked for
+        assert threading.active_count() == running + 1
+        assert shared(requests(1)).exit == "base"
 
 
 def test_bad_inputs_are_refused_before_they_wait() -> None:

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from gati.cli import render, run
-from gati.composition.certificate import agreement_lower_bound
+from gati.composition.binomial import agreement_lower_bound
 from gati.composition.composition import Composition
 from gati.composition.ledger import Ledger
 from gati.composition.load import load
+from gati.composition.walk import certify as walk
 from gati.errors import CompositionError, DataError
 from gati.evaluation.certify import certify
 from gati.exploration.library import InputRecord, Library
@@ -63,8 +64,8 @@ def test_what_the_data_certifies_is_certified(directory: Path, more: tuple[Path,
 def test_only_write_changes_the_composition_and_keeps_the_old_certificate(
     directory: Path, more: tuple[Path, int]
 ) -> None:
-    old = {"n": 1000, "losses": 3, "sentence": "as composed", "previous": {"n": 1}}
-    rewrite(directory, certificate=old)
+    oldest, old = (walk([(losses, 1000)], 0.97, 0.05) for losses in (1, 3))
+    rewrite(directory, certificate=replace(old, previous=oldest))
     before = composition_of(directory)
     certify(directory, more[0])
     assert composition_of(directory) == before
@@ -74,8 +75,8 @@ def test_only_write_changes_the_composition_and_keeps_the_old_certificate(
     assert after.accuracy_target == 0.01
     assert after.note == ""
     assert after.certificate is not None
-    assert after.certificate["certified"]
-    assert after.certificate["previous"] == {"n": 1000, "losses": 3, "sentence": "as composed"}
+    assert after.certificate.certified
+    assert after.certificate.previous == old
     certify(directory, more[0], accuracy=0.97, write=True)
     assert "is not certified" in composition_of(directory).note
 
@@ -88,19 +89,19 @@ def test_it_says_how_the_counts_compare(
     directory: Path, more: tuple[Path, int], losses_before: int | None, comparison: str
 ) -> None:
     if losses_before is not None:
-        rewrite(directory, certificate={"n": 1000, "losses": losses_before})
+        rewrite(directory, certificate=walk([(losses_before, 1000)], 0.97, 0.05))
     assert comparison in certify(directory, more[0]).comparison
 
 
 def test_the_same_rate_is_no_surprise(directory: Path, more: tuple[Path, int]) -> None:
-    rewrite(directory, certificate={"n": 150, "losses": more[1]})
+    rewrite(directory, certificate=walk([(more[1], 150)], 0.97, 0.05))
     assert "no more apart than chance explains" in certify(directory, more[0]).comparison
 
 
 def test_every_class_is_certified_or_the_worst_is_named(directory: Path, more: tuple[Path, int]) -> None:
     found = certify(directory, more[0], per_class=True)
     assert len(found.certificate.by_class) == 4
-    assert sum(inputs for _, inputs in found.certificate.by_class) == 150
+    assert sum(each.inputs for each in found.certificate.by_class) == 150
     assert "in every class" in found.certificate.sentence()
     assert any(name in found.certificate.sentence() for name in ("'north'", "'east'", "'south'", "'west'"))
 
@@ -257,7 +258,7 @@ def test_every_class_stays_promised(directory: Path, tmp_path: Path) -> None:
     certify(directory, data, accuracy=0.5, write=True)
     written = composition_of(directory)
     assert written.per_class and written.certificate is not None
-    assert len(written.certificate["by_class"]) == 4
+    assert len(written.certificate.by_class) == 4
 
 
 def test_a_composition_that_fails_serves_on_and_says_that_nothing_is_proven(

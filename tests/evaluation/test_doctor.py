@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 import gati
 from gati.cli import run
-from gati.composition.certificate import p_value
+from gati.composition.binomial import p_value
 from gati.errors import ModelError
 from gati.evaluation.diagnosis import CheapestLookup, Diagnosis, forecast_targets, parts_of
 from tests.exploration.networks import digits, trained_state, write_digits

@@ -12,6 +12,7 @@ import pytest
 
 import gati
 from gati.cli import run
+from gati.composition.walk import certify_every_class
 from gati.engine.backends import BACKENDS
 from gati.errors import LibraryError
 from gati.evaluation.charts import Point, bars, scatter
@@ -67,7 +68,7 @@ def test_a_measurement_of_another_composition_is_not_shown(library: Path) -> Non
 
 
 def test_everything_is_escaped(library: Path) -> None:
-    rewrite(library, certificate={"sentence": "<script>alert(1)</script>"})
+    rewrite(library, certificate=certify_every_class([[(0, 400)]], 0.97, 0.05, ["<script>alert(1)</script>"]))
     gati.report(library)
     assert "<script>" not in page_of(library)
     drawing = scatter([Point(1.0, 0.9, "<b>", "gati")], "x", "y") + bars([("<i>", 0.5, "gati")])

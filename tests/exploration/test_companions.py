@@ -172,7 +172,7 @@ def test_it_is_composed_certified_and_served_without_code_or_checkpoint(
     copied.write_trials(cheap, list(copied.operating_points))
     composition = gati.compose(directory, accuracy=0.9, backend="torch", placement="inline")
     assert [leaving.variant for leaving in composition.exits] == ["companion(Small)"]
-    assert composition.certificate is not None and composition.certificate["accuracy"] >= 0.9
+    assert composition.certificate is not None and composition.certificate.accuracy >= 0.9
     evaluation = gati.evaluate(directory, files["data"])
     assert evaluation.exits[0].hits > 0 and evaluation.agreement >= 0.9
     written = gati.export(directory, tmp_path / "model.onnx")  # asks the file and the engine the same

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gati.caches import LearnedCache, save_cache
 from gati.composition.composition import Composition, Exit, Expected
+from gati.composition.walk import certify
 from gati.engine.exits import EngineExit
 from gati.engine.graph.stages import build_stages
 from gati.exploration.library import Library, Manifest
@@ -32,7 +33,7 @@ BLOCKS = {
     "vit": ("encoder.layers.0", "encoder.layers.1", "encoder.layers.2"),
 }
 CACHES = (("grid(16)", "network"), ("conv2d(3,1)", "margin"), ("pyramid(8)", "entropy"))
-CERTIFICATE = {"accuracy": 0.9, "n": 500, "losses": 3, "sentence": "With 95 % confidence it is as good."}
+CERTIFICATE = certify([(3, 500)], 0.9, 0.05)
 
 
 def images(count: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from gati.composition.composition import Composition, Exit, Expected
+from gati.composition.walk import certify
 from gati.guard.standing import Standing, identity_of, is_proven
 from gati.types import TrialId
 
-CERTIFICATE = {"certified": True, "accuracy": 0.97, "confidence": 0.95, "n": 1500, "losses": 20}
+CERTIFICATE = certify([(20, 1500)], 0.97, 0.05)
 
 
 def composition(**changes: Any) -> Composition:
@@ -146,7 +147,7 @@ def test_a_certificate_proves_what_it_says_and_no_more() -> None:
     assert is_proven(made, 0.97, 0.95) and is_proven(made, 0.95, 0.9)
     assert not is_proven(made, 0.98, 0.95) and not is_proven(made, 0.97, 0.99)
     assert not is_proven(composition(certificate=None), 0.97, 0.95)
-    assert not is_proven(composition(certificate={**CERTIFICATE, "certified": False}), 0.97, 0.95)
+    assert not is_proven(composition(certificate=replace(CERTIFICATE, deployed=None)), 0.97, 0.95)
     assert is_proven(composition(certificate=None, exits=()), 0.97, 0.95)
 
 

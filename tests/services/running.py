@@ -17,6 +17,7 @@ import httpx
 import numpy as np
 
 from gati.composition.composition import Composition
+from gati.composition.walk import certify as walk
 from gati.exploration.library import Library
 from gati.pipelines.measurements import Measurements, OptionMeasurement, StageMeasurement, beside
 from tests.conftest import REPOSITORY
@@ -42,12 +43,7 @@ def make_folder(folder: Path) -> Path:
 
 def certify(library: Path, accuracy: float = LITTLE, **changes: Any) -> Composition:
     """Certify the default composition; so little, by default, that even untrained caches keep the promise."""
-    certificate = {
-        "accuracy": accuracy,
-        "confidence": 0.95,
-        "certified": True,
-        "sentence": "With 95 % confidence it is.",
-    }
+    certificate = walk([(0, 1500)], accuracy, 0.05)
     path = Library(library).composition_path()
     fields = {"accuracy_target": accuracy, "confidence": 0.95, "certificate": certificate} | changes
     chosen = replace(Composition.load(path), **fields)

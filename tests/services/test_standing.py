@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from gati.composition.certificate import ClassCounts
+from gati.composition.walk import certify
 from gati.guard.watch import Watch
 from services.inference.counts import Counts
 from services.inference.following import Following, Shared
@@ -19,18 +21,20 @@ from services.inference.settings import InferenceSettings
 from services.inference.standing import Stands, stands
 from tests.engine.served import composed, exit_at
 
-CERTIFICATE = {"accuracy": 0.97, "confidence": 0.95, "certified": True, "sentence": "It is."}
+CERTIFICATE = certify([(0, 1500)], 0.97, 0.05)
 
 
 def settings(**known: Any) -> InferenceSettings:
     return InferenceSettings.model_validate({"name": "small", **known})
 
 
-def said(watch: Watch | None, *, retrained: bool = False, by_class: Any = None, **known: Any) -> Stands:
+def said(
+    watch: Watch | None, *, retrained: bool = False, by_class: tuple[ClassCounts, ...] = (), **known: Any
+) -> Stands:
     standings, counts = ServedStanding(None), Counts()
     queue: Any = None
     shared = Shared(settings(**known), counts, Line(counts), standings, None)
-    certificate = {**CERTIFICATE, "by_class": by_class}
+    certificate = replace(CERTIFICATE, by_class=by_class)
     composition = replace(composed("0" * 64, (exit_at(0, 0.5),)), certificate=certificate)
     return stands(composition, Following("a", watch, queue, queue, shared), retrained=retrained)
 
@@ -56,7 +60,7 @@ def test_what_is_promised_is_said_with_what_it_rests_on() -> None:
     while not watch.may_hit:
         watch.audited(agreed=True)
     assert said(watch, retrained=True) == ("serving", 0.97, f"{promise}, proven on {needed} audits", False)
-    by_class = said(watch, retrained=True, by_class=[{"class": "a"}]).sentence
+    by_class = said(watch, retrained=True, by_class=(ClassCounts("a", 0, 1500),)).sentence
     assert by_class == f"{promise}, over all classes together, proven on {needed} audits"
 
     while watch.may_hit:

@@ -64,7 +64,7 @@ def test_metadata_statistics_and_index_for_another_projects_client(serving: Serv
     assert client.get_server_metadata()["name"] == "gati"
     found = client.get_model_metadata("small")
     assert found["inputs"] == [{"name": "input", "datatype": "FP32", "shape": [-1, 1, 6, 6]}]
-    assert found["parameters"]["certificate"]["sentence"] == "With 95 % confidence it is."
+    assert found["parameters"]["certificate"]["sentence"].startswith("With 95 % confidence at least ")
     before = client.get_inference_statistics("small")["model_stats"]
     serving.infer()
     after = client.get_inference_statistics("small")["model_stats"][0]
@@ -82,7 +82,7 @@ def test_an_answer_tells_where_it_came_from(serving: Serving) -> None:
     assert parameters["exit"] in ("body.0", "body.1", "base") or parameters["from_cache"]
     assert parameters["from_cache"] is (parameters["exit"] != "base")
     assert parameters["slo_met"] is True and parameters["latency_ms"] > 0
-    assert parameters["certificate"] == "With 95 % confidence it is."
+    assert parameters["certificate"].startswith("With 95 % confidence at least ")
 
 
 def test_a_version_can_be_named(serving: Serving) -> None:

@@ -1,0 +1,50 @@
+"""Exact binomial tests and limits: what so many losses among so many inputs prove of a rate."""
+
+from __future__ import annotations
+
+import math
+
+from scipy.special import betainc, betaincinv  # scipy.stats takes a second to import
+
+from gati.errors import CompositionError
+
+__all__ = ["agreement_lower_bound", "check_levels", "p_value", "rate_upper_bound", "required_inputs"]
+
+
+def p_value(losses: int, inputs: int, accuracy: float) -> float:
+    """Return P(Bin(inputs, 1 - accuracy) <= losses): how likely so few losses are below the target."""
+    return 1.0 if losses >= inputs else float(betainc(inputs - losses, losses + 1, accuracy))
+
+
+def required_inputs(accuracy: float, delta: float, losses: int = 0) -> int:
+    """Return the fewest inputs with which `losses` disagreements certify `accuracy`; 299 for 0.99 and 0.05.
+
+    Raises CompositionError for a target or delta outside (0, 1).
+    """
+    check_levels(accuracy, delta)
+    low, high = losses, max(losses + 1, math.ceil(math.log(delta) / math.log(accuracy)))
+    while p_value(losses, high, accuracy) > delta:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if p_value(losses, middle, accuracy) <= delta else (middle, high)
+    return high
+
+
+def agreement_lower_bound(losses: int, inputs: int, delta: float) -> float:
+    """Return the exact one-sided lower confidence limit (Clopper, Pearson) of agreement; 0 without inputs."""
+    if losses >= inputs:
+        return 0.0
+    return float(betaincinv(inputs - losses, losses + 1, delta))
+
+
+def rate_upper_bound(losses: int, inputs: int, delta: float) -> float:
+    """Return the exact one-sided upper confidence limit (Clopper, Pearson) of a rate; 1 without inputs."""
+    return 1.0 - agreement_lower_bound(losses, inputs, delta)
+
+
+def check_levels(accuracy: float, delta: float) -> None:
+    """Raise CompositionError for a target or delta outside (0, 1)."""
+    for name, value in (("accuracy target", accuracy), ("delta", delta)):
+        if not 0.0 < value < 1.0:
+            raise CompositionError(f"{name} is {value!r}, must lie strictly between 0 and 1")
