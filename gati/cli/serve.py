@@ -12,7 +12,7 @@ import typer
 from gati.errors import DataError, GatiError, RequestError, UnavailableError
 from gati.units import parse_duration
 
-__all__ = ["query", "serve"]
+__all__ = ["check_installed", "query", "serve"]
 
 _NEEDED = (
     "fastapi",
@@ -72,7 +72,7 @@ def serve(
     each response states its promise. Settings come from the file, then the environment (GATI_SERVE_PORT and
     so on), then options.
     """
-    _check_installed()
+    check_installed()
     from services.config import read_config
     from services.serve import serve as run
     from services.serve import with_pipeline_models
@@ -106,7 +106,7 @@ def query(
     ] = None,
 ) -> None:
     """Query a served pipeline with an image: options that answered, exits, and latency."""
-    _check_installed()
+    check_installed()
     wishes: dict[str, Any] = {}
     if slo is not None:
         wishes["latency_slo_ms"] = 1e3 * parse_duration(slo)
@@ -181,7 +181,8 @@ def _show_settings(rows: list[tuple[str, str, str]], models: Mapping[str, Any]) 
     console.print(served)
 
 
-def _check_installed() -> None:
+def check_installed() -> None:
+    """Raise GatiError where a package is missing that serving needs."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise GatiError(f"serving needs {', '.join(missing)}; install them with pip install 'gati[serve]'")

@@ -81,7 +81,7 @@ def test_groups_of_letters_are_of_the_text_in_lower_case() -> None:
 def test_features_are_spread_over_all_numbers(bits: int) -> None:
     hashed = TextHasher(2**bits).texts([" ".join(f"word{number}" for number in range(4000))])
     for found in (hashed.new, hashed.before, hashed.pairs, hashed.groups):
-        assert 0 <= found.min() and found.max() < 2**bits
+        assert found.min() >= 0 and found.max() < 2**bits
     counts = np.bincount(hashed.new % 16 if bits > 4 else hashed.new)
     assert counts.min() > 0.8 * counts.mean()
 

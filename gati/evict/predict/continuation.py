@@ -6,8 +6,8 @@ there were. The new prompt counts with its words, pairs of words, groups of lett
 with their words.
 
 What a prompt adds to the log odds does not depend on the others, so the model remembers it: of a conversation
-that goes on only the new prompt is read. Weights are kept as whole numbers, so that no order of adding changes
-a result: a prediction is the same alone and in any batch, remembered or not.
+that goes on only the new prompt is read. Weights are kept as whole numbers, so that no order of adding
+changes a result: a prediction is the same alone and in any batch, remembered or not.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def _probabilities(odds: Floats) -> Floats:
     return np.clip(1.0 / (1.0 + np.exp(-np.clip(odds, -50.0, 50.0))), 1.0 - MOST, MOST)
 
 
-def _sums(values: NDArray[np.int64], begins: Places, ends: Places) -> NDArray[np.int64]:
+def _sums(values: NDArray[np.int32], begins: Places, ends: Places) -> NDArray[np.int64]:
     """Of the values from each begin to its end; whole numbers, so that how they are added is all the same."""
     sums = np.zeros(len(values) + 1, dtype=np.int64)
     np.cumsum(values, out=sums[1:])
@@ -263,8 +263,8 @@ def _features_of(prompts: Sequence[Prompts], settings: ContinuationSettings) -> 
     turns = hasher.turns([min(each.turn, _TURNS) for each in prompts])
     rows: list[list[str]] = []
     for each in prompts:
-        texts = each.texts[-_READ:] if settings.text else ()
-        rows.append([_read(text, len(texts)) for text in texts])
+        said = each.texts[-_READ:] if settings.text else ()
+        rows.append([_read(text, len(said)) for text in said])
     shown: dict[str, tuple[Places, Places]] = {}
     for part in _parts(list(dict.fromkeys(text for texts in rows for text in texts))):
         shown.update(zip(part, _by_text(hasher.texts(part), letters=settings.letters), strict=True))

@@ -1,8 +1,8 @@
-"""Words, pairs of words and groups of letters as numbered features: many texts at once, in numpy.
+r"""Words, pairs of words and groups of letters as numbered features: many texts at once, in numpy.
 
-A text is cut as the regular expression `\\w+|[^\\w\\s]` cuts it in lower case. Words are hashed as polynomials
-of their characters modulo 2**64, groups of four letters modulo 2**32, so that those of all texts come from
-one running sum. The same text gives the same features in any batch.
+A text is cut in lower case: runs of what `re` calls \w are words, and so is each other character that is no
+space. Words are hashed as polynomials of their characters modulo 2**64, groups of four letters modulo 2**32,
+so that those of all texts come from one running sum. The same text gives the same features in any batch.
 """
 
 from __future__ import annotations
