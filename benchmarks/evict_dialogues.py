@@ -88,27 +88,14 @@ def table(sizes: Sequence[int], found: np.ndarray) -> None:
 
 
 def speed(model: ContinuationModel, prompts: Sequence[Prompts]) -> None:
-    """One prediction at a time, and 512 in a batch: reading the text, and what is left of it."""
+    """One prediction at a time; `benchmarks.continuation` has more."""
     singles = []
     for each in prompts[:2000]:
         began = time.perf_counter()
         model.predict([each])
         singles.append(time.perf_counter() - began)
-    reading, weighing = [], []
-    for begin in range(0, 512 * 10, 512):
-        began = time.perf_counter()
-        rows = model.read(prompts[begin : begin + 512])
-        read = time.perf_counter()
-        model.predict_rows(rows)
-        reading.append(read - began)
-        weighing.append(time.perf_counter() - read)
     p50, p99 = 1e3 * np.percentile(singles, [50, 99])
     print(f"\none prediction: p50 {p50:.2f} ms, p99 {p99:.2f} ms")
-    print(
-        f"512 in a batch: text to features {1e3 * np.median(reading):.1f} ms "
-        f"({1e3 * np.median(reading) / 512:.3f} ms a row), features to probabilities "
-        f"{1e3 * np.median(weighing):.2f} ms"
-    )
 
 
 def main() -> None:

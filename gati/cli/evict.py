@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gati.cli import render
+from gati.cli import evict_serve, render
 from gati.cli.options import JsonFile, examples_below, split_list
 from gati.errors import EvictError
 from gati.units import parse_duration
@@ -28,8 +28,10 @@ evict = typer.Typer(
         "gati evict replay trace.jsonl.gz --size 2000,5000 --policy lru,gati,opt",
         "gati evict compare trace.jsonl.gz --out report.html",
         "gati evict synthesise dialogues.jsonl.gz --out stream.jsonl.gz",
+        "gati evict serve learned --continuation continuation",
     ),
 )
+evict.command(epilog=examples_below(*evict_serve.EXAMPLES))(evict_serve.serve)
 
 _NOISE = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 _NOISY = "lru,laru,gati,fpb,hf"

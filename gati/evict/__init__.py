@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from gati.evict.embed.pool import PagePool
     from gati.evict.embed.redis_tier import RedisTier
     from gati.evict.embed.tiers import FileTier, MemoryTier
+    from gati.evict.remote import ContinuationClient
 
-# They need torch, which nothing else here does: each is imported when it is used.
+# They need torch or httpx, which nothing else here does: each is imported when it is used.
 _LATE = {
+    "ContinuationClient": "gati.evict.remote",
     "EmbeddingCache": "gati.evict.embed.cache",
     "FileTier": "gati.evict.embed.tiers",
     "MemoryTier": "gati.evict.embed.tiers",
@@ -38,6 +40,7 @@ _LATE = {
 }
 
 __all__ = [
+    "ContinuationClient",
     "EmbeddingCache",
     "FileTier",
     "LIMIT",

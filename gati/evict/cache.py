@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,6 +57,7 @@ class BlockCache:
         self.capacity = capacity
         self.policy = policy
         self.predictor = predictor
+        self.watch: Callable[[list[int], int, float], None] | None = None  # is told blocks, hits and time
         self._requests = 0
         self._locked: Counter[BlockRun] = Counter()  # by handles that are open
 
@@ -123,6 +125,8 @@ class BlockCache:
         """Tell predictor and policy of a request; what it matched stays until it is finished."""
         number = self._requests
         self._requests += 1
+        if self.watch is not None:
+            self.watch(ids, hits, time_s)
         ends = None if self.predictor is None else self.predictor.observe(ids, number, time_s)
         held = path if self.tree.flat else path[-1:]  # the deepest run keeps those above it
         for run in held:

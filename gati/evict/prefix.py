@@ -6,10 +6,12 @@ import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 from gati.errors import EvictError
 from gati.evict.cache import Handle
+from gati.evict.learn.following import LearningLink, following
 from gati.evict.policy.registry import POLICIES
 from gati.evict.predict.conversing import HintedContinuation
 from gati.evict.predict.named import Maker, predictor_named
@@ -39,8 +41,12 @@ class PrefixCache:
         cache.release(match)
 
     `gap_s` is the mean pause of users, for `lpc` and `laru+lpc`, which ask `insert` for hints. Several
-    requests may be under way; calls must not overlap in time. Raises EvictError for sizes below one
-    and for unknown policies and predictors.
+    requests may be under way; calls must not overlap in time.
+
+    `service` is the folder of `gati evict serve`: accesses are logged there, and predictors come from there
+    instead of being fitted here. Whether the service runs makes no difference to what a call takes; `close`
+    ends the threads that log and follow. Policies that predict no reuse only log. Raises EvictError for sizes
+    below one and for unknown policies and predictors.
     """
 
     def __init__(
@@ -52,14 +58,19 @@ class PrefixCache:
         gap_s: float = 100.0,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        service: str | Path | None = None,
     ) -> None:
         if blocks < 1:
             raise EvictError(f"a cache of {blocks} blocks holds nothing; give at least one")
         if policy == "lpc-oracle":
             raise EvictError("lpc-oracle knows a trace in advance, and there is none; take lpc")
         converses = policy in POLICIES and POLICIES[policy].converses
-        maker = _hinted(gap_s) if converses else predictor_named(predictor)
+        if service is not None and predictor != "reuse":
+            raise EvictError(f"predictor {predictor!r} comes from no service: leave one of the two out")
+        named = following if service is not None else predictor_named(predictor)
+        maker = _hinted(gap_s) if converses else named
         self._cache = build(policy, blocks, maker, seed=seed)
+        self._link = None if service is None else LearningLink(self._cache, service)
         self._clock = clock
 
     def __len__(self) -> int:
@@ -92,7 +103,13 @@ class PrefixCache:
     def figures(self) -> dict[str, Any]:
         """Counts of the policy and of the predictor."""
         counts = dict(self._cache.policy.figures())
-        return counts | dict(self._cache.predictor.figures() if self._cache.predictor is not None else {})
+        counts |= self._cache.predictor.figures() if self._cache.predictor is not None else {}
+        return counts if self._link is None else counts | self._link.figures()
+
+    def close(self) -> None:
+        """Log and follow no longer; what waits to be logged is written, for two seconds at most."""
+        if self._link is not None:
+            self._link.close()
 
 
 def _hinted(gap_s: float) -> Maker:

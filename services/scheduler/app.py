@@ -14,7 +14,7 @@ from services.scheduler import operations, pipeline_routes, replies, v2
 from services.scheduler.dashboard import dashboards_router
 from services.scheduler.scheduler import Scheduler
 
-__all__ = ["create_app"]
+__all__ = ["answer_errors", "create_app"]
 
 
 def create_app(scheduler: Scheduler) -> FastAPI:
@@ -35,11 +35,16 @@ def create_app(scheduler: Scheduler) -> FastAPI:
     for router in (v2.router, pipeline_routes.router, operations.router):
         app.include_router(router)
     app.include_router(dashboards_router(scheduler.dashboards))
+    answer_errors(app)
+    return app
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Let every error be answered by its status and one line of JSON."""
     app.add_exception_handler(GatiError, _refused)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(Exception, _mistake)
-    return app
 
 
 async def _refused(request: Request, found: Exception) -> Response:

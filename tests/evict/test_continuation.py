@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gati.errors import EvictError
 from gati.evict.predict.continuation import (
@@ -63,20 +66,63 @@ def test_probabilities_are_shares(model: ContinuationModel) -> None:
 def test_one_at_a_time_is_all_at_once(model: ContinuationModel) -> None:
     prompts, _ = samples_of(talks(20, seed=3))
     alone = [float(model.predict([each])[0]) for each in prompts]
-    np.testing.assert_allclose(model.predict(prompts), alone, rtol=1e-6)
+    np.testing.assert_array_equal(model.predict(prompts), alone)
     assert len(model.predict([])) == 0
     assert all(1.0 - MOST <= each <= MOST for each in alone)
 
 
-def test_of_long_prompts_only_the_ends_and_of_many_only_five_are_read(model: ContinuationModel) -> None:
+def test_of_long_prompts_only_the_ends_and_of_many_only_five_are_read() -> None:
+    weights = np.random.default_rng(0).normal(0.0, 1e-3, SMALL.features).astype(np.float32)
+    model = ContinuationModel(weights, 0.0, SMALL)
     words = [f"w{number}" for number in range(2000)]
-    changed = [*words[:900], *["bye"] * 100, *words[1000:]]
-    read = [model.read([Prompts((" ".join(each),), 1)]) for each in (words, changed)]
-    assert (read[0] != read[1]).nnz == 0
-    assert (read[0] != model.read([Prompts((" ".join([*words[:-1], "bye"]),), 1)])).nnz > 0
-    many = tuple(f"prompt {number}" for number in range(7))
-    assert (model.read([Prompts(many, 7)]) != model.read([Prompts(many[2:], 7)])).nnz == 0
-    assert (model.read([Prompts(many[2:], 7)]) != model.read([Prompts(many[2:], 6)])).nnz > 0
+
+    def said(*texts: str, turn: int = 1) -> float:
+        return float(model.predict([Prompts(texts, turn)])[0])
+
+    whole = said(" ".join(words))
+    assert said(" ".join([*words[:900], *["goodbye"] * 100, *words[1000:]])) == whole
+    assert said(" ".join([*words[:-1], "goodbye"])) != whole
+    many = [f"prompt {number}" for number in range(7)]
+    assert said(*many, turn=7) == said(*many[2:], turn=7)
+    assert said(*many[2:], turn=7) != said(*many[2:], turn=6)
+
+
+words_of_talks = st.sampled_from(
+    ["thanks", "bye", "table", "flight 7", "ÄÖ ß", "?!", "", " ", "\n", "x" * 700]
+)
+conversations = st.lists(
+    st.builds(
+        lambda texts, before: Prompts(tuple(texts), len(texts) + before),
+        st.lists(st.lists(words_of_talks, max_size=4).map(" ".join), min_size=1, max_size=7),
+        st.integers(0, 40),
+    ),
+    max_size=8,
+)
+
+
+@given(conversations, st.randoms())
+@settings(max_examples=30, deadline=None)
+def test_nothing_but_the_prompts_changes_a_prediction(
+    model: ContinuationModel, prompts: list[Prompts], chance: random.Random
+) -> None:
+    """Bit for bit: neither the batch, nor its order, nor what the model has read before."""
+    fresh = ContinuationModel(model.weights, model.bias, model.settings)
+    found = model.predict(prompts).tolist()
+    order = list(range(len(prompts)))
+    chance.shuffle(order)
+    mixed = fresh.predict([prompts[each] for each in order]).tolist()
+    assert mixed == [found[each] for each in order]
+    assert found == [float(fresh.predict([each])[0]) for each in prompts]
+
+
+def test_what_was_forgotten_is_read_again(model: ContinuationModel) -> None:
+    """More texts than are remembered, in batches of different sizes."""
+    fresh = ContinuationModel(model.weights, model.bias, model.settings)
+    prompts = [Prompts((f"prompt {number} of many", f"the other {number}"), 2) for number in range(18_000)]
+    first = fresh.predict(prompts[:100])
+    for begin in range(0, len(prompts), 6_000):
+        fresh.predict(prompts[begin : begin + 6_000])
+    np.testing.assert_array_equal(fresh.predict(prompts[:100]), first)
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
@@ -108,7 +154,8 @@ def test_training_is_judged_by_the_other_half_and_repeats(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        pytest.param({"format": 2}, "format 2, this Gati reads up to 1", id="newer"),
+        pytest.param({"format": 3}, "format 3, this Gati reads up to 2", id="newer"),
+        pytest.param({"format": 1}, "of an older Gati, which read prompts in another way", id="older"),
         pytest.param({"kind": "minilm"}, "kind 'minilm' is unknown", id="kind"),
         pytest.param({"features": 7}, r"weights \(4096,\) of float32 for 7 features", id="other size"),
         pytest.param({"bias": None}, "is damaged", id="no bias"),

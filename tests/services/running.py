@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -108,14 +109,23 @@ def _measured() -> Measurements:
 
 
 class Serving:
-    """`gati serve` as a context manager; `url` is where it answers, `said` what it wrote."""
+    """`gati serve`, or another verb that serves, as a context manager.
 
-    def __init__(self, target: Path, *options: str, environment: dict[str, str] | None = None) -> None:
+    `url` is where it answers, `said` what it wrote.
+    """
+
+    def __init__(
+        self,
+        target: Path,
+        *options: str,
+        environment: dict[str, str] | None = None,
+        verb: Sequence[str] = ("serve",),
+    ) -> None:
         self.said: list[str] = []
         self.url = ""
         self._announced = threading.Event()
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "gati", "serve", str(target), "--port", "0", *options],
+            [sys.executable, "-P", "-m", "gati", *verb, str(target), "--port", "0", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

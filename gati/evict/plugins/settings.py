@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gati.errors import EvictError
+from gati.evict.learn.following import LearningLink, following
 from gati.evict.plugins.books import EngineBooks
 from gati.evict.policy.registry import policy_named
 from gati.evict.predict.named import predictor_named
@@ -22,7 +23,7 @@ VARIABLE = "GATI_EVICT_CONFIG"
 
 @dataclass(frozen=True)
 class PluginSettings:
-    """Policy, predictor and seed of a plug-in.
+    """Policy, predictor and seed of a plug-in. `service` is as in `PrefixCache`.
 
     `blocks` is the capacity, for engines that do not tell it; without it the plug-in takes what is held when
     the engine first needs room.
@@ -32,12 +33,15 @@ class PluginSettings:
     predictor: str = "reuse"
     seed: int = 0
     blocks: int | None = None
+    service: str | None = None
 
     def books(self, capacity: int, *, flat: bool = False) -> EngineBooks:
         """Books of a cache of `capacity` blocks, in a prefix tree or each on its own."""
-        maker = predictor_named(self.predictor, flat=flat)
+        maker = predictor_named(self.predictor, flat=flat) if self.service is None else following
         books = build(self.policy, capacity, maker, flat=flat, seed=self.seed, kind=EngineBooks)
         assert isinstance(books, EngineBooks)
+        if self.service is not None:
+            LearningLink(books, self.service)  # for as long as the engine's process lives
         return books
 
 
@@ -63,7 +67,7 @@ def plugin_settings(environment: Mapping[str, str] = os.environ) -> PluginSettin
 
 
 def _checked(given: Any) -> PluginSettings:
-    kinds = {"policy": str, "predictor": str, "seed": int, "blocks": int}
+    kinds = {"policy": str, "predictor": str, "seed": int, "blocks": int, "service": str}
     names = ", ".join(field.name for field in fields(PluginSettings))
     if not isinstance(given, dict):
         raise EvictError(f"{VARIABLE} must hold a JSON object with {names}, not {given!r}")
@@ -75,6 +79,8 @@ def _checked(given: Any) -> PluginSettings:
     settings = PluginSettings(**given)
     if settings.blocks is not None and settings.blocks < 1:
         raise EvictError(f"{VARIABLE}: a cache of {settings.blocks} blocks holds nothing; give at least one")
+    if settings.service is not None and settings.predictor != "reuse":
+        raise EvictError(f"{VARIABLE}: give a predictor or a service, not both")
     policy_named(settings.policy, flat=False)  # a name that is wrong is told when the engine starts
     predictor_named(settings.predictor)
     return settings

@@ -1,21 +1,27 @@
 """`hash`: how likely a conversation goes on, from what its user wrote. Hashed words, a logistic model.
 
-The input is that of "learned prefix caching" (LPC): the new prompt and up to four earlier ones, 512 words
-shared equally among them, and how many prompts there were. Words, pairs of words and groups of letters are
-hashed into one vector, apart for the new prompt and for those before.
+The input is that of "learned prefix caching" (LPC): the new prompt and up to four earlier ones, 3,072
+characters shared equally among them, half of each from its start and half from its end, and how many prompts
+there were. The new prompt counts with its words, pairs of words, groups of letters and length, those before
+with their words.
+
+What a prompt adds to the log odds does not depend on the others, so the model remembers it: of a conversation
+that goes on only the new prompt is read. Weights are kept as whole numbers, so that no order of adding
+changes a result: a prediction is the same alone and in any batch, remembered or not.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gati.errors import EvictError
+from gati.evict.predict.hashing import HashedTexts, Places, TextHasher
 from gati.evict.trace.dialogues import EARLIER, Prompts
 
 if TYPE_CHECKING:
@@ -34,10 +40,14 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 MOST = 0.999  # of a probability, and 1 - MOST the least: nothing is certain
-_WORDS = 512
+_CHARACTERS = 3072
+_READ = EARLIER + 1  # prompts
+_LEAST = _CHARACTERS // _READ  # that each of them has
 _TURNS = 32  # from here on, counts of prompts are alike
-_WORD = re.compile(r"\w+|[^\w\s]")
-_LETTERS = (4,)
+_ONE = 2.0**24  # of a weight as a whole number
+_LARGEST = 64.0  # of a weight
+_REMEMBERED, _REMEMBERED_CHARACTERS = 16_384, 2**23  # prompts, and as many that were used before these
+_AT_ONCE = 65_536  # characters that are hashed together: arrays that fit into a processor's own memory
 
 
 @dataclass(frozen=True)
@@ -55,26 +65,98 @@ class ContinuationSettings:
 
 
 class ContinuationModel:
-    """A logistic model: `weights` [features], `bias`."""
+    """A logistic model: `weights` [features], `bias`. Any thread may ask it."""
 
     def __init__(self, weights: NDArray[np.float32], bias: float, settings: ContinuationSettings) -> None:
         self.weights = weights
         self.bias = bias
         self.settings = settings
-        self._reader = _Reader(settings)
+        self._hasher = TextHasher(settings.features)
+        scaled = np.clip(weights.astype(np.float64), -_LARGEST, _LARGEST) * _ONE
+        self._whole = np.rint(scaled).astype(np.int32)
+        counts = self._hasher.turns(range(_TURNS + 1))
+        self._turns = (self._whole[counts].astype(np.int64) + round(bias * _ONE)).tolist()
+        self._known = _Shown()
+        self._former = _Shown()
+        self._lock = threading.Lock()
 
     def predict(self, prompts: Sequence[Prompts]) -> Floats:
         """The probabilities that another prompt follows, [prompts], from 1 - MOST to MOST."""
-        return self.predict_rows(self.read(prompts)) if prompts else np.zeros(0)
+        turns = self._turns
+        totals = [turns[each.turn if each.turn < _TURNS else _TURNS] for each in prompts]
+        if self.settings.text:
+            with self._lock:
+                self._add_texts(prompts, totals)
+        return _probabilities(np.array(totals, dtype=np.float64) / _ONE)
 
-    def predict_rows(self, rows: csr_matrix) -> Floats:
-        """The same from what was read before, [prompts, features]."""
-        odds = np.asarray(rows @ self.weights, dtype=np.float64) + self.bias
-        return np.clip(1.0 / (1.0 + np.exp(-np.clip(odds, -50.0, 50.0))), 1.0 - MOST, MOST)
+    def _add_texts(self, prompts: Sequence[Prompts], totals: list[int]) -> None:
+        """Add to `totals` [prompts] what the texts show: at once what is known of them, then the others."""
+        new, before = self._known.new, self._known.before
+        unknown_new: list[tuple[int, str]] = []
+        unknown_before: list[tuple[int, str]] = []
+        for row, each in enumerate(prompts):
+            texts = each.texts if len(each.texts) <= _READ else each.texts[-_READ:]
+            last = len(texts) - 1
+            total = totals[row]
+            for place, text in enumerate(texts):
+                if len(text) > _LEAST:
+                    text = _read(text, len(texts))
+                found = (before if place < last else new).get(text)
+                if found is not None:
+                    total += found
+                else:
+                    (unknown_before if place < last else unknown_new).append((row, text))
+            totals[row] = total
+        if not unknown_new and not unknown_before:
+            return
+        self._learn_of(dict.fromkeys(text for part in (unknown_new, unknown_before) for _, text in part))
+        for row, text in unknown_new:
+            totals[row] += new[text]
+        for row, text in unknown_before:
+            totals[row] += before[text]
+        self._forget()
 
-    def read(self, prompts: Sequence[Prompts]) -> csr_matrix:
-        """What the model sees of prompts, [prompts, features]."""
-        return self._reader.rows(prompts)
+    def _learn_of(self, texts: Iterable[str]) -> None:
+        """Know what these texts show, which are as short as they are read."""
+        known, former = self._known, self._former
+        unknown = []
+        for text in texts:
+            if text in former.new:
+                known.new[text], known.before[text] = former.new[text], former.before[text]
+            elif text not in known.new:
+                unknown.append(text)
+            known.characters += len(text)
+        for part in _parts(unknown):
+            shown_new, shown_before = self._shown(self._hasher.texts(part))
+            known.new.update(zip(part, shown_new.tolist(), strict=True))
+            known.before.update(zip(part, shown_before.tolist(), strict=True))
+
+    def _forget(self) -> None:
+        """Texts that were not asked for since as many others were."""
+        known = self._known
+        fill = max(len(known.new) / _REMEMBERED, known.characters / _REMEMBERED_CHARACTERS)
+        if fill > 1.0:
+            self._known, self._former = _Shown(), known if fill <= 2.0 else _Shown()
+
+    def _shown(self, hashed: HashedTexts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """What each text adds to the log odds as the newest prompt, and as one before, [texts]."""
+        whole = self._whole
+        new = _sums(whole[hashed.new], hashed.bounds[:-1], hashed.bounds[1:])
+        new += _sums(whole[hashed.pairs], hashed.bounds[:-1], hashed.bounds[1:])
+        new += whole[hashed.lasts]
+        new += whole[hashed.lengths]
+        if self.settings.letters:
+            new += _sums(whole[hashed.groups], hashed.group_begins, hashed.group_ends)
+        return new, _sums(whole[hashed.before], hashed.bounds[:-1], hashed.bounds[1:])
+
+
+@dataclass
+class _Shown:
+    """What texts add to the log odds, and how many characters they have."""
+
+    new: dict[str, int] = field(default_factory=dict)
+    before: dict[str, int] = field(default_factory=dict)
+    characters: int = 0
 
 
 def log_odds(probability: Floats) -> Floats:
@@ -108,7 +190,7 @@ def fit_continuation(
                 f"of {len(prompts)} prompts {int(goes_on.sum())} are followed by another, which "
                 "leaves nothing to tell apart: give more conversations, or use the policy lru"
             )
-    rows = _Reader(settings).rows(prompts)
+    rows = _features_of(prompts, settings)
     kept, judged, actual = rows[:learned], rows[learned:], goes_on[learned:]
     chance = np.random.default_rng(settings.seed)
     model = SGDClassifier(
@@ -126,7 +208,8 @@ def fit_continuation(
         model.partial_fit(kept[order], goes_on[order], classes=[False, True])
         weights = np.asarray(model.coef_[0], dtype=np.float32).copy()
         found = ContinuationModel(weights, float(model.intercept_[0]), settings)
-        loss = _log_loss(found.predict_rows(judged), actual)
+        odds = np.asarray(judged @ weights, dtype=np.float64) + found.bias
+        loss = _log_loss(_probabilities(odds), actual)
         if loss >= lowest:
             break
         best, lowest = found, loss
@@ -139,44 +222,73 @@ def _log_loss(probability: Floats, actual: Flags) -> float:
     return -float(np.mean(np.log(np.where(actual, probability, 1.0 - probability))))
 
 
-class _Reader:
-    """Turns prompts into rows of hashed features."""
-
-    def __init__(self, settings: ContinuationSettings) -> None:
-        from sklearn.feature_extraction.text import HashingVectorizer
-
-        self._settings = settings
-        self._vectorizer = HashingVectorizer(
-            analyzer=self._features, n_features=settings.features, norm=None, binary=True, dtype=np.float32
-        )
-
-    def rows(self, prompts: Sequence[Prompts]) -> csr_matrix:
-        return self._vectorizer.transform(prompts)
-
-    def _features(self, prompts: Prompts) -> Iterator[str]:
-        yield f"turn {min(prompts.turn, _TURNS)}"
-        if not self._settings.text:
-            return
-        texts = prompts.texts[-1 - EARLIER :]
-        room = _WORDS // len(texts)
-        for age, text in enumerate(reversed(texts)):
-            words = _ends(_WORD.findall(text.lower()), room)
-            where = "new" if age == 0 else "before"
-            for word in words:
-                yield f"{where} {word}"
-            if age == 0:
-                for former, later in zip(["<", *words], [*words, ">"], strict=True):
-                    yield f"pair {former} {later}"
-                yield f"length {min(len(words), 40) // 3}"
-                if self._settings.letters:
-                    joined = f" {' '.join(words)} "
-                    for width in _LETTERS:
-                        for begin in range(len(joined) - width + 1):
-                            yield joined[begin : begin + width]
+def _probabilities(odds: Floats) -> Floats:
+    return np.clip(1.0 / (1.0 + np.exp(-np.clip(odds, -50.0, 50.0))), 1.0 - MOST, MOST)
 
 
-def _ends(words: list[str], room: int) -> list[str]:
-    """At most `room` words, half of them from the start and half from the end."""
-    if len(words) <= room:
-        return words
-    return words[: room - room // 2] + words[len(words) - room // 2 :]
+def _sums(values: NDArray[np.int32], begins: Places, ends: Places) -> NDArray[np.int64]:
+    """Of the values from each begin to its end; whole numbers, so that how they are added is all the same."""
+    sums = np.zeros(len(values) + 1, dtype=np.int64)
+    np.cumsum(values, out=sums[1:])
+    return np.asarray(sums[ends] - sums[begins], dtype=np.int64)
+
+
+def _read(text: str, count: int) -> str:
+    """What is read of one of so many prompts: half from its start and half from its end."""
+    room = _CHARACTERS // count
+    if len(text) <= room:
+        return text
+    return f"{text[: room - room // 2 - 1]} {text[len(text) - room // 2 :]}"
+
+
+def _parts(texts: list[str]) -> Iterator[list[str]]:
+    """The texts in parts that are small enough to be hashed at once."""
+    part: list[str] = []
+    characters = 0
+    for text in texts:
+        if part and characters + len(text) > _AT_ONCE:
+            yield part
+            part, characters = [], 0
+        part.append(text)
+        characters += len(text)
+    if part:
+        yield part
+
+
+def _features_of(prompts: Sequence[Prompts], settings: ContinuationSettings) -> csr_matrix:
+    """How often each feature is shown, [prompts, features]."""
+    from scipy.sparse import csr_matrix
+
+    hasher = TextHasher(settings.features)
+    turns = hasher.turns([min(each.turn, _TURNS) for each in prompts])
+    rows: list[list[str]] = []
+    for each in prompts:
+        said = each.texts[-_READ:] if settings.text else ()
+        rows.append([_read(text, len(said)) for text in said])
+    shown: dict[str, tuple[Places, Places]] = {}
+    for part in _parts(list(dict.fromkeys(text for texts in rows for text in texts))):
+        shown.update(zip(part, _by_text(hasher.texts(part), letters=settings.letters), strict=True))
+    found: list[Places] = []
+    lengths = np.ones(len(rows) + 1, dtype=np.int64)
+    lengths[0] = 0
+    for row, texts in enumerate(rows):
+        pieces = [turns[row : row + 1], *(shown[text][1] for text in texts[:-1])]
+        pieces += [shown[text][0] for text in texts[-1:]]
+        found += pieces
+        lengths[row + 1] = sum(map(len, pieces))
+    indices = np.concatenate(found) if found else np.zeros(0, dtype=np.intp)
+    values = np.ones(len(indices), dtype=np.float32)
+    matrix = csr_matrix((values, indices, np.cumsum(lengths)), shape=(len(rows), settings.features))
+    matrix.sum_duplicates()
+    return matrix
+
+
+def _by_text(hashed: HashedTexts, *, letters: bool) -> Iterator[tuple[Places, Places]]:
+    """Of each text the features as the newest prompt, and as one before."""
+    for text in range(len(hashed.lasts)):
+        own = slice(hashed.bounds[text], hashed.bounds[text + 1])
+        one = slice(text, text + 1)
+        new = [hashed.new[own], hashed.pairs[own], hashed.lasts[one], hashed.lengths[one]]
+        if letters:
+            new.append(hashed.groups[hashed.group_begins[text] : hashed.group_ends[text]])
+        yield np.concatenate(new), hashed.before[own]

@@ -18,7 +18,7 @@ from gati.files import atomic_write_bytes
 __all__ = ["load_continuation", "save_continuation"]
 
 _CURE = "run gati evict train --dialogues again"
-_KIND = DocumentKind(1, EvictError, _CURE)
+_KIND = DocumentKind(2, EvictError, _CURE)  # 1: features of other hashes, each counted once
 _DOCUMENT, _WEIGHTS = "continuation.json", "continuation.safetensors"
 
 
@@ -36,6 +36,8 @@ def load_continuation(folder: str | Path) -> ContinuationModel:
     if not path.is_file():
         raise EvictError(f"{folder} has no {_DOCUMENT}: {_CURE}")
     document = _KIND.read(path)
+    if document["format"] < _KIND.format:
+        raise EvictError(f"{folder} is of an older Gati, which read prompts in another way: {_CURE}")
     with _KIND.reading(str(folder)):
         if document["kind"] != "hash":
             raise ValueError(f"kind {document['kind']!r} is unknown, there is hash")

@@ -8,16 +8,17 @@ a first model, scores are ages, so that the policy does what LRU does.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gati.evict.predict.base import grown
 from gati.evict.predict.hazard import HazardModel, fit_hazards, seconds_a_hit
-from gati.evict.predict.history import FEATURES, RequestHistory
+from gati.evict.predict.history import FEATURES, Observer, RequestHistory
 from gati.evict.predict.samples import ReuseSamples
 
 __all__ = ["Reuse", "ReuseSettings"]
@@ -44,8 +45,19 @@ class ReuseSettings:
     rate: float = 0.1
 
 
+class _Offer(NamedTuple):
+    """A model from outside, with predictions [slots, bins] for what was cached at the request `since`."""
+
+    model: HazardModel
+    tables: Floats
+    since: int
+
+
 class Reuse:
-    """Predicts for the blocks of one cache of `capacity` blocks. `model` is one that was fitted before."""
+    """Predicts for the blocks of one cache of `capacity` blocks. `model` is one that was fitted before.
+
+    It fits again while it serves, unless `fits` is false. `offer` gives it a model that another fitted.
+    """
 
     def __init__(
         self,
@@ -54,16 +66,22 @@ class Reuse:
         settings: ReuseSettings | None = None,
         model: HazardModel | None = None,
         flat: bool = False,
+        fits: bool = True,
         seed: int = 0,
     ) -> None:
         self._settings = settings or ReuseSettings()
-        self._samples = ReuseSamples(self._settings.window)
-        self._history = RequestHistory(self._settings.history_blocks * capacity, self._samples, flat=flat)
+        self._fits = fits
+        self._samples = ReuseSamples(self._settings.window if fits else 1)
+        watching = self._samples if fits else Observer()
+        self._history = RequestHistory(self._settings.history_blocks * capacity, watching, flat=flat)
         self._model = model
         self._seed = seed
         # a model that was given is not replaced by one that knows a fraction of what it does
         self._due = self._settings.first_fit if model is None else self._settings.window // 2
         self._refits = 0
+        self._taken = 0  # models that were offered
+        self._offers: deque[_Offer] = deque(maxlen=1)  # the newest
+        self._request = 0
         self._fitting_s = 0.0
         self._now_s = 0.0
         self._request_features = np.zeros((0, len(FEATURES)), dtype=np.float32)
@@ -73,6 +91,7 @@ class Reuse:
             (64, 1 if model is None else model.bins)
         )  # seconds a hit at the beginning of each bin of ages
         self._seen_s = np.zeros(64)
+        self._seen_in = np.zeros(64, dtype=np.int64)  # the request
 
     @property
     def model(self) -> HazardModel | None:
@@ -82,7 +101,10 @@ class Reuse:
     def observe(self, ids: list[int], request: int, time_s: float) -> list[int]:
         """Learn from the request; when due, fit again on everything before it."""
         self._now_s = time_s
-        if self._samples.taken_in_all >= self._due:
+        self._request += 1
+        if self._offers:
+            self._take(self._offers.popleft())
+        if self._fits and self._samples.taken_in_all >= self._due:
             self.refit()
         ends, rows = self._history.access(ids, request, time_s)
         self._request_features = np.array(rows, dtype=np.float32)
@@ -94,6 +116,7 @@ class Reuse:
         """Keep features and predictions of the stretch."""
         self._grow(slot + 1)
         self._seen_s[slot] = self._now_s
+        self._seen_in[slot] = self._request
         self._features[slot] = self._request_features[stretch]
         if self._model is not None:
             self._tables[slot] = self._request_tables[stretch]
@@ -103,6 +126,9 @@ class Reuse:
         self._grow(target + 1)
         for array in (self._features, self._tables, self._seen_s):
             array[target] = array[source]
+        self._seen_in[target] = (
+            self._request
+        )  # its predictions are of now, for who has copied what was before
 
     def scores(self, count: int) -> Floats:
         """Seconds a hit, given the ages; ages themselves while there is no model."""
@@ -135,8 +161,28 @@ class Reuse:
         self._tables = self._table(model, self._features)
         self._fitting_s += time.perf_counter() - began
 
+    def offer(self, model: HazardModel) -> None:
+        """Use this model from the next request on. For another thread, which makes most of the predictions.
+
+        What the requests of the meantime change, at most a few runs each, is left to the thread that serves.
+        """
+        since = self._request
+        features = self._features.copy()  # a row that is being written is one of those left
+        self._offers.append(_Offer(model, self._table(model, features), since))
+
+    def _take(self, offer: _Offer) -> None:
+        tables = np.zeros((len(self._seen_s), offer.model.bins))
+        tables[: len(offer.tables)] = offer.tables
+        newer = np.flatnonzero(self._seen_in >= offer.since)
+        if len(newer):
+            tables[newer] = self._table(offer.model, self._features[newer])
+        self._model, self._tables = offer.model, tables
+        self._taken += 1
+
     def figures(self) -> Mapping[str, Any]:
-        """Number of fits, and their duration."""
+        """Number of fits and their duration; of models taken, where others fit."""
+        if not self._fits:
+            return {"models_taken": self._taken}
         return {"refits": self._refits, "fitting_s": self._fitting_s}
 
     def _table(self, model: HazardModel, features: NDArray[np.float32]) -> Floats:
@@ -147,3 +193,4 @@ class Reuse:
             self._features = grown(self._features, count)
             self._tables = grown(self._tables, count)
             self._seen_s = grown(self._seen_s, count)
+            self._seen_in = grown(self._seen_in, count)

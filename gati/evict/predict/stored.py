@@ -11,9 +11,9 @@ import numpy as np
 from gati.errors import EvictError
 from gati.evict.predict.hazard import HazardModel, lightgbm_module
 from gati.evict.predict.history import FEATURES
-from gati.files import atomic_write_text
+from gati.files import atomic_write_bytes
 
-__all__ = ["load_model", "save_model"]
+__all__ = ["load_model", "model_files", "save_model"]
 
 _FORMAT = 1
 _MANIFEST, _BOOSTER = "predictor.json", "hazards.txt"
@@ -21,14 +21,22 @@ _MANIFEST, _BOOSTER = "predictor.json", "hazards.txt"
 
 def save_model(model: HazardModel, folder: Path, trained_on: dict[str, Any]) -> None:
     """Write a model and what it was trained on. Raises StorageError."""
+    for name, content in model_files(model, trained_on).items():
+        atomic_write_bytes(folder / name, content)
+
+
+def model_files(model: HazardModel, trained_on: dict[str, Any]) -> dict[str, bytes]:
+    """The files of a model by name, the manifest last."""
     document = {
         "format": _FORMAT,
         "features": list(FEATURES),
         "edges_s": model.edges.tolist(),
         "trained_on": trained_on,
     }
-    atomic_write_text(folder / _BOOSTER, model.booster.model_to_string())
-    atomic_write_text(folder / _MANIFEST, json.dumps(document, indent=2) + "\n")
+    return {
+        _BOOSTER: model.booster.model_to_string().encode(),
+        _MANIFEST: (json.dumps(document, indent=2) + "\n").encode(),
+    }
 
 
 def load_model(folder: Path) -> HazardModel:

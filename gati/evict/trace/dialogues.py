@@ -11,7 +11,16 @@ from typing import Any
 from gati.errors import TraceError
 from gati.evict.trace.files import content_of, json_object
 
-__all__ = ["EARLIER", "Dialogue", "Utterance", "Prompts", "halves", "prompts_of", "read_dialogues"]
+__all__ = [
+    "EARLIER",
+    "Dialogue",
+    "Prompts",
+    "Utterance",
+    "halves",
+    "prompts_of",
+    "read_dialogues",
+    "utterance_of",
+]
 
 EARLIER = 4  # prompts before the new one that are looked at
 
@@ -93,11 +102,16 @@ def _dialogue(line: str, where: str, name: str) -> Dialogue:
             f"{where} has no dialogue: none of {', '.join(_MESSAGES)} is a list among "
             f"{', '.join(map(str, record)) or 'no keys'}"
         )
-    messages = tuple(_message(each, f"{where}: {key}") for each in record[key])
+    messages = tuple(utterance_of(each, f"{where}: {key}") for each in record[key])
     return Dialogue(str(record.get("id", record.get("conversation_id", name))), messages)
 
 
-def _message(said: Any, where: str) -> Utterance:
+def utterance_of(said: Any, where: str) -> Utterance:
+    """A message of a dialogue, in one of the forms of `read_dialogues`; `where` begins what errors say.
+
+    Content may come in parts, as `[{"type": "text", "text": ...}]`; those that are no text are left out.
+    Raises TraceError for anything else.
+    """
     role: Any = None
     text: Any = None
     if isinstance(said, Mapping):
@@ -105,6 +119,9 @@ def _message(said: Any, where: str) -> Utterance:
         text = next((said[key] for key in _TEXTS if key in said), None)
     elif isinstance(said, list) and len(said) == 2:
         role, text = said
+    if isinstance(text, list):
+        parts = [part.get("text") for part in text if isinstance(part, Mapping)]
+        text = " ".join(part for part in parts if isinstance(part, str))
     if not isinstance(role, str) or not isinstance(text, str):
         raise TraceError(
             f'{where} holds {str(said)[:60]!r}; a message is {{"role": "user", "content": "..."}}, '

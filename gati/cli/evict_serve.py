@@ -1,0 +1,106 @@
+"""`gati evict serve`, the eviction service; `gati.cli.evict` registers it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gati.errors import ConfigError
+from gati.units import parse_bytes, parse_duration
+
+__all__ = ["EXAMPLES", "serve"]
+
+EXAMPLES = (
+    "gati evict serve learned --continuation continuation",
+    "gati evict serve learned --port 8001 --keys keys.toml --host 0.0.0.0",
+    'curl localhost:8001/v1/continue -d \'{"messages": [{"role": "user", "content": "Thanks, bye!"}]}\'',
+)
+
+
+def serve(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Where engines log accesses and find versions; made if missing."),
+    ],
+    continuation: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="What train --dialogues wrote, for /v1/continue; read again when it changes."
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 picks a free port.")] = 8001,
+    keys: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Several keys, with rights and quotas; read again on SIGHUP."),
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate (PEM).")
+    ] = None,
+    certificate_key: Annotated[
+        Path | None, typer.Option("--certificate-key", metavar="FILE", help="The certificate's key (PEM).")
+    ] = None,
+    first_fit: Annotated[
+        int, typer.Option("--first-fit", metavar="N", help="Samples before the first predictor is fitted.")
+    ] = 2_500,
+    step: Annotated[int, typer.Option(metavar="N", help="Samples between fits, at most.")] = 20_000,
+    trial: Annotated[
+        float, typer.Option(metavar="N", help="How long a predictor is tried, in capacities of the caches.")
+    ] = 8.0,
+    log_limit: Annotated[
+        str, typer.Option("--log-limit", metavar="SIZE", help="What all access logs may hold.")
+    ] = "256MiB",
+    look_every: Annotated[
+        str, typer.Option("--look-every", metavar="TIME", help="How often access logs are read.")
+    ] = "1s",
+    log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning, error.")] = "info",
+) -> None:
+    """Learn what engines should evict, away from them, and answer how likely conversations go on.
+
+    Engines log their accesses in DIR and follow the versions that appear there: evict.PrefixCache(...,
+    service=DIR), or GATI_EVICT_CONFIG='{"service": "DIR"}' for plug-ins. A predictor is published once it has
+    missed fewer blocks than the active one, or LRU, on requests that came after it was fitted. Engines never
+    wait for this service. The key for all clients is GATI_SERVE_API_KEY.
+    """
+    from pydantic import ValidationError
+
+    from gati.cli.serve import check_installed
+
+    check_installed()
+    from services.config import ServeConfig
+    from services.eviction.server import serve_eviction
+    from services.eviction.settings import FitterSettings
+
+    try:
+        config = ServeConfig.model_validate(
+            {
+                "host": host,
+                "port": port,
+                "keys_file": keys,
+                "certificate": certificate,
+                "certificate_key": certificate_key,
+                "log_level": log_level,
+                "api_key": os.environ.get("GATI_SERVE_API_KEY"),
+            }
+        )
+        fitter = FitterSettings(
+            folder=folder.absolute(),
+            first_fit=first_fit,
+            step=step,
+            trial_capacities=trial,
+            log_bytes=parse_bytes(log_limit),
+            look_every_s=parse_duration(look_every),
+            log_level=log_level,
+        )
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    serve_eviction(
+        config,
+        fitter,
+        continuation,
+        lambda url: typer.echo(f"serving at {url} (documentation: {url}/docs)"),
+    )

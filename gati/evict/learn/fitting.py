@@ -1,0 +1,165 @@
+"""The service's part: samples from access logs, candidates fitted to them, trials, and versions.
+
+Fits come as often as in `Reuse`. A candidate is tried on the requests that follow; only one that missed fewer
+blocks than the active version is published. What is not on disk is made again from the logs after a restart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from gati.errors import GatiError, RepositoryError, StorageError, TraceError
+from gati.evict.learn.folder import MODEL, versions_of
+from gati.evict.learn.following import fetch_model
+from gati.evict.learn.reading import AccessRecord
+from gati.evict.learn.trial import VersionTrial
+from gati.evict.predict.hazard import HazardModel, fit_hazards
+from gati.evict.predict.history import FEATURES, RequestHistory
+from gati.evict.predict.reuse import ReuseSettings
+from gati.evict.predict.samples import ReuseSamples
+from gati.evict.predict.stored import model_files
+from gati.versions.lineage import Lineage, SampleWindow
+from gati.versions.repository import ModelRepository
+
+__all__ = ["VersionFitter"]
+
+_log = logging.getLogger("gati.eviction")
+
+_KEPT = 5  # versions
+_CONTRACT = hashlib.sha256(json.dumps(FEATURES).encode()).hexdigest()  # what all versions have in common
+
+
+class VersionFitter:
+    """Takes records in order, and keeps the versions in `folder`.
+
+    A version that cannot be published, because the disk is full or the folder not writable, waits and is
+    published later. `trial_capacities` is the length of a trial.
+    """
+
+    def __init__(
+        self, folder: Path, settings: ReuseSettings, *, trial_capacities: float = 8.0, seed: int = 0
+    ) -> None:
+        self._repository = ModelRepository(versions_of(folder))
+        self._settings = settings
+        self._trial_capacities = trial_capacities
+        self._seed = seed
+        self._samples = ReuseSamples(settings.window)
+        self._histories: dict[str, RequestHistory] = {}
+        self._figures: dict[str, dict[str, Any]] = {}
+        self._due = settings.first_fit
+        self._now_s = self._first_s = 0.0
+        self._trial: VersionTrial | None = None
+        self._waiting: tuple[HazardModel, dict[str, Any]] | None = None  # won its trial, not yet on disk
+        self._counts = dict.fromkeys(
+            ("records", "requested", "hit", "no_tree", "fits", "adopted", "lost_trials"), 0
+        )
+        self._last_trial: dict[str, Any] = {}
+        self.version, self._active = self._stored()
+
+    def take(self, record: AccessRecord) -> None:
+        """Learn from a request; fit and judge when it is time."""
+        counts = self._counts
+        counts["records"] += 1
+        counts["requested"] += len(record.ids)
+        counts["hit"] += record.hits
+        if record.figures:
+            self._figures[record.engine] = dict(record.figures)
+        self._now_s = max(self._now_s, record.time_s)
+        self._first_s = self._first_s or record.time_s
+        history = self._histories.get(record.engine)
+        if history is None:
+            most = self._settings.history_blocks * record.capacity_blocks
+            history = self._histories[record.engine] = RequestHistory(most, self._samples)
+        try:
+            history.access(record.ids, counts["records"], self._now_s)
+            if self._trial is not None:
+                self._trial.requested(record.engine, record.capacity_blocks, record.ids, self._now_s)
+        except TraceError:
+            counts["no_tree"] += 1
+            return
+        self._judge()
+        if self._trial is None and self._samples.taken_in_all >= self._due:
+            self._fit()
+
+    def publish_waiting(self) -> None:
+        """Publish what won its trial, if anything waits for that. Raises StorageError, RepositoryError."""
+        if self._waiting is None:
+            return
+        model, trial = self._waiting
+        window = SampleWindow(self._samples.taken_in_all, self._first_s, self._now_s, "access log")
+        lineage = Lineage(_CONTRACT, parent=self.version, window=window, measurements=trial)
+        number = self._repository.publish(MODEL, model_files(model, trial), lineage)
+        self._repository.activate(MODEL, number)
+        self.version, self._active, self._waiting = number, model, None
+        self._counts["adopted"] += 1
+        _log.info("published", extra={"version": number, **trial})
+        self._repository.collect_garbage(MODEL, keep=_KEPT)
+
+    def status(self) -> dict[str, Any]:
+        """What was read, fitted and published, as JSON values; counts of engines that were told last."""
+        engines = self._figures.values()
+        told = {
+            name: sum(int(figures.get(name, 0)) for figures in engines)
+            for name in ("evicted", "caught", "guard_excess")
+        }
+        return {
+            **self._counts,
+            **told,
+            "engines": len(self._histories),
+            "samples": self._samples.taken_in_all,
+            "next_fit_at": self._due,
+            "version": self.version or 0,
+            "trial": None if self._trial is None else self._trial.figures(),
+            "last_trial": self._last_trial,
+            "waits_for_disk": self._waiting is not None,
+        }
+
+    def _fit(self) -> None:
+        settings = self._settings
+        self._due = min(int(self._due * settings.growth), self._due + settings.longest_step)
+        self._due = max(self._due, self._samples.taken_in_all + 1)
+        model = fit_hazards(
+            self._samples.labels(self._now_s),
+            bins=settings.bins,
+            rounds=settings.rounds,
+            leaves=settings.leaves,
+            rate=settings.rate,
+            seed=self._seed + self._counts["fits"],
+        )
+        if model is None:
+            return
+        self._counts["fits"] += 1
+        length = self._trial_capacities
+        self._trial = VersionTrial(model, self._active, length_capacities=length, seed=self._seed)
+
+    def _judge(self) -> None:
+        trial = self._trial
+        verdict = None if trial is None else trial.verdict
+        if trial is None or verdict is None:
+            return
+        self._trial = None
+        self._last_trial = {"verdict": verdict, **trial.figures(), "against": self.version or 0}
+        _log.info("trial ended", extra=self._last_trial)
+        if verdict == "lost":
+            self._counts["lost_trials"] += 1
+            return
+        self._waiting = trial.candidate, self._last_trial
+        try:
+            self.publish_waiting()
+        except (StorageError, RepositoryError) as error:
+            _log.warning("a version waits to be published", extra={"reason": str(error)})
+
+    def _stored(self) -> tuple[int | None, HazardModel | None]:
+        """The active version, if it can be read."""
+        try:
+            number = self._repository.active(MODEL)
+            if number is None:
+                return None, None
+            return number, fetch_model(self._repository, number)
+        except GatiError as error:
+            _log.warning("the active version cannot be read", extra={"reason": str(error)})
+            return None, None

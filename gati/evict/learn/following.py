@@ -1,0 +1,115 @@
+"""An engine's part: its accesses go to the service's folder, and versions come from there."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gati.errors import EvictError, GatiError
+from gati.evict.cache import BlockCache
+from gati.evict.learn.folder import MODEL, access_of, versions_of
+from gati.evict.learn.log import AccessLog
+from gati.evict.predict.base import Predictor
+from gati.evict.predict.hazard import HazardModel, lightgbm_module
+from gati.evict.predict.reuse import Reuse
+from gati.evict.predict.stored import load_model
+from gati.versions.repository import ModelRepository
+
+__all__ = ["LearningLink", "fetch_model", "following"]
+
+_log = logging.getLogger("gati.evict")
+
+
+def following(capacity: int, seed: int) -> Predictor:
+    """A predictor that fits nothing itself: it ranks by age until it is offered a model."""
+    return Reuse(capacity, fits=False, seed=seed)
+
+
+class LearningLink:
+    """Connects a cache with the folder of `gati evict serve`, whether that runs or not.
+
+    Accesses are logged by a thread, and another looks every `look_every_s` seconds for the active version.
+    What cannot be read leaves the cache with the version it has. Nothing here makes the cache wait. A cache
+    whose policy does not ask `following` only logs.
+
+    Raises EvictError for a cache of blocks without prefixes, and for a policy with more than one predictor.
+    """
+
+    def __init__(self, cache: BlockCache, service: str | Path, *, look_every_s: float = 1.0) -> None:
+        if cache.tree.flat or cache.policy.twins:
+            raise EvictError(
+                "a service learns for prefix caches and policies such as gati: leave service out"
+            )
+        folder = Path(service)
+        self.version: int | None = None  # in use
+        self._cache = cache
+        self._requested = self._hit = 0
+        self._repository = ModelRepository(versions_of(folder))
+        self._token = ""
+        self._failed = ""
+        self._log = AccessLog(access_of(folder), cache.capacity, self._told)
+        cache.watch = self._watch
+        self._closed = threading.Event()
+        if isinstance(cache.predictor, Reuse):
+            lightgbm_module()
+            arguments = (cache.predictor, look_every_s)
+            threading.Thread(target=self._follow, args=arguments, name="gati-versions", daemon=True).start()
+
+    def figures(self) -> dict[str, Any]:
+        """The version in use, and requests that were left out of the log."""
+        return {"version": self.version, "log_left_out": self._log.left_out}
+
+    def close(self) -> None:
+        """Stop following, and write what of the log waits, for two seconds at most."""
+        self._closed.set()
+        self._cache.watch = None
+        self._log.close()
+
+    def _watch(self, ids: list[int], hits: int, time_s: float) -> None:
+        self._requested += len(ids)
+        self._hit += hits
+        self._log.requested(ids, hits, time_s)
+
+    def _told(self) -> Mapping[str, Any]:
+        """What the service's metrics show of this engine, counted from its begin."""
+        figures = self._cache.policy.figures()
+        guard = figures.get("guard", {})
+        loaded = self._requested - self._hit
+        return {
+            "evicted": max(loaded - self._cache.tree.used, 0),
+            "caught": figures.get("caught", 0),
+            "guard_excess": guard.get("excess", 0),
+            "version": self.version or 0,
+        }
+
+    def _follow(self, predictor: Reuse, look_every_s: float) -> None:
+        while not self._closed.is_set():
+            try:
+                self._look(predictor)
+            except (GatiError, OSError) as error:
+                if str(error) != self._failed:  # said once
+                    _log.warning("no other version: %s", error)
+                    self._failed = str(error)
+            self._closed.wait(look_every_s)
+
+    def _look(self, predictor: Reuse) -> None:
+        token = self._repository.active_token(MODEL)
+        if token == self._token:
+            return
+        number = self._repository.active(MODEL)
+        if number is not None and number != self.version:
+            predictor.offer(fetch_model(self._repository, number))
+            self.version = number
+        self._token = token
+
+
+def fetch_model(repository: ModelRepository, number: int) -> HazardModel:
+    """A version's model. Raises EvictError, RepositoryError, StorageError."""
+    with tempfile.TemporaryDirectory(prefix="gati-version-") as folder:
+        target = Path(folder) / "files"
+        repository.fetch(MODEL, number, target)
+        return load_model(target)

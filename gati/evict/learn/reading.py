@@ -1,0 +1,145 @@
+"""Reading the access logs of all engines as they grow."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gati.evict.learn.log import segment_path
+
+__all__ = ["AccessReader", "AccessRecord"]
+
+_CHUNK = 2**20
+_LONGEST_LINE = 2**24
+
+
+class AccessRecord(NamedTuple):
+    """A request to an engine."""
+
+    engine: str
+    time_s: float
+    ids: list[int]
+    hits: int
+    capacity_blocks: int
+    figures: Mapping[str, Any]
+
+
+@dataclass
+class _Place:
+    """How far the segments of an engine were read."""
+
+    segment: int = 0
+    offset: int = 0
+    rest: bytes = b""
+
+
+class AccessReader:
+    """Reads what was appended since the last time. `damaged` lines and `lost` segments are counted.
+
+    Nothing is kept on disk: a new reader begins with the oldest segments that are there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.damaged = 0
+        self.lost = 0
+        self._folder = folder
+        self._places: dict[str, _Place] = {}
+
+    def read(self) -> Iterator[AccessRecord]:
+        """What is new, in parts by engine and each engine's in order; engines that are gone are forgotten."""
+        engines = sorted(path.name for path in self._folder.glob("*") if path.is_dir())
+        self._places = {name: self._places.get(name, _Place()) for name in engines}
+        for name in engines:
+            yield from self._engine(name)
+
+    def sweep(self, limit_bytes: int) -> None:
+        """Remove segments until the others fit, the oldest first, those that engines write now last.
+
+        Folders of engines that are empty go, too.
+        """
+        found: list[tuple[bool, float, int, Path]] = []
+        for folder in self._folder.glob("*/"):
+            segments = self._segments(folder)
+            for segment in segments:
+                path = segment_path(folder, segment)
+                try:
+                    status = path.stat()
+                except FileNotFoundError:  # removed by its engine at this moment
+                    continue
+                found.append((segment == segments[-1], status.st_mtime, status.st_size, path))
+        total = sum(size for _, _, size, _ in found)
+        for _, _, size, path in sorted(found):
+            if total <= limit_bytes:
+                return
+            path.unlink(missing_ok=True)
+            total -= size
+            if not any(path.parent.iterdir()):
+                path.parent.rmdir()
+
+    def _engine(self, name: str) -> Iterator[AccessRecord]:
+        folder, place = self._folder / name, self._places[name]
+        segments = self._segments(folder)
+        if segments and place.segment < segments[0]:
+            if place.segment:
+                self.lost += segments[0] - place.segment - (not place.rest and place.offset > 0)
+            place.segment, place.offset, place.rest = segments[0], 0, b""
+        for segment in segments:
+            if segment < place.segment:
+                continue
+            if segment > place.segment:
+                self.damaged += bool(place.rest)  # cut short: nothing follows in its segment
+                place.segment, place.offset, place.rest = segment, 0, b""
+            yield from self._lines(name, segment_path(folder, segment), place)
+
+    def _lines(self, name: str, path: Path, place: _Place) -> Iterator[AccessRecord]:
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size  # what comes meanwhile is for the next time
+                file.seek(place.offset)
+                while chunk := file.read(min(_CHUNK, size - place.offset)):
+                    place.offset += len(chunk)
+                    *lines, place.rest = (place.rest + chunk).split(b"\n")
+                    if len(place.rest) > _LONGEST_LINE:
+                        place.rest = b"damaged"
+                    for line in lines:
+                        record = _record(name, line)
+                        if record is None:
+                            self.damaged += 1
+                        else:
+                            yield record
+        except FileNotFoundError:
+            return  # removed since it was listed; the next look counts it
+
+    def _segments(self, folder: Path) -> list[int]:
+        return sorted(int(path.stem) for path in folder.glob("*.jsonl") if path.stem.isdecimal())
+
+
+def _record(engine: str, line: bytes) -> AccessRecord | None:
+    """A request, None where the line is no such."""
+    try:
+        found = json.loads(line)
+        ids, figures = found["hash_ids"], found.get("figures", {})
+        record = AccessRecord(
+            engine,
+            1e-3 * float(found["timestamp"]),
+            ids,
+            int(found["hits"]),
+            int(found["capacity_blocks"]),
+            figures,
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+        return None
+    sound = (
+        isinstance(ids, list)
+        and all(type(each) is int for each in ids)
+        and isinstance(figures, dict)
+        and math.isfinite(record.time_s)
+        and record.capacity_blocks >= 1
+        and 0 <= record.hits <= len(ids)
+    )
+    return record if sound and ids else None

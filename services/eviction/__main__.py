@@ -1,0 +1,95 @@
+"""Fit predictors to what engines log: `python -m services.eviction SETTINGS`, with its settings as JSON.
+
+`gati evict serve` starts it at low priority. Killed at any moment it loses nothing: accesses are in the logs,
+versions in the repository.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import threading
+import time
+
+from gati.evict.learn.fitting import VersionFitter
+from gati.evict.learn.folder import access_of, status_of
+from gati.evict.learn.reading import AccessReader
+from gati.evict.predict.hazard import lightgbm_module
+from gati.evict.predict.reuse import ReuseSettings
+from gati.files import atomic_write_text
+from services.again import keep_on
+from services.eviction.settings import FitterSettings
+from services.process import ended, run
+
+_log = logging.getLogger("gati.eviction")
+
+_LONGEST_PAUSE_S = 30.0
+_TELL_EVERY_S = 1.0  # while much is read
+
+
+def main() -> int:
+    """Fit as the settings on the command line say; returns the exit status."""
+    return run(FitterSettings, lambda settings: "fitter", _fit)
+
+
+class _Fitting:
+    """The fitter, what it reads, and the file that tells of both. One thread at a time calls `look`."""
+
+    def __init__(self, settings: FitterSettings) -> None:
+        self._settings = settings
+        self._reader = AccessReader(access_of(settings.folder))
+        own = ReuseSettings(first_fit=settings.first_fit, longest_step=settings.step)
+        self._fitter = VersionFitter(settings.folder, own, trial_capacities=settings.trial_capacities)
+        self._stopped = threading.Event()
+        self._told = ""
+        self._tell_s = 0.0
+
+    def look(self) -> None:
+        """Read and learn from what is new. Raises StorageError where the status cannot be written."""
+        self._fitter.publish_waiting()
+        for record in self._reader.read():
+            if self._stopped.is_set():
+                return
+            self._fitter.take(record)
+            if time.monotonic() >= self._tell_s:
+                self._tell()
+        self._reader.sweep(self._settings.log_bytes)
+        self._tell()
+
+    def stop(self) -> None:
+        """Let `look` end soon."""
+        self._stopped.set()
+
+    def _tell(self) -> None:
+        found = {**self._fitter.status(), "damaged": self._reader.damaged, "lost": self._reader.lost}
+        text = json.dumps(found, indent=1)
+        if text != self._told:
+            atomic_write_text(status_of(self._settings.folder), text + "\n")
+            self._told = text
+        self._tell_s = time.monotonic() + _TELL_EVERY_S
+
+
+async def _fit(settings: FitterSettings) -> None:
+    os.nice(max(settings.niceness - os.nice(0), 0))
+    stopped = asyncio.create_task(ended(with_stdin=settings.end_with_stdin))
+    lightgbm_module()
+    fitting = await asyncio.to_thread(_Fitting, settings)
+    _log.info("ready")
+    looking = asyncio.create_task(
+        keep_on(
+            "fitting",
+            lambda: asyncio.to_thread(fitting.look),
+            every_s=settings.look_every_s,
+            longest_s=_LONGEST_PAUSE_S,
+        )
+    )
+    await asyncio.wait((stopped, looking), return_when=asyncio.FIRST_COMPLETED)
+    fitting.stop()
+    os._exit(0)  # a fit under way is not waited for: nothing it has is kept before it is published
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""The REST front end of the eviction service: routes over what `continuations` and the fitter know."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import Response
+from fastapi_offline import FastAPIOffline
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.types import Scope
+
+from gati.version import __version__
+from services.eviction.continuations import Continuations
+from services.eviction.conversations import MOST_CONVERSATIONS, read_asked
+from services.eviction.status import metrics_page, read_status
+from services.scheduler.app import answer_errors
+from services.scheduler.bodies import read_body
+from services.scheduler.budget import check_json
+from services.scheduler.replies import Json
+from services.scheduler.scheduler import Scheduler, scheduler_of
+
+__all__ = ["EvictionState", "answer", "create_eviction_app", "find_busy"]
+
+_INLINE_BYTES = 8_192  # a body that is answered faster than a thread is woken
+
+_MESSAGES = {
+    "type": "array",
+    "description": "Messages of the chat, in order; those of users are read.",
+    "items": {
+        "type": "object",
+        "properties": {"role": {"type": "string"}, "content": {"type": "string"}},
+        "required": ["role", "content"],
+    },
+}
+_ONE = {"type": "object", "properties": {"messages": _MESSAGES}, "required": ["messages"]}
+_MANY = {
+    "type": "object",
+    "properties": {"conversations": {"type": "array", "maxItems": MOST_CONVERSATIONS, "items": _ONE}},
+    "required": ["conversations"],
+}
+_BODY = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": {"oneOf": [_ONE, _MANY]}}}}
+}
+_ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
+_REASONS = {
+    400: "No such JSON",
+    401: "The key is missing or wrong",
+    403: "Not from there",
+    413: "Too many messages, or too large",
+    422: "A conversation without a prompt, or what is no message",
+    429: "Too much at once; ask again after Retry-After",
+    503: "No model is loaded, or the server is about to end",
+}
+_REPLIES: dict[int | str, dict[str, Any]] = {
+    status: {"description": text, "content": {"application/json": {"schema": _ERROR}}}
+    for status, text in _REASONS.items()
+}
+_PROBABILITY = {"type": "number", "minimum": 0.0, "maximum": 1.0}
+_REPLIES[200] = {
+    "description": "p: how likely another prompt follows; a list for conversations. version: of the model.",
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "properties": {
+                    "p": {"oneOf": [_PROBABILITY, {"type": "array", "items": _PROBABILITY}]},
+                    "version": {"type": "string"},
+                },
+                "required": ["p", "version"],
+            }
+        }
+    },
+}
+
+router = APIRouter()
+
+
+@dataclass(frozen=True)
+class EvictionState:
+    """What the routes answer from: the model of conversations, and the folder of accesses and versions."""
+
+    continuations: Continuations
+    folder: Path
+
+
+@router.post("/v1/continue", summary="Which conversations go on", responses=_REPLIES, openapi_extra=_BODY)
+async def continue_(request: Request) -> Response:
+    """How likely another prompt follows the newest one of a conversation, or of up to 1,024."""
+    return await answer(request)
+
+
+@router.get("/v1/eviction", summary="What was read, fitted and published")
+async def eviction(request: Request) -> dict[str, Any]:
+    """The state of fitting, a few seconds old; `{}` where it has not begun."""
+    return read_status(_state(request).folder)
+
+
+@router.get("/v2/health/live", summary="Whether the server runs")
+async def live() -> dict[str, bool]:
+    """Always true where there is an answer."""
+    return {"live": True}
+
+
+@router.get("/v2/health/ready", summary="Whether it answers")
+async def ready(request: Request) -> Response:
+    """Status 503 until the model of conversations is loaded, and when the server is about to end."""
+    scheduler = scheduler_of(request)
+    found = _state(request).continuations.ready and scheduler.ready
+    return Json({"ready": found}, 200 if found else 503)
+
+
+@router.get("/metrics", summary="Prometheus metrics")
+async def metrics(request: Request) -> Response:
+    """Counts of engines, of fitting, and of this server."""
+    page = scheduler_of(request).metrics.render({}, {}) + metrics_page(read_status(_state(request).folder))
+    return Response(page, media_type=CONTENT_TYPE_LATEST)
+
+
+def create_eviction_app(scheduler: Scheduler, state: EvictionState) -> FastAPI:
+    """The application; `scheduler` has no models, but the limits and keys that all routes of Gati share."""
+    app = FastAPIOffline(
+        redoc_url=None,
+        title="Gati, learned eviction",
+        version=__version__,
+        description="How likely conversations go on, and what is learned of the accesses of prefix caches.",
+    )
+    app.state.scheduler = scheduler
+    app.state.eviction = state
+    app.include_router(router)
+    answer_errors(app)
+    return app
+
+
+async def answer(request: Request) -> Response:
+    """The reply to `POST /v1/continue`. Raises what reading the request raises, and `UnavailableError`."""
+    scheduler, continuations = scheduler_of(request), _state(request).continuations
+    with scheduler.under_way() as charge:
+        body = await read_body(request, scheduler.config.largest_body_bytes, charge, scheduler.pool)
+        charge.add(check_json(body, scheduler.config.largest_json_bytes))
+        if len(body) <= _INLINE_BYTES:
+            return Json(_answered(body, continuations))
+        return Json(await scheduler.pool.run(_answered, body, continuations))
+
+
+def find_busy(scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
+    """The handler of `POST /v1/continue`, None for other requests."""
+    return answer if scope["method"] == "POST" and scope["path"] == "/v1/continue" else None
+
+
+def _answered(body: bytes, continuations: Continuations) -> dict[str, Any]:
+    asked = read_asked(body)
+    found, version = continuations.predict(asked.prompts)
+    return {"p": found if asked.listed else found[0], "version": version}
+
+
+def _state(request: Request) -> EvictionState:
+    state: EvictionState = request.app.state.eviction
+    return state

@@ -1,0 +1,73 @@
+"""The continuation model that serves: loaded from its folder, and again whenever that changes."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from gati.errors import EvictError, UnavailableError
+from gati.evict.predict.continuation import ContinuationModel
+from gati.evict.predict.continuation_stored import load_continuation
+from gati.evict.trace.dialogues import Prompts
+
+__all__ = ["Continuations"]
+
+_log = logging.getLogger("gati.eviction")
+
+
+class Continuations:
+    """Predicts with the newest model in `folder` that can be read; None for no folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._model: tuple[ContinuationModel, str] | None = None
+        self._seen = ""
+        self._failed = ""
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a model, where there should be one."""
+        return self._folder is None or self._model is not None
+
+    def look(self) -> None:
+        """Load the model if the folder has another one; one that cannot be read changes nothing."""
+        if self._folder is None:
+            return
+        token = _token(self._folder)
+        if token in (self._seen, self._failed):
+            return
+        try:
+            model = load_continuation(self._folder)
+        except EvictError as error:
+            self._failed = token
+            _log.warning("the model of conversations stays as it was", extra={"reason": str(error)})
+            return
+        name = hashlib.sha256(model.weights.tobytes()).hexdigest()[:12]
+        self._model, self._seen = (model, name), token
+        _log.info("model of conversations loaded", extra={"version": name})
+
+    def predict(self, prompts: Sequence[Prompts]) -> tuple[list[float], str]:
+        """The probabilities that conversations go on, and the version they are from.
+
+        Raises `UnavailableError` where no model is loaded.
+        """
+        loaded = self._model
+        if loaded is None:
+            why = "no model can be read yet" if self._folder else "start it with --continuation DIR"
+            raise UnavailableError(f"this server has no model of conversations: {why}")
+        model, name = loaded
+        return model.predict(prompts).tolist(), name
+
+
+def _token(folder: Path) -> str:
+    """Changes when one of the files does."""
+    found = []
+    for path in sorted(folder.glob("continuation.*")):
+        try:
+            status = path.stat()
+        except OSError:  # replaced at this moment: there will be another look
+            continue
+        found.append(f"{path.name} {status.st_mtime_ns} {status.st_size} {status.st_ino}")
+    return "\n".join(found)

@@ -1,0 +1,70 @@
+"""What clients of `POST /v1/continue` send: one conversation, or many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from gati.errors import DataError, RequestError, TooLargeError
+from gati.evict.trace.dialogues import Prompts, prompts_of, utterance_of
+
+__all__ = ["MOST_CONVERSATIONS", "MOST_MESSAGES", "Asked", "read_asked"]
+
+MOST_CONVERSATIONS = 1024  # of a request
+MOST_MESSAGES = 16_384
+
+
+class Asked(NamedTuple):
+    """The newest prompt of each conversation with those before it, and whether they came as a list."""
+
+    prompts: list[Prompts]
+    listed: bool
+
+
+def read_asked(body: bytes) -> Asked:
+    """Read `{"messages": [...]}` or `{"conversations": [{"messages": [...]}, ...]}`.
+
+    **Raises:** `TooLargeError`, before anything is parsed where there may be too many messages;
+    `RequestError` for what is no such JSON, `DataError` for a conversation without a prompt and `TraceError`
+    for what is no message.
+    """
+    objects = body.count(b"{") + body.count(b"[")  # each message takes at least one
+    if objects > 2 * (MOST_MESSAGES + MOST_CONVERSATIONS):
+        raise TooLargeError(f"more than {MOST_MESSAGES} messages; send fewer conversations at once")
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is not JSON: {error}") from None
+    if not isinstance(document, dict) or len(document) != 1:
+        raise RequestError('send {"messages": [...]} or {"conversations": [{"messages": [...]}, ...]}')
+    if "messages" in document:
+        return Asked([_newest(document["messages"], "messages")], False)
+    if "conversations" not in document:
+        raise RequestError(f"no messages and no conversations, but {str(*document)[:40]!r}")
+    return Asked(_conversations(document["conversations"]), True)
+
+
+def _conversations(rows: Any) -> list[Prompts]:
+    if not isinstance(rows, list):
+        raise RequestError("conversations must be a list")
+    if len(rows) > MOST_CONVERSATIONS:
+        raise TooLargeError(f"{len(rows)} conversations; send at most {MOST_CONVERSATIONS} at once")
+    found = []
+    for number, row in enumerate(rows):
+        where = f"conversation {number}"
+        if not isinstance(row, dict) or row.keys() != {"messages"}:
+            raise RequestError(f'{where} must be {{"messages": [...]}}')
+        found.append(_newest(row["messages"], where))
+    return found
+
+
+def _newest(messages: Any, where: str) -> Prompts:
+    if not isinstance(messages, list):
+        raise RequestError(f"{where}: messages must be a list")
+    said: Sequence[Any] = [utterance_of(each, where) for each in messages]
+    prompts = prompts_of(said)
+    if not prompts:
+        raise DataError(f"{where} has no message of a user, whose words tell whether it goes on")
+    return prompts[-1]

@@ -1,0 +1,104 @@
+"""`gati evict serve`: REST in this process, a process of low priority that fits, until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import uvloop
+
+from gati.errors import ConfigError, GatiError
+from services import logs
+from services.again import keep_on
+from services.config import ServeConfig
+from services.eviction.app import EvictionState, create_eviction_app, find_busy
+from services.eviction.continuations import Continuations
+from services.eviction.settings import FitterSettings
+from services.scheduler.admission import check_exposure
+from services.scheduler.front import Front
+from services.scheduler.scheduler import Scheduler
+from services.supervisor import Supervised
+from services.web import listen, web_server
+
+__all__ = ["serve_eviction"]
+
+_log = logging.getLogger("gati.eviction")
+
+_LOOK_EVERY_S = 1.0  # for another model of conversations
+_LONGEST_PAUSE_S = 30.0
+
+
+def serve_eviction(
+    config: ServeConfig,
+    fitter: FitterSettings,
+    continuation: Path | None,
+    announce: Callable[[str], None],
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain and end. `announce` is told the URL once it answers.
+
+    **Raises:** `ConfigError` when the port is taken or others could ask without a key; `EvictError` where
+    `continuation` holds no model.
+    """
+    logs.configure("eviction", config.log_level)
+    check_exposure(config)
+    try:
+        fitter.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make {fitter.folder} ({error.strerror}); choose another folder") from error
+    continuations = Continuations(continuation)
+    continuations.look()
+    if not continuations.ready:
+        from gati.evict.predict.continuation_stored import load_continuation
+
+        load_continuation(continuation or "")  # says what is wrong with it
+    listening = listen(config)
+    uvloop.run(_serve(config, fitter, continuations, listening, announce))
+
+
+async def _serve(
+    config: ServeConfig,
+    fitter: FitterSettings,
+    continuations: Continuations,
+    listening: socket.socket,
+    announce: Callable[[str], None],
+) -> None:
+    fitting = Supervised("fitter", "services.eviction", fitter)
+    scheduler = Scheduler(config, {}, {}, fitting)
+    app = create_eviction_app(scheduler, EvictionState(continuations, fitter.folder))
+    server = web_server(config, Front(app, find_busy))
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, scheduler.keys.reload)
+    await scheduler.start()
+    gc.freeze()  # what is there now stays; to look through it takes longer than an answer
+    serving = asyncio.create_task(server.serve([listening]))
+    looking = asyncio.create_task(
+        keep_on(
+            "looking for a model of conversations",
+            lambda: asyncio.to_thread(continuations.look),
+            every_s=_LOOK_EVERY_S,
+            longest_s=_LONGEST_PAUSE_S,
+        )
+    )
+    scheme = "http" if config.certificate is None else "https"
+    announce(f"{scheme}://{config.host}:{listening.getsockname()[1]}")
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+    _log.info("draining")
+    looking.cancel()
+    scheduler.leaving = True
+    for listener in server.servers:  # no new connections; those that are here get their answers
+        listener.close()
+    await scheduler.drain()
+    server.should_exit = True
+    await serving
+    stopped.cancel()
+    if fitting.hopeless is not None:
+        raise GatiError(fitting.hopeless)

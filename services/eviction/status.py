@@ -1,0 +1,64 @@
+"""What the fitter tells of itself, in a file that it writes every few seconds, and as metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from gati.evict.learn.folder import status_of
+
+__all__ = ["metrics_page", "read_status"]
+
+_COUNTERS = {
+    "requested": ("gati_evict_requested", "Blocks that engines were asked for"),
+    "hit": ("gati_evict_hit", "Blocks that they had cached"),
+    "evicted": ("gati_evict_evicted", "Blocks that they evicted"),
+    "caught": ("gati_evict_caught", "Evictions by prediction that were caught wrong"),
+    "records": ("gati_evict_records", "Requests read from access logs"),
+    "damaged": ("gati_evict_damaged", "Lines of access logs that were cut or changed"),
+    "lost": ("gati_evict_lost_segments", "Segments of access logs that were gone before they were read"),
+    "fits": ("gati_evict_fits", "Predictors that were fitted"),
+    "adopted": ("gati_evict_adopted", "Predictors that were published"),
+}
+_GAUGES = {
+    "guard_excess": ("gati_evict_guard_excess", "Blocks missed beyond LRU, of all engines"),
+    "version": ("gati_evict_version", "The active version"),
+}
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """The state of fitting; empty where it has not begun or is not readable."""
+    try:
+        found = json.loads(status_of(folder).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def metrics_page(status: Mapping[str, Any]) -> bytes:
+    """The state as Prometheus reads it."""
+    registry = CollectorRegistry()
+    registry.register(_Told(status))
+    return generate_latest(registry)
+
+
+class _Told:
+    def __init__(self, status: Mapping[str, Any]) -> None:
+        self._status = status
+
+    def collect(self) -> list[Metric]:
+        """Every family that something is known of."""
+        found: list[Metric] = []
+        for key, (name, text) in _COUNTERS.items():
+            if isinstance(value := self._status.get(key), (int, float)):
+                found.append(CounterMetricFamily(name, text, value=value))
+        for key, (name, text) in _GAUGES.items():
+            if isinstance(value := self._status.get(key), (int, float)):
+                found.append(GaugeMetricFamily(name, text, value=value))
+        return found

@@ -1,0 +1,117 @@
+"""`gati evict serve` as a process of its own: it learns for an engine, which never needs it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from gati.cli import run
+from gati.errors import RequestError, UnavailableError
+from gati.evict import ContinuationClient, PrefixCache
+from gati.evict.train import train_continuation
+from tests.evict.learn.streams import CAPACITY, hot_and_cold
+from tests.evict.talking import talks
+from tests.services.running import Serving
+from tests.waiting import until
+
+OPTIONS = ("--first-fit", "600", "--trial", "4", "--look-every", "100ms", "--log-level", "warning")
+
+
+class Engine:
+    """A cache that is asked for a stream, a request each second of its own clock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cache = PrefixCache(CAPACITY, service=folder, clock=lambda: float(self.count))
+        self.count = 0
+
+    def requests(self, count: int) -> int:
+        """Hits of so many requests."""
+        hits = 0
+        for ids in hot_and_cold(count, first=self.count):
+            self.count += 1
+            match = self.cache.match(ids)
+            self.cache.insert(match)
+            self.cache.release(match)
+            hits += match.hits
+        return hits
+
+    @property
+    def version(self) -> int:
+        return int(self.cache.figures()["version"] or 0)
+
+
+def test_an_engine_learns_from_the_service_and_goes_on_when_it_is_killed(tmp_path: Path) -> None:
+    folder = tmp_path / "learned"
+    engine = Engine(folder)
+    assert engine.requests(800) == 0  # nobody is there: LRU, which never hits here
+    with Serving(folder, *OPTIONS, verb=("evict", "serve")) as service:
+        until(lambda: engine.version == 1)
+        engine.requests(100)
+        assert engine.requests(100) > 100
+        until(lambda: service.client.get("/v1/eviction").json().get("records") == engine.count)
+        told = service.client.get("/v1/eviction").json()
+        assert (told["version"], told["adopted"], told["damaged"]) == (1, 1, 0)
+        page = service.client.get("/metrics").text
+        assert f"gati_evict_requested_total {4.0 * engine.count}" in page
+        assert "gati_evict_guard_excess -" in page
+        os.kill(service.process.pid, signal.SIGKILL)
+        service.process.wait()
+        assert engine.requests(100) > 100
+        assert engine.version == 1
+        (log,) = (folder / "access").iterdir()
+        with max(log.iterdir()).open("ab") as file:
+            file.write(b'{"timestamp": 12')  # as if the engine had been killed while it wrote
+    another = Engine(folder)
+    until(lambda: another.version == 1)  # with nobody there
+    assert another.requests(200) > 100
+    another.cache.close()
+    with Serving(folder, *OPTIONS, verb=("evict", "serve")) as service:
+        until(lambda: service.client.get("/v1/eviction").json().get("records", 0) >= engine.count + 200)
+        assert service.client.get("/v1/eviction").json()["version"] >= 1
+        assert engine.requests(100) > 100
+        assert service.stop() == 0
+    engine.cache.close()
+
+
+def test_clients_are_told_how_likely_conversations_go_on(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    train_continuation(talks(200), model)
+    keys = {"GATI_SERVE_API_KEY": "a key for all"}
+    options = ("--continuation", str(model), *OPTIONS)
+    with Serving(tmp_path / "learned", *options, verb=("evict", "serve"), environment=keys) as service:
+        with ContinuationClient(service.url, api_key="a key for all", timeout_s=30.0) as client:
+            bye = [{"role": "user", "content": "no, that is all"}]
+            wish = [{"role": "user", "content": "find me a table 7"}]
+            assert client.probability(bye) < 0.5 < client.probability(wish)
+            assert client.probabilities([bye, wish]) == [client.probability(bye), client.probability(wish)]
+            with pytest.raises(RequestError, match="has no message of a user.*status 422"):
+                client.probability([])
+        with ContinuationClient(service.url) as stranger, pytest.raises(RequestError, match="status 401"):
+            stranger.probability(bye)
+    with (
+        ContinuationClient(service.url) as client,
+        pytest.raises(UnavailableError, match="no eviction service"),
+    ):
+        client.probability(bye)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        pytest.param(["--continuation", "nowhere"], "nowhere has no continuation.json", id="no model"),
+        pytest.param(
+            ["--host", "0.0.0.0"], "without a key only this machine has access", id="open to others"
+        ),
+        pytest.param(["--first-fit", "0"], "first_fit: ", id="setting"),
+        pytest.param(["--log-limit", "many"], "many", id="size"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], says: str
+) -> None:
+    assert run(["evict", "serve", str(tmp_path), "--port", "0", *options]) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.startswith("error: ") and len(said.splitlines()) == 1
