@@ -6,8 +6,8 @@
 `hits`: prompts of 1,000 tokens that are there or not, and 50 that never are, in turns; also through
 `gati evict engine` and OpenAI's client over loopback (`--socket`).
 
-`arrivals`: the first requests of Mooncake's conversation trace. A block of 512 tokens becomes a page of 16, so
-that block for block the engine decides what a large one would; each request generates two tokens. Time is the
+`arrivals`: the first requests of Mooncake's conversation trace. A block of 512 tokens becomes a page of 16:
+the engine decides block for block what a large one would; each request generates two tokens. Time is the
 processor's time of the engine's thread, and where the engine has nothing to do the clock goes on to the next
 arrival, so that neither other programs nor idling count. Arrivals are scaled so that the engine would be busy
 for `--load` of the time if nothing was cached. All policies of a size serve the same requests, in turns of

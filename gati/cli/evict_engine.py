@@ -73,7 +73,7 @@ def engine(
     """Serve a language model on the CPU over /v1/completions, /v1/models and /metrics.
 
     Prefixes of prompts that were computed stay in pages until the policy has them leave, so that time to
-    first token can be measured under each policy with OpenAI's clients. Answers do not depend on what is kept.
+    first token can be measured under each policy with OpenAI's clients. What is kept changes no answer.
     """
     missing = [package for package in _NEEDED if find_spec(package) is None]
     if missing:

@@ -183,15 +183,15 @@ async def _whole(running: RunningCompletion, head: Mapping[str, Any]) -> dict[st
     texts: dict[int, list[str]] = {index: [] for index in range(len(running.generations))}
     reasons: dict[int, str | None] = {}
     async for piece in running.pieces():
-        texts[piece.index].append(piece.text)
-        reasons[piece.index] = piece.finish_reason
+        texts[piece.choice].append(piece.text)
+        reasons[piece.choice] = piece.finish_reason
     pieces = [CompletionPiece(index, "".join(texts[index]), reasons[index]) for index in texts]
     return {**head, "choices": [_choice(piece) for piece in pieces], "usage": running.usage()}
 
 
 def _choice(piece: CompletionPiece) -> dict[str, Any]:
     return {
-        "index": piece.index,
+        "index": piece.choice,
         "text": piece.text,
         "logprobs": None,
         "finish_reason": piece.finish_reason,

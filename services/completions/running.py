@@ -18,9 +18,9 @@ __all__ = ["CompletionPiece", "RunningCompletion"]
 
 
 class CompletionPiece(NamedTuple):
-    """Some text of the generation for prompt number `index`, and why it ended, if it did."""
+    """Some text of choice number `choice`, one of which there is for each prompt; why it ended, if it did."""
 
-    index: int
+    choice: int
     text: str
     finish_reason: str | None
 
