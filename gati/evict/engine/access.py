@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Protocol
 from gati.errors import StorageError
 
 __all__ = ["AccessFile", "AccessSink", "PrefixAccess", "access_line"]
+
+_log = logging.getLogger("gati.engine")
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class PrefixAccess:
     output_tokens: int  # at most
     names: Sequence[bytes]
     hits: int  # leading pages that were there
+    capacity_pages: int
 
 
 class AccessSink(Protocol):
@@ -43,26 +47,36 @@ def access_line(access: PrefixAccess) -> str:
         # 53 bits, which every reader of JSON keeps exactly
         "hash_ids": [int.from_bytes(name[:8], "little") >> 11 for name in access.names],
         "hits": access.hits,
+        "capacity_blocks": access.capacity_pages,
     }
     return json.dumps(record, separators=(",", ":"))
 
 
 class AccessFile:
-    """Appends records to a file, a line each. Requests shorter than a page leave none."""
+    """Appends records to a file, a line each. Requests shorter than a page leave none.
+
+    When the disk is full the engine goes on without the log, which says so once.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open the file. Raises StorageError where it cannot be written."""
         try:
-            self._file = path.open("a", encoding="utf-8", buffering=1)
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise StorageError(
                 f"cannot write the access log {path} ({error.strerror}); name another"
             ) from error
+        self._failed = False
 
     def accessed(self, access: PrefixAccess) -> None:
         """Write a line."""
-        if access.names:
-            self._file.write(access_line(access) + "\n")
+        if not access.names or self._failed:
+            return
+        try:
+            self._file.write(access_line(access).encode() + b"\n")
+        except OSError as error:
+            self._failed = True
+            _log.error("the access log ends here", extra={"reason": str(error)})
 
     def close(self) -> None:
         """Close the file."""

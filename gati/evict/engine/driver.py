@@ -37,7 +37,7 @@ class EngineDriver:
         self._engine.wake()
         if self._thread.is_alive():
             self._thread.join()
-        self._engine.close(UnavailableError("the engine is ending"))
+        self._engine.abandon(UnavailableError("the engine is ending"))
 
     def _run(self) -> None:
         engine = self._engine
@@ -47,5 +47,5 @@ class EngineDriver:
                     engine.wait_for_work()
         except Exception as error:  # whatever it is, nobody must wait for this engine any more
             _log.exception("a step failed")
-            engine.close(UnavailableError("the engine failed; its log has the cause"))
+            engine.abandon(UnavailableError("the engine failed; its log has the cause"))
             self._failed(error)

@@ -98,6 +98,7 @@ class PrefixEngine:
         self._waiting: deque[Generation] = deque()
         self._running: list[Generation] = []  # in the order of their admission
         self._stepping = threading.RLock()
+        self._intake = threading.Lock()  # of what has arrived, and whether anything may
         self._work = threading.Event()
         self._closed = False
         self._counts = {"requests": 0, "prompt_tokens": 0, "computed_tokens": 0, "generated_tokens": 0}
@@ -117,14 +118,15 @@ class PrefixEngine:
         Raises RequestError for tokens that the network does not have and for requests that never fit,
         OverloadError where too many wait, UnavailableError after `close`.
         """
-        if self._closed:
-            raise UnavailableError("the engine is closed")
         generation = Generation(request, self._clock(), listener)
-        self._check(generation)
-        waiting = len(self._arrived) + len(self._waiting)
-        if waiting >= self.limits.most_waiting:
-            raise OverloadError(f"{waiting} requests wait already", retry_after_s=_RETRY_AFTER_S)
-        self._arrived.append(generation)
+        with self._intake:
+            if self._closed:
+                raise UnavailableError("the engine is closed")
+            self._check(generation)
+            waiting = len(self._arrived) + len(self._waiting)
+            if waiting >= self.limits.most_waiting:
+                raise OverloadError(f"{waiting} requests wait already", retry_after_s=_RETRY_AFTER_S)
+            self._arrived.append(generation)
         self._work.set()
         return generation
 
@@ -161,15 +163,23 @@ class PrefixEngine:
     def close(self, error: GatiError | None = None) -> None:
         """End all requests, with that error where there is one, and give every page back to the pool."""
         with self._stepping:
-            self._closed = True
-            self._take_in()
+            if self._shut():
+                return
             for generation in [*self._running, *self._waiting]:
                 generation.error = error
                 self._finish(generation, Ending.CANCELLED if error is None else Ending.FAILED)
             self._waiting.clear()
-            if self._sink is not None:
-                self._sink.close()
         self._pool.leave(self)
+
+    def abandon(self, error: GatiError) -> None:
+        """After a step that raised: end all requests with that error. What is in the pages is not known."""
+        with self._stepping:
+            self._shut()
+            for generation in [*self._running, *self._waiting]:
+                generation.error, generation.ending = error, Ending.FAILED
+                generation.tell(None)
+            self._running.clear()
+            self._waiting.clear()
 
     def allow(self, pages: int) -> None:
         """Hold at most so many pages of the pool; waits for the step under way."""
@@ -194,6 +204,16 @@ class PrefixEngine:
 
     # ----------------------------------------------------------------------------------------------------
 
+    def _shut(self) -> bool:
+        """Take in no more than is there; whether that was so before."""
+        with self._intake:
+            was, self._closed = self._closed, True
+        if not was:
+            self._take_in()
+            if self._sink is not None:
+                self._sink.close()
+        return was
+
     def _check(self, generation: Generation) -> None:
         request, settings = generation.request, self.decoder.settings
         if not request.prompt:
@@ -202,6 +222,8 @@ class PrefixEngine:
             raise RequestError(f"max_tokens is {request.most_tokens}; generate at least one")
         if min(request.prompt) < 0 or max(request.prompt) >= settings.vocabulary:
             raise RequestError(f"a token of the prompt is not between 0 and {settings.vocabulary - 1}")
+        if request.goes_on is not None and not 0.0 <= request.goes_on <= 1.0:
+            raise RequestError(f"goes_on is {request.goes_on}; a probability is 0 to 1")
         if generation.longest > settings.length:
             raise RequestError(
                 f"{len(request.prompt)} tokens of prompt and {request.most_tokens} to generate are more than "
@@ -264,6 +286,7 @@ class PrefixEngine:
                 request.most_tokens,
                 generation.table.names,
                 generation.table.hits,
+                self._pages.pages,
             )
         )
 

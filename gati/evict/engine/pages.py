@@ -22,10 +22,10 @@ from gati.errors import EvictError
 from gati.evict.embed.pool import PagePool
 from gati.evict.engine.decoder import DecoderSettings
 from gati.evict.plugins.books import EngineBooks
+from gati.evict.plugins.settings import PluginSettings
 from gati.evict.policy.registry import policy_named
 from gati.evict.predict.conversing import HintedContinuation
 from gati.evict.predict.hazard import lightgbm_module
-from gati.evict.predict.named import predictor_named
 from gati.evict.replays.replay import build
 
 __all__ = ["KeptPrefixes", "PageTable", "PrefixPages", "page_bytes_for_tokens", "prefix_names"]
@@ -56,8 +56,7 @@ class KeptPrefixes:
         else:
             if policy.predicts and self.predictor == "reuse":
                 lightgbm_module()  # else it would be missed at the first fit, hours from now
-            maker = predictor_named(self.predictor)
-            books = build(self.policy, capacity, maker, seed=self.seed, kind=EngineBooks)
+            books = PluginSettings(self.policy, self.predictor, self.seed).books(capacity)
         assert isinstance(books, EngineBooks)
         return books
 

@@ -219,6 +219,7 @@ def test_a_request_longer_than_the_budget_is_refused() -> None:
         (GenerationRequest((1,), 0), "max_tokens is 0"),
         (GenerationRequest((13,), 1), "not between 0 and 12"),
         (GenerationRequest((-1,), 1), "not between 0 and 12"),
+        (GenerationRequest((1,), 1, goes_on=1.5), "a probability is 0 to 1"),
         (GenerationRequest((1,), 97), "more than the 96 that the network takes"),
     ],
 )
@@ -330,10 +331,22 @@ def test_accesses_are_a_trace_that_replay_reads(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["hits"] for line in lines] == [0, 3, 4]
     assert {(line["input_length"], line["output_length"]) for line in lines} == {(17, 2)}
+    assert {line["capacity_blocks"] for line in lines} == {64}
     trace = evict.read_trace(log)
     assert (len(trace), trace.distinct) == (3, 5)
     outcome = evict.replay(trace, [5], ["lru"]).outcomes[0]
     assert outcome.hits == 7
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's disk that is always full")
+def test_an_access_log_that_cannot_be_written_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    pool = pool_for(DECODER, 64 * PAGE_BYTES, PAGE_TOKENS)
+    sink = AccessFile(Path("/dev/full"))
+    running = PrefixEngine(DECODER, pool, KeptPrefixes("lru"), page_tokens=PAGE_TOKENS, sink=sink)
+    for _ in range(2):
+        assert generated(running, [1] * 9).ending is Ending.LENGTH
+    running.close()
+    assert [record.message for record in caplog.records] == ["the access log ends here"]
 
 
 def test_how_likely_a_conversation_goes_on_decides_under_lpc() -> None:
