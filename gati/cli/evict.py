@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gati.cli import evict_serve, render
+from gati.cli.evict_engine import engine
 from gati.cli.options import JsonFile, examples_below, split_list
 from gati.errors import EvictError
 from gati.units import parse_duration
@@ -29,9 +30,18 @@ evict = typer.Typer(
         "gati evict compare trace.jsonl.gz --out report.html",
         "gati evict synthesise dialogues.jsonl.gz --out stream.jsonl.gz",
         "gati evict serve learned --continuation continuation",
+        "gati evict engine --policy gati --budget 256MiB",
     ),
 )
 evict.command(epilog=examples_below(*evict_serve.EXAMPLES))(evict_serve.serve)
+evict.command(
+    epilog=examples_below(
+        "gati evict engine",
+        "gati evict engine tinyllama --policy lru --budget 1GiB --port 8001",
+        "gati evict engine --access-log today.jsonl && gati evict replay today.jsonl",
+        'curl localhost:8000/v1/completions -d \'{"model": "random-0", "prompt": "Hello", "stream": true}\'',
+    )
+)(engine)
 
 _NOISE = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 _NOISY = "lru,laru,gati,fpb,hf"

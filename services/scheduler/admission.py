@@ -56,7 +56,9 @@ def _key(request: Request, path: str, keys: KeyRing) -> Key | None:
     right = _right(request.method, path)
     if path.startswith(_OPEN) or not (keys.guards_management if right == "manage" else keys.asks):
         return None
-    given = request.headers.get("x-api-key") or (_password(request) if request.method == "GET" else "")
+    given = request.headers.get("x-api-key") or _token(request)
+    if not given and request.method == "GET":
+        given = _password(request)
     key = keys.find(given)
     if key is None:
         raise NotAllowedError("a key is needed; send it as X-API-Key")
@@ -71,6 +73,12 @@ def _right(method: str, path: str) -> Right:
     if path.startswith(_MANAGEMENT):
         return "manage"
     return "read" if method in ("GET", "HEAD", "OPTIONS") else "infer"
+
+
+def _token(request: Request) -> str:
+    """Of `Authorization: Bearer`, which OpenAI's clients send and no browser does by itself."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def _password(request: Request) -> str:

@@ -1,0 +1,267 @@
+"""Time to first token of the prefix engine: hits against misses, and real arrivals under several policies.
+
+    python -m benchmarks.evict_engine [hits] [--repetitions 15]
+    python -m benchmarks.evict_engine arrivals --requests 2000 --sizes 500,1000,2000 [--json FILE]
+
+`hits`: prompts of 1,000 tokens that are there or not, and 50 that never are, in turns; also through
+`gati evict engine` and OpenAI's client over loopback (`--socket`).
+
+`arrivals`: the first requests of Mooncake's conversation trace. A block of 512 tokens becomes a page of 16:
+the engine decides block for block what a large one would; each request generates two tokens. Time is the
+processor's time of the engine's thread, and where the engine has nothing to do the clock goes on to the next
+arrival, so that neither other programs nor idling count. Arrivals are scaled so that the engine would be busy
+for `--load` of the time if nothing was cached. All policies of a size serve the same requests, in turns of
+`--turn` requests each, so that what slows the machine down slows all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.evict_policies import load
+from gati.evict import Trace
+from gati.evict.engine.decoder import Decoder, DecoderSettings
+from gati.evict.engine.engine import PrefixEngine, PrefixEngineLimits, pool_for
+from gati.evict.engine.generation import Generation, GenerationRequest
+from gati.evict.engine.pages import KeptPrefixes, page_bytes_for_tokens
+
+PAGE_TOKENS = 16
+HEAD, TAIL = 1000, 50
+# Small, so that a thousand requests take a minute: how long a token takes is the same for every policy.
+SMALL = DecoderSettings(layers=2, width=64, heads=4, key_heads=2, inner_width=176)
+
+
+class EngineClock:
+    """Processor time of this thread, plus the time that was skipped."""
+
+    def __init__(self) -> None:
+        self._skipped_s = 0.0
+        self._paused_s = 0.0
+        self._since_s = 0.0
+        self._runs = False
+
+    def __call__(self) -> float:
+        running_s = time.thread_time() - self._since_s if self._runs else 0.0
+        return self._skipped_s + self._paused_s + running_s
+
+    def resume(self) -> None:
+        self._since_s, self._runs = time.thread_time(), True
+
+    def pause(self) -> None:
+        self._paused_s += time.thread_time() - self._since_s
+        self._runs = False
+
+    def skip_to(self, time_s: float) -> None:
+        self._skipped_s += max(time_s - self(), 0.0)
+
+
+class Replaying:
+    """One engine that gets the requests of a trace as they arrive, by its own clock."""
+
+    def __init__(self, decoder: Decoder, pages: int, policy: str, prompts: list[Any], at_s: Any) -> None:
+        self.clock = EngineClock()
+        page = page_bytes_for_tokens(decoder.settings, PAGE_TOKENS, torch.float32)
+        limits = PrefixEngineLimits(most_running=16, most_waiting=len(prompts), chunk_tokens=256)
+        kept = KeptPrefixes("lru" if policy == "none" else policy, reuse=policy != "none")
+        self.engine = PrefixEngine(
+            decoder, pool_for(decoder, pages * page), kept, limits, clock=self.clock, page_tokens=PAGE_TOKENS
+        )
+        self.done: list[Generation] = []
+        self._coming = deque(zip(at_s, prompts, strict=True))
+        self.busy_s = 0.0
+
+    def serve(self, count: int) -> bool:
+        """Take in so many requests more, and step until they are taken in; False at the end of all."""
+        self.clock.resume()
+        began_s = time.thread_time()
+        goal = max(len(self._coming) - count, 0)
+        while len(self._coming) > goal or (not goal and self._step()):
+            while self._coming and self._coming[0][0] <= self.clock():
+                at_s, prompt = self._coming.popleft()
+                generation = self.engine.submit(GenerationRequest(prompt, 2, ends_early=False))
+                generation.arrived_s = at_s  # it came while a step was under way
+                self.done.append(generation)
+            if not self._step() and self._coming:
+                self.clock.skip_to(self._coming[0][0])
+        self.busy_s += time.thread_time() - began_s
+        self.clock.pause()
+        return bool(goal)
+
+    def _step(self) -> bool:
+        return self.engine.step()
+
+
+def tokens_of(block: int) -> bytes:
+    """Sixteen tokens that stand for a block."""
+    return hashlib.sha256(str(block).encode()).digest()[:PAGE_TOKENS]
+
+
+def prompts_of(trace: Trace, limit: int) -> list[tuple[int, ...]]:
+    """A prompt for each request: its blocks, and a token to answer."""
+    return [(*b"".join(tokens_of(block) for block in ids[:limit]), 0) for ids in trace.requests]
+
+
+def arrivals(given: argparse.Namespace) -> dict[str, Any]:
+    trace = load("conversation", given.requests)
+    decoder = Decoder.random(SMALL, seed=0)
+    sizes = [int(size) for size in given.sizes.split(",")]
+    policies = given.policies.split(",")
+    prompts = prompts_of(trace, min(sizes) - 2)
+    prompt_tokens = sum(map(len, prompts))
+    speed = _tokens_a_second(decoder, prompts)
+    span_s = float(trace.time_s[-1] - trace.time_s[0])
+    scale = prompt_tokens / speed / given.load / span_s
+    at_s = (trace.time_s - trace.time_s[0]) * scale
+    result: dict[str, Any] = {
+        "requests": len(prompts),
+        "prompt_tokens": prompt_tokens,
+        "tokens_a_second": speed,
+        "load_without_cache": given.load,
+        "seconds_a_second_of_the_trace": scale,
+        "system_load": os.getloadavg(),
+        "sizes": [],
+    }
+    for size in sizes:
+        replaying = {policy: Replaying(decoder, size, policy, prompts, at_s) for policy in policies}
+        going = dict(replaying)
+        while going:
+            for policy, each in list(going.items()):
+                if not each.serve(given.turn):
+                    del going[policy]
+        rows = {policy: _figures(each) for policy, each in replaying.items()}
+        for row in rows.values():
+            row["p99_over_lru"] = row["p99_s"] / rows["lru"]["p99_s"] if "lru" in rows else None
+        result["sizes"].append({"pages": size, "policies": rows})
+        print(json.dumps(result["sizes"][-1]), flush=True)
+    return result
+
+
+def _figures(replayed: Replaying) -> dict[str, Any]:
+    times = np.array([each.time_to_first_token_s for each in replayed.done])
+    found = replayed.engine.figures()
+    p50, p90, p99 = np.percentile(times, [50, 90, 99])
+    return {
+        "mean_s": float(times.mean()),
+        "p50_s": float(p50),
+        "p90_s": float(p90),
+        "p99_s": float(p99),
+        "hit_rate": found["pages_hit"] / max(found["pages_requested"], 1),
+        "computed_tokens": found["computed_tokens"],
+        "busy_s": replayed.busy_s,
+        "evicted": found["pages_evicted"],
+        "fitting_s": found["policy"].get("fitting_s", 0.0),
+        "guard": found["policy"].get("guard"),
+    }
+
+
+def _tokens_a_second(decoder: Decoder, prompts: list[Any]) -> float:
+    """How many tokens of these prompts are computed in a second of the processor, nothing being cached."""
+    some = prompts[:: max(len(prompts) // 60, 1)]
+    replaying = Replaying(decoder, 2 * max(map(len, some)) // PAGE_TOKENS, "none", some, [0.0] * len(some))
+    replaying.serve(len(some))
+    return sum(map(len, some)) / replaying.busy_s
+
+
+def hits(given: argparse.Namespace) -> dict[str, Any]:
+    """Time to first token of prompts whose head is there, and of prompts whose head is not, in turns."""
+    ask = _over_a_socket if given.socket else _in_process
+    random = np.random.default_rng(0)
+    known = random.integers(0, 256, HEAD)
+    times: dict[str, list[float]] = {"miss": [], "hit": []}
+    for number, (kind, seconds) in enumerate(ask(given.repetitions, known, random)):
+        if number > 1:  # the first two warm up
+            times[kind].append(seconds)
+    medians = {kind: float(np.median(each)) for kind, each in times.items()}
+    return {
+        "median_s": medians,
+        "p99_s": {kind: float(np.percentile(each, 99)) for kind, each in times.items()},
+        "hit_over_miss": medians["hit"] / medians["miss"],
+        "system_load": os.getloadavg(),
+    }
+
+
+def _turns(count: int, known: Any, random: np.random.Generator) -> Iterator[tuple[str, list[int]]]:
+    for number in range(2 * count + 2):
+        kind = ("miss", "hit")[number % 2]
+        head = known if kind == "hit" else random.integers(0, 256, HEAD)
+        yield kind, [*head.tolist(), *random.integers(0, 256, TAIL).tolist()]
+
+
+def _in_process(count: int, known: Any, random: np.random.Generator) -> Iterator[tuple[str, float]]:
+    decoder = Decoder.random(DecoderSettings(), seed=0)
+    engine = PrefixEngine(decoder, pool_for(decoder, 2**28))
+    engine.submit(GenerationRequest(tuple(known.tolist()), 1))
+    engine.run_until_idle()
+    for kind, prompt in _turns(count, known, random):
+        generation = engine.submit(GenerationRequest(tuple(prompt), 1))
+        engine.run_until_idle()
+        assert (generation.hit_tokens > 0) == (kind == "hit")
+        assert generation.time_to_first_token_s is not None
+        yield kind, generation.time_to_first_token_s
+
+
+def _over_a_socket(count: int, known: Any, random: np.random.Generator) -> Iterator[tuple[str, float]]:
+    import openai
+
+    command = [sys.executable, "-m", "gati", "evict", "engine", "--port", "0", "--log-level", "error"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1].removesuffix("/completions")
+        client = openai.OpenAI(base_url=url, api_key="none")
+
+        def ask(prompt: list[int]) -> float:
+            began_s = time.perf_counter()
+            stream = client.completions.create(
+                model="random-0", prompt=prompt, max_tokens=2, stream=True, temperature=0
+            )
+            next(iter(stream))
+            seconds = time.perf_counter() - began_s
+            stream.close()
+            return seconds
+
+        ask(known.tolist())
+        for kind, prompt in _turns(count, known, random):
+            yield kind, ask(prompt)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="?", choices=("hits", "arrivals"), default="hits")
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--socket", action="store_true")
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--sizes", default="500,1000,2000")
+    parser.add_argument("--policies", default="lru,gati")
+    parser.add_argument("--load", type=float, default=0.7)
+    parser.add_argument("--turn", type=int, default=20)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    result = arrivals(given) if given.what == "arrivals" else hits(given)
+    text = json.dumps(result, indent=2)
+    if given.json is not None:
+        given.json.write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""`gati evict engine`: a small language model with a prefix cache, behind OpenAI's API."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gati.errors import EvictError
+from gati.units import parse_bytes, parse_duration
+
+__all__ = ["engine"]
+
+_NEEDED = ("httptools", "orjson", "prometheus_client", "pydantic", "starlette", "uvicorn", "uvloop")
+
+
+def engine(
+    network: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="DIR",
+            help="config.json and model.safetensors of a Llama; without it, a small random network.",
+        ),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(metavar="BYTES", help="For the keys and values of all requests, kept or in use.")
+    ] = "256MiB",
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help="What leaves: gati, lru, laru, lpc and others.")
+    ] = "gati",
+    predictor: Annotated[
+        str, typer.Option(metavar="NAME", help="reuse, or the folder that gati evict train wrote.")
+    ] = "reuse",
+    gap: Annotated[
+        str, typer.Option("--gap", metavar="TIME", help="Mean pause of users, by which lpc counts silence.")
+    ] = "100s",
+    reuse: Annotated[bool, typer.Option(help="Keep prefixes at all; without, to compare.")] = True,
+    page: Annotated[int, typer.Option(metavar="N", help="Tokens of a page.")] = 16,
+    chunk: Annotated[int, typer.Option(metavar="N", help="Tokens of prompts in a step.")] = 256,
+    running: Annotated[int, typer.Option(metavar="N", help="Requests computed at a time, at most.")] = 16,
+    waiting: Annotated[
+        int, typer.Option(metavar="N", help="Requests that may wait; others are refused with status 429.")
+    ] = 256,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What clients call the network; its folder's name.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the random network, and of policies that draw.")] = 0,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="That compute; torch's choice.")] = None,
+    access_log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Append a line a request, a trace for gati evict replay and train."
+        ),
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless given.")] = None,
+    port: Annotated[int | None, typer.Option(help="8000 unless given; 0 picks a free port.")] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Of clients, as for gati serve."),
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate (PEM).")
+    ] = None,
+    certificate_key: Annotated[
+        Path | None, typer.Option("--certificate-key", metavar="FILE", help="The certificate's key (PEM).")
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option("--log-level", help="debug, info (one line per request), warning, error.")
+    ] = None,
+) -> None:
+    """Serve a language model on the CPU over /v1/completions, /v1/models and /metrics.
+
+    Prefixes of prompts that were computed stay in pages until the policy has them leave, so that time to
+    first token can be measured under each policy with OpenAI's clients. What is kept changes no answer.
+    """
+    missing = [package for package in _NEEDED if find_spec(package) is None]
+    if missing:
+        raise EvictError(f"gati evict engine needs {', '.join(missing)}: pip install 'gati[serve,evict]'")
+    import os
+
+    from gati.evict.engine.engine import PrefixEngineLimits
+    from gati.evict.engine.pages import KeptPrefixes
+    from services.completions.serve import CompletionsSettings, listening_config, serve_completions
+    from services.config import ENVIRONMENT_PREFIX
+
+    settings = CompletionsSettings(
+        network=network,
+        name=name,
+        seed=seed,
+        budget_bytes=parse_bytes(budget),
+        page_tokens=page,
+        kept=KeptPrefixes(policy, predictor, parse_duration(gap), seed, reuse),
+        limits=PrefixEngineLimits(running, waiting, chunk),
+        access_log=access_log,
+        threads=threads,
+    )
+    config = listening_config(
+        host=host,
+        port=port,
+        api_key=os.environ.get(f"{ENVIRONMENT_PREFIX}API_KEY"),
+        keys_file=keys,
+        certificate=certificate,
+        certificate_key=certificate_key,
+        log_level=log_level,
+    )
+    serve_completions(
+        settings, config, lambda url, served: typer.echo(f"serving {served} at {url}/v1/completions")
+    )

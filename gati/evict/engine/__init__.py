@@ -1,0 +1,1 @@
+"""A small language model engine: keys and values in pages, prefixes kept under any policy."""

@@ -1,0 +1,83 @@
+"""Which prefixes were asked for, told to whoever learns from it: one record a request."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gati.errors import StorageError
+
+__all__ = ["AccessFile", "AccessSink", "PrefixAccess", "access_line"]
+
+_log = logging.getLogger("gati.engine")
+
+
+@dataclass(frozen=True)
+class PrefixAccess:
+    """A request as it was admitted: when, in milliseconds since the epoch, and its whole pages by name."""
+
+    time_ms: int
+    input_tokens: int
+    output_tokens: int  # at most
+    names: Sequence[bytes]
+    hits: int  # leading pages that were there
+    capacity_pages: int
+
+
+class AccessSink(Protocol):
+    """Takes records in the order of the requests. It must not wait for anything: the engine does for it."""
+
+    def accessed(self, access: PrefixAccess) -> None:
+        """A request was admitted."""
+
+    def close(self) -> None:
+        """There will be no more."""
+
+
+def access_line(access: PrefixAccess) -> str:
+    """The record as a line of Mooncake's traces, which `gati evict replay` and `train` read."""
+    record = {
+        "timestamp": access.time_ms,
+        "input_length": access.input_tokens,
+        "output_length": access.output_tokens,
+        # 53 bits, which every reader of JSON keeps exactly
+        "hash_ids": [int.from_bytes(name[:8], "little") >> 11 for name in access.names],
+        "hits": access.hits,
+        "capacity_blocks": access.capacity_pages,
+    }
+    return json.dumps(record, separators=(",", ":"))
+
+
+class AccessFile:
+    """Appends records to a file, a line each. Requests shorter than a page leave none.
+
+    When the disk is full the engine goes on without the log, which says so once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file. Raises StorageError where it cannot be written."""
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise StorageError(
+                f"cannot write the access log {path} ({error.strerror}); name another"
+            ) from error
+        self._failed = False
+
+    def accessed(self, access: PrefixAccess) -> None:
+        """Write a line."""
+        if not access.names or self._failed:
+            return
+        try:
+            self._file.write(access_line(access).encode() + b"\n")
+        except OSError as error:
+            self._failed = True
+            _log.error("the access log ends here", extra={"reason": str(error)})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

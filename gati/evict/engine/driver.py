@@ -1,0 +1,51 @@
+"""A thread that steps an engine for as long as there is work."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from gati.errors import UnavailableError
+from gati.evict.engine.engine import PrefixEngine
+
+__all__ = ["EngineDriver"]
+
+_log = logging.getLogger("gati.engine")
+
+
+class EngineDriver:
+    """Steps `engine` in a thread of its own between `start` and `stop`.
+
+    A step that fails ends the engine and every request, and `failed` is called with what happened: keys and
+    values may be half written then.
+    """
+
+    def __init__(self, engine: PrefixEngine, failed: Callable[[BaseException], None]) -> None:
+        self._engine = engine
+        self._failed = failed
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="prefix-engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to step."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End all requests, and wait for the step under way."""
+        self._stopping.set()
+        self._engine.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._engine.abandon(UnavailableError("the engine is ending"))
+
+    def _run(self) -> None:
+        engine = self._engine
+        try:
+            while not self._stopping.is_set():
+                if not engine.step():
+                    engine.wait_for_work()
+        except Exception as error:  # whatever it is, nobody must wait for this engine any more
+            _log.exception("a step failed")
+            engine.abandon(UnavailableError("the engine failed; its log has the cause"))
+            self._failed(error)

@@ -1,0 +1,342 @@
+"""`PrefixEngine`: generates for several requests at once, and computes no prefix twice while it is kept."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gati.errors import EvictError, GatiError, OverloadError, RequestError, UnavailableError
+from gati.evict.embed.pool import PagePool
+from gati.evict.engine.access import AccessSink, PrefixAccess
+from gati.evict.engine.decoder import Decoder
+from gati.evict.engine.generation import Ending, Generation, GenerationRequest, NextToken
+from gati.evict.engine.pages import KeptPrefixes, PrefixPages, page_bytes_for_tokens
+from gati.evict.engine.planning import PlannedStep, plan_step
+
+__all__ = ["PrefixEngine", "PrefixEngineLimits", "pool_for"]
+
+_RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True)
+class PrefixEngineLimits:
+    """Bounds on what an engine takes on: requests at a time, those that wait, prompt tokens of a step."""
+
+    most_running: int = 16
+    most_waiting: int = 256
+    chunk_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        """Raises EvictError for bounds below one."""
+        if min(self.most_running, self.most_waiting, self.chunk_tokens) < 1:
+            raise EvictError(f"every bound of an engine must be at least 1: {self}")
+
+
+def pool_for(decoder: Decoder, budget_bytes: int, page_tokens: int = 16) -> PagePool:
+    """Make a pool of that budget for one engine. Raises EvictError where not one page fits."""
+    if page_tokens < 1:
+        raise EvictError(f"a page of {page_tokens} tokens holds nothing; give at least one")
+    page = page_bytes_for_tokens(decoder.settings, page_tokens, decoder.lm_head.weight.dtype)
+    if budget_bytes < page:
+        raise EvictError(f"a budget of {budget_bytes} bytes holds no page of {page}; give more")
+    return PagePool(page, budget_bytes // page * page)
+
+
+class PrefixEngine:
+    """One network, the pages of a pool, and the requests under way.
+
+    >>> from gati.evict.engine.decoder import Decoder, DecoderSettings
+    >>> from gati.evict.engine.generation import GenerationRequest
+    >>> decoder = Decoder.random(DecoderSettings(layers=1, width=32, heads=4, inner_width=48), seed=0)
+    >>> engine = PrefixEngine(decoder, pool_for(decoder, 2**20))
+    >>> generation = engine.submit(GenerationRequest(prompt=tuple(b"hello"), most_tokens=3))
+    >>> engine.run_until_idle()
+    >>> len(generation.generated)
+    3
+
+    A request takes all pages that it can come to need when it is admitted, so that none waits half-way. Any
+    thread may `submit` and `cancel`, which never wait for a step; one at a time calls `step`. When the pool's
+    budget shrinks below what is in use, the requests admitted last begin anew later.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: PagePool,
+        kept: KeptPrefixes | None = None,
+        limits: PrefixEngineLimits | None = None,
+        *,
+        page_tokens: int = 16,
+        share: float = 1.0,
+        sink: AccessSink | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Join the pool. Raises EvictError for an unknown policy or predictor, and sizes that do not fit."""
+        self.decoder = decoder
+        self.limits = limits or PrefixEngineLimits()
+        self._end = decoder.settings.end
+        self._sink = sink
+        self._clock = clock
+        self._pool = pool
+        self._pages = PrefixPages(
+            pool,
+            decoder.settings,
+            kept or KeptPrefixes(),
+            page_tokens=page_tokens,
+            dtype=decoder.lm_head.weight.dtype,
+        )
+        self._arrived: deque[Generation] = deque()
+        self._cancelled: deque[Generation] = deque()
+        self._waiting: deque[Generation] = deque()
+        self._running: list[Generation] = []  # in the order of their admission
+        self._stepping = threading.RLock()
+        self._intake = threading.Lock()  # of what has arrived, and whether anything may
+        self._work = threading.Event()
+        self._closed = False
+        self._counts = {"requests": 0, "prompt_tokens": 0, "computed_tokens": 0, "generated_tokens": 0}
+        self._counts |= {"cancelled": 0, "failed": 0, "restarted": 0, "steps": 0}
+        pool.join(self, share=share)
+
+    @property
+    def pages(self) -> int:
+        """Pages of the pool that it holds."""
+        return self._pages.pages
+
+    def submit(
+        self, request: GenerationRequest, listener: Callable[[NextToken], None] | None = None
+    ) -> Generation:
+        """Take on a request; `listener` is called by the thread that steps, with each token as it comes.
+
+        Raises RequestError for tokens that the network does not have and for requests that never fit,
+        OverloadError where too many wait, UnavailableError after `close`.
+        """
+        generation = Generation(request, self._clock(), listener)
+        with self._intake:
+            if self._closed:
+                raise UnavailableError("the engine is closed")
+            self._check(generation)
+            waiting = len(self._arrived) + len(self._waiting)
+            if waiting >= self.limits.most_waiting:
+                raise OverloadError(f"{waiting} requests wait already", retry_after_s=_RETRY_AFTER_S)
+            self._arrived.append(generation)
+        self._work.set()
+        return generation
+
+    def cancel(self, generation: Generation) -> None:
+        """Have a request end; its pages are free after the next step. One that has ended stays as it is."""
+        self._cancelled.append(generation)
+        self._work.set()
+
+    def step(self) -> bool:
+        """Admit what fits, compute one batch and tell the listeners; False where there was nothing to do."""
+        with self._stepping:
+            self._work.clear()
+            self._take_in()
+            self._admit()
+            planned = plan_step(self._running, self._pages, self.limits.chunk_tokens)
+            if planned is None:
+                return False
+            self._sample(planned, self.decoder(planned.batch, self._pages.cache))
+            return True
+
+    def run_until_idle(self) -> None:
+        """Step until every request has ended."""
+        while self.step():
+            continue
+
+    def wait_for_work(self) -> None:
+        """Wait for a request, a cancellation, or `wake`."""
+        self._work.wait()
+
+    def wake(self) -> None:
+        """Have `wait_for_work` return."""
+        self._work.set()
+
+    def close(self, error: GatiError | None = None) -> None:
+        """End all requests, with that error where there is one, and give every page back to the pool."""
+        with self._stepping:
+            if self._shut():
+                return
+            for generation in [*self._running, *self._waiting]:
+                generation.error = error
+                self._finish(generation, Ending.CANCELLED if error is None else Ending.FAILED)
+            self._waiting.clear()
+        self._pool.leave(self)
+
+    def abandon(self, error: GatiError) -> None:
+        """After a step that raised: end all requests with that error. What is in the pages is not known."""
+        with self._stepping:
+            self._shut()
+            for generation in [*self._running, *self._waiting]:
+                generation.error, generation.ending = error, Ending.FAILED
+                generation.tell(None)
+            self._running.clear()
+            self._waiting.clear()
+
+    def allow(self, pages: int) -> None:
+        """Hold at most so many pages of the pool; waits for the step under way."""
+        with self._stepping:
+            while self._pages.used > pages:
+                self._restart(self._running[-1])
+            self._pages.hold(pages)
+            self._work.set()
+
+    def figures(self) -> Mapping[str, Any]:
+        """Counts so far, and what is there now."""
+        with self._stepping:
+            pages = self._pages
+            return {
+                **self._counts,
+                **{f"pages_{name}": count for name, count in pages.counts.items()},
+                "running": len(self._running),
+                "waiting": len(self._waiting) + len(self._arrived),
+                "pages": {"held": pages.pages, "used": pages.used, "cached": pages.cached},
+                "policy": pages.figures(),
+            }
+
+    # ----------------------------------------------------------------------------------------------------
+
+    def _shut(self) -> bool:
+        """Take in no more than is there; whether that was so before."""
+        with self._intake:
+            was, self._closed = self._closed, True
+        if not was:
+            self._take_in()
+            if self._sink is not None:
+                self._sink.close()
+        return was
+
+    def _check(self, generation: Generation) -> None:
+        request, settings = generation.request, self.decoder.settings
+        if not request.prompt:
+            raise RequestError("the prompt is empty; give at least one token")
+        if request.most_tokens < 1:
+            raise RequestError(f"max_tokens is {request.most_tokens}; generate at least one")
+        if min(request.prompt) < 0 or max(request.prompt) >= settings.vocabulary:
+            raise RequestError(f"a token of the prompt is not between 0 and {settings.vocabulary - 1}")
+        if request.goes_on is not None and not 0.0 <= request.goes_on <= 1.0:
+            raise RequestError(f"goes_on is {request.goes_on}; a probability is 0 to 1")
+        if generation.longest > settings.length:
+            raise RequestError(
+                f"{len(request.prompt)} tokens of prompt and {request.most_tokens} to generate are more than "
+                f"the {settings.length} that the network takes; send a shorter prompt or lower max_tokens"
+            )
+        self._check_budget(generation)
+
+    def _check_budget(self, generation: Generation) -> None:
+        needed = -(-generation.longest // self._pages.page_tokens)
+        if needed > self._pages.pages:
+            raise RequestError(
+                f"{len(generation.request.prompt)} tokens of prompt and {generation.request.most_tokens} to "
+                f"generate take {needed} pages of keys and values, and the whole budget has "
+                f"{self._pages.pages}; send a shorter prompt or lower max_tokens"
+            )
+
+    def _take_in(self) -> None:
+        while self._arrived:
+            self._waiting.append(self._arrived.popleft())
+        while self._cancelled:
+            generation = self._cancelled.popleft()
+            if generation.ending is None:
+                if generation in self._waiting:
+                    self._waiting.remove(generation)
+                self._finish(generation, Ending.CANCELLED)
+
+    def _admit(self) -> None:
+        """Let requests in as they came, while there are pages; none overtakes another."""
+        while self._waiting and len(self._running) < self.limits.most_running:
+            generation = self._waiting[0]
+            try:
+                self._check_budget(generation)  # the budget may have shrunk since it came
+            except RequestError as error:
+                self._waiting.popleft()
+                generation.error = error
+                self._finish(generation, Ending.FAILED)
+                continue
+            request = generation.request
+            table = self._pages.open(generation.tokens, generation.longest, self._clock(), request.goes_on)
+            if table is None:
+                return
+            self._waiting.popleft()
+            generation.table = table
+            self._running.append(generation)
+            if not generation.admitted:
+                generation.admitted = True
+                generation.hit_tokens = table.hits * self._pages.page_tokens
+                self._counts["requests"] += 1
+                self._counts["prompt_tokens"] += len(request.prompt)
+                self._report(generation)
+
+    def _report(self, generation: Generation) -> None:
+        if self._sink is None or generation.table is None:
+            return
+        request = generation.request
+        self._sink.accessed(
+            PrefixAccess(
+                time.time_ns() // 1_000_000,
+                len(request.prompt),
+                request.most_tokens,
+                generation.table.names,
+                generation.table.hits,
+                self._pages.pages,
+            )
+        )
+
+    def _sample(self, planned: PlannedStep, logits: Tensor) -> None:
+        """Draw the next tokens from logits [m, vocabulary], and end what has come to its end."""
+        self._counts["steps"] += 1
+        self._counts["computed_tokens"] += len(planned.batch.tokens)
+        now_s = self._clock()
+        likeliest = logits.argmax(dim=1).tolist()
+        for generation, row, best in zip(planned.samples, logits, likeliest, strict=True):
+            request = generation.request
+            if request.keeps_logits:
+                generation.logits.append(row.clone())
+            token = best if generation.random is None else _drawn(row, request, generation.random)
+            if generation.first_token_s is None:
+                generation.first_token_s = now_s
+            ended = request.ends_early and token == self._end
+            generation.tokens.append(token)
+            self._counts["generated_tokens"] += 1
+            if ended or len(generation.generated) == request.most_tokens:
+                self._finish(generation, Ending.STOP if ended else Ending.LENGTH, token)
+            else:
+                generation.tell(token)
+
+    def _finish(self, generation: Generation, ending: Ending, token: int | None = None) -> None:
+        if ending in (Ending.CANCELLED, Ending.FAILED):
+            self._counts[ending.value] += 1
+        if generation.table is not None:
+            if generation.computed == len(generation.tokens) - 1:  # nothing of it is half done
+                known = generation.tokens[: generation.computed]
+                self._pages.keep(generation.table, known, self._clock())
+            self._leave(generation)
+        generation.ending = ending
+        generation.tell(token)
+
+    def _restart(self, generation: Generation) -> None:
+        """Take a request's pages: it is computed anew when there is room, and goes on where it was."""
+        self._leave(generation)
+        generation.computed = 0
+        self._waiting.appendleft(generation)
+        self._counts["restarted"] += 1
+
+    def _leave(self, generation: Generation) -> None:
+        if generation.table is not None:
+            self._pages.close(generation.table)
+            generation.table = None
+            self._running.remove(generation)
+
+
+def _drawn(logits: Tensor, request: GenerationRequest, random: np.random.Generator) -> int:
+    """A token drawn from logits [vocabulary]."""
+    chances = torch.softmax(logits.double() / request.sampling.temperature, dim=0).numpy().cumsum()
+    return min(int(np.searchsorted(chances, random.random() * chances[-1], side="right")), len(chances) - 1)

@@ -1,0 +1,288 @@
+"""Pages of keys and values: which request uses which, which prefixes stay, and what leaves.
+
+A page holds the keys and values of a few consecutive tokens in all layers. Pages whose tokens are all known
+have a name, a hash of every token up to their end, and stay after the request, until the policy has them
+leave. Pages in use never leave.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import mmap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from gati.errors import EvictError
+from gati.evict.embed.pool import PagePool
+from gati.evict.engine.decoder import DecoderSettings
+from gati.evict.plugins.books import EngineBooks
+from gati.evict.plugins.settings import PluginSettings
+from gati.evict.policy.registry import policy_named
+from gati.evict.predict.conversing import HintedContinuation
+from gati.evict.predict.hazard import lightgbm_module
+from gati.evict.replays.replay import build
+
+__all__ = ["KeptPrefixes", "PageTable", "PrefixPages", "page_bytes_for_tokens", "prefix_names"]
+
+
+@dataclass(frozen=True)
+class KeptPrefixes:
+    """What decides which prefixes stay. `reuse=False` keeps none, for comparison.
+
+    `gap_s` is the mean pause of users, for `lpc` and `laru+lpc`.
+    """
+
+    policy: str = "gati"
+    predictor: str = "reuse"
+    gap_s: float = 100.0
+    seed: int = 0
+    reuse: bool = True
+
+    def books(self, capacity: int) -> EngineBooks:
+        """Books of a cache of so many pages. Raises EvictError for what is unknown or not installed."""
+        policy = policy_named(self.policy, flat=False)
+        if policy.name in ("lpc-oracle", "opt-leaf"):
+            raise EvictError(f"{policy.name} knows a trace in advance, and there is none; take lru or gati")
+        if policy.converses:
+            books = build(
+                self.policy, capacity, lambda blocks, seed: HintedContinuation(self.gap_s), kind=EngineBooks
+            )
+        else:
+            if policy.predicts and self.predictor == "reuse":
+                lightgbm_module()  # else it would be missed at the first fit, hours from now
+            books = PluginSettings(self.policy, self.predictor, self.seed).books(capacity)
+        assert isinstance(books, EngineBooks)
+        return books
+
+
+@dataclass(eq=False)
+class PageTable:
+    """The pages of a request in the order of its tokens; the first `len(names)` have these names."""
+
+    names: list[bytes]
+    pages: torch.Tensor  # [p]
+    hits: int  # leading pages that were computed when it was made
+    _ids: list[int] = field(repr=False, default_factory=list)
+
+
+def prefix_names(tokens: Sequence[int], page_tokens: int) -> list[bytes]:
+    """Names of the whole pages of a sequence: each depends on all tokens up to the end of its page."""
+    whole = len(tokens) // page_tokens * page_tokens
+    content = np.asarray(tokens[:whole], dtype="<i4").tobytes()
+    step = 4 * page_tokens
+    names, name = [], b""
+    for start in range(0, len(content), step):
+        # SHA-256, as names must not collide even where somebody tries: prefixes would be mistaken
+        name = hashlib.sha256(name + content[start : start + step]).digest()
+        names.append(name)
+    return names
+
+
+def page_bytes_for_tokens(settings: DecoderSettings, page_tokens: int, dtype: torch.dtype) -> int:
+    """Return the bytes of a page: keys and values of so many tokens, in whole pages of the system."""
+    needed = _numbers(settings, page_tokens) * dtype.itemsize
+    return -(-needed // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+class PrefixPages:
+    """The engine's part of a pool. Not safe for several threads by itself."""
+
+    def __init__(
+        self,
+        pool: PagePool,
+        settings: DecoderSettings,
+        kept: KeptPrefixes,
+        *,
+        page_tokens: int,
+        dtype: torch.dtype,
+    ) -> None:
+        """Begin without a page. Raises EvictError where the pool's pages are too small."""
+        needed = page_bytes_for_tokens(settings, page_tokens, dtype)
+        if pool.page_bytes < needed:
+            raise EvictError(
+                f"{page_tokens} tokens take {needed} bytes, the pool's pages have {pool.page_bytes}; make "
+                "the pool with larger pages, or take fewer tokens a page"
+            )
+        self.page_tokens = page_tokens
+        self._pool = pool
+        self._kept = kept
+        shape = (settings.layers, 2, page_tokens, settings.key_heads, settings.head_width)
+        rows = pool.bytes.view(pool.limit_pages, -1).view(dtype)
+        # [pages, layers, 2, tokens, key heads, head width]
+        self.cache = rows[:, : math.prod(shape)].unflatten(1, shape)
+        self._held: list[int] = []
+        self._free: list[int] = []
+        self._page_of: dict[bytes, int] = {}
+        self._name_of: dict[int, bytes] = {}
+        self._ready: set[int] = set()  # named pages that are computed, or will be before anybody reads them
+        self._uses: Counter[int] = Counter()
+        # A policy cannot be told of more pages later: it is told of the most that there may be.
+        self._books = kept.books(pool.limit_pages)
+        self.counts = {"requested": 0, "hit": 0, "evicted": 0}
+
+    @property
+    def pages(self) -> int:
+        """Pages held."""
+        return len(self._held)
+
+    @property
+    def used(self) -> int:
+        """Pages that requests use."""
+        return len(self._uses)
+
+    @property
+    def cached(self) -> int:
+        """Pages with a prefix that no request uses."""
+        return sum(page not in self._uses for page in self._page_of.values())
+
+    @property
+    def spare(self) -> int:
+        """Pages that could be given back at once."""
+        return len(self._held) - len(self._uses)
+
+    def figures(self) -> Mapping[str, Any]:
+        """Counts of the policy, of its predictor and of the books."""
+        return self._books.figures()
+
+    def hold(self, count: int) -> None:
+        """Take pages from the pool, or give back what is too much. What is in use must fit."""
+        if count > len(self._held):
+            taken = self._pool.take(count - len(self._held))
+            self._held += taken
+            self._free += taken
+            return
+        surplus = len(self._held) - count
+        self._make_room(surplus, ())
+        given = self._free[len(self._free) - surplus :]
+        del self._free[len(self._free) - surplus :]
+        gone = set(given)
+        self._held = [page for page in self._held if page not in gone]
+        self._pool.give(given)
+
+    def open(
+        self, tokens: Sequence[int], total_tokens: int, time_s: float, goes_on: float | None = None
+    ) -> PageTable | None:
+        """Take pages for `total_tokens`, of which `tokens` are known, and count the request.
+
+        None, with nothing changed, where too many pages are in use. The last of the tokens is never found,
+        as somebody must compute what follows it.
+        """
+        names = prefix_names(tokens[:-1], self.page_tokens) if self._kept.reuse else []
+        found = self._leading(names)
+        total = -(-total_tokens // self.page_tokens)
+        unused = sum(self._page_of[name] not in self._uses for name in names[:found])
+        if total - found > self.spare - unused:
+            return None
+        ready = self._leading_ready(names[:found])
+        self._enter(names, found, total, time_s, goes_on)
+        ids = [self._page_of[name] for name in names]
+        ids += [self._free.pop() for _ in range(total - len(names))]
+        self._uses.update(ids)
+        self.counts["requested"] += len(names)
+        self.counts["hit"] += ready
+        return PageTable(names, torch.tensor(ids), ready, ids)
+
+    def known(self, table: PageTable, tokens: int) -> int:
+        """How many leading tokens are computed, where `tokens` are known to be: others may have gone on."""
+        page = tokens // self.page_tokens
+        while page < len(table.names) and table._ids[page] in self._ready:
+            page += 1
+        return max(tokens, page * self.page_tokens)
+
+    def computed(self, table: PageTable, tokens: int) -> None:
+        """So many leading tokens are computed by the time that anybody else reads them."""
+        self._ready.update(table._ids[: min(tokens // self.page_tokens, len(table.names))])
+
+    def keep(self, table: PageTable, tokens: Sequence[int], time_s: float) -> None:
+        """Name the pages of tokens that were generated, so that they are found when the conversation goes on.
+
+        `tokens` are all those computed.
+        """
+        names = prefix_names(tokens, self.page_tokens) if self._kept.reuse else []
+        if len(names) <= len(table.names):
+            return
+        books = self._books
+        books.resume(names, time_s)
+        for number in range(len(table.names), len(names)):
+            name, page = names[number], table._ids[number]
+            if name not in self._page_of:  # else another request came to the same
+                self._page_of[name], self._name_of[page] = page, name
+                self._ready.add(page)
+        books.stored(names)
+        books.finish()
+
+    def close(self, table: PageTable) -> None:
+        """The request uses its pages no more. What it named and never computed is forgotten."""
+        for page in table._ids:
+            self._uses[page] -= 1
+            if not self._uses[page]:
+                del self._uses[page]
+                if page not in self._name_of:
+                    self._free.append(page)
+        if not table.names:
+            return
+        books = self._books
+        books.unpin(table.names[-1])
+        for name, page in zip(table.names, table._ids, strict=False):
+            if page not in self._ready and page not in self._uses:
+                books.forget(name)
+                self._drop(name)
+
+    def _leading(self, names: Sequence[bytes]) -> int:
+        return next((at for at, name in enumerate(names) if name not in self._page_of), len(names))
+
+    def _leading_ready(self, names: Sequence[bytes]) -> int:
+        ready = (self._page_of[name] in self._ready for name in names)
+        return next((at for at, each in enumerate(ready) if not each), len(names))
+
+    def _enter(
+        self, names: list[bytes], found: int, total: int, time_s: float, goes_on: float | None
+    ) -> None:
+        """Count a request with the books, evict for it, and give its missing names pages."""
+        missing = names[found:]
+        books = self._books
+        if names:
+            if isinstance(books.predictor, HintedContinuation):
+                books.predictor.hint(math.nan if goes_on is None else goes_on)
+            books.begin(names, time_s)
+        if found:
+            books.pin(names[found - 1])
+        self._make_room(total - found, missing)
+        for name in missing:
+            page = self._free.pop()
+            self._page_of[name], self._name_of[page] = page, name
+        if names:
+            books.stored(missing)
+            books.finish()
+            books.pin(names[-1])
+        if found:
+            books.unpin(names[found - 1])
+
+    def _make_room(self, count: int, missing: Sequence[bytes]) -> None:
+        """Have prefixes leave until `count` pages are free. There must be so many that nobody uses."""
+        lack = count - len(self._free)
+        if lack <= 0:
+            return
+        victims = self._books.victims(lack, missing)
+        if victims is None:
+            raise AssertionError(f"{lack} pages must leave, and {self.cached} could")
+        for name in victims:
+            assert isinstance(name, bytes)
+            self._drop(name)
+        self.counts["evicted"] += lack
+
+    def _drop(self, name: bytes) -> None:
+        page = self._page_of.pop(name)
+        del self._name_of[page]
+        self._ready.discard(page)
+        self._free.append(page)
+
+
+def _numbers(settings: DecoderSettings, page_tokens: int) -> int:
+    return settings.layers * 2 * page_tokens * settings.key_heads * settings.head_width

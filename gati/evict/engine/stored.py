@@ -1,0 +1,107 @@
+"""Networks from a folder: `config.json`, `model.safetensors` and, unless tokens are bytes, `tokenizer.json`.
+
+These are the files in which Hugging Face keeps Llama networks.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from gati.errors import CheckpointError, ModelError, one_line
+from gati.evict.engine.decoder import Decoder, DecoderSettings
+from gati.files import atomic_write, atomic_write_text
+
+__all__ = ["load_decoder", "save_decoder"]
+
+_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
+_FIELDS = {
+    "vocabulary": "vocab_size",
+    "layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "inner_width": "intermediate_size",
+    "length": "max_position_embeddings",
+    "epsilon": "rms_norm_eps",
+}
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def load_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+    """Read a network. Raises ModelError for one of another kind, CheckpointError for damaged files."""
+    settings = _settings(folder / _CONFIG)
+    path = folder / _WEIGHTS
+    try:
+        weights = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read ({one_line(error)}); copy it again") from error
+    if settings.tied:
+        weights.setdefault(_HEAD, weights.get(_EMBEDDING, torch.empty(0)))
+    decoder = Decoder.empty(settings)
+    try:
+        decoder.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} does not fit {folder / _CONFIG}: {one_line(error)}") from error
+    return decoder.to(dtype)
+
+
+def save_decoder(decoder: Decoder, folder: Path) -> None:
+    """Write a network. Raises StorageError."""
+    settings = decoder.settings
+    config: dict[str, Any] = {theirs: getattr(settings, ours) for ours, theirs in _FIELDS.items()}
+    config |= {
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "eos_token_id": settings.end,
+        "num_key_value_heads": settings.key_heads,
+        "rope_theta": settings.rotary_base,
+        "tie_word_embeddings": settings.tied,
+    }
+    weights = {name: weight for name, weight in decoder.state_dict().items() if not _is_copy(name, settings)}
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic_write_text(folder / _CONFIG, json.dumps(config, indent=2) + "\n")
+    atomic_write(folder / _WEIGHTS, lambda path: save_file(weights, path))
+
+
+def _is_copy(name: str, settings: DecoderSettings) -> bool:
+    return settings.tied and name == _HEAD
+
+
+def _settings(path: Path) -> DecoderSettings:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        sizes = {ours: config[theirs] for ours, theirs in _FIELDS.items()}
+        ends = config.get("eos_token_id", sizes["vocabulary"] - 1)
+        kind, rotary = config.get("model_type"), config.get("rope_parameters") or {}
+        settings = DecoderSettings(
+            **sizes,
+            end=ends[0] if isinstance(ends, list) else ends,
+            key_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
+            rotary_base=float(rotary.get("rope_theta") or config.get("rope_theta") or 10_000.0),
+            tied=bool(config.get("tie_word_embeddings", False)),
+        )
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"{path} does not describe a network ({one_line(error)}); give a folder with {_CONFIG} and "
+            f"{_WEIGHTS} of a Llama"
+        ) from error
+    unlike = {
+        "model_type": kind != "llama",
+        "hidden_act": config.get("hidden_act", "silu") != "silu",
+        "attention_bias": bool(config.get("attention_bias")),
+        "mlp_bias": bool(config.get("mlp_bias")),
+        "rope_scaling": bool(config.get("rope_scaling")),
+        "rope_parameters": rotary.get("rope_type", "default") != "default",
+        "head_dim": config.get("head_dim") not in (None, settings.head_width),
+    }
+    for name, differs in unlike.items():
+        if differs:
+            raise ModelError(
+                f"{path} has {name} = {config.get(name)!r}, which is not known here; take a Llama without it"
+            )
+    return settings

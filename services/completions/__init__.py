@@ -1,0 +1,1 @@
+"""The prefix engine behind OpenAI's `/v1/completions`."""

@@ -1,0 +1,124 @@
+"""What a client asks of `/v1/completions`, read and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+
+from gati.errors import RequestError
+from gati.evict.engine.generation import GenerationRequest, Sampling
+from gati.evict.engine.tokens import TextTokens
+
+__all__ = ["AskedCompletion", "read_completion"]
+
+_MOST_PROMPTS = 64
+_DEFAULT_TOKENS = 16  # as OpenAI has it
+
+_Ids = Annotated[
+    list[StrictInt], Field(fail_fast=True)
+]  # else there is an error for each of a million wrong ones
+_Texts = Annotated[list[StrictStr], Field(fail_fast=True)]
+_Lists = Annotated[list[_Ids], Field(fail_fast=True)]
+_Stop = Annotated[StrictStr, Field(min_length=1, max_length=256)]
+
+
+class _StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    include_usage: bool = False
+
+
+class _Body(BaseModel):
+    """The parameters of OpenAI's API, and two of ours. What is not offered may be given as it is without."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: StrictStr
+    prompt: StrictStr | _Ids | _Texts | _Lists
+    max_tokens: StrictInt | None = None
+    temperature: float | None = None
+    seed: StrictInt | None = None
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=4)] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    user: StrictStr | None = None
+    # ours
+    ignore_eos: bool = False
+    continue_probability: float | None = Field(default=None, ge=0.0, le=1.0)
+    # not offered
+    n: Literal[1] | None = None
+    best_of: Literal[1] | None = None
+    echo: Literal[False] | None = None
+    logprobs: None = None
+    logit_bias: dict[str, float] | None = Field(default=None, max_length=0)
+    top_p: Literal[1] | None = None
+    presence_penalty: Literal[0] | None = None
+    frequency_penalty: Literal[0] | None = None
+    suffix: None = None
+
+
+@dataclass(frozen=True)
+class AskedCompletion:
+    """One generation for each prompt, where their texts end, and how the answer comes."""
+
+    model: str
+    requests: Sequence[GenerationRequest]
+    stops: Sequence[str]
+    streams: bool
+    tells_usage: bool
+
+
+def read_completion(body: bytes, tokens: TextTokens) -> AskedCompletion:
+    """Read a request. Raises RequestError, which names the parameter."""
+    try:
+        asked = _Body.model_validate_json(body)
+    except ValidationError as error:
+        raise RequestError(_message(error)) from None
+    prompts = _prompts(asked.prompt, tokens)
+    if not 1 <= len(prompts) <= _MOST_PROMPTS:
+        raise RequestError(f"prompt: {len(prompts)} of them; give 1 to {_MOST_PROMPTS}")
+    stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
+    return AskedCompletion(
+        asked.model,
+        [
+            GenerationRequest(
+                prompt,
+                _DEFAULT_TOKENS if asked.max_tokens is None else asked.max_tokens,
+                _sampling(asked, number),
+                ends_early=not asked.ignore_eos,
+                goes_on=asked.continue_probability,
+            )
+            for number, prompt in enumerate(prompts)
+        ],
+        stops,
+        bool(asked.stream),
+        bool(asked.stream_options and asked.stream_options.include_usage),
+    )
+
+
+def _sampling(asked: _Body, number: int) -> Sampling:
+    """Prompts of one request draw differently, but the same each time."""
+    seed = None if asked.seed is None else (asked.seed + number) % 2**63
+    return Sampling(1.0 if asked.temperature is None else asked.temperature, seed)
+
+
+def _prompts(prompt: Any, tokens: TextTokens) -> list[tuple[int, ...]]:
+    if isinstance(prompt, str):
+        return [tuple(tokens.encode(prompt))]
+    if prompt and isinstance(prompt[0], int):
+        return [tuple(prompt)]
+    return [tuple(tokens.encode(each) if isinstance(each, str) else each) for each in prompt]
+
+
+def _message(error: ValidationError) -> str:
+    first = error.errors(include_input=False, include_url=False)[0]
+    where = str(first["loc"][0]) if first["loc"] else ""
+    if first["type"] == "extra_forbidden":
+        return f"no parameter is called {where[:40]!r}"
+    if where == "prompt" and first["type"] != "missing":
+        return "prompt: give a text, a list of tokens, or a list of texts or of lists of tokens"
+    reason = first["msg"].removeprefix("Value error, ")
+    return f"{where or 'the body'}: {reason[:1].lower()}{reason[1:]}"

@@ -1,0 +1,133 @@
+"""`gati evict engine`: a network, its engine and the API in one process, until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvloop
+from pydantic import ValidationError
+
+from gati.errors import ConfigError, UnavailableError
+from gati.evict.engine.access import AccessFile
+from gati.evict.engine.decoder import Decoder, DecoderSettings
+from gati.evict.engine.driver import EngineDriver
+from gati.evict.engine.engine import PrefixEngine, PrefixEngineLimits, pool_for
+from gati.evict.engine.pages import KeptPrefixes
+from gati.evict.engine.stored import load_decoder
+from gati.evict.engine.tokens import tokens_for
+from services import logs
+from services.completions.app import CompletionsApp
+from services.config import ServeConfig
+from services.scheduler.admission import check_exposure
+from services.web import listen, web_server
+
+__all__ = ["CompletionsSettings", "completions_app", "listening_config", "serve_completions"]
+
+_log = logging.getLogger("gati.completions")
+
+
+@dataclass(frozen=True)
+class CompletionsSettings:
+    """What is served, and with which means. Without a `network` a small one is drawn by `seed`."""
+
+    network: Path | None = None
+    name: str | None = None
+    seed: int = 0
+    budget_bytes: int = 2**28
+    page_tokens: int = 16
+    kept: KeptPrefixes = KeptPrefixes()
+    limits: PrefixEngineLimits = PrefixEngineLimits()
+    access_log: Path | None = None
+    threads: int | None = None
+
+
+def listening_config(**given: Any) -> ServeConfig:
+    """Addresses, keys and bounds, as of `gati serve`. Raises ConfigError for values out of range."""
+    try:
+        return ServeConfig.model_validate({name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def completions_app(
+    settings: CompletionsSettings, config: ServeConfig
+) -> tuple[CompletionsApp, PrefixEngine]:
+    """Make the network, the engine and the application. Raises GatiError for what does not fit."""
+    if settings.network is None:
+        decoder, name = Decoder.random(DecoderSettings(), settings.seed), f"random-{settings.seed}"
+    else:
+        decoder, name = load_decoder(settings.network), settings.network.resolve().name
+    tokens = tokens_for(settings.network, decoder.settings.vocabulary)
+    engine = PrefixEngine(
+        decoder,
+        pool_for(decoder, settings.budget_bytes, settings.page_tokens),
+        settings.kept,
+        settings.limits,
+        page_tokens=settings.page_tokens,
+        sink=None if settings.access_log is None else AccessFile(settings.access_log),
+    )
+    return CompletionsApp(engine, tokens, settings.name or name, config), engine
+
+
+def serve_completions(
+    settings: CompletionsSettings, config: ServeConfig, announce: Callable[[str, str], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT; `announce` is told the URL and the network's name once both answer.
+
+    Raises ConfigError when the port is taken or others could ask without a key, and UnavailableError when
+    the engine fails.
+    """
+    logs.configure("completions", config.log_level)
+    check_exposure(config)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    app, engine = completions_app(settings, config)
+    listening = listen(config)
+    uvloop.run(_serve(app, engine, config, listening, announce))
+
+
+async def _serve(
+    app: CompletionsApp,
+    engine: PrefixEngine,
+    config: ServeConfig,
+    listening: socket.socket,
+    announce: Callable[[str, str], None],
+) -> None:
+    loop = asyncio.get_running_loop()
+    failures: list[BaseException] = []
+    stop = asyncio.Event()
+
+    def failed(error: BaseException) -> None:
+        failures.append(error)
+        loop.call_soon_threadsafe(stop.set)
+
+    driver = EngineDriver(engine, failed)
+    server = web_server(config, app)
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, app.keys.reload)
+    driver.start()
+    serving = asyncio.create_task(server.serve([listening]))
+    scheme = "http" if config.certificate is None else "https"
+    announce(f"{scheme}://{config.host}:{listening.getsockname()[1]}", app.name)
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+    app.ready = False
+    for listener in server.servers:  # no new connections
+        listener.close()
+    await app.drain(config.drain_timeout_s)
+    await asyncio.to_thread(driver.stop)
+    server.should_exit = True
+    await serving
+    stopped.cancel()
+    if failures:
+        raise UnavailableError(f"the engine failed: {failures[0]}") from failures[0]

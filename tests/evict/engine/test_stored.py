@@ -1,0 +1,95 @@
+"""Networks and tokens in a folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from gati.errors import CheckpointError, ModelError
+from gati.evict.engine.decoder import Decoder
+from gati.evict.engine.stored import load_decoder, save_decoder
+from gati.evict.engine.tokens import ByteTokens, tokens_for
+from tests.evict.engine.small import SETTINGS, engine, generated
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_network_is_what_it_was_when_it_was_saved(tmp_path: Path, tied: bool) -> None:
+    decoder = Decoder.random(replace(SETTINGS, tied=tied), seed=3)
+    save_decoder(decoder, tmp_path)
+    read = load_decoder(tmp_path)
+    assert read.settings == decoder.settings
+    assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) is not tied
+    prompt = [1, 2, 3, 4, 5]
+    expected = generated(engine(decoder=decoder), prompt, 5)
+    found = generated(engine(decoder=read), prompt, 5)
+    assert all(map(torch.equal, found.logits, expected.logits))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "gpt2"}, "model_type = 'gpt2'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}}, "rope_parameters"),
+        ({"attention_bias": True}, "attention_bias = True"),
+        ({"head_dim": 7}, "head_dim = 7"),
+        ({"hidden_size": "many"}, "does not describe a network"),
+        ({"vocab_size": 14, "eos_token_id": 14}, "14 that ends a text is none of 14"),
+    ],
+)
+def test_networks_of_another_kind_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    save_decoder(Decoder.random(SETTINGS, seed=0), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ModelError, match=words):
+        load_decoder(tmp_path)
+
+
+def test_damaged_files_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not describe a network"):
+        load_decoder(tmp_path)
+    save_decoder(Decoder.random(SETTINGS, seed=0), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="does not fit"):
+        load_decoder(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_decoder(tmp_path)
+
+
+@given(text=st.text(max_size=20))
+def test_bytes_come_back_as_the_text_that_they_were(text: str) -> None:
+    write = ByteTokens().writer()
+    assert "".join(map(write, ByteTokens().encode(text))) == text
+
+
+def test_half_a_character_waits_and_ends_as_a_replacement() -> None:
+    write = ByteTokens().writer()
+    first, second = "é".encode()
+    assert [write(first), write(second), write(first), write(256)] == ["", "é", "", "\ufffd"]
+
+
+def test_a_stored_tokenizer_reads_and_writes(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"one": 0, "two": 1, "?": 2}, unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokens = tokens_for(tmp_path, 13)
+    assert tokens.encode("two one three") == [1, 0, 2]
+    write = tokens.writer()
+    assert "".join(map(write, [1, 0])) == "two one"
+    with pytest.raises(ModelError, match="has 3 tokens, the network 2"):
+        tokens_for(tmp_path, 2)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match="is no tokenizer"):
+        tokens_for(tmp_path, 13)
