@@ -114,9 +114,8 @@ class DecayedHistogram(DecayedCounts[int]):
 
     def observe(self, value_ms: float, at: float, weight: float = 1.0) -> None:
         """Add a value of at least zero."""
-        if value_ms <= _LEAST_MS:
-            key = 0
-        else:
+        key = 0
+        if value_ms > _LEAST_MS:
             key = min(1 + int(math.log(value_ms / _LEAST_MS) / _WIDTH), _LAST_BIN)
         worth = weight * self._worth(at)
         self._weights[key] = self._weights.get(key, 0.0) + worth

@@ -82,6 +82,11 @@ class Distribution:
         """The expected latency."""
         return float(np.dot(self.values_ms, self.probabilities))
 
+    def reaches(self, latency_ms: float) -> float:
+        """The probability that a request takes no longer than this."""
+        within = np.searchsorted(self.values_ms, latency_ms, side="right")
+        return float(sum(self.probabilities[: int(within)]))
+
     def quantile_ms(self, probability: float) -> float:
         """The least measured latency that a request keeps with at least this probability."""
         # 1e-9: probabilities are sums of fractions, and 0.95 must find the 95th of 100 samples

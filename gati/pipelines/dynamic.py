@@ -156,7 +156,8 @@ class DynamicPolicy:
     ) -> tuple[npt.NDArray[np.intp], list[Choices]]:
         """Every plan that policy `static` makes for some SLO, and which one for each column."""
         static = StaticPolicy(pipeline, attainment)
-        slos_ms = (np.arange(self._columns) + 1 - 1e-6) * self._cell_ms  # the most time that has this column
+        # the most time that has each column
+        slos_ms = (np.arange(self._columns, dtype=np.float64) + 1 - 1e-6) * self._cell_ms
         chosen = [static.positions(stage, slos_ms) for stage in pipeline.stages.values()]
         plans, at_column = np.unique(np.stack(chosen, axis=1), axis=0, return_inverse=True)
         fixed: list[Choices] = [
@@ -167,7 +168,7 @@ class DynamicPolicy:
 
     def _choices_of(self, pipeline: Pipeline, policy: SplitPolicy) -> Choices:
         """The choice at each column of a policy that depends on the remaining time only."""
-        left_ms = (np.arange(self._columns) - 1) * self._cell_ms
+        left_ms = (np.arange(self._columns, dtype=np.float64) - 1) * self._cell_ms
         return {name: policy.positions(stage, left_ms) for name, stage in pipeline.stages.items()}
 
 

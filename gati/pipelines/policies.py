@@ -100,7 +100,6 @@ class _Split:
                 return need.option
         return min(needs, key=lambda need: need.latency_ms).option
 
-
     def positions(self, stage: Stage, budgets_ms: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
         """As `fitting` for many budgets: the position of each option in its stage."""
         needs = self.needs[stage.name]

@@ -136,7 +136,8 @@ class Grid:
         """The probability of each number of cells, [columns]; a latency is at least so many."""
         cells = np.ceil(np.asarray(latency.values_ms) / self.cell_ms - 1e-9).astype(np.int64).clip(least)
         fits = cells < self.columns  # what takes longer than the grid is late whenever it starts
-        return np.bincount(cells[fits], np.asarray(latency.probabilities)[fits], self.columns)
+        weights = np.asarray(latency.probabilities)[fits]
+        return np.bincount(cells[fits], weights, self.columns).astype(np.float64, copy=False)
 
     def _spectrum(self, pmfs: Array) -> npt.NDArray[np.complex128]:
         return np.fft.rfft(pmfs, 2 * self.columns, axis=1)
