@@ -219,8 +219,9 @@ def _take(
     taken = np.where(good, busy, np.inf).argmin(axis=0)
     surest = np.lexsort((busy, -worth.round(9), -in_time.round(9)), axis=0)[0]
     taken = np.where(enough.any(axis=0), taken, surest)
+    soonest = np.lexsort((-worth.round(9), busy.round(9)), axis=0)[0]
     late = in_time.max(axis=0) < _SURE  # whatever is done: be done soon
-    found: npt.NDArray[np.intp] = np.where(late, busy.argmin(axis=0), taken)
+    found: npt.NDArray[np.intp] = np.where(late, soonest, taken)
     return found
 
 

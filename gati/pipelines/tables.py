@@ -193,7 +193,8 @@ class ValueTable:
             best = self._given[key[0]]
         else:
             best = (self._prices @ options).argmax(axis=0)
-            best[0] = options[:, BUSY, 0].argmin()  # too late: let others have the machine
+            worth, busy = options[:, WORTH, 0], options[:, BUSY, 0].round(9)
+            best[0] = np.lexsort((-worth, busy))[0]  # too late: let others have the machine
         self.choices[key] = best
         self.values[key] = options[best, :, self._grid.every_column].T
 

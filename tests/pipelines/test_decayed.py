@@ -76,9 +76,7 @@ def test_everything_counts_half_after_each_half_life(
     assert later == pytest.approx(found.mass(now) * 0.5**half_lives, rel=1e-6)
 
 
-@given(
-    st.lists(_added, min_size=1, max_size=20), st.lists(_added, max_size=20), st.floats(20.0, 2000.0)
-)
+@given(st.lists(_added, min_size=1, max_size=20), st.lists(_added, max_size=20), st.floats(20.0, 2000.0))
 @some
 def test_merged_is_as_if_one_had_seen_everything(
     one: list[Added], other: list[Added], half_life: float
