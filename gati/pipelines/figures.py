@@ -70,7 +70,7 @@ class LiveSettings:
     @property
     def most_weight(self) -> float:
         """What an observation counts at most: explored ones alone then outweigh the prior."""
-        return max(1.0, self.explore_every / 2)
+        return max(1.0, float(self.explore_every))
 
 
 class Observation(NamedTuple):
