@@ -14,9 +14,11 @@ figures.
 ran. An observation counts for the queries since the last one of its option, up to a limit: an option that
 gets one query in ten is weighed as if it got them all, or rare evidence could never outweigh a wrong prior.
 
-**Agreement.** Audits compare answers with the base model's. If they agree less often than in the
-certificate's own counts, the option's accuracy is expected to be lower in proportion, and higher if more
-often. That moves the plan's expectations and nothing else: what is promised stays what was certified.
+**Agreement.** Audits compare answers with the base model's. The expected agreement begins as what the
+certificate counted, which weighs as much as 256 audits. As far as it has moved since, the expected accuracy
+moves, too, by the part of disagreements that can be mistakes of this stage at all: where a stage only tells
+groups apart, few are. That moves the plan's expectations and nothing else: what is promised stays what was
+certified.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ BASE_EXIT = "base"
 _LEAST_SHARE = 1e-3  # of the offline part in a mixture; below it is left out
 _QUEUE_FASTER = 4  # what waits changes with the load, faster than networks do
 _AUDITS_SLOWER = 16  # few requests are audited
+_CERTIFIED_AUDITS = 256.0  # that a certificate's counts weigh as much as
 
 
 @dataclass(frozen=True)
@@ -162,9 +165,8 @@ class OptionFigures:
         if self._certified is None:
             return None
         audits = self._audits.mass(tick)
-        prior = _prior_weight(audits, self._settings.prior)
         agreed = self._audits.count(True, tick)
-        expected = (prior * self._certified + agreed) / (prior + audits)
+        expected = (_CERTIFIED_AUDITS * self._certified + agreed) / (_CERTIFIED_AUDITS + audits)
         return Agreement(expected, self._certified, self._promised, audits)
 
     def audited(self, tick: int) -> tuple[float, float]:
@@ -196,21 +198,20 @@ class OptionFigures:
         if evidence <= 0.0 and agreement is None and way.mass(tick) <= 0.0:
             return self.offline
         known = self.offline
-        right = 1.0
-        if agreement is not None and agreement.certified > 0.0:
-            right = agreement.expected / agreement.certified
+        moved = 0.0 if agreement is None else agreement.expected - agreement.certified
+        differing = 1.0 if agreement is None else 1.0 - agreement.certified
         overall = self._overall()
         return replace(
             known,
-            accuracy=None if known.accuracy is None else min(1.0, known.accuracy * right),
+            accuracy=None if known.accuracy is None else _moved(known.accuracy, moved, differing),
             latency=_mixed(known.latency, overall, tick, self._settings.prior),
-            behaviours=self._behaviours(tick, right),
+            behaviours=self._behaviours(tick, moved, differing),
             overhead=_sum(self._on_nothing(way, tick), self._on_nothing(self.queue, tick)),
         )
 
     # ----------------------------------------------------------------------------------------------------
 
-    def _behaviours(self, tick: int, right: float) -> Mapping[Finding | None, Behaviour]:
+    def _behaviours(self, tick: int, moved: float, differing: float) -> Mapping[Finding | None, Behaviour]:
         everywhere = self.offline.behaviours.get(None)
         usual = () if everywhere is None else everywhere.shares
         latencies = {
@@ -231,7 +232,7 @@ class OptionFigures:
                 )
             found[finding] = Behaviour(
                 shares,
-                tuple(min(1.0, accuracy * right) for accuracy in known.accuracies),
+                tuple(_moved(accuracy, moved, differing) for accuracy in known.accuracies),
                 tuple(
                     _blend(latency, observed.get(level), latencies[level][1])
                     if level in latencies
@@ -288,6 +289,13 @@ class StageFigures:
             for label, share in zip(self.offline.labels, self.offline.shares, strict=True)
         )
         return replace(self.offline, options=options, shares=shares)
+
+
+def _moved(accuracy: float, moved: float, differing: float) -> float:
+    """The accuracy when agreement has moved so far, from a share of `differing` answers."""
+    wrong = 1.0 - accuracy
+    part = min(1.0, wrong / differing) if differing > 0.0 else 1.0
+    return min(1.0, max(0.0, accuracy + part * moved))
 
 
 def _prior_weight(evidence: float, prior: float) -> float:

@@ -34,6 +34,7 @@ __all__ = ["LivePlanner", "OptionReport"]
 
 _TAIL = 0.95  # of the latencies: how many take longer is looked at, too
 _ACCURACY_FINER = 10  # than latencies: a point of accuracy is more than a hundredth of a latency
+_LOOKS = 8  # in the time of one exploration, where nothing is due
 _PATIENCE = 4  # what does not fit is explored so many times more rarely
 
 
@@ -86,7 +87,8 @@ class LivePlanner:
         self._refreshing = threading.Lock()
         self._figures = {name: StageFigures(stage, self.settings) for name, stage in pipeline.stages.items()}
         self._seen = 0  # since the last look at the figures
-        self._explored = dict.fromkeys(pipeline.stages, 0)  # the query at which something was, last
+        # The query of a stage at which to look again whether something should be explored.
+        self._look_at = dict.fromkeys(pipeline.stages, self.settings.explore_every)
         self._needs = _needs(pipeline)
 
     @property
@@ -173,10 +175,10 @@ class LivePlanner:
         """The choice, or in its place an option that was not seen for long."""
         figures = self._figures[stage]
         every = self.settings.explore_every
-        if figures.tick < self._explored[stage] + every or remaining_ms <= 0.0:
+        if figures.tick < self._look_at[stage] or remaining_ms <= 0.0:
             return choice
         with self._lock:
-            if figures.tick < self._explored[stage] + every:  # somebody was faster
+            if figures.tick < self._look_at[stage]:  # somebody was faster
                 return choice
             stale = [
                 (figures.tick - each.last_tick, name)
@@ -186,9 +188,10 @@ class LivePlanner:
             for unseen, name in sorted(stale, reverse=True):
                 fits = self._needs[stage, name] <= remaining_ms
                 if unseen >= (every if fits else _PATIENCE * every):
-                    self._explored[stage] = figures.tick
+                    self._look_at[stage] = figures.tick + every
                     figures.options[name].explored += 1
                     return Choice(name, choice.budget_ms)
+            self._look_at[stage] = figures.tick + max(1, every // _LOOKS)
         return choice
 
     def _observe(self, stage: str, seen: Observation) -> None:

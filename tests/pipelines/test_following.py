@@ -221,19 +221,24 @@ def test_audits_move_what_is_expected_and_not_what_is_promised() -> None:
     assert certified.based_on == "the certificate"
     planner.refresh()
     assert _report(planner, "o1").accuracy == pytest.approx(0.9)
-    planner.audit("a", "o1", agreed=160, lost=40)
+    planner.audit("a", "o1", agreed=300, lost=300)
     planner.refresh()
     audited = _report(planner, "o1")
     assert audited.agreement is not None
-    assert audited.agreement.expected == pytest.approx(0.8, abs=0.01)
+    expected = (256 * 0.98 + 300) / (256 + 600)
+    assert audited.agreement.expected == pytest.approx(expected)
     assert audited.agreement.promised == 0.97
-    assert audited.agreement.based_on == "the certificate and 200 audits"
-    assert audited.accuracy == pytest.approx(0.9 * 0.8 / 0.98, abs=0.01)
+    assert audited.agreement.based_on == "the certificate and 600 audits"
+    assert audited.accuracy == pytest.approx(0.9 - (0.98 - expected))
     run = planner.begin(20.0)
     assert run.start("a", 0.0).option == "o0"  # 80 % right, and faster
     planner.certify("a", "o1", 0.99, 0.98)  # another version: its audits begin anew
     planner.refresh()
     assert _report(planner, "o1").accuracy == pytest.approx(0.9)
+    planner.certify("a", "o1", 0.5, 0.4)  # so often different, and nine of ten right: few matter here
+    planner.audit("a", "o1", agreed=0, lost=256)
+    planner.refresh()
+    assert _report(planner, "o1").accuracy == pytest.approx(0.9 - 0.25 * 0.1 / 0.5)
     with pytest.raises(PipelineError, match="no stage 'a' with option 'o7'"):
         planner.audit("a", "o7", agreed=1, lost=0)
 
