@@ -7,6 +7,7 @@ aged (forward decay). The order of adding does not matter, and two that saw diff
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Hashable, Iterator
 from typing import Generic, Self, TypeVar
@@ -61,6 +62,12 @@ class DecayedCounts(Generic[_Key]):
     def clear(self) -> None:
         """Forget everything."""
         self._weights.clear()
+
+    def copy(self) -> Self:
+        """One that counts on by itself."""
+        found = copy.copy(self)
+        found._weights = dict(self._weights)
+        return found
 
     def merge(self, other: Self) -> None:
         """Take in what another has counted on the same time. Raises `PipelineError` for another half-life."""
@@ -137,6 +144,12 @@ class DecayedHistogram(DecayedCounts[int]):
         """Forget everything."""
         super().clear()
         self._sums.clear()
+
+    def copy(self) -> Self:
+        """One that counts on by itself."""
+        found = super().copy()
+        found._sums = dict(self._sums)
+        return found
 
     def merge(self, other: Self) -> None:
         """Take in another on the same time. Raises `PipelineError` for another half-life."""

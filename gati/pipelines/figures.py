@@ -23,6 +23,7 @@ certified.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -191,6 +192,14 @@ class OptionFigures:
         overall = self._overall()
         return None if overall is None else overall.mean_ms()
 
+    def copy(self) -> OptionFigures:
+        """As they are now; what is observed later changes the original only."""
+        found = copy.copy(self)
+        found.exits, found.queue, found._audits = self.exits.copy(), self.queue.copy(), self._audits.copy()
+        found._engine = {level: engine.copy() for level, engine in self._engine.items()}
+        found._levels = {finding: counts.copy() for finding, counts in self._levels.items()}
+        return found
+
     def option(self, tick: int, way: DecayedHistogram) -> Option:
         """The option as it is now; `way` is what it takes there and back."""
         evidence = self.evidence(tick)
@@ -276,6 +285,13 @@ class StageFigures:
         self.options[seen.option].observe(seen, self.tick)
         self.way.observe(max(0.0, seen.took_ms - seen.engine_ms - seen.queue_ms), self.tick)
         self._labels.add(seen.label, self.tick)
+
+    def copy(self) -> StageFigures:
+        """As they are now; what is observed later changes the original only."""
+        found = copy.copy(self)
+        found.options = {name: option.copy() for name, option in self.options.items()}
+        found.way, found._labels = self.way.copy(), self._labels.copy()
+        return found
 
     def stage(self) -> Stage:
         """The stage as it is now; that of the file before the first request."""

@@ -109,11 +109,12 @@ class LivePlanner:
         return Run(self._offline, plan, latency_slo_ms, self._observe)
 
     def refresh(self) -> bool:
-        """Plan again if a figure has moved. Returns whether it did; raises nothing that building did not."""
+        """Plan again if a figure has moved; returns whether one has. Who observes meanwhile hardly waits."""
         with self._refreshing:
             with self._lock:
                 self._seen = 0
-                stages = {name: figures.stage() for name, figures in self._figures.items()}
+                figures = {name: each.copy() for name, each in self._figures.items()}
+            stages = {name: each.stage() for name, each in figures.items()}
             planned = self._planner.pipeline.stages
             if not any(_moved(planned[name], stages[name], self.settings.tolerance) for name in stages):
                 return False
@@ -171,8 +172,8 @@ class LivePlanner:
 
     # ----------------------------------------------------------------------------------------------------
 
-    def explored(self, stage: str, choice: Choice, remaining_ms: float) -> Choice:
-        """The choice, or in its place an option that was not seen for long."""
+    def or_explore(self, stage: str, choice: Choice, remaining_ms: float) -> Choice:
+        """The choice, or in its place an option that was not seen for long; for this module's plans."""
         figures = self._figures[stage]
         every = self.settings.explore_every
         if figures.tick < self._look_at[stage] or remaining_ms <= 0.0:
@@ -214,7 +215,7 @@ class _Exploring(NamedTuple):
 
     def choose(self, stage: str, remaining_ms: float, finding: Finding | None) -> Choice:
         """As the plan chooses, or another option."""
-        return self.planner.explored(stage, self.plan.choose(stage, remaining_ms, finding), remaining_ms)
+        return self.planner.or_explore(stage, self.plan.choose(stage, remaining_ms, finding), remaining_ms)
 
 
 def _needs(pipeline: Pipeline) -> dict[tuple[str, str], float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,3 +168,23 @@ def test_what_is_planned_with_is_shown(running: Serving) -> None:
     assert 'gati_option_hit_rate{option="only",pipeline="followed",stage="first"}' in page
     figures = [line for line in page.splitlines() if line.startswith("gati_option")]
     assert figures and not any('pipeline="offline"' in line for line in figures)
+
+
+def test_the_command_line_shows_it(running: Serving, repository: Path) -> None:
+    ask(running, "followed", HIT)
+    command = [sys.executable, "-m", "gati", "pipeline", "status"]
+    said = {
+        name: subprocess.run(
+            [*command, name, "--url", running.url],
+            capture_output=True,
+            text=True,
+            cwd=repository,
+            check=False,
+        )
+        for name in ("followed", "offline", "none")
+    }
+    assert said["followed"].returncode == 0, said["followed"].stderr
+    assert "first: north | east | south | west" in said["followed"].stdout
+    assert "leave early" in said["followed"].stdout and "of the figures from" in said["followed"].stdout
+    assert "offline figures only" in said["offline"].stdout and "requests" not in said["offline"].stdout
+    assert said["none"].returncode == 2 and "no pipeline 'none'" in said["none"].stderr
