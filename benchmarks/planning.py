@@ -3,6 +3,8 @@
     python -m benchmarks.planning
 
 Microseconds of `begin`, of one `start` and of one `finish` over whole queries, and how long building took.
+For planners that follow the traffic (`live`) `finish` includes the observation, and `refresh_ms` is how long
+planning again takes.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gati.pipelines import Pipeline, Planner, parse_pipeline
+from gati.pipelines import LivePlanner, Pipeline, Planner, parse_pipeline
 
 QUERIES = 2000
 CHAIN = [(f"s{i}", f"s{i + 1}") for i in range(9)]
@@ -32,6 +34,9 @@ def main() -> int:
             building_s = time.perf_counter() - start
             head = {"shape": shape, "policy": policy, "building_s": round(building_s, 3)}
             found.append({**head, **decide(planner)})
+            live = LivePlanner(pipeline, policy)
+            head["policy"] += ", live"
+            found.append({**head, **decide(live), "refresh_ms": refresh(live)})
     print(json.dumps(found, indent=1))
     return 0
 
@@ -56,7 +61,15 @@ def synthetic(edges: list[tuple[str, str]]) -> Pipeline:
     return parse_pipeline({"class_names": ["x", "y"], "stages": stages, "edges": listed})
 
 
-def decide(planner: Planner) -> dict[str, Any]:
+def refresh(planner: LivePlanner) -> float:
+    """Milliseconds of planning again, after the queries that `decide` ran."""
+    start = time.perf_counter()
+    if not planner.refresh():
+        raise SystemExit("no figure has moved")
+    return round(1e3 * (time.perf_counter() - start), 1)
+
+
+def decide(planner: Planner | LivePlanner) -> dict[str, Any]:
     """Times of single calls in microseconds, over whole queries."""
     times: dict[str, list[int]] = {"begin": [], "start": [], "finish": []}
     draw = np.random.default_rng(1)

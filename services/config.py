@@ -107,6 +107,10 @@ class PipelineConfig(_Strict):
     policy: str = "dynamic"
     attainment: float = Field(default=0.95, gt=0.0, lt=1.0)
     latency_slo_ms: float | None = Field(default=None, gt=0.0)  # of queries that name none
+    live: bool = True  # figures follow the traffic; False: only what was measured offline
+    half_life: float = Field(default=256.0, gt=0.0)  # queries of a stage after which evidence counts half
+    # One query of so many may run an option that was not seen for long, to see how it does now; 0: none.
+    explore_every: int = Field(default=128, ge=0)
 
 
 class AdaptationConfig(_Strict):

@@ -14,7 +14,15 @@ from pathlib import Path
 import uvloop
 
 from gati.errors import ConfigError, UnavailableError
-from gati.pipelines import CacheLibrary, Option, PlainModel, Planner, load_pipeline
+from gati.pipelines import (
+    CacheLibrary,
+    LivePlanner,
+    LiveSettings,
+    Option,
+    PlainModel,
+    Planner,
+    load_pipeline,
+)
 from services import logs
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
 from services.config import ModelConfig, PipelineConfig, ServeConfig
@@ -205,7 +213,12 @@ def _pipeline(
     name: str, settings: PipelineConfig, models: dict[str, Model], serving: dict[tuple[str, str, str], str]
 ) -> ServedPipeline:
     pipeline = load_pipeline(settings.file)
-    planner = Planner(pipeline, settings.policy, attainment=settings.attainment)
+    planner: Planner | LivePlanner
+    if settings.live:
+        following = LiveSettings(half_life=settings.half_life, explore_every=settings.explore_every)
+        planner = LivePlanner(pipeline, settings.policy, attainment=settings.attainment, settings=following)
+    else:
+        planner = Planner(pipeline, settings.policy, attainment=settings.attainment)
     asked = {(stage, option): models[model] for (own, stage, option), model in serving.items() if own == name}
     return ServedPipeline(pipeline, planner, asked, settings.latency_slo_ms)
 

@@ -1,14 +1,16 @@
-"""The verbs about pipelines: `gati pipeline check` and `gati pipeline measure`; `gati.cli` registers them."""
+"""The verbs about pipelines: `gati pipeline check`, `measure` and `status`; `gati.cli` registers them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gati.cli import render
 from gati.cli.options import Device, examples_below
+from gati.errors import RequestError, UnavailableError
 
 if TYPE_CHECKING:
     from gati.pipelines.pipeline import Pipeline
@@ -19,7 +21,11 @@ pipeline = typer.Typer(
     name="pipeline",
     help="Check and measure pipelines of models.",
     no_args_is_help=True,
-    epilog=examples_below("gati pipeline check FILE", "gati pipeline measure FILE --data known.npz"),
+    epilog=examples_below(
+        "gati pipeline check FILE",
+        "gati pipeline measure FILE --data known.npz",
+        "gati pipeline status NAME --url http://127.0.0.1:8000",
+    ),
 )
 
 PipelineFile = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline, in TOML.")]
@@ -53,6 +59,57 @@ def measure(
     measure_pipeline(file, data, limit=limit, device=device, threads=threads, progress=counter)
     _show(load_pipeline(file))
     typer.echo(f"wrote {beside(file)}")
+
+
+@pipeline.command()
+def status(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline in gati serve.")],
+    url: Annotated[str, typer.Option(help="Where gati serve listens.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", envvar="GATI_API_KEY", help="If the server requires one.")
+    ] = None,
+) -> None:
+    """Show what a served pipeline is planned with now, and what that is based on."""
+    found = _described(url, name, api_key)
+    follows = f"planned again {found['replans']} times" if found["live"] else "offline figures only"
+    typer.echo(f"{name}: policy {found['policy']}, {follows}")
+    for stage in found["stages"]:
+        typer.echo(f"{stage['name']}: {' | '.join(stage['labels'])}")
+        for option in stage["options"]:
+            planned = f"{option['accuracy']:.1%} right, {option['mean_latency_ms']:.2f} ms"
+            typer.echo(f"  {option['name']}: {planned}{_based_on(option['live'])}")
+
+
+def _described(url: str, name: str, api_key: str | None) -> Any:
+    """The server's description of a pipeline. Raises `UnavailableError`, `RequestError`."""
+    import httpx
+
+    headers = {} if api_key is None else {"X-API-Key": api_key}
+    try:
+        reply = httpx.get(f"{url}/v1/pipelines/{name}", headers=headers, timeout=60)
+        document = reply.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise UnavailableError(f"no Gati answers at {url} ({error}); start one with gati serve") from error
+    if reply.is_error:
+        raise RequestError(f"{document.get('error', reply.reason_phrase)} (status {reply.status_code})")
+    return document
+
+
+def _based_on(live: Mapping[str, Any] | None) -> str:
+    """Where an option's figures come from: the traffic, and how much of the measurement is left in them."""
+    if live is None:
+        return ""
+    parts = [f"{live['requests']} requests, {live['prior_share']:.0%} of the figures from the measurement"]
+    if live["requests"]:
+        taken = zip(("engine", "queue", "way"), ("engine_ms", "queue_ms", "way_ms"), strict=True)
+        parts.append(" + ".join(f"{what} {live[key] or 0.0:.2f}" for what, key in taken) + " ms")
+    if live["hit_rate"] is not None:
+        parts.append(f"{live['hit_rate']:.0%} leave early")
+    if live["agreement"] is not None:
+        agreement = live["agreement"]
+        promised = "" if agreement["promised"] is None else f", promised {agreement['promised']:.1%}"
+        parts.append(f"agreement {agreement['expected']:.1%} from {agreement['based_on']}{promised}")
+    return "; " + "; ".join(parts)
 
 
 def _show(found: Pipeline) -> None:

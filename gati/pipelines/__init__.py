@@ -25,13 +25,19 @@ more): `static` is the baseline that has chosen when the query began; `equal` an
 published splits of what is left of the SLO, replanned at every stage; `dynamic`, the default, is dynamic
 programming over the rest of the graph with the distributions of latencies and what the stage before
 found of this input (`gati.pipelines.dynamic`).
+
+`LivePlanner` plans with figures that follow the traffic (`gati.pipelines.following`): what options did of
+late, on top of what was measured offline.
 """
 
 from __future__ import annotations
 
 from gati.errors import PipelineError
+from gati.pipelines.decayed import DecayedCounts, DecayedHistogram
 from gati.pipelines.distribution import Distribution
 from gati.pipelines.dynamic import DynamicPolicy, Forecast
+from gati.pipelines.figures import Agreement, LiveSettings
+from gati.pipelines.following import LivePlanner, OptionReport
 from gati.pipelines.labels import Labelled, LabelMap
 from gati.pipelines.pipeline import (
     Behaviour,
@@ -43,15 +49,18 @@ from gati.pipelines.pipeline import (
     PlainModel,
     Stage,
 )
-from gati.pipelines.planner import DEFAULT_ATTAINMENT, Planner, Run, Step
+from gati.pipelines.planner import DEFAULT_ATTAINMENT, Planner, Run, Served, Step
 from gati.pipelines.policies import Choice, Plan, Policy, policy_names, register_policy
 from gati.pipelines.read import load_pipeline, parse_pipeline
 
 __all__ = [
     "DEFAULT_ATTAINMENT",
+    "Agreement",
     "Behaviour",
     "CacheLibrary",
     "Choice",
+    "DecayedCounts",
+    "DecayedHistogram",
     "Distribution",
     "DynamicPolicy",
     "Edge",
@@ -59,7 +68,10 @@ __all__ = [
     "Forecast",
     "LabelMap",
     "Labelled",
+    "LivePlanner",
+    "LiveSettings",
     "Option",
+    "OptionReport",
     "Pipeline",
     "PipelineError",
     "PlainModel",
@@ -67,6 +79,7 @@ __all__ = [
     "Planner",
     "Policy",
     "Run",
+    "Served",
     "Stage",
     "Step",
     "load_pipeline",

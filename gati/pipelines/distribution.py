@@ -13,12 +13,15 @@ from gati.errors import PipelineError
 
 __all__ = ["Distribution"]
 
+_MOST_SUMS = 512  # of two distributions that are kept apart
+_FINENESS = 0.005  # of their logarithm, beyond it
+
 
 @dataclass(frozen=True)
 class Distribution:
     """The latency of a request as atoms: `values_ms[i]` happens with probability `probabilities[i]`.
 
-    Values rise and are above zero, probabilities sum to 1. Make one with `from_samples` or `constant`.
+    Values rise and none is below zero, probabilities sum to 1. Make one with `from_samples` or `constant`.
     """
 
     values_ms: tuple[float, ...]
@@ -44,10 +47,45 @@ class Distribution:
         """A latency that is always the same. Raises `PipelineError` as `from_samples` does."""
         return cls.from_samples([latency_ms])
 
+    def mixed(self, other: Distribution, share: float) -> Distribution:
+        """The latency of a request that is one of `other` with probability `share`, and of these else."""
+        if share <= 0.0:
+            return self
+        if share >= 1.0:
+            return other
+        values = np.concatenate([self.values_ms, other.values_ms])
+        weights = np.concatenate(
+            [(1.0 - share) * np.asarray(self.probabilities), share * np.asarray(other.probabilities)]
+        )
+        order = np.argsort(values, kind="stable")
+        return Distribution(tuple(values[order].tolist()), tuple(weights[order].tolist()))
+
+    def plus(self, other: Distribution) -> Distribution:
+        """The sum of a latency of each, one independent of the other.
+
+        Of many sums, those within half a percent become one: the mean is exact, quantiles within that.
+        """
+        values = np.add.outer(self.values_ms, other.values_ms).ravel()
+        weights = np.multiply.outer(self.probabilities, other.probabilities).ravel()
+        if values.size > _MOST_SUMS:
+            cells = np.floor(np.log(np.maximum(values, 1e-3)) / _FINENESS).astype(np.int64)
+            cells -= cells.min()
+            together = np.bincount(cells, weights)
+            kept = np.flatnonzero(together)
+            values = np.bincount(cells, weights * values)[kept] / together[kept]
+            weights = together[kept]
+        order = np.argsort(values, kind="stable")
+        return Distribution(tuple(values[order].tolist()), tuple(weights[order].tolist()))
+
     @cached_property
     def mean_ms(self) -> float:
         """The expected latency."""
         return float(np.dot(self.values_ms, self.probabilities))
+
+    def reaches(self, latency_ms: float) -> float:
+        """The probability that a request takes no longer than this."""
+        within = np.searchsorted(self.values_ms, latency_ms, side="right")
+        return float(sum(self.probabilities[: int(within)]))
 
     def quantile_ms(self, probability: float) -> float:
         """The least measured latency that a request keeps with at least this probability."""

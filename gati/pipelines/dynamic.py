@@ -35,7 +35,7 @@ the step from prices to the constraint: what lies between two neighbouring price
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +46,7 @@ from gati.pipelines.pipeline import Finding, Pipeline
 from gati.pipelines.policies import (
     Choice,
     Policy,
+    SplitPolicy,
     StaticPolicy,
     equal,
     longest,
@@ -89,6 +90,9 @@ class Forecast(NamedTuple):
     busy_ms: float
 
 
+_Table = dict[Key, "array[int]"]  # the position of the option, at each column
+
+
 class _Entry(NamedTuple):
     option: str
     part: float  # of the remaining time, the rest is for what follows
@@ -128,10 +132,10 @@ class DynamicPolicy:
         values = np.stack([table.values[pipeline.input, None] for table in tables])  # [tables, 4, columns]
         self._taken = _take(values, static, attainment, tolerance)
         self._forecasts = values[self._taken, :, np.arange(self._columns)]  # [columns, 4]
-        entries = _entries(pipeline, attainment)
-        self._tables: dict[int, dict[Key, list[_Entry]]] = {
+        self._entries = _entries(pipeline, attainment)
+        self._tables: dict[int, _Table] = {
             int(taken): {
-                key: [entries[key[0]][index] for index in choice.tolist()]
+                key: array("H", choice.astype(np.uint16).tobytes())  # a look-up faster than of numpy
                 for key, choice in tables[taken].choices.items()
             }
             for taken in np.unique(self._taken)
@@ -140,7 +144,8 @@ class DynamicPolicy:
     def begin(self, latency_slo_ms: float) -> _DynamicPlan:
         """Take the table for this SLO."""
         column = column_of(latency_slo_ms, self._cell_ms, self._columns)
-        return _DynamicPlan(self._tables[int(self._taken[column])], self._cell_ms, self._columns)
+        table = self._tables[int(self._taken[column])]
+        return _DynamicPlan(table, self._entries, self._cell_ms, self._columns)
 
     def forecast(self, latency_slo_ms: float) -> Forecast:
         """The forecast for a query with this SLO."""
@@ -151,42 +156,35 @@ class DynamicPolicy:
     ) -> tuple[npt.NDArray[np.intp], list[Choices]]:
         """Every plan that policy `static` makes for some SLO, and which one for each column."""
         static = StaticPolicy(pipeline, attainment)
-        position: dict[tuple[str, ...], int] = {}
-        at_column = []
-        for column in range(self._columns):  # by the most time that has this column
-            choices = static.begin((column + 1 - 1e-6) * self._cell_ms).choices
-            plan = tuple(choices[name].option for name in pipeline.stages)
-            at_column.append(position.setdefault(plan, len(position)))
-        return np.array(at_column, dtype=np.intp), [self._fixed(pipeline, plan) for plan in position]
+        # the most time that has each column
+        slos_ms = (np.arange(self._columns, dtype=np.float64) + 1 - 1e-6) * self._cell_ms
+        chosen = [static.positions(stage, slos_ms) for stage in pipeline.stages.values()]
+        plans, at_column = np.unique(np.stack(chosen, axis=1), axis=0, return_inverse=True)
+        fixed: list[Choices] = [
+            {name: np.full(self._columns, place) for name, place in zip(pipeline.stages, plan, strict=True)}
+            for plan in plans
+        ]
+        return at_column.ravel(), fixed
 
-    def _fixed(self, pipeline: Pipeline, plan: tuple[str, ...]) -> Choices:
-        return {
-            name: np.full(self._columns, list(stage.options).index(option), dtype=np.intp)
-            for (name, stage), option in zip(pipeline.stages.items(), plan, strict=True)
-        }
-
-    def _choices_of(self, pipeline: Pipeline, policy: Policy) -> Choices:
+    def _choices_of(self, pipeline: Pipeline, policy: SplitPolicy) -> Choices:
         """The choice at each column of a policy that depends on the remaining time only."""
-        plan = policy.begin(1.0)
-        found = {}
-        for name, stage in pipeline.stages.items():
-            position = {option: index for index, option in enumerate(stage.options)}
-            left_ms = (np.arange(self._columns) - 1) * self._cell_ms
-            found[name] = np.array([position[plan.choose(name, ms, None).option] for ms in left_ms.tolist()])
-        return found
+        left_ms = (np.arange(self._columns, dtype=np.float64) - 1) * self._cell_ms
+        return {name: policy.positions(stage, left_ms) for name, stage in pipeline.stages.items()}
 
 
 class _DynamicPlan(NamedTuple):
     """One query's table. A budget leaves what follows its fastest options' share of the time."""
 
-    table: dict[Key, list[_Entry]]
+    table: _Table
+    entries: dict[str, list[_Entry]]
     cell_ms: float
     columns: int
 
     def choose(self, stage: str, remaining_ms: float, finding: Finding | None = None) -> Choice:
         """One look-up."""
-        entries = self.table.get((stage, finding)) or self.table[stage, None]
-        option, part = entries[column_of(remaining_ms, self.cell_ms, self.columns)]
+        choices = self.table.get((stage, finding)) or self.table[stage, None]
+        place = choices[column_of(remaining_ms, self.cell_ms, self.columns)]
+        option, part = self.entries[stage][place]
         return Choice(option, max(remaining_ms, 0.0) * part)
 
 
@@ -211,23 +209,20 @@ def _take(
     values: Array, static: npt.NDArray[np.intp], attainment: float, tolerance: float
 ) -> npt.NDArray[np.intp]:
     """The table to take for each column of [tables, 4, columns]; `static` is what a static plan would be."""
-    return np.fromiter(_taken(values, static, attainment, tolerance), dtype=np.intp)
-
-
-def _taken(values: Array, static: npt.NDArray[np.intp], attainment: float, tolerance: float) -> Iterator[int]:
-    for column, baseline in enumerate(static.tolist()):
-        worth, right, in_time, busy = values[:, [WORTH, RIGHT, IN_TIME, BUSY], column].T
-        enough = in_time >= attainment - _SURE
-        if in_time.max() < _SURE:  # late whatever is done: be done soon
-            yield int(busy.argmin())
-            continue
-        if not enough.any():
-            yield int(np.lexsort((busy, -worth.round(9), -in_time.round(9)))[0])
-            continue
-        if enough[baseline]:
-            enough &= (right >= right[baseline] - _SURE) & (worth >= worth[baseline] - _SURE)
-        good = enough & (worth >= worth[enough].max() - tolerance)
-        yield int(np.where(good, busy, np.inf).argmin())
+    worth, right, in_time, busy = values[:, [WORTH, RIGHT, IN_TIME, BUSY]].transpose(1, 0, 2)
+    every = np.arange(static.size)
+    enough = in_time >= attainment - _SURE
+    as_good = (right >= right[static, every] - _SURE) & (worth >= worth[static, every] - _SURE)
+    enough &= as_good | ~enough[static, every]
+    best = np.where(enough, worth, -np.inf).max(axis=0)
+    good = enough & (worth >= best - tolerance)
+    taken = np.where(good, busy, np.inf).argmin(axis=0)
+    surest = np.lexsort((busy, -worth.round(9), -in_time.round(9)), axis=0)[0]
+    taken = np.where(enough.any(axis=0), taken, surest)
+    soonest = np.lexsort((-worth.round(9), busy.round(9)), axis=0)[0]
+    late = in_time.max(axis=0) < _SURE  # whatever is done: be done soon
+    found: npt.NDArray[np.intp] = np.where(late, soonest, taken)
+    return found
 
 
 @register_policy("dynamic")

@@ -72,6 +72,9 @@ class Option:
 
     `levels` are falling confidences that tell easy inputs from hard ones, and `behaviours` what the option
     does with inputs on which the stage before it found something: an input that was hard there is hard here.
+
+    `overhead` is what an answer takes beside the network: the queue, and the way there and back. None where
+    it was not measured, as offline.
     """
 
     name: str
@@ -81,11 +84,12 @@ class Option:
     latency: Distribution | None = None
     levels: tuple[float, ...] = ()
     behaviours: Mapping[Finding | None, Behaviour] = field(default_factory=dict)
+    overhead: Distribution | None = None
 
     def behaviour(self, finding: Finding | None = None) -> Behaviour:
         """The behaviour on inputs after `finding`, or on all inputs if that was not measured."""
         known = self.behaviours.get(finding) or self.behaviours.get(None)
-        return known or Behaviour((1.0,), (self.measured_accuracy,), (self.measured_latency,))
+        return known or Behaviour((1.0,), (self.measured_accuracy,), (self._network_latency,))
 
     def level(self, confidence: float) -> int:
         """The level of an answer: 0 for the surest."""
@@ -98,9 +102,14 @@ class Option:
             raise PipelineError(f"option '{self.name}' has no accuracy; run gati pipeline measure")
         return self.accuracy
 
-    @property
+    @cached_property
     def measured_latency(self) -> Distribution:
-        """The latency. Raises `PipelineError` where it is not measured."""
+        """The latency, overhead included. Raises `PipelineError` where it is not measured."""
+        network = self._network_latency
+        return network if self.overhead is None else network.plus(self.overhead)
+
+    @property
+    def _network_latency(self) -> Distribution:
         if self.latency is None:
             raise PipelineError(f"option '{self.name}' has no latency; run gati pipeline measure")
         return self.latency

@@ -6,15 +6,18 @@ Nothing here knows a clock or a thread. Times come in as milliseconds since the 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from gati.errors import PipelineError
+from gati.pipelines.figures import Observation
 from gati.pipelines.pipeline import Finding, Pipeline
 from gati.pipelines.policies import Plan, build_policy
 
-__all__ = ["DEFAULT_ATTAINMENT", "Planner", "Run", "Step"]
+__all__ = ["DEFAULT_ATTAINMENT", "Planner", "Run", "Served", "Step"]
 
 DEFAULT_ATTAINMENT = 0.95
+_LEAST_MS = 1e-6
 
 
 class Step(NamedTuple):
@@ -24,6 +27,14 @@ class Step(NamedTuple):
     option: str
     budget_ms: float
     remaining_ms: float  # below zero: the deadline has passed
+
+
+class Served(NamedTuple):
+    """What who answered reports of a request: the engine's time, the wait for it, and the exit."""
+
+    engine_ms: float
+    queue_ms: float = 0.0
+    exit: str = ""
 
 
 class Planner:
@@ -46,11 +57,18 @@ class Planner:
         self.attainment = attainment
         self._policy = build_policy(policy, pipeline, attainment)
 
-    def begin(self, latency_slo_ms: float) -> Run:
-        """Begin a query that should be answered within `latency_slo_ms`. Raises `PipelineError`."""
+    def begin(self, latency_slo_ms: float, elapsed_ms: float = 0.0) -> Run:
+        """Begin a query that should be answered within `latency_slo_ms`, of which `elapsed_ms` have passed.
+
+        **Raises:** `PipelineError` for an SLO that is not above zero.
+        """
+        return Run(self.pipeline, self.plan(latency_slo_ms, elapsed_ms), latency_slo_ms)
+
+    def plan(self, latency_slo_ms: float, elapsed_ms: float = 0.0) -> Plan:
+        """The policy's plan for a query; raises as `begin`."""
         if not (math.isfinite(latency_slo_ms) and latency_slo_ms > 0.0):
             raise PipelineError(f"latency_slo_ms is {latency_slo_ms}; give milliseconds above zero")
-        return Run(self.pipeline, self._policy.begin(latency_slo_ms), latency_slo_ms)
+        return self._policy.begin(max(latency_slo_ms - elapsed_ms, _LEAST_MS))
 
 
 class Run:
@@ -68,8 +86,15 @@ class Run:
     The option of a stage is chosen in `start` and not before, from the time that is then left.
     """
 
-    def __init__(self, pipeline: Pipeline, plan: Plan, latency_slo_ms: float) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        plan: Plan,
+        latency_slo_ms: float,
+        observe: Callable[[str, Observation], None] | None = None,
+    ) -> None:
         self.latency_slo_ms = latency_slo_ms
+        self._observe = observe
         self.labels: dict[str, str] = {}  # of finished stages
         self.steps: dict[str, Step] = {}  # of started stages
         self.skipped: set[str] = set()
@@ -112,10 +137,18 @@ class Run:
         self.steps[stage] = step
         return step
 
-    def finish(self, stage: str, label: str, elapsed_ms: float, confidence: float | None = None) -> None:
+    def finish(
+        self,
+        stage: str,
+        label: str,
+        elapsed_ms: float,
+        confidence: float | None = None,
+        served: Served | None = None,
+    ) -> None:
         """Report the label of a started stage. Decides what runs next, and what is skipped.
 
-        `confidence` is that of `Labelled`: with it, what follows is chosen by how hard this input is.
+        `confidence` is that of `Labelled`: with it, what follows is chosen by how hard this input is. A
+        planner that follows the traffic learns from `served`; without it all the time counts as the engine's.
 
         **Raises:** `PipelineError` when the stage is not running, or has no such label.
         """
@@ -125,9 +158,16 @@ class Run:
         if label not in labels:
             raise PipelineError(f"stage '{stage}' has no label '{label}'; its labels are {', '.join(labels)}")
         self.labels[stage] = label
-        if confidence is not None:
-            option = self._pipeline.stages[stage].options[self.steps[stage].option]
-            self._findings[stage] = Finding(option.name, option.level(confidence))
+        option = self._pipeline.stages[stage].options[self.steps[stage].option]
+        level = None if confidence is None else option.level(confidence)
+        if level is not None:
+            self._findings[stage] = Finding(option.name, level)
+        if self._observe is not None:
+            took_ms = elapsed_ms - (self.latency_slo_ms - self.steps[stage].remaining_ms)
+            engine_ms, queue_ms, exit = served or Served(took_ms)
+            before = self._finding_for(stage)
+            seen = Observation(option.name, label, before, level, took_ms, engine_ms, queue_ms, exit)
+            self._observe(stage, seen)
         for edge in self._pipeline.edges_from[stage]:
             self._settle(edge.target, edge.holds(label))
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from gati.errors import PipelineError
 from gati.pipelines.pipeline import Finding, Option, Pipeline, Stage
 
@@ -97,6 +100,15 @@ class _Split:
                 return need.option
         return min(needs, key=lambda need: need.latency_ms).option
 
+    def positions(self, stage: Stage, budgets_ms: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
+        """As `fitting` for many budgets: the position of each option in its stage."""
+        needs = self.needs[stage.name]
+        fits = [need.latency_ms <= budgets_ms for need in needs]
+        order = list(stage.options)
+        places = np.array([order.index(need.option) for need in needs], dtype=np.intp)
+        soonest = min(range(len(needs)), key=lambda index: needs[index].latency_ms)
+        return places[np.where(np.any(fits, axis=0), np.argmax(fits, axis=0), soonest)]
+
 
 class _Need:
     def __init__(self, option: Option, attainment: float) -> None:
@@ -144,15 +156,19 @@ class SplitPolicy:
         budget_ms = max(remaining_ms, 0.0) * self._part[stage]
         return Choice(self._split.fitting(stage, budget_ms), budget_ms)
 
+    def positions(self, stage: Stage, remaining_ms: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
+        """As `choose` for many remaining times: the position of each option in its stage."""
+        return self._split.positions(stage, np.maximum(remaining_ms, 0.0) * self._part[stage.name])
+
 
 @register_policy("equal")
-def equal(pipeline: Pipeline, attainment: float) -> Policy:
+def equal(pipeline: Pipeline, attainment: float) -> SplitPolicy:
     """Equal split over the stages of each path, replanned at every stage."""
     return SplitPolicy(pipeline, attainment, dict.fromkeys(pipeline.stages, 1.0))
 
 
 @register_policy("proportional")
-def proportional(pipeline: Pipeline, attainment: float) -> Policy:
+def proportional(pipeline: Pipeline, attainment: float) -> SplitPolicy:
     """Split in proportion to each stage's largest latency, replanned at every stage."""
     return SplitPolicy(pipeline, attainment, _proportions(pipeline, attainment))
 
@@ -171,6 +187,10 @@ class StaticPolicy:
         """Choose every stage's option now."""
         budgets = {stage: latency_slo_ms * part for stage, part in self._part.items()}
         return StaticPlan({stage: Choice(self._split.fitting(stage, b), b) for stage, b in budgets.items()})
+
+    def positions(self, stage: Stage, latency_slos_ms: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
+        """As `begin` for many SLOs: the position of the option that `stage` gets."""
+        return self._split.positions(stage, latency_slos_ms * self._part[stage.name])
 
 
 class StaticPlan(NamedTuple):

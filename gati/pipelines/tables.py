@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gati.pipelines.distribution import Distribution
 from gati.pipelines.forks import Follow
 from gati.pipelines.pipeline import Behaviour, Finding, Pipeline
 
@@ -33,10 +34,10 @@ def column_of(remaining_ms: float, cell_ms: float, columns: int) -> int:
     return 0 if remaining_ms < 0.0 else min(int(remaining_ms / cell_ms + 1e-9) + 1, columns - 1)
 
 
-class _Moves(NamedTuple):
+class Moves(NamedTuple):
     """An option after some finding, by level of its own confidence."""
 
-    spectra: npt.NDArray[np.complex128]  # [levels, 1, frequencies]
+    spectra: npt.NDArray[np.complex128]  # [levels, frequencies]
     pmfs: Array  # [levels, columns]: probability of each number of cells
     shares: Array  # [levels]
     accuracies: Array  # [levels]
@@ -65,10 +66,42 @@ class Grid:
         self.keys = {name: self._keys(name) for name in pipeline.stages}
         self._transitions: dict[tuple[str, int], tuple[Array, Array]] = {}
         self.moves = {
-            key: [self._moves(option.behaviour(key[1])) for option in pipeline.stages[name].options.values()]
+            key: [
+                self._moves(option.behaviour(key[1]), option.overhead)
+                for option in pipeline.stages[name].options.values()
+            ]
             for name, keys in self.keys.items()
             for key in keys
         }
+        self.last = {
+            name: name not in self.ends and not any(follow.targets for follow in follows[name])
+            for name in pipeline.stages
+        }
+        self.every_column = np.arange(columns)
+        self._runs: dict[Key, Array] = {}
+
+    def runs(self, key: Key) -> Array:
+        """The values [options, 4, columns] of a stage that nothing follows: the same in every table."""
+        if key not in self._runs:
+            late = self.answered[:, :1]
+            spectrum = np.fft.rfft(self.answered - late, 2 * self.columns, axis=1)
+            self._runs[key] = np.stack(
+                [self.run(moves, spectrum[None], late[None]) for moves in self.moves[key]]
+            )
+        return self._runs[key]
+
+    def run(self, moves: Moves, spectra: npt.NDArray[np.complex128], late: Array) -> Array:
+        """The value [4, columns] of running an option: E[what follows, at what is then left].
+
+        `spectra` [levels or 1, 4, frequencies] are of what follows less what it is when late, `late`.
+        """
+        weights = np.repeat(moves.shares[:, None], 4, axis=1)  # [levels, 4]
+        weights[:, :IN_TIME] *= moves.accuracies[:, None]
+        mixed = (weights[:, :, None] * moves.spectra[:, None, :] * spectra).sum(axis=0)
+        value: Array = np.fft.irfft(mixed, 2 * self.columns, axis=1)[:, : self.columns]
+        value += (weights[:, :, None] * late).sum(axis=0)
+        value[BUSY] += moves.mean_ms
+        return value
 
     def transitions(self, stage: str, option: int) -> tuple[Array, Array]:
         """Running an option as matrices from column to column: of probabilities, and of those to be right."""
@@ -89,16 +122,25 @@ class Grid:
                 found |= dict.fromkeys(option.behaviours)
         return [(name, finding) for finding in found]
 
-    def _moves(self, behaviour: Behaviour) -> _Moves:
-        pmfs = np.zeros((len(behaviour.shares), self.columns))
-        for row, latency in zip(pmfs, behaviour.latencies, strict=True):
-            cells = np.ceil(np.asarray(latency.values_ms) / self.cell_ms - 1e-9).astype(np.int64).clip(1)
-            fits = cells < self.columns  # what takes longer than the grid is late whenever it starts
-            np.add.at(row, cells[fits], np.asarray(latency.probabilities)[fits])
+    def _moves(self, behaviour: Behaviour, overhead: Distribution | None) -> Moves:
+        pmfs = np.stack([self._pmf(latency, least=1) for latency in behaviour.latencies])
         shares = np.asarray(behaviour.shares)
         mean_ms = float(shares @ [latency.mean_ms for latency in behaviour.latencies])
-        spectra = np.fft.rfft(pmfs, 2 * self.columns, axis=1)[:, None, :]
-        return _Moves(spectra, pmfs, shares, np.asarray(behaviour.accuracies), mean_ms)
+        if overhead is not None:
+            beside = self._spectrum(self._pmf(overhead, least=0)[None])
+            pmfs = np.fft.irfft(self._spectrum(pmfs) * beside, 2 * self.columns, axis=1)[:, : self.columns]
+            mean_ms += overhead.mean_ms
+        return Moves(self._spectrum(pmfs), pmfs, shares, np.asarray(behaviour.accuracies), mean_ms)
+
+    def _pmf(self, latency: Distribution, least: int) -> Array:
+        """The probability of each number of cells, [columns]; a latency is at least so many."""
+        cells = np.ceil(np.asarray(latency.values_ms) / self.cell_ms - 1e-9).astype(np.int64).clip(least)
+        fits = cells < self.columns  # what takes longer than the grid is late whenever it starts
+        weights = np.asarray(latency.probabilities)[fits]
+        return np.bincount(cells[fits], weights, self.columns).astype(np.float64, copy=False)
+
+    def _spectrum(self, pmfs: Array) -> npt.NDArray[np.complex128]:
+        return np.fft.rfft(pmfs, 2 * self.columns, axis=1)
 
 
 class ValueTable:
@@ -125,6 +167,10 @@ class ValueTable:
             self._solve(stage)
 
     def _solve(self, stage: str) -> None:
+        if self._grid.last[stage]:
+            for key in self._grid.keys[stage]:
+                self._choose(key, self._grid.runs(key))
+            return
         # What follows depends on what this stage finds, not on what the one before it found.
         after = [
             np.stack([self._after(stage, Finding(option, level)) for level in range(moves.shares.size)])
@@ -138,26 +184,19 @@ class ValueTable:
             for value, end in zip(after, late, strict=True)
         ]
         for key in self._grid.keys[stage]:
-            options = np.stack(
-                [self._run(*one) for one in zip(self._grid.moves[key], spectra, late, strict=True)]
-            )
-            if self._given is not None:
-                best = self._given[stage]
-            else:
-                best = np.einsum("c,ocj->oj", self._prices, options).argmax(axis=0)
-                best[0] = options[:, BUSY, 0].argmin()  # too late: let others have the machine
-            self.choices[key] = best
-            self.values[key] = np.take_along_axis(options, best[None, None, :], axis=0)[0]
+            runs = [self._grid.run(*one) for one in zip(self._grid.moves[key], spectra, late, strict=True)]
+            self._choose(key, np.stack(runs))
 
-    def _run(self, moves: _Moves, spectra: npt.NDArray[np.complex128], late: Array) -> Array:
-        """The value [4, columns] of running an option: E[what follows, at what is then left]."""
-        weights = np.repeat(moves.shares[:, None], 4, axis=1)  # [levels, 4]
-        weights[:, :IN_TIME] *= moves.accuracies[:, None]
-        mixed = (weights[:, :, None] * moves.spectra * spectra).sum(axis=0)
-        value: Array = np.fft.irfft(mixed, 2 * self._grid.columns, axis=1)[:, : self._grid.columns]
-        value += (weights[:, :, None] * late).sum(axis=0)
-        value[BUSY] += moves.mean_ms
-        return value
+    def _choose(self, key: Key, options: Array) -> None:
+        """Keep what is best of the values [options, 4, columns] at this table's prices, or what is given."""
+        if self._given is not None:
+            best = self._given[key[0]]
+        else:
+            best = (self._prices @ options).argmax(axis=0)
+            worth, busy = options[:, WORTH, 0], options[:, BUSY, 0].round(9)
+            best[0] = np.lexsort((-worth, busy))[0]  # too late: let others have the machine
+        self.choices[key] = best
+        self.values[key] = options[best, :, self._grid.every_column].T
 
     def _after(self, stage: str, finding: Finding | None) -> Array:
         """The value after a stage with this finding, [4, columns]."""

@@ -10,6 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from gati.pipelines import OptionReport
+
 __all__ = ["Metrics"]
 
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -22,6 +24,8 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._services = _Services()
         self._registry.register(self._services)
+        self._planning = _Planning()
+        self._registry.register(self._planning)
         self.request_seconds = Histogram(
             "gati_request_seconds",
             "Requests for a model, from arrival to answer",
@@ -46,8 +50,11 @@ class Metrics:
             "gati_rejected", "Requests that were refused, by reason", ["reason"], registry=self._registry
         )
 
-    def render(self, statistics: Mapping[str, Any], models: Mapping[str, Any]) -> bytes:
-        """The page; `statistics` are those of the services that answer, `models` all of them."""
+    def render(
+        self, statistics: Mapping[str, Any], models: Mapping[str, Any], pipelines: Mapping[str, Any]
+    ) -> bytes:
+        """The page; `statistics` are those of the services that answer, the others are all there are."""
+        self._planning.pipelines = pipelines
         self._services.statistics = statistics
         self._services.models = models
         return generate_latest(self._registry)
@@ -158,6 +165,84 @@ class _Services(Collector):
             if model.ready:
                 version.add_metric([name, model.active.version], 1.0)
         yield from (waiting, memory, stopped, ready, restarts, version)
+
+
+class _Planning(Collector):
+    """Figures of the pipelines whose planners follow the traffic."""
+
+    def __init__(self) -> None:
+        self.pipelines: Mapping[str, Any] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, in the order of the page."""
+        option = ["pipeline", "stage", "option"]
+        seconds = GaugeMetricFamily(
+            "gati_option_seconds",
+            "Mean time of a request to an option: planned with, and of late the engine, the queue, the way",
+            labels=[*option, "part"],
+        )
+        gauges = {
+            "accuracy": GaugeMetricFamily("gati_option_accuracy", "Accuracy planned with", labels=option),
+            "prior_share": GaugeMetricFamily(
+                "gati_option_prior_share", "Part of the offline measurement in the figures", labels=option
+            ),
+            "hit_rate": GaugeMetricFamily(
+                "gati_option_hit_rate", "Share of requests that left early, of late", labels=option
+            ),
+        }
+        agreement = GaugeMetricFamily(
+            "gati_option_agreement",
+            "Expected agreement with the base model; what is promised is in gati_option_promised_agreement",
+            labels=option,
+        )
+        promised = GaugeMetricFamily(
+            "gati_option_promised_agreement", "Agreement that the certificate promises", labels=option
+        )
+        requests = CounterMetricFamily(
+            "gati_option_requests", "Requests that an option answered", labels=option
+        )
+        explored = CounterMetricFamily(
+            "gati_option_explored",
+            "Those to see how an option does that was not seen for long",
+            labels=option,
+        )
+        replans = CounterMetricFamily("gati_replans", "Plans made anew", labels=["pipeline"])
+        replan_seconds = CounterMetricFamily(
+            "gati_replan_seconds",
+            "Time spent on looking whether to plan anew, and on it",
+            labels=["pipeline"],
+        )
+        for name, served in self.pipelines.items():
+            if served.replanning is None:
+                continue
+            replans.add_metric([name], served.planner.replans)
+            replan_seconds.add_metric([name], served.replanning.took_s)
+            for report in served.planner.report():
+                where = [name, report.stage, report.option]
+                for part, value_ms in _parts(report).items():
+                    if value_ms is not None:
+                        seconds.add_metric([*where, part], value_ms / 1e3)
+                for field, gauge in gauges.items():
+                    value = getattr(report, field)
+                    if value is not None:
+                        gauge.add_metric(where, value)
+                if report.agreement is not None:
+                    agreement.add_metric(where, report.agreement.expected)
+                    if report.agreement.promised is not None:
+                        promised.add_metric(where, report.agreement.promised)
+                requests.add_metric(where, report.chosen)
+                explored.add_metric(where, report.explored)
+        yield from (seconds, *gauges.values(), agreement, promised, requests, explored, replans)
+        yield replan_seconds
+
+
+def _parts(report: OptionReport) -> dict[str, float | None]:
+    return {
+        "planned": report.latency_ms,
+        "engine": report.engine_ms,
+        "queue": report.queue_ms,
+        "way": report.way_ms,
+    }
 
 
 def _buckets(histogram: Any) -> list[tuple[str, float]]:

@@ -126,7 +126,7 @@ async def statistics(request: Request, model: str) -> dict[str, Any]:
 async def metrics(request: Request) -> Response:
     """Counters, gauges and histograms; rates are for the reader to compute."""
     scheduler = scheduler_of(request)
-    page = scheduler.metrics.render(await _statistics(scheduler), scheduler.models)
+    page = scheduler.metrics.render(await _statistics(scheduler), scheduler.models, scheduler.pipelines)
     return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from gati.errors import RequestError
+from gati.pipelines import LivePlanner, OptionReport
 from services.scheduler import documents
 from services.scheduler.bodies import read_body, unless_gone
 from services.scheduler.budget import Charge
@@ -196,11 +197,14 @@ async def _form(request: Request, whole: list[bytes]) -> tuple[bytes, dict[str, 
 
 
 def _described(name: str, served: ServedPipeline) -> dict[str, Any]:
-    found = served.pipeline
+    found = served.planner.pipeline
+    live = _live(served)
     return {
         "name": name,
         "ready": served.ready,
         "policy": served.planner.policy,
+        "live": served.replanning is not None,
+        "replans": served.planner.replans if isinstance(served.planner, LivePlanner) else 0,
         "input": found.input,
         "outputs": found.outputs,
         "stages": [
@@ -216,10 +220,39 @@ def _described(name: str, served: ServedPipeline) -> dict[str, Any]:
                         "name": option.name,
                         "accuracy": option.accuracy,
                         "mean_latency_ms": option.measured_latency.mean_ms,
+                        "live": live.get((stage.name, option.name)),
                     }
                     for option in stage.options.values()
                 ],
             }
             for stage in found.stages.values()
         ],
+    }
+
+
+def _live(served: ServedPipeline) -> dict[tuple[str, str], dict[str, Any]]:
+    """What the traffic has shown of every option; empty where the planner does not follow it."""
+    if not isinstance(served.planner, LivePlanner):
+        return {}
+    return {(report.stage, report.option): _shown(report) for report in served.planner.report()}
+
+
+def _shown(report: OptionReport) -> dict[str, Any]:
+    agreement = report.agreement
+    return {
+        "requests": report.chosen,
+        "explored": report.explored,
+        "evidence": report.evidence,
+        "prior_share": report.prior_share,
+        "engine_ms": report.engine_ms,
+        "queue_ms": report.queue_ms,
+        "way_ms": report.way_ms,
+        "hit_rate": report.hit_rate,
+        "agreement": None
+        if agreement is None
+        else {
+            "expected": agreement.expected,
+            "promised": agreement.promised,
+            "based_on": agreement.based_on,
+        },
     }

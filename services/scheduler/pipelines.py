@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from gati.errors import DeadlineError
-from gati.pipelines import Pipeline, Planner, Run, Stage
+from gati.pipelines import LivePlanner, Pipeline, Planner, Run, Served, Stage
 from services.scheduler.models import Asked, Model
+from services.scheduler.replanning import Replanning
 from services.scheduler.timing import Timing
 
 __all__ = ["PipelineAnswer", "ServedPipeline"]
@@ -29,13 +30,14 @@ class PipelineAnswer:
 class ServedPipeline:
     """A measured pipeline, its planner, and the model that serves each option.
 
-    `models` maps stage and option to the model's name in the configuration.
+    `models` maps stage and option to the model's name in the configuration. A planner that follows the
+    traffic is told what every stage took, and plans again in the background.
     """
 
     def __init__(
         self,
         pipeline: Pipeline,
-        planner: Planner,
+        planner: Planner | LivePlanner,
         models: Mapping[tuple[str, str], Model],
         default_slo_ms: float | None,
     ) -> None:
@@ -43,7 +45,8 @@ class ServedPipeline:
         self.planner = planner
         self.default_slo_ms = default_slo_ms
         self._models = models
-        self._least_after_ms = _least_after_ms(pipeline)
+        self._least_after_ms: tuple[Pipeline | None, dict[str, float]] = (None, {})
+        self.replanning = Replanning(planner, models) if isinstance(planner, LivePlanner) else None
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -66,7 +69,7 @@ class ServedPipeline:
 
         **Raises:** `DeadlineError` when the timeout passes between stages, and what the models refuse with.
         """
-        run = self.planner.begin(timing.latency_slo_ms or timing.timeout_ms)
+        run = self.planner.begin(timing.latency_slo_ms or timing.timeout_ms, timing.elapsed_ms())
         answer = PipelineAnswer("")
         running: set[asyncio.Task[dict[str, Any]]] = set()
         try:
@@ -83,7 +86,14 @@ class ServedPipeline:
                 task.cancel()
         answer.label = run.answer or ""
         answer.skipped = [name for name in self.pipeline.stages if name in run.skipped]
+        if self.replanning is not None:
+            self.replanning.look()
         return answer
+
+    def close(self) -> None:
+        """Plan no more."""
+        if self.replanning is not None:
+            self.replanning.close()
 
     async def _stage(self, run: Run, name: str, tensor: Any, timing: Timing) -> dict[str, Any]:
         started_ms = timing.elapsed_ms()
@@ -94,14 +104,15 @@ class ServedPipeline:
         slo_ms = None
         if timing.latency_slo_ms is not None and not run.labels:
             # Only the first stage is refused for the SLO's sake: later there is work to lose.
-            slo_ms = step.remaining_ms - self._least_after_ms[name]
+            slo_ms = step.remaining_ms - self._least_after(name)
         asked = Asked(timing.timeout_ms - started_ms, slo_ms, timing.priority, timing.trace_id)
         response = await model.infer(tensor, asked)
         ended_ms = timing.elapsed_ms()
         first = response.answers[0]
         stage = self.pipeline.stages[name]
         found = stage.options[step.option].label(np.frombuffer(first.probabilities, "<f4"))
-        run.finish(name, found.label, ended_ms, found.confidence)
+        served = Served(response.latency_ms - response.queue_ms, response.queue_ms, first.exit)
+        run.finish(name, found.label, ended_ms, found.confidence, served)
         return {
             "stage": name,
             "option": step.option,
@@ -117,6 +128,15 @@ class ServedPipeline:
             "queue_ms": response.queue_ms,
             "budget_ms": step.budget_ms,
         }
+
+    def _least_after(self, name: str) -> float:
+        """The least time of what follows a stage, with the figures that are planned with now."""
+        planned, least = self._least_after_ms
+        if planned is not self.planner.pipeline:
+            planned = self.planner.pipeline
+            least = _least_after_ms(planned)
+            self._least_after_ms = (planned, least)
+        return least[name]
 
 
 def _least_after_ms(pipeline: Pipeline) -> dict[str, float]:

@@ -113,6 +113,8 @@ class Scheduler:
         self._lag.stop()
         for task in self._looking:
             task.cancel()
+        for pipeline in self.pipelines.values():
+            pipeline.close()
         timeout_s = self.config.drain_timeout_s
         for model in self.models.values():
             model.retire()

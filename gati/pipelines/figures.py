@@ -1,0 +1,342 @@
+"""What the traffic has shown of a stage: figures that follow it, on top of what was measured offline.
+
+**Engine, queue, way.** A stage's time is what the engine reports, what the request waited for it, and the
+rest: the way there and back. Engine times are kept for each option and level of its confidence, waiting for
+each option, the way for the stage, because it is the same whichever option runs. So an option that never ran
+is compared with those that did, the way included.
+
+**Prior.** Each figure is a mixture of what was measured offline and what was observed. The offline part
+weighs as much as `w * exp(-n / w)` queries, where n is what the observations weigh: it counts for `w` queries
+at first, is all but gone after 5 w, and comes back as evidence decays. Nothing observed: exactly the offline
+figures.
+
+**Decay.** Evidence of all options of a stage halves with every `half_life` queries of that stage, whichever
+ran. An observation counts for the queries since the last one of its option, up to a limit: an option that
+gets one query in ten is weighed as if it got them all, or rare evidence could never outweigh a wrong prior.
+
+**Agreement.** Audits compare answers with the base model's. The expected agreement begins as what the
+certificate counted, which weighs as much as 256 audits. As far as it has moved since, the expected accuracy
+moves, too, by the part of disagreements that can be mistakes of this stage at all: where a stage only tells
+groups apart, few are. That moves the plan's expectations and nothing else: what is promised stays what was
+certified.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from gati.errors import PipelineError
+from gati.pipelines.decayed import DecayedCounts, DecayedHistogram
+from gati.pipelines.distribution import Distribution
+from gati.pipelines.pipeline import Behaviour, Finding, Option, Stage
+
+__all__ = ["Agreement", "LiveSettings", "Observation", "OptionFigures", "StageFigures"]
+
+BASE_EXIT = "base"
+_LEAST_SHARE = 1e-3  # of the offline part in a mixture; below it is left out
+_QUEUE_FASTER = 4  # what waits changes with the load, faster than networks do
+_AUDITS_SLOWER = 16  # few requests are audited
+_CERTIFIED_AUDITS = 256.0  # that a certificate's counts weigh as much as
+
+
+@dataclass(frozen=True)
+class LiveSettings:
+    """How figures follow the traffic. Counts are of queries that came to a stage.
+
+    `half_life`: after so many, evidence counts half. `prior`: so many the offline measurement counts for.
+    `explore_every`: so often at most an option runs that would not have been chosen, to see how it does now;
+    0 never. `replan_every`: after so many the plan is made again, if a figure moved by more than `tolerance`.
+
+    **Raises:** `PipelineError` for values that make no sense.
+    """
+
+    half_life: float = 256.0
+    prior: float = 32.0
+    explore_every: int = 128
+    replan_every: int = 32
+    tolerance: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name in ("half_life", "prior"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0.0):
+                raise PipelineError(f"{name} is {value}; give a number of queries above zero")
+        if self.explore_every < 0 or self.replan_every < 1 or not self.tolerance >= 0.0:
+            raise PipelineError(
+                f"explore_every is {self.explore_every}, replan_every {self.replan_every}, tolerance "
+                f"{self.tolerance}; give at least 0, 1 and 0"
+            )
+
+    @property
+    def most_weight(self) -> float:
+        """What an observation counts at most: explored ones alone then outweigh the prior."""
+        return max(1.0, float(self.explore_every))
+
+
+class Observation(NamedTuple):
+    """What became of one request at one stage. `level` is None where the answer's confidence is unknown.
+
+    `engine_ms` and `queue_ms` are what who answered reports, `took_ms` is what it took from here.
+    """
+
+    option: str
+    label: str
+    finding: Finding | None
+    level: int | None
+    took_ms: float
+    engine_ms: float
+    queue_ms: float
+    exit: str
+
+
+class Agreement(NamedTuple):
+    """How often an option's answers are its base model's: expected now, and when it was certified.
+
+    `audits` are what live ones weigh, older ones less; `promised` is what the certificate promises and no
+    audit changes.
+    """
+
+    expected: float
+    certified: float
+    promised: float | None
+    audits: float
+
+    @property
+    def based_on(self) -> str:
+        """Where the expectation comes from, in words."""
+        return "the certificate" if self.audits < 0.5 else f"the certificate and {self.audits:.0f} audits"
+
+
+class OptionFigures:
+    """What the traffic has shown of one option."""
+
+    def __init__(self, option: Option, settings: LiveSettings) -> None:
+        self.offline = option
+        self.chosen = 0  # ever
+        self.explored = 0  # of these, to see how it does now
+        self.last_tick = 0
+        self.exits: DecayedCounts[str] = DecayedCounts(settings.half_life)
+        self.queue = DecayedHistogram(settings.half_life / _QUEUE_FASTER)
+        self._settings = settings
+        self._engine: dict[int | None, DecayedHistogram] = {}  # by level
+        self._levels: dict[Finding | None, DecayedCounts[int]] = {}
+        self._audits: DecayedCounts[bool] = DecayedCounts(_AUDITS_SLOWER * settings.half_life)
+        self._certified: float | None = None
+        self._promised: float | None = None
+
+    def observe(self, seen: Observation, tick: int) -> None:
+        """Take in a request that this option answered."""
+        weight = min(float(max(1, tick - self.last_tick)), self._settings.most_weight)
+        self.chosen += 1
+        self.last_tick = tick
+        half_life = self._settings.half_life
+        engine = self._engine.get(seen.level)
+        if engine is None:
+            engine = self._engine[seen.level] = DecayedHistogram(half_life)
+        engine.observe(seen.engine_ms, tick, weight)
+        self.queue.observe(seen.queue_ms, tick)
+        if seen.exit:
+            self.exits.add(seen.exit, tick, weight)
+        if seen.level is not None:
+            for finding in {None, seen.finding}:
+                if finding in self.offline.behaviours:
+                    counts = self._levels.get(finding)
+                    if counts is None:
+                        counts = self._levels[finding] = DecayedCounts(half_life)
+                    counts.add(seen.level, tick, weight)
+
+    def certify(self, agreement: float | None, promised: float | None) -> None:
+        """Say how often answers agreed when the option was certified, None without; forgets all audits."""
+        self._certified, self._promised = agreement, promised
+        self._audits.clear()
+
+    def audit(self, agreed: int, lost: int, tick: int) -> None:
+        """Take in audits of answers that were given."""
+        if agreed:
+            self._audits.add(True, tick, agreed)
+        if lost:
+            self._audits.add(False, tick, lost)
+
+    def agreement(self, tick: int) -> Agreement | None:
+        """What is expected of its answers; None where nothing is certified: there is nothing to compare."""
+        if self._certified is None:
+            return None
+        audits = self._audits.mass(tick)
+        agreed = self._audits.count(True, tick)
+        expected = (_CERTIFIED_AUDITS * self._certified + agreed) / (_CERTIFIED_AUDITS + audits)
+        return Agreement(expected, self._certified, self._promised, audits)
+
+    def audited(self, tick: int) -> tuple[float, float]:
+        """What audits that agreed, and all of them, count now."""
+        return self._audits.count(True, tick), self._audits.mass(tick)
+
+    def hit_rate(self) -> float | None:
+        """The share of requests that left early of late, None without requests."""
+        shares = self.exits.shares()
+        return 1.0 - shares.get(BASE_EXIT, 0.0) if shares else None
+
+    def evidence(self, tick: int) -> float:
+        """What its observations weigh now, in queries."""
+        return sum(engine.mass(tick) for engine in self._engine.values())
+
+    def prior_share(self, tick: int) -> float:
+        """The part that what was measured offline has in its figures."""
+        return _prior_share(self.evidence(tick), self._settings.prior)
+
+    def engine_ms(self) -> float | None:
+        """The mean time of the engine of late, None without requests."""
+        overall = self._overall()
+        return None if overall is None else overall.mean_ms()
+
+    def copy(self) -> OptionFigures:
+        """As they are now; what is observed later changes the original only."""
+        found = copy.copy(self)
+        found.exits, found.queue, found._audits = self.exits.copy(), self.queue.copy(), self._audits.copy()
+        found._engine = {level: engine.copy() for level, engine in self._engine.items()}
+        found._levels = {finding: counts.copy() for finding, counts in self._levels.items()}
+        return found
+
+    def option(self, tick: int, way: DecayedHistogram) -> Option:
+        """The option as it is now; `way` is what it takes there and back."""
+        evidence = self.evidence(tick)
+        agreement = self.agreement(tick)
+        if evidence <= 0.0 and agreement is None and way.mass(tick) <= 0.0:
+            return self.offline
+        known = self.offline
+        moved = 0.0 if agreement is None else agreement.expected - agreement.certified
+        differing = 1.0 if agreement is None else 1.0 - agreement.certified
+        overall = self._overall()
+        return replace(
+            known,
+            accuracy=None if known.accuracy is None else _moved(known.accuracy, moved, differing),
+            latency=_mixed(known.latency, overall, tick, self._settings.prior),
+            behaviours=self._behaviours(tick, moved, differing),
+            overhead=_sum(self._on_nothing(way, tick), self._on_nothing(self.queue, tick)),
+        )
+
+    # ----------------------------------------------------------------------------------------------------
+
+    def _behaviours(self, tick: int, moved: float, differing: float) -> Mapping[Finding | None, Behaviour]:
+        everywhere = self.offline.behaviours.get(None)
+        usual = () if everywhere is None else everywhere.shares
+        latencies = {
+            level: (engine, _prior_share(engine.mass(tick), max(1.0, self._settings.prior * share)))
+            for level, share in enumerate(usual)
+            if (engine := self._engine.get(level)) is not None
+        }
+        observed = {level: engine.distribution() for level, (engine, _) in latencies.items()}
+        found = {}
+        for finding, known in self.offline.behaviours.items():
+            counts = self._levels.get(finding)
+            shares = known.shares
+            if counts is not None:
+                part = _prior_share(counts.mass(tick), self._settings.prior)
+                live = counts.shares()
+                shares = tuple(
+                    part * share + (1.0 - part) * live.get(level, 0.0) for level, share in enumerate(shares)
+                )
+            found[finding] = Behaviour(
+                shares,
+                tuple(_moved(accuracy, moved, differing) for accuracy in known.accuracies),
+                tuple(
+                    _blend(latency, observed.get(level), latencies[level][1])
+                    if level in latencies
+                    else latency
+                    for level, latency in enumerate(known.latencies)
+                ),
+            )
+        return found
+
+    def _overall(self) -> DecayedHistogram | None:
+        if not self._engine:
+            return None
+        merged = DecayedHistogram(self._settings.half_life)
+        for engine in self._engine.values():
+            merged.merge(engine)
+        return merged
+
+    def _on_nothing(self, seen: DecayedHistogram, tick: int) -> Distribution | None:
+        """What was measured nowhere offline, so that the prior is that it takes no time."""
+        found = seen.distribution()
+        if found is None:
+            return None
+        share = _prior_share(seen.mass(tick), self._settings.prior / _QUEUE_FASTER)
+        return _blend(Distribution((0.0,), (1.0,)), found, share)
+
+
+class StageFigures:
+    """What the traffic has shown of one stage. Not thread-safe."""
+
+    def __init__(self, stage: Stage, settings: LiveSettings) -> None:
+        self.offline = stage
+        self.tick = 0  # queries that came here
+        self.options = {name: OptionFigures(option, settings) for name, option in stage.options.items()}
+        self.way = DecayedHistogram(settings.half_life)
+        self._labels: DecayedCounts[str] = DecayedCounts(settings.half_life)
+        self._settings = settings
+
+    def observe(self, seen: Observation) -> None:
+        """Take in a request."""
+        self.tick += 1
+        self.options[seen.option].observe(seen, self.tick)
+        self.way.observe(max(0.0, seen.took_ms - seen.engine_ms - seen.queue_ms), self.tick)
+        self._labels.add(seen.label, self.tick)
+
+    def copy(self) -> StageFigures:
+        """As they are now; what is observed later changes the original only."""
+        found = copy.copy(self)
+        found.options = {name: option.copy() for name, option in self.options.items()}
+        found.way, found._labels = self.way.copy(), self._labels.copy()
+        return found
+
+    def stage(self) -> Stage:
+        """The stage as it is now; that of the file before the first request."""
+        options = {name: each.option(self.tick, self.way) for name, each in self.options.items()}
+        if not self.tick and all(options[name] is each for name, each in self.offline.options.items()):
+            return self.offline
+        part = _prior_share(self._labels.mass(self.tick), self._settings.prior)
+        live = self._labels.shares()
+        shares = tuple(
+            part * share + (1.0 - part) * live.get(label, 0.0)
+            for label, share in zip(self.offline.labels, self.offline.shares, strict=True)
+        )
+        return replace(self.offline, options=options, shares=shares)
+
+
+def _moved(accuracy: float, moved: float, differing: float) -> float:
+    """The accuracy when agreement has moved so far, from a share of `differing` answers."""
+    wrong = 1.0 - accuracy
+    part = min(1.0, wrong / differing) if differing > 0.0 else 1.0
+    return min(1.0, max(0.0, accuracy + part * moved))
+
+
+def _prior_weight(evidence: float, prior: float) -> float:
+    return prior * math.exp(-evidence / prior)
+
+
+def _prior_share(evidence: float, prior: float) -> float:
+    weight = _prior_weight(evidence, prior)
+    share = weight / (weight + evidence)
+    return share if share >= _LEAST_SHARE else 0.0
+
+
+def _mixed(
+    known: Distribution | None, seen: DecayedHistogram | None, tick: int, prior: float
+) -> Distribution | None:
+    if known is None or seen is None:
+        return known
+    return _blend(known, seen.distribution(), _prior_share(seen.mass(tick), prior))
+
+
+def _blend(known: Distribution, observed: Distribution | None, prior_share: float) -> Distribution:
+    return known if observed is None else known.mixed(observed, 1.0 - prior_share)
+
+
+def _sum(one: Distribution | None, other: Distribution | None) -> Distribution | None:
+    if one is None or other is None:
+        return one or other
+    return one.plus(other)

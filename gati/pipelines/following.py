@@ -1,0 +1,258 @@
+"""A planner whose figures follow the traffic: plans with what options did of late, not only offline.
+
+    planner = LivePlanner(pipeline)
+    run = planner.begin(latency_slo_ms=20.0)                       # as of `Planner`
+    step = run.start(run.ready[0], elapsed_ms())
+    ...                                                           # ask the option's network
+    run.finish(step.stage, label, elapsed_ms(), confidence, Served(engine_ms, queue_ms, exit))
+    if planner.due:
+        planner.refresh()                                          # now and then, in any thread
+
+Observing costs microseconds. `refresh` makes the plan again, which takes as long as building a `Planner`, and
+swaps it in at once: queries under way end as they began.
+
+**Exploring.** What never runs is never seen, so its figures would stay for ever what they last were. Two
+things prevent that. Evidence decays with the queries of the stage, whichever option they ran, so the offline
+figures come back; and one query of `explore_every` at a stage runs the option that was not seen for longest,
+if its mean fits into the time that is left, or if it was not seen for four times as long. An option that
+became faster is so found out within a bounded number of queries, whatever the plan thinks of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import NamedTuple
+
+from gati.errors import PipelineError
+from gati.pipelines.figures import Agreement, LiveSettings, Observation, OptionFigures, StageFigures
+from gati.pipelines.pipeline import Finding, Option, Pipeline, Stage
+from gati.pipelines.planner import DEFAULT_ATTAINMENT, Planner, Run
+from gati.pipelines.policies import Choice, Plan, longest
+
+__all__ = ["LivePlanner", "OptionReport"]
+
+_TAIL = 0.95  # of the latencies: how many take longer is looked at, too
+_ACCURACY_FINER = 10  # than latencies: a point of accuracy is more than a hundredth of a latency
+_LOOKS = 8  # in the time of one exploration, where nothing is due
+_PATIENCE = 4  # what does not fit is explored so many times more rarely
+
+
+class OptionReport(NamedTuple):
+    """How one option stands: what it is planned with, and where that comes from. Times are means.
+
+    `evidence` is what its observations weigh in queries and `prior_share` the part of the offline figures in
+    those planned with. None where nothing was observed.
+    """
+
+    stage: str
+    option: str
+    latency_ms: float
+    accuracy: float
+    evidence: float
+    prior_share: float
+    engine_ms: float | None
+    queue_ms: float | None
+    way_ms: float | None
+    hit_rate: float | None
+    agreement: Agreement | None
+    audits: tuple[float, float]  # that agreed, and all
+    chosen: int
+    explored: int
+
+
+class LivePlanner:
+    """Plans queries through one measured pipeline with figures that follow the traffic; see the module.
+
+    Any thread may call anything at any time. A `Run` belongs to one query.
+
+    **Raises:** `PipelineError` as `Planner` does.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        policy: str = "dynamic",
+        *,
+        attainment: float = DEFAULT_ATTAINMENT,
+        settings: LiveSettings | None = None,
+    ) -> None:
+        self.policy = policy
+        self.attainment = attainment
+        self.settings = settings or LiveSettings()
+        self.replans = 0
+        self._offline = pipeline
+        self._planner = Planner(pipeline, policy, attainment=attainment)
+        self._lock = threading.Lock()  # of everything below
+        self._refreshing = threading.Lock()
+        self._figures = {name: StageFigures(stage, self.settings) for name, stage in pipeline.stages.items()}
+        self._seen = 0  # since the last look at the figures
+        # The query of a stage at which to look again whether something should be explored.
+        self._look_at = dict.fromkeys(pipeline.stages, self.settings.explore_every)
+        self._needs = _needs(pipeline)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline with the figures that are planned with now."""
+        return self._planner.pipeline
+
+    @property
+    def due(self) -> bool:
+        """Whether enough was observed that `refresh` is worth a call."""
+        return self._seen >= self.settings.replan_every
+
+    def begin(self, latency_slo_ms: float, elapsed_ms: float = 0.0) -> Run:
+        """Begin a query, as `Planner.begin`. Raises `PipelineError`."""
+        plan = self._planner.plan(latency_slo_ms, elapsed_ms)
+        if self.settings.explore_every:
+            plan = _Exploring(plan, self)
+        return Run(self._offline, plan, latency_slo_ms, self._observe)
+
+    def refresh(self) -> bool:
+        """Plan again if a figure has moved; returns whether one has. Who observes meanwhile hardly waits."""
+        with self._refreshing:
+            with self._lock:
+                self._seen = 0
+                figures = {name: each.copy() for name, each in self._figures.items()}
+            stages = {name: each.stage() for name, each in figures.items()}
+            planned = self._planner.pipeline.stages
+            if not any(_moved(planned[name], stages[name], self.settings.tolerance) for name in stages):
+                return False
+            planner = Planner(replace(self._offline, stages=stages), self.policy, attainment=self.attainment)
+            needs = _needs(planner.pipeline)
+            with self._lock:
+                self._planner, self._needs = planner, needs
+                self.replans += 1
+            return True
+
+    def certify(self, stage: str, option: str, agreement: float | None, promised: float | None) -> None:
+        """Say what the caches of an option were certified with: audits from now on are compared with that.
+
+        `agreement` is the share of answers in the certificate's own counts that were the base model's,
+        `promised` what it promises; both None without. Call it again for a new version: audits of the old
+        one are forgotten. Raises `PipelineError` for an unknown option.
+        """
+        with self._lock:
+            self._of(stage, option).certify(agreement, promised)
+            self._seen += 1
+
+    def audit(self, stage: str, option: str, *, agreed: int, lost: int) -> None:
+        """Take in audits of an option's answers. Raises `PipelineError` for an unknown option."""
+        with self._lock:
+            self._of(stage, option).audit(agreed, lost, self._figures[stage].tick)
+            self._seen += agreed + lost
+
+    def report(self) -> list[OptionReport]:
+        """How every option stands, in the order of the file."""
+        found = []
+        planned = self._planner.pipeline
+        with self._lock:
+            for name, figures in self._figures.items():
+                for key, option in figures.options.items():
+                    now = planned.stages[name].options[key]
+                    found.append(
+                        OptionReport(
+                            name,
+                            key,
+                            now.measured_latency.mean_ms,
+                            now.measured_accuracy,
+                            option.evidence(figures.tick),
+                            option.prior_share(figures.tick),
+                            option.engine_ms(),
+                            option.queue.mean_ms(),
+                            figures.way.mean_ms(),
+                            option.hit_rate(),
+                            option.agreement(figures.tick),
+                            option.audited(figures.tick),
+                            option.chosen,
+                            option.explored,
+                        )
+                    )
+        return found
+
+    # ----------------------------------------------------------------------------------------------------
+
+    def or_explore(self, stage: str, choice: Choice, remaining_ms: float) -> Choice:
+        """The choice, or in its place an option that was not seen for long; for this module's plans."""
+        figures = self._figures[stage]
+        every = self.settings.explore_every
+        if figures.tick < self._look_at[stage] or remaining_ms <= 0.0:
+            return choice
+        with self._lock:
+            if figures.tick < self._look_at[stage]:  # somebody was faster
+                return choice
+            stale = [
+                (figures.tick - each.last_tick, name)
+                for name, each in figures.options.items()
+                if name != choice.option
+            ]
+            for unseen, name in sorted(stale, reverse=True):
+                fits = self._needs[stage, name] <= remaining_ms
+                if unseen >= (every if fits else _PATIENCE * every):
+                    self._look_at[stage] = figures.tick + every
+                    figures.options[name].explored += 1
+                    return Choice(name, choice.budget_ms)
+            self._look_at[stage] = figures.tick + max(1, every // _LOOKS)
+        return choice
+
+    def _observe(self, stage: str, seen: Observation) -> None:
+        with self._lock:
+            self._figures[stage].observe(seen)
+            self._seen += 1
+
+    def _of(self, stage: str, option: str) -> OptionFigures:
+        try:
+            return self._figures[stage].options[option]
+        except KeyError:
+            raise PipelineError(f"no stage '{stage}' with option '{option}'") from None
+
+
+class _Exploring(NamedTuple):
+    """A plan that now and then runs an option which was not seen for long."""
+
+    plan: Plan
+    planner: LivePlanner
+
+    def choose(self, stage: str, remaining_ms: float, finding: Finding | None) -> Choice:
+        """As the plan chooses, or another option."""
+        return self.planner.or_explore(stage, self.plan.choose(stage, remaining_ms, finding), remaining_ms)
+
+
+def _needs(pipeline: Pipeline) -> dict[tuple[str, str], float]:
+    """The mean time of each option, and of the fastest ones of all that follows on the longest path."""
+    fastest = {
+        name: min(option.measured_latency.mean_ms for option in stage.options.values())
+        for name, stage in pipeline.stages.items()
+    }
+    onward = longest(pipeline, fastest)[1]
+    return {
+        (name, option.name): option.measured_latency.mean_ms + onward[name] - fastest[name]
+        for name, stage in pipeline.stages.items()
+        for option in stage.options.values()
+    }
+
+
+def _moved(planned: Stage, now: Stage, tolerance: float) -> bool:
+    """Whether any figure differs by more than the tolerance from what is planned with."""
+    if now is planned:
+        return False
+    return _apart(planned.shares, now.shares) > tolerance or any(
+        _option_moved(option, now.options[name], tolerance) for name, option in planned.options.items()
+    )
+
+
+def _option_moved(planned: Option, now: Option, tolerance: float) -> bool:
+    if now is planned:
+        return False
+    before, after = planned.measured_latency, now.measured_latency
+    limit_ms = before.quantile_ms(_TAIL)
+    return (
+        abs(after.mean_ms - before.mean_ms) > tolerance * before.mean_ms
+        or abs(after.reaches(limit_ms) - before.reaches(limit_ms)) > tolerance
+        or abs(now.measured_accuracy - planned.measured_accuracy) > tolerance / _ACCURACY_FINER
+        or _apart(planned.behaviour().shares, now.behaviour().shares) > tolerance
+    )
+
+
+def _apart(before: tuple[float, ...], after: tuple[float, ...]) -> float:
+    return max(abs(one - other) for one, other in zip(before, after, strict=True))

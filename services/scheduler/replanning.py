@@ -1,0 +1,96 @@
+"""Planning again in the background, with what the traffic and the audits of the models have shown."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from gati.errors import GatiError
+from gati.pipelines import LivePlanner
+from services.scheduler.models import Model
+
+__all__ = ["Replanning"]
+
+_log = logging.getLogger("gati.scheduler")
+
+_LARGEST_PART = 0.05  # of the time is spent on planning again, in one thread
+
+
+class _Known(NamedTuple):
+    """What was told last of an option's model."""
+
+    version: str
+    audits: int
+    losses: int
+
+
+class Replanning:
+    """Keeps the figures of one pipeline's planner current. Belongs to the event loop's thread.
+
+    `look` after each answer costs a comparison; now and then it starts a thread that plans again, at most
+    one, and never so often that planning takes more than a twentieth of the time.
+    """
+
+    def __init__(self, planner: LivePlanner, models: Mapping[tuple[str, str], Model]) -> None:
+        self.took_s = 0.0  # all planning together
+        self.last_s = 0.0  # the last one that made a new plan
+        self._planner = planner
+        self._models = models
+        self._known: dict[tuple[str, str], _Known] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._not_before_s = 0.0
+
+    def look(self) -> None:
+        """Plan again if that is due, in the background."""
+        if not self._planner.due or self._task is not None or time.monotonic() < self._not_before_s:
+            return
+        self._task = asyncio.create_task(self._replan())
+
+    def close(self) -> None:
+        """Begin no more; what runs ends by itself."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _replan(self) -> None:
+        began_s = time.monotonic()
+        try:
+            self.take_in_audits()
+            anew = await asyncio.to_thread(self._planner.refresh)
+        except GatiError as error:  # the plan that is there goes on
+            _log.error("not planned again", extra={"reason": str(error)})
+            anew = False
+        finally:
+            ended_s = time.monotonic()
+            self.took_s += ended_s - began_s
+            self._not_before_s = ended_s + (ended_s - began_s) / _LARGEST_PART
+            self._task = None
+        if anew:
+            self.last_s = ended_s - began_s
+
+    def take_in_audits(self) -> None:
+        """Tell the planner what the models' certificates say, and what audits have come since."""
+        for (stage, option), model in self._models.items():
+            if not model.ready:
+                continue
+            active = model.active
+            audits, losses = active.audits or 0, active.losses or 0
+            known = self._known.get((stage, option))
+            if known is None or known.version != active.version or audits < known.audits:
+                counted = _counted(model.certificate(active.version))
+                self._planner.certify(stage, option, counted, active.agreement)
+                known = _Known(active.version, 0, 0)
+            lost = max(0, losses - known.losses)
+            agreed = max(0, audits - known.audits - lost)
+            if agreed or lost:
+                self._planner.audit(stage, option, agreed=agreed, lost=lost)
+            self._known[stage, option] = _Known(active.version, audits, losses)
+
+
+def _counted(certificate: dict[str, Any] | None) -> float | None:
+    """The share of answers that agreed in a certificate's own counts; None without."""
+    if not certificate or not certificate.get("n"):
+        return None
+    return 1.0 - float(certificate.get("losses", 0)) / float(certificate["n"])

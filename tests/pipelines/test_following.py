@@ -1,0 +1,297 @@
+"""Planning with figures that follow the traffic: from none at all to options that change under way."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gati.errors import PipelineError
+from gati.pipelines import Behaviour, Distribution, LivePlanner, LiveSettings, Pipeline, Planner, Served
+from gati.pipelines.dynamic import DynamicPolicy
+from gati.pipelines.figures import Observation
+from gati.pipelines.following import OptionReport
+from tests.pipelines.build import SEQUENTIAL, option, pipeline, pipelines, stage
+
+STILL = LiveSettings(explore_every=0)
+Times = Callable[[str, str], float]  # stage and option -> milliseconds of its engine
+
+two = stage(option(0.8, 2.0), option(0.9, 6.0))
+chain = {"a": two, "b": two}
+
+
+def query(
+    planner: LivePlanner, slo_ms: float, times: Times, *, queue_ms: float = 0.0, way_ms: float = 0.0
+) -> dict[str, str]:
+    """Run one query, refreshing when it is due; the option of each stage that ran."""
+    run = planner.begin(slo_ms)
+    elapsed_ms = 0.0
+    while not run.done:
+        step = run.start(run.ready[0], elapsed_ms)
+        engine_ms = times(step.stage, step.option)
+        elapsed_ms += way_ms + queue_ms + engine_ms
+        run.finish(step.stage, "x", elapsed_ms, served=Served(engine_ms, queue_ms, "base"))
+    if planner.due:
+        planner.refresh()
+    return {name: step.option for name, step in run.steps.items()}
+
+
+def choices(planner: Planner | LivePlanner, offline: Pipeline, slos_ms: list[float]) -> list[tuple[str, ...]]:
+    """The options that run at each SLO when every network takes its longest offline."""
+    found = []
+    for slo_ms in slos_ms:
+        run, elapsed_ms = planner.begin(slo_ms), 0.0
+        while not run.done:
+            step = run.start(run.ready[0], elapsed_ms)
+            latency = offline.stages[step.stage].options[step.option].measured_latency
+            elapsed_ms += latency.values_ms[-1]
+            run.finish(step.stage, "x", elapsed_ms)
+        found.append(tuple(step.option for step in run.steps.values()))
+    return found
+
+
+SLOS = [0.7 + whole for whole in range(0, 30, 2)]
+
+
+@given(pipelines(SEQUENTIAL), st.randoms(use_true_random=False))
+@settings(max_examples=8, deadline=None)
+def test_traffic_as_in_the_profile_plans_as_the_profile(found: Pipeline, draw: random.Random) -> None:
+    """Latencies come in the profile's proportions, in any order: the plan is that of the profile."""
+    planner = LivePlanner(found, settings=LiveSettings(half_life=1e9, explore_every=0, tolerance=0.0))
+    for name, each in found.stages.items():
+        seen = []
+        for place, one in each.options.items():
+            values = [value for value in one.measured_latency.values_ms for _ in range(12)]
+            seen += [(place, value) for value in values]
+        draw.shuffle(seen)
+        for place, value in seen:
+            label = draw.choices(each.labels, each.shares)[0]
+            _observe(planner, name, place, value, label)
+    planner.refresh()
+    for name, each in found.stages.items():
+        for place, one in each.options.items():
+            now = planner.pipeline.stages[name].options[place]
+            assert now.measured_accuracy == one.measured_accuracy
+            for probability in (0.4, 0.6, 0.95):  # not where atoms end
+                assert now.measured_latency.quantile_ms(probability) == pytest.approx(
+                    one.measured_latency.quantile_ms(probability), abs=1e-6
+                )
+    # labels are drawn at random, so they came a little more or less often than in the profile
+    stages = {
+        name: replace(each, shares=planner.pipeline.stages[name].shares)
+        for name, each in found.stages.items()
+    }
+    offline, live = (DynamicPolicy(each, 0.95) for each in (replace(found, stages=stages), planner.pipeline))
+    for slo_ms in SLOS:
+        assert live.forecast(slo_ms) == pytest.approx(offline.forecast(slo_ms), abs=1e-6)
+
+
+def test_traffic_as_in_the_profile_chooses_as_the_profile() -> None:
+    stages = {  # no two are alike: there are no ties
+        name: stage(option(0.9 - lost, 2.0, 2.5, 3.0), option(0.95, 6.0, 6.5, 9.0))
+        for name, lost in (("a", 0.05), ("b", 0.13), ("c", 0.21))
+    }
+    found = pipeline(stages, ("a", "b"), ("b", "c"))
+    planner = LivePlanner(found, settings=LiveSettings(half_life=1e9, explore_every=0, tolerance=0.0))
+    for name, each in found.stages.items():
+        for turn in range(60):
+            for place, one in each.options.items():
+                value = one.measured_latency.values_ms[turn % 3]
+                _observe(planner, name, place, value, "xy"[turn % 2])
+    assert planner.refresh() and planner.replans == 1
+    assert choices(planner, found, SLOS) == choices(Planner(found), found, SLOS)
+    assert len(set(choices(planner, found, SLOS))) >= 4
+
+
+def _observe(planner: LivePlanner, name: str, place: str, engine_ms: float, label: str) -> None:
+    planner._observe(name, Observation(place, label, None, 0, engine_ms, engine_ms, 0.0, "base"))
+
+
+def test_before_any_traffic_the_plan_is_the_offline_plan() -> None:
+    found = pipeline(chain, ("a", "b"))
+    planner = LivePlanner(found)
+    assert not planner.due and not planner.refresh()
+    assert planner.pipeline is found and planner.replans == 0
+    assert choices(planner, found, SLOS) == choices(Planner(found), found, SLOS)
+
+
+def test_the_way_and_the_queue_are_part_of_a_stages_time() -> None:
+    """Both large networks take 12 ms of 14; with a way of 2 ms for each stage they do not fit any more."""
+    planner = LivePlanner(pipeline(chain, ("a", "b")), settings=STILL)
+    networks = {"o0": 2.0, "o1": 6.0}
+    assert query(planner, 14.0, lambda _, name: networks[name]) == {"a": "o1", "b": "o1"}
+    for _ in range(200):
+        last = query(planner, 14.0, lambda _, name: networks[name], queue_ms=0.5, way_ms=1.5)
+    assert sorted(last.values()) == ["o0", "o1"]
+    for each in planner.report():
+        assert each.way_ms == pytest.approx(1.5, rel=0.02)
+        if each.option == last[each.stage]:
+            assert each.queue_ms == pytest.approx(0.5, rel=0.02)
+            assert each.engine_ms == pytest.approx(networks[each.option])
+            assert each.latency_ms == pytest.approx(2.0 + networks[each.option], rel=0.02)
+        else:  # it is compared with the way included, though it has not run of late
+            assert each.latency_ms > networks[each.option] + 1.4
+
+
+def run_until(planner: LivePlanner, times: Times, wanted: str, most: int, slo_ms: float = 10.0) -> int:
+    """Queries until nine of ten run option `wanted` at stage b, at most `most`."""
+    late: list[str] = []
+    for count in range(1, most + 1):
+        late.append(query(planner, slo_ms, times)["b"])
+        if len(late) >= 20 and Counter(late[-20:])[wanted] >= 18:
+            return count
+    raise AssertionError(f"{Counter(late[-100:])} after {most} queries")
+
+
+def test_traffic_leaves_an_option_that_slows_down_and_comes_back_when_it_is_fast_again() -> None:
+    planner = LivePlanner(pipeline({"a": stage(option(0.9, 1.0)), "b": two}, ("a", "b")))
+    usual = {("a", "o0"): 1.0, ("b", "o0"): 2.0, ("b", "o1"): 6.0}
+    slow = usual | {("b", "o1"): 30.0}
+
+    def fast(*key: str) -> float:
+        return usual[key]  # type: ignore[index]
+
+    def slowed(*key: str) -> float:
+        return slow[key]  # type: ignore[index]
+
+    run_until(planner, fast, "o1", 40)
+    for _ in range(600):  # as much evidence as there can be
+        query(planner, 10.0, fast)
+    assert run_until(planner, slowed, "o0", 120) <= 120
+    for _ in range(1500):  # for long
+        query(planner, 10.0, slowed)
+    assert run_until(planner, slowed, "o0", 20) == 20
+    run_until(planner, fast, "o1", 2500)
+
+
+def test_an_option_that_the_profile_calls_too_slow_is_found_out() -> None:
+    """Offline it took 30 ms, perhaps on another machine; now it takes 3, and no plan would ever run it."""
+    found = pipeline(
+        {"a": stage(option(0.9, 1.0)), "b": stage(option(0.8, 2.0), option(0.95, 30.0))}, ("a", "b")
+    )
+    truth = {("a", "o0"): 1.0, ("b", "o0"): 2.0, ("b", "o1"): 3.0}
+    run_until(LivePlanner(found), lambda *key: truth[key], "o1", 4000)
+    never = LivePlanner(found, settings=STILL)
+    for _ in range(500):
+        assert query(never, 10.0, lambda *key: truth[key])["b"] == "o0"
+
+
+def test_exploring_takes_a_small_and_steady_share() -> None:
+    planner = LivePlanner(pipeline(chain, ("a", "b")), settings=LiveSettings(explore_every=50))
+    networks = {"o0": 2.0, "o1": 6.0}
+    for _ in range(2000):
+        query(planner, 40.0, lambda _, name: networks[name])
+    explored = {(each.stage, each.option): each.explored for each in planner.report()}
+    assert {key: 30 <= count <= 40 for key, count in explored.items() if key[1] == "o0"} == {
+        ("a", "o0"): True,
+        ("b", "o0"): True,
+    }
+
+
+def test_evidence_that_nothing_renews_gives_way_to_the_offline_figures() -> None:
+    found = pipeline({"a": two}, *())
+    planner = LivePlanner(found, settings=STILL)
+    for _ in range(100):
+        _observe(planner, "a", "o1", 60.0, "x")
+    assert _report(planner, "o1").prior_share < 0.05
+    for _ in range(4000):
+        _observe(planner, "a", "o0", 2.0, "x")
+    planner.refresh()
+    assert _report(planner, "o1").prior_share > 0.95
+    assert _report(planner, "o1").latency_ms == pytest.approx(6.0, rel=0.1)
+    assert _report(planner, "o0").prior_share == 0.0
+
+
+def _report(planner: LivePlanner, name: str) -> OptionReport:
+    return next(each for each in planner.report() if each.option == name)
+
+
+def test_audits_move_what_is_expected_and_not_what_is_promised() -> None:
+    planner = LivePlanner(pipeline({"a": two}), settings=STILL)
+    assert _report(planner, "o1").agreement is None
+    planner.certify("a", "o1", 0.98, 0.97)
+    certified = _report(planner, "o1").agreement
+    assert certified == (pytest.approx(0.98), 0.98, 0.97, 0.0)
+    assert certified.based_on == "the certificate"
+    planner.refresh()
+    assert _report(planner, "o1").accuracy == pytest.approx(0.9)
+    planner.audit("a", "o1", agreed=300, lost=300)
+    planner.refresh()
+    audited = _report(planner, "o1")
+    assert audited.agreement is not None
+    expected = (256 * 0.98 + 300) / (256 + 600)
+    assert audited.agreement.expected == pytest.approx(expected)
+    assert audited.agreement.promised == 0.97
+    assert audited.agreement.based_on == "the certificate and 600 audits"
+    assert audited.accuracy == pytest.approx(0.9 - (0.98 - expected))
+    run = planner.begin(20.0)
+    assert run.start("a", 0.0).option == "o0"  # 80 % right, and faster
+    planner.certify("a", "o1", 0.99, 0.98)  # another version: its audits begin anew
+    planner.refresh()
+    assert _report(planner, "o1").accuracy == pytest.approx(0.9)
+    planner.certify("a", "o1", 0.5, 0.4)  # so often different, and nine of ten right: few matter here
+    planner.audit("a", "o1", agreed=0, lost=256)
+    planner.refresh()
+    assert _report(planner, "o1").accuracy == pytest.approx(0.9 - 0.25 * 0.1 / 0.5)
+    with pytest.raises(PipelineError, match="no stage 'a' with option 'o7'"):
+        planner.audit("a", "o7", agreed=1, lost=0)
+
+
+def test_hits_that_become_rare_make_the_option_slow() -> None:
+    """Half of the answers were sure and took 1 ms, now a tenth are; confidence and latency go together."""
+    found = pipeline({"a": stage(option(0.9, 1.0, 8.0), option(0.85, 4.0))})
+    one = found.stages["a"].options["o0"]
+    split = Behaviour((0.5, 0.5), (0.99, 0.81), (Distribution.constant(1.0), Distribution.constant(8.0)))
+    options = {**found.stages["a"].options, "o0": replace(one, levels=(0.9,), behaviours={None: split})}
+    found = replace(found, stages={"a": replace(found.stages["a"], options=options)})
+    planner = LivePlanner(found, settings=STILL)
+    draw = random.Random(0)
+    for _ in range(400):
+        hit = draw.random() < 0.1
+        run = planner.begin(20.0)
+        run.start("a", 0.0)
+        took_ms = 1.0 if hit else 8.0
+        run.finish("a", "x", took_ms, 0.95 if hit else 0.5, Served(took_ms, 0.0, "input" if hit else "base"))
+    planner.refresh()
+    now = planner.pipeline.stages["a"].options["o0"].behaviour()
+    assert now.shares == (pytest.approx(0.1, abs=0.05), pytest.approx(0.9, abs=0.05))
+    assert _report(planner, "o0").hit_rate == pytest.approx(0.1, abs=0.05)
+    assert _report(planner, "o0").latency_ms == pytest.approx(7.3, abs=0.4)
+
+
+def test_threads_lose_no_observation() -> None:
+    planner = LivePlanner(pipeline(chain, ("a", "b")), "static")
+    networks = {"o0": 2.0, "o1": 6.0}
+
+    def work() -> None:
+        for _ in range(200):
+            query(planner, 20.0, lambda _, name: networks[name])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert sum(each.chosen for each in planner.report()) == 2 * 4 * 200
+
+
+@pytest.mark.parametrize("policy", ["static", "equal", "proportional"])
+def test_every_policy_can_follow(policy: str) -> None:
+    planner = LivePlanner(pipeline({"a": two}), policy, settings=STILL)
+    assert query(planner, 7.0, lambda *_: 6.0)["a"] == "o1"
+    for _ in range(300):
+        last = query(planner, 7.0, lambda _, name: {"o0": 2.0, "o1": 9.0}[name])
+    assert last["a"] == "o0"
+
+
+def test_settings_that_make_no_sense() -> None:
+    with pytest.raises(PipelineError, match="half_life is 0; give a number of queries above zero"):
+        LiveSettings(half_life=0)
+    with pytest.raises(PipelineError, match="explore_every is -1"):
+        LiveSettings(explore_every=-1)
