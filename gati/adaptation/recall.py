@@ -29,12 +29,11 @@ from gati.adaptation.memory import FEATURES, FURTHER, Memory, Seen, sketch
 from gati.adaptation.recall_settings import MOST, RecallSetting
 from gati.adaptation.risk import Risk
 from gati.engine.exits import Prediction
+from gati.guard.auditor import RECALL
 from gati.guard.ladder import Judgement, Ladder
 from gati.guard.proof import Proof
 
 __all__ = ["RECALL", "Looked", "Recall"]
-
-RECALL = "recall"  # Prediction.exit of an answer from memory
 
 _LABELS = 1500  # the last ones are fitted to
 _FEWEST = 60
