@@ -8,6 +8,7 @@ class is so close that this could decide, the worse of both outcomes counts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,7 +18,9 @@ from gati.composition.load import Served
 from gati.engine.exits import BASE, EngineExit, Prediction, doubtful_class, doubtful_score, tie_tolerance
 from gati.guard.auditor import Probed
 from gati.types import TrialId
-from gati.versions.engines import Setting
+
+if TYPE_CHECKING:
+    from gati.versions.engines import Setting  # slow: brings in onnx
 
 __all__ = ["Probe", "can_probe"]
 

@@ -71,8 +71,8 @@ class Roster(ABC, Generic[Version]):
         """Open a setting that is proven, then call `opened`; `kind` and `counted` are for that."""
 
     @abstractmethod
-    def figures(self, post: Post[Version]) -> Composition:
-        """What the lookups of the version cost that the post deploys."""
+    def figures(self, post: Post[Version]) -> Composition | None:
+        """What the lookups of the version cost that the post deploys; None for one without caches."""
 
     @abstractmethod
     def on_serving(self, post: Post[Version]) -> None:
@@ -119,8 +119,8 @@ class Roster(ABC, Generic[Version]):
 
         `serving_exit` None: it was not looked up.
         """
-        if post is self.trial and post.settings:
-            costs = self._costs
+        costs = self._costs
+        if post is self.trial and post.settings and costs is not None:
             own_ms = costs.expected.base_latency_ms if serving_exit is None else cost_ms(costs, serving_exit)
             post.compare(exits, own_ms)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -92,7 +93,8 @@ async def infer(request: Request, model: str) -> Response:
     """Answer one or more inputs with the version that is active.
 
     Parameters of the request: `latency_slo_ms` (refused with 429 when it cannot be met), `timeout_ms`,
-    `priority` (1 is first). Parameters of the response: `exit`, `from_cache`, `latency_ms`, `promise` (what
+    `priority` (1 is first), `place` (what the inputs show, such as a camera: answers are remembered for it).
+    Parameters of the response: `exit`, `from_cache`, `latency_ms`, `promise` (what
     is promised of the answer, and what that rests on) and, where that is one, the `certificate`.
     """
     return await answer(request, model, None)
@@ -124,7 +126,8 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
             asked.priority,
             request.headers.get("traceparent"),
         )
-        found = await unless_gone(request, model.infer(asked.tensor, scheduler.asked(timing), version))
+        parameters = replace(scheduler.asked(timing), place=asked.place)
+        found = await unless_gone(request, model.infer(asked.tensor, parameters, version))
     latency_ms = timing.elapsed_ms()
     scheduler.answered(latency_ms, found.latency_ms)
     scheduler.dashboards[name].answered(found, latency_ms)

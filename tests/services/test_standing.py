@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from gati.guard.posts import Post
 from gati.guard.watch import Watch
 from services.inference.counts import Counts
-from services.inference.following import Following, Shared
+from services.inference.following import Answering, Following, Shared
 from services.inference.keeping import ServedStanding, open_standing
 from services.inference.line import Line
 from services.inference.settings import InferenceSettings
@@ -32,7 +33,10 @@ def said(watch: Watch | None, *, retrained: bool = False, by_class: Any = None, 
     shared = Shared(settings(**known), counts, Line(counts), standings, None)
     certificate = {**CERTIFICATE, "by_class": by_class}
     composition = replace(composed("0" * 64, (exit_at(0, 0.5),)), certificate=certificate)
-    return stands(composition, Following("a", watch, queue, queue, shared), retrained=retrained)
+    engine: Any = None
+    answering = Answering("a", engine, queue, composition)
+    post = None if watch is None else Post(answering, watch)
+    return stands(composition, Following(answering, post, queue, shared), retrained=retrained)
 
 
 def watch_of(*, proven: bool) -> Watch:
