@@ -34,18 +34,19 @@ import torch
 from gati.adaptation.deployments import Deployed
 from gati.adaptation.follow import FollowUp
 from gati.adaptation.memory import FEATURES, FURTHER, Seen
-from gati.adaptation.probe import Probed
 from gati.adaptation.recall import RECALL, Looked, Recall
 from gati.adaptation.renewal import Promise, RenewalOutcome
 from gati.adaptation.risk import Risk
 from gati.adaptation.samples import Samples
 from gati.adaptation.shadow import Ticket
-from gati.adaptation.succession import Post, Succession
+from gati.adaptation.succession import Succession
 from gati.composition.composition import Composition, Exit, Expected
 from gati.composition.walk import certify
 from gati.engine.exits import BASE, Prediction
+from gati.guard.auditor import Probed
 from gati.guard.draws import Draws
 from gati.guard.ladder import Judgement
+from gati.guard.posts import Post
 from gati.guard.standing import Standing
 from gati.types import TrialId
 from gati.versions.engines import Setting
@@ -291,7 +292,7 @@ class Stream:
             self._alarm(str(serving), before)
         self.succession.give_up()
 
-    def _posts(self) -> list[Post]:
+    def _posts(self) -> list[Post[Deployed]]:
         return [post for post in (self.succession.serving, self.succession.trial) if post is not None]
 
     def _note(self) -> None:
@@ -315,7 +316,7 @@ class Stream:
             self._least[RECALL] = chance
         self._least[RECALL] = min(chance, self._least.get(RECALL, chance))
 
-    def _proven(self, post: Post) -> None:
+    def _proven(self, post: Post[Deployed]) -> None:
         """Count the settings that were released with this request."""
         number, level = post.version.number, post.watch.level
         for each in range(self._levels.get(number, level) + 1, level + 1):

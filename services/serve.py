@@ -171,6 +171,8 @@ def _model(name: str, own: ModelConfig, config: ServeConfig) -> Model:
         largest_batch=own.largest_batch,
         audit_budget=own.audit_budget,
         trials=own.trials,
+        memory=own.memory,
+        places=own.places,
         unguarded=own.unguarded,
         state=None if own.state is None else own.state.absolute(),
         records=own.records,

@@ -60,6 +60,11 @@ struct InferRequest {
   6: optional double latency_slo_ms
   /** A loaded version; the active one if absent. */
   7: optional string version
+  /**
+   * What the inputs show, where that is one thing over time, as a camera: answers of the base model are
+   * remembered for it. Absent: memory is not used, nor where a version is named.
+   */
+  8: optional string place
 }
 
 /** What became of one input. */
@@ -67,7 +72,7 @@ struct Answer {
   1: required i32 class_index
   /** Class probabilities, FP32 little-endian. */
   2: required binary probabilities
-  /** The block after which it was known, or "base". */
+  /** The block after which it was known, "base", or "recall" from memory. */
   3: required string exit
 }
 
@@ -129,6 +134,11 @@ struct VersionInfo {
   /** Audits of answers that its caches or network gave, and how many differed from the base model's. */
   12: optional i64 audits
   13: optional i64 losses
+  /** Its settings go from strict to loose: how many there are, and how many of them may answer. */
+  14: optional i32 settings
+  15: optional i32 level
+  /** Lookups are left out for a while, for they cost more than they save. */
+  16: optional bool resting
 }
 
 /** One array that a network takes. */
@@ -193,6 +203,21 @@ struct Histogram {
   3: required double sum_s
 }
 
+/** What is remembered of places that requests named, and how far it may answer. */
+struct MemoryInfo {
+  1: required i32 places
+  /** Places that were forgotten for others, since the service began. */
+  2: required i64 forgotten
+  /** Inputs answered from memory, since the service began. */
+  3: required i64 answers
+  /** Its settings go from strict to loose: how many there are, and how many of them may answer. */
+  4: required i32 settings
+  5: required i32 level
+  /** The agreement that is promised, or to be proven. */
+  6: required double agreement
+  7: optional ProofProgress proof
+}
+
 /** Counts since the service began. */
 struct Statistics {
   1: required i64 inputs
@@ -216,6 +241,7 @@ struct Statistics {
   15: optional i64 trials_disagreed
   /** Audits, trials and samples that were drawn and not done, for want of time. */
   16: optional i64 left_out
+  17: optional MemoryInfo memory
 }
 
 /** One model: its engine, and the queue in front of it. */
@@ -254,6 +280,13 @@ struct AdaptationStatus {
   /** Hit rate of the samples since the version is active, and the one it was measured with. */
   7: required double hit_rate
   8: required double promised_hit_rate
+  /** Until it may be time to retrain again, in seconds; absent while a retraining is under way. */
+  9: optional double next_s
+  /** Seconds of processor time for this model, and the share of it that it is to have when all want some. */
+  10: optional double used_s
+  11: optional double share
+  /** When the last attempt ended, in seconds since 1970. */
+  12: optional double changed_s
 }
 
 /** Retrains the caches of several models from their record stores, and publishes what is better. */

@@ -30,6 +30,7 @@ from gati.adaptation.background import Background, Inline, Worker
 from gati.adaptation.deployments import Deployed, Deployments
 from gati.adaptation.follow import FollowUp
 from gati.adaptation.recall import RECALL, Looked, Recall
+from gati.adaptation.recall_file import MemoryKeeper, memory_file, memory_identity
 from gati.adaptation.recall_settings import MOST
 from gati.adaptation.references import base_of, is_exact, reference_cost, reference_of
 from gati.adaptation.renewal import (
@@ -137,6 +138,8 @@ class Adaptation:
             figures=self._renewal.figures,
         )
         self._recall: Recall | None = None
+        identity = memory_identity(served.composition.checkpoint_sha256, promise.accuracy)
+        self._keeper = MemoryKeeper(standings, memory_file(standing), identity)
         if self.settings.enabled and self.settings.recall:
             self._recall = Recall(
                 promise.accuracy,
@@ -144,7 +147,9 @@ class Adaptation:
                 self.settings.audits_to_false_alarm,
                 leave=self._auditing.submit,
                 on_change=self._recalling,
+                known=self._keeper.known(),
             )
+            self._keeper.watch(self._recall)
         self._follow = FollowUp(
             Draws(
                 self.settings.audit_budget / cost,
@@ -252,6 +257,8 @@ class Adaptation:
         ticket = Ticket(x, self._requests, time_s, source, prediction, looked)
         self._follow.answered(ticket, decided, base)
         self._after(time_s)
+        if self._keeper.is_due():
+            self._auditing.submit(self._keeper.save)
         drawn = decided.drawn
         return Answered(prediction, hit, drawn.audit, drawn.sample, latency_ms, current.number)
 
@@ -266,6 +273,8 @@ class Adaptation:
         """
         self._auditing.close(_FAREWELL_S)
         self._training.close(_FAREWELL_S)
+        self._keeper.save()
+        self._succession.standing.save()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -365,6 +374,8 @@ class Adaptation:
 
     def _recalling(self, judged: Judgement, level: int) -> None:
         counted = f"{judged.losses} of {judged.audits} audits disagree"
+        self._succession.standing.save()
+        self._auditing.submit(self._keeper.save)
         if judged.kind == "released":
             self._tell("recalling", f"memory answers by setting {level} of {len(MOST)}: {counted}")
         elif level:

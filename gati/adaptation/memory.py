@@ -56,6 +56,12 @@ class Memory:
         self._squared[at] = sketched @ sketched
         self._known[at : at + 1] = [(answer.class_index, evidence_of(answer), answer)]
 
+    def contents(self) -> tuple[NDArray[np.float32], list[Prediction]]:
+        """The sketches [n, size] that are remembered, from the oldest on, with their answers."""
+        first = 0 if len(self) < _CAPACITY else self._newest + 1
+        order = [(first + at) % len(self) for at in range(len(self))]
+        return self._sketches[order], [self._known[at][2] for at in order]
+
     def recall(self, sketched: NDArray[np.float32]) -> Seen | None:
         """The answer to the most similar input; None where too few are remembered.
 

@@ -8,7 +8,7 @@ class is so close that this could decide, the worse of both outcomes counts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,18 +16,13 @@ from torch import Tensor
 from gati.composition.composition import COARSE_LOOKUPS
 from gati.composition.load import Served
 from gati.engine.exits import BASE, EngineExit, Prediction, doubtful_class, doubtful_score, tie_tolerance
+from gati.guard.auditor import Probed
 from gati.types import TrialId
-from gati.versions.engines import Setting
 
-__all__ = ["Probe", "Probed", "can_probe"]
+if TYPE_CHECKING:
+    from gati.versions.engines import Setting  # slow: brings in onnx
 
-
-class Probed(NamedTuple):
-    """What a setting would answer, where it would leave, and whether it surely agrees with the reference."""
-
-    class_index: int
-    exit: str
-    agreed: bool
+__all__ = ["Probe", "can_probe"]
 
 
 def can_probe(served: Served) -> bool:

@@ -18,8 +18,8 @@ long as nothing is known; then all others at once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,12 @@ from gati.adaptation.memory import FEATURES, FURTHER, Memory, Seen, sketch
 from gati.adaptation.recall_settings import MOST, RecallSetting
 from gati.adaptation.risk import Risk
 from gati.engine.exits import Prediction
+from gati.errors import AdaptError
+from gati.guard.auditor import RECALL
 from gati.guard.ladder import Judgement, Ladder
 from gati.guard.proof import Proof
 
-__all__ = ["RECALL", "Looked", "Recall"]
-
-RECALL = "recall"  # Prediction.exit of an answer from memory
+__all__ = ["RECALL", "Looked", "Recall", "Remembered"]
 
 _LABELS = 1500  # the last ones are fitted to
 _FEWEST = 60
@@ -67,13 +67,28 @@ class Looked(NamedTuple):
         return self.seen is not None and self.seen.answer.class_index != base.class_index
 
 
+class Remembered(NamedTuple):
+    """What a memory knows: its `state`, what it has seen at each place, and what it has learned from.
+
+    `places` have sketches [n, size] and the answers to them, oldest first. `labelled` are features with
+    whether the remembered answer was wrong, `looked` those of recent requests.
+    """
+
+    state: Mapping[str, Any]
+    places: Mapping[str, tuple[NDArray[np.float32], Sequence[Prediction]]]
+    labelled: tuple[NDArray[np.float64], NDArray[np.bool_]]
+    looked: NDArray[np.float64]
+
+
 class Recall:
     """Remembers, answers, and learns how far it may be trusted; for several threads.
 
     `agreement` is the promise for what it answers, `spend` hands out the delta of each attempt to prove it,
     `audits_to_false_alarm` is the guard's. `leave` is handed the fits, for a thread that nobody waits for,
     and says whether it takes them. `on_change` hears of every change of what it answers, and how many
-    settings are released from then on.
+    settings are released from then on. At most so many `places` are remembered: who was not heard of for the
+    longest time is forgotten. `known` is what an earlier one knew: with it the new one goes on
+    where that was, settings released and proofs under way included.
     """
 
     def __init__(
@@ -84,18 +99,36 @@ class Recall:
         *,
         leave: Callable[[Callable[[], None]], bool],
         on_change: Callable[[Judgement, int], None],
+        places: int = _PLACES,
+        known: Remembered | None = None,
     ) -> None:
-        self._ladder = Ladder(len(MOST), agreement, spend, audits_to_false_alarm=audits_to_false_alarm)
         self._settings = tuple(RecallSetting(most, agreement) for most in MOST)
+        self._agreement = agreement
         self._leave, self._on_change = leave, on_change
         self._lock = threading.RLock()
-        self._places: dict[str, Memory] = {}
+        self._most_places = places
+        self._places: dict[str, Memory] = {}  # those heard of last at the end
+        self.forgotten = 0  # places
         self._labelled = _Rows(_LABELS)
         self._looked = _Rows(_RECENT)
         self._since_fit = 0
         self._fitting = False
         self._risk: Risk | None = None
         self._epoch = 0  # of what is tested: what was looked at in another one proves nothing now
+        ladder = None if known is None else self._resumed(known, spend)
+        if ladder is None:
+            ladder = Ladder(len(MOST), agreement, spend, audits_to_false_alarm=audits_to_false_alarm)
+        self._ladder = ladder
+
+    @property
+    def settings(self) -> int:
+        """How many there are, from strict to loose."""
+        return len(self._settings)
+
+    @property
+    def level(self) -> int:
+        """How many of them may answer."""
+        return self._ladder.level
 
     @property
     def serves(self) -> bool:
@@ -119,7 +152,9 @@ class Recall:
         if not np.isfinite(sketched).all():
             return None
         with self._lock:
-            memory = self._places.get(place)
+            memory = self._places.pop(place, None)
+            if memory is not None:
+                self._places[place] = memory
             seen = None if memory is None else memory.recall(sketched)
             risk = 1.0
             if seen is not None:
@@ -193,12 +228,60 @@ class Recall:
                 setting.expect(risks)
             self._fitting = False
 
+    def state(self) -> dict[str, Any]:
+        """How far it may go and why, as JSON values."""
+        with self._lock:
+            allowed = [setting.allowed for setting in self._settings]
+            return {"ladder": self._ladder.to_json(), "allowed": allowed}
+
+    def remembered(self) -> Remembered:
+        """All it knows."""
+        with self._lock:
+            places = {name: memory.contents() for name, memory in self._places.items()}
+            return Remembered(self.state(), places, self._labelled.all(), self._looked.all()[0])
+
+    def _resumed(self, known: Remembered, spend: Callable[[], float]) -> Ladder | None:
+        """Take over what was known; None, and nothing is, where it is not of a memory like this one."""
+        try:
+            ladder = Ladder.from_json(known.state["ladder"], spend=spend)
+            allowed = [float(each) for each in known.state["allowed"]]
+            if len(ladder) != len(self._settings) or abs(ladder.agreement - self._agreement) > 1e-9:
+                return None
+            places = {name: _filled(*contents) for name, contents in known.places.items()}
+            for setting, each in zip(self._settings, allowed, strict=True):
+                setting.steer_from(each)
+        except (KeyError, TypeError, ValueError, AdaptError):
+            for setting in self._settings:
+                setting.begin()
+            return None
+        self._places = dict(list(places.items())[-self._most_places :])
+        for features, label in zip(*known.labelled, strict=True):
+            self._labelled.add(features, bool(label))
+        for features in known.looked:
+            self._looked.add(features)
+        if len(self._labelled) >= _FEWEST and len(known.looked):
+            self._fit()
+        return ladder
+
+    @property
+    def places(self) -> int:
+        """How many are remembered."""
+        return len(self._places)
+
     def _memory(self, looked: Looked) -> Memory:
         if looked.place not in self._places:
-            if len(self._places) >= _PLACES:
+            if len(self._places) >= self._most_places:
                 del self._places[next(iter(self._places))]
+                self.forgotten += 1
             self._places[looked.place] = Memory(len(looked.sketched))
         return self._places[looked.place]
+
+
+def _filled(sketches: NDArray[np.float32], answers: Sequence[Prediction]) -> Memory:
+    memory = Memory(sketches.shape[1])
+    for sketched, answer in zip(sketches, answers, strict=True):
+        memory.add(sketched, answer)
+    return memory
 
 
 class _Rows:

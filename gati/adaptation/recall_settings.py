@@ -38,6 +38,18 @@ class RecallSetting:
         self._risks: NDArray[np.float64] = np.empty(0)
         self.threshold = 0.0  # inputs of a lower risk are answered
 
+    @property
+    def allowed(self) -> float:
+        """What may be expected to be wrong now, as a share of the tolerated."""
+        return self._allowed
+
+    def steer_from(self, allowed: float) -> None:
+        """Go on where steering was. Raises ValueError for what it cannot have come to."""
+        if not _LEAST <= allowed <= self._most:
+            raise ValueError(f"{allowed!r} is not from {_LEAST} to {self._most}")
+        self._allowed = allowed
+        self._place()
+
     def begin(self) -> None:
         """Be as loose as it may ever be; what was learned stays."""
         self._allowed = self._most

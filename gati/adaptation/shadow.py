@@ -8,11 +8,11 @@ from torch import Tensor
 
 from gati.adaptation.deployments import Deployed
 from gati.adaptation.probe import Probe
-from gati.adaptation.recall import RECALL, Looked
-from gati.adaptation.settings import Audit
+from gati.adaptation.recall import Looked
 from gati.composition.load import Served
 from gati.engine.engine import Engine
 from gati.engine.exits import Prediction
+from gati.guard.auditor import Given
 
 __all__ = ["Shadow", "Ticket"]
 
@@ -30,14 +30,9 @@ class Ticket(NamedTuple):
     looked: Looked | None = None
 
     @property
-    def recalled(self) -> bool:
-        """Whether memory answered."""
-        return self.prediction.exit == RECALL
-
-    def compared(self, version: int, base: Prediction) -> Audit:
-        """The audit of what a version answered."""
-        classes = self.prediction.class_index, base.class_index
-        return Audit(self.request, self.time_s, version, *classes, self.prediction.exit)
+    def given(self) -> Given:
+        """The answer, as the auditor takes it."""
+        return Given(self.prediction, self.looked)
 
 
 class Shadow:

@@ -81,6 +81,11 @@ class Proof:
         return high
 
     @property
+    def how_far(self) -> str:
+        """For people: `0.99: 212 of about 300 audits`."""
+        return f"{self.agreement:g}: {self.audits} of about {self.required} audits"
+
+    @property
     def hopeless(self) -> bool:
         """Whether it has come to nothing after three times the audits that perfect caches need.
 

@@ -3,9 +3,13 @@
     standing = Standing(0.05, path=state / "standing.json")
     watch = standing.watch(identity_of(composition), 0.97, proven=is_proven(composition, 0.97, 0.95))
 
-The file holds the state and the evidence of every watch and how much of delta was spent. It is written before
-anybody acts on a change of state, and otherwise at most every second: what a kill loses is the evidence of
-that second, which was lost for reasons that have nothing to do with how audits came out.
+The file holds the state and the evidence of every watch and how much of delta was spent; others may keep a
+part of their own in it (`keep`). It is written before anybody acts on a change of state, and otherwise at
+most every second: what a kill loses is the evidence of that second, which was lost for reasons that have
+nothing to do with how audits came out.
+
+Nothing good is believed that is old: what was proven of caches on requests of more than a week ago is proven
+anew. What is bad never ages: a stop stands, and so does what was spent.
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ _FORMAT = 1
 _SAVED_EVERY_S = 1.0
 _MOST_VERSIONS = 100
 _PRESUMED_SPENT = 20  # proofs, where the count was lost
+_WEEK_S = 7 * 86_400.0
+_CLOCK_ERROR_S = 60.0
 
 
 def identity_of(composition: Composition) -> str:
@@ -60,8 +66,10 @@ class Snapshot(NamedTuple):
 class Standing:
     """The watches of one model's versions, and the delta that all their proofs share.
 
-    `delta` bounds the chance that any proof of this model errs, over its whole life: each proof takes a share
-    (`gati.guard.proof.Spending`). `path` None keeps nothing. Not thread-safe, but for `write`.
+    `clock` times writing, `now` says how old things are, in seconds since 1970: `max_age_s` is how long what
+    was proven is believed without any audit. `delta` bounds the chance that any proof of this model errs,
+    over its whole life: each proof takes a share (`gati.guard.proof.Spending`). `path` None keeps nothing.
+    Not thread-safe, but for `write`.
     """
 
     def __init__(
@@ -71,7 +79,14 @@ class Standing:
         *,
         audits_to_false_alarm: float = 10_000.0,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+        max_age_s: float = _WEEK_S,
     ) -> None:
+        self._now, self._max_age_s = now, max_age_s
+        self._heard_s: dict[str, float] = {}  # when the last audit of a version was taken in, since 1970
+        self._said: dict[str, Any] = {}  # how its watch stood then
+        self._parts: dict[str, Callable[[], Any]] = {}
+        self._kept_parts: dict[str, Any] = {}
         self._path = path
         self._audits_to_false_alarm = audits_to_false_alarm
         self._clock = clock
@@ -86,6 +101,11 @@ class Standing:
         self.spending = Spending(delta)
         if path is not None and path.exists():
             self._read(path)
+
+    @property
+    def path(self) -> Path | None:
+        """Where it is written; None keeps nothing."""
+        return self._path
 
     def watch(
         self,
@@ -120,6 +140,8 @@ class Standing:
                 self._distrust(f"version {identity}: {error}")
             else:
                 if abs(watch.agreement - agreement) < 1e-9 and watch.settings == settings:
+                    if not self._is_recent(self._heard_s.get(identity), self._max_age_s):
+                        watch.forget()
                     if self._surer and watch.may_hit and (watch.proven_on or not proven):
                         watch.prove_anew()
                     return self._take(identity, watch)
@@ -133,6 +155,17 @@ class Standing:
             on_event=told,
         )
         return self._take(identity, watch)
+
+    def keep(self, name: str, state: Callable[[], Any]) -> None:
+        """Write down, with all the rest, the JSON values that `state` returns at that time."""
+        self._parts[name] = state
+
+    def kept(self, name: str, max_age_s: float) -> Any:
+        """What was kept in that name; None where there is nothing, or nothing so young."""
+        part = self._kept_parts.get(name)
+        if not isinstance(part, dict) or not self._is_recent(part.get("saved_s"), max_age_s):
+            return None
+        return part.get("state")
 
     def audited(self) -> Snapshot | None:
         """Some watch has taken in an audit: what is to be written, now and then.
@@ -171,7 +204,7 @@ class Standing:
     def _snapshot(self) -> Snapshot:
         self._saved_s = self._clock()
         self._taken += 1
-        versions = {**self._kept, **{name: watch.to_json() for name, watch in self._watches.items()}}
+        versions = {**self._kept, **{name: self._written_down(name) for name in self._watches}}
         while len(versions) > _MOST_VERSIONS:
             del versions[next(iter(versions))]
         document = {
@@ -179,12 +212,31 @@ class Standing:
             "delta": self.spending.delta,
             "spent": self.spending.used,
             "versions": versions,
+            "parts": {
+                **self._kept_parts,
+                **{name: {"saved_s": self._now(), "state": state()} for name, state in self._parts.items()},
+            },
         }
         return Snapshot(self._taken, json.dumps(document, allow_nan=False) + "\n")
+
+    def _written_down(self, identity: str) -> dict[str, Any]:
+        """How a watch stands, and since when."""
+        stands = self._watches[identity].to_json()
+        if stands != self._said.get(identity):
+            self._said[identity], self._heard_s[identity] = stands, self._now()
+        return {**stands, "heard_s": self._heard_s[identity]}
+
+    def _is_recent(self, then_s: Any, max_age_s: float) -> bool:
+        """Whether that was not too long ago, nor is yet to come."""
+        if isinstance(then_s, bool) or not isinstance(then_s, int | float):
+            return False
+        return -_CLOCK_ERROR_S <= self._now() - then_s <= max_age_s
 
     def _take(self, identity: str, watch: Watch) -> Watch:
         self._kept.pop(identity, None)
         self._watches[identity] = watch
+        self._said[identity] = watch.to_json()
+        self._heard_s.setdefault(identity, self._now())
         self.save()
         return watch
 
@@ -201,6 +253,10 @@ class Standing:
             self.spending.used = max(0, int(document["spent"]))
             self._surer = self.spending.delta < float(document["delta"]) - 1e-9
             self._kept = dict(document["versions"])
+            self._kept_parts = dict(document.get("parts", {}))
+            written_s = path.stat().st_mtime  # of files that do not say when
+            for name, kept in self._kept.items():
+                self._heard_s[name] = float(kept.get("heard_s", written_s))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             self._distrust(f"{path}: {error}")
 

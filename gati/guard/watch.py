@@ -134,6 +134,21 @@ class Watch:
         self.state = "probation" if self.state == "serving" else self.state
         self.epoch += 1
 
+    def forget(self) -> None:
+        """Believe nothing good of what requests have shown so far: proofs begin anew, also those completed.
+
+        A certificate stands, and so does a stop, and what the guard has seen of what serves by certificate.
+        """
+        proof = self.proof
+        if (self.may_hit and not self.proven_on) or (
+            self.level == 0 and proof is not None and not proof.audits
+        ):
+            return
+        self._ladder.prove_anew()
+        self.proven_on = 0
+        self.state = "probation" if self.state == "serving" else self.state
+        self.epoch += 1
+
     def _change(self, state: State, audits: int, losses: int, *, tightened: bool = False) -> None:
         self.state = state
         self.epoch += 1

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gati.errors import CancelledError, GatiError, NotFoundError, OverloadError
 from gati.evict.engine.engine import PrefixEngine
-from gati.evict.engine.tokens import TextTokens
+from gati.evict.engine.tokens import Vocabulary
 from services.completions.asking import AskedCompletion, read_completion
 from services.completions.metrics import CompletionMetrics
 from services.completions.running import CompletionPiece, RunningCompletion
@@ -44,7 +44,7 @@ _KINDS |= {404: "not_found_error", 413: "invalid_request_error", 429: "rate_limi
 class CompletionsApp:
     """One engine and its network, called `name`."""
 
-    def __init__(self, engine: PrefixEngine, tokens: TextTokens, name: str, config: ServeConfig) -> None:
+    def __init__(self, engine: PrefixEngine, tokens: Vocabulary, name: str, config: ServeConfig) -> None:
         self._engine = engine
         self._tokens = tokens
         self.name = name

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, Validat
 
 from gati.errors import RequestError
 from gati.evict.engine.generation import GenerationRequest, Sampling
-from gati.evict.engine.tokens import TextTokens
+from gati.evict.engine.tokens import Vocabulary
 
 __all__ = ["AskedCompletion", "read_completion"]
 
@@ -71,7 +71,7 @@ class AskedCompletion:
     tells_usage: bool
 
 
-def read_completion(body: bytes, tokens: TextTokens) -> AskedCompletion:
+def read_completion(body: bytes, tokens: Vocabulary) -> AskedCompletion:
     """Read a request. Raises RequestError, which names the parameter."""
     try:
         asked = _Body.model_validate_json(body)
@@ -105,7 +105,7 @@ def _sampling(asked: _Body, number: int) -> Sampling:
     return Sampling(1.0 if asked.temperature is None else asked.temperature, seed)
 
 
-def _prompts(prompt: Any, tokens: TextTokens) -> list[tuple[int, ...]]:
+def _prompts(prompt: Any, tokens: Vocabulary) -> list[tuple[int, ...]]:
     if isinstance(prompt, str):
         return [tuple(tokens.encode(prompt))]
     if prompt and isinstance(prompt[0], int):

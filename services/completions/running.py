@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gati.errors import GatiError, UnavailableError
 from gati.evict.engine.engine import PrefixEngine
 from gati.evict.engine.generation import Ending, Generation, NextToken
-from gati.evict.engine.tokens import TextTokens
+from gati.evict.engine.tokens import Vocabulary
 from services.completions.asking import AskedCompletion
 from services.completions.writing import TextWriter
 
@@ -31,7 +31,7 @@ class RunningCompletion:
     def __init__(
         self,
         engine: PrefixEngine,
-        tokens: TextTokens,
+        tokens: Vocabulary,
         asked: AskedCompletion,
         first_token: Callable[[Generation], None],
     ) -> None:

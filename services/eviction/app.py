@@ -116,7 +116,9 @@ async def ready(request: Request) -> Response:
 @router.get("/metrics", summary="Prometheus metrics")
 async def metrics(request: Request) -> Response:
     """Counts of engines, of fitting, and of this server."""
-    page = scheduler_of(request).metrics.render({}, {}) + metrics_page(read_status(_state(request).folder))
+    page = scheduler_of(request).metrics.render({}, {}, {}) + metrics_page(
+        read_status(_state(request).folder)
+    )
     return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 

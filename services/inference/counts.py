@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gati.guard.auditor import RECALL
 from services.wire.gen.ttypes import ExitStatistics, Histogram
 
 __all__ = ["Counts", "Seconds", "resident_bytes"]
@@ -51,10 +52,12 @@ class Counts:
     trials_agreed: int = 0  # lookups of caches that do not answer yet
     trials_disagreed: int = 0
     left_out: int = 0  # drawn and not done
+    recalled: int = 0  # answers from memory
 
     def answered(self, version: str, exit: str, queue_s: float, service_s: float) -> None:
         """Count an answered input."""
         self.inputs += 1
+        self.recalled += exit == RECALL
         if version not in self.exits and len(self.exits) >= _MOST_VERSIONS:
             del self.exits[next(iter(self.exits))]  # the oldest: each is a set of labels in the metrics
         self.exits.setdefault(version, Counter())[exit] += 1
@@ -65,7 +68,7 @@ class Counts:
         """For each exit of each version in order: how many inputs came by and how many left there."""
         rows = []
         for version, left in self.exits.items():
-            came = left.total()
+            came = left.total() - left[RECALL]  # memory answers in place of the version
             for name in order.get(version, tuple(left)):
                 rows.append(ExitStatistics(version, name, came, left[name]))
                 came -= left[name]

@@ -1,26 +1,32 @@
-"""What happens beside a request: audits for the guard, trials for proofs, samples for retraining.
+"""What is done in addition to a request: audits for the guard, trials for proofs, samples for retraining.
 
-Whether a request is looked at is drawn before anything is known of its answer, at a rate that does not change
-with the answers, and together with a place in the line (`services.inference.line`): what nobody has time for
-is dropped before its outcome is known. An answer that a version gave is an audit for its guard. Caches that
-do not answer yet, those of the version itself or of the one that waits to take over, are tried on the same
-inputs, and what they would have answered counts for their proof and nobody else's.
+What is to be done is decided by `gati.guard.auditor`, as for a stream; here it is done: together with the
+decision a place in the line is taken (`services.inference.line`), and what was decided is computed in turn,
+behind all requests. What nobody has time for is dropped before its outcome is known.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gati.engine.engine import Prediction
+from gati.adaptation.recall import Looked, Recall
+from gati.adaptation.rest import Rest
+from gati.composition.composition import Composition
+from gati.engine.engine import Engine, Prediction
 from gati.engine.exits import BASE
+from gati.guard.auditor import Auditor, Compared, Decided, Given, Needs, Probed
 from gati.guard.draws import Draws
+from gati.guard.posts import Post
 from gati.guard.watch import Watch
 from gati.samples.record import Record
 from services.inference.counts import Counts
@@ -32,28 +38,43 @@ from services.inference.settings import InferenceSettings
 if TYPE_CHECKING:
     from gati.samples.writer import BackgroundWriter  # needs SQLAlchemy
 
-__all__ = ["Following", "Handling", "Shared", "audit_share"]
+__all__ = ["Answering", "Following", "Handling", "Shared", "audit_share"]
+
+_log = logging.getLogger("gati.inference")
 
 _LAST = 10  # the lowest priority
 _COST_OF_TRIAL = 1.0  # at most, in runs of the network: a lookup that misses runs all of it
 
+Probing = Callable[[Tensor, Prediction], Sequence[Probed]]
 
-class _Trial(NamedTuple):
-    """Caches to be tried, and the epoch of their watch when that was drawn."""
 
-    following: Following
-    epoch: int
+@dataclass(eq=False)
+class Answering:
+    """A setting of a version, open: its engine, and the queue in front of it.
+
+    `composition` None has no caches. `probe` asks all settings of the version, where it has several. `gone`:
+    being unloaded, nothing is looked up in it any more.
+    """
+
+    name: str
+    engine: Engine
+    queue: RequestQueue
+    composition: Composition | None = None
+    probe: Probing | None = None
+    gone: bool = False
+
+    async def close(self) -> None:
+        """Answer what waits, and let the engine go."""
+        await self.queue.close()
+        self.engine.close()
 
 
 @dataclass(frozen=True)
 class Handling:
-    """What was drawn for a request, and whether early answers may be given to it."""
+    """What was decided about a request, and the queue that answers it."""
 
-    may_hit: bool
-    epoch: int = 0
-    audit: bool = False
-    sample: bool = False
-    trials: tuple[_Trial, ...] = ()
+    decided: Decided[Answering]
+    queue: RequestQueue
     place: Reservation | None = None
 
     def forget(self) -> None:
@@ -64,13 +85,14 @@ class Handling:
 
 @dataclass(frozen=True)
 class Shared:
-    """What the versions of one model share."""
+    """What the versions of one model share. `prober` is the thread that asks the settings of versions."""
 
     settings: InferenceSettings
     counts: Counts
     line: Line
     standing: ServedStanding
     writer: BackgroundWriter | None
+    prober: Executor | None = None
 
     @property
     def guarded(self) -> bool:
@@ -95,39 +117,51 @@ def audit_share(budget: float, sampling: float, cost: float) -> float:
 class Following:
     """Follows the requests of one version. Its methods belong to the event loop's thread.
 
-    `watch` None has no caches, and a network that is the user's: nothing to be watched. `base` gives the
+    `post` None has no caches, and a network that is the user's: nothing to be watched. `base` gives the
     reference answer; None where the version's own network does and has no caches. `exact` says that a miss is
     the reference answer, `cost` how many times as long the reference takes as the version's own network.
     """
 
     def __init__(
         self,
-        name: str,
-        watch: Watch | None,
-        early: RequestQueue,
+        answering: Answering,
+        post: Post[Answering] | None,
         base: RequestQueue | None,
         shared: Shared,
         *,
         exact: bool = True,
         cost: float = 1.0,
+        memory: Recall | None = None,
+        compare: Callable[[Post[Answering], Sequence[str], str | None], None] | None = None,
     ) -> None:
-        self.name = name
-        self.watch = watch
-        self.gone = False  # being unloaded: nothing is looked up in it any more
-        self._early = early
+        self.name = answering.name
+        self.post = post
+        self._version = answering
         self._base = base
         self._shared = shared
         self._exact = exact
         self._cost = cost
-        self._beside: Following | None = None
+        self._auditor = Auditor[Answering](exact, memory, shared.guarded, compare)
+        self._beside: Post[Answering] | None = None
         self._draws = self._new_draws()
+        self._rest = Rest()
+        self.counts_anew()
+
+    @property
+    def watch(self) -> Watch | None:
+        """What is known of its caches."""
+        return None if self.post is None else self.post.watch
 
     @property
     def may_hit(self) -> bool:
         """Whether its caches answer."""
-        if self.watch is None or self.watch.may_hit:
-            return True
-        return self._shared.settings.unguarded and self.watch.state != "stopped"
+        return self.post is None or self.post.may_hit or self._unguarded
+
+    @property
+    def _unguarded(self) -> bool:
+        """Whether they answer although nothing is proven."""
+        watch = self.watch
+        return self._shared.settings.unguarded and watch is not None and watch.state != "stopped"
 
     @property
     def stopped(self) -> bool:
@@ -135,40 +169,77 @@ class Following:
         return self.watch is not None and self.watch.state == "stopped"
 
     @property
+    def resting(self) -> bool:
+        """Whether lookups are left out for a while, for they cost more than they save."""
+        return self.may_hit and not self._rest.lookups_pay
+
+    @property
     def serving(self) -> RequestQueue:
-        """The queue in which requests are answered now: the reference's where the caches may not."""
-        return self.queue(self.may_hit)
+        """The queue in which requests are answered now: the base model's where the caches do not answer."""
+        return self._queue(self.may_hit and self._rest.lookups_pay)
 
-    def queue(self, may_hit: bool) -> RequestQueue:
-        """Where a request is answered."""
-        return self._early if may_hit or self._base is None else self._base
+    def counts_anew(self) -> None:
+        """Another setting answers from now on: its lookups are given a try."""
+        composition = None if self.post is None else self.post.deployed.composition
+        if composition is not None:
+            self._rest.replaced(composition)
 
-    def draw(self, beside: Following | None) -> Handling:
-        """Decide about the next request, before it is answered; `beside` waits to take over."""
+    def draw(self, beside: Post[Answering] | None, *, places: bool = False) -> Handling:
+        """Decide about the next request, before it is answered; `beside` waits to take over.
+
+        `places`: memory may be asked about the request.
+        """
         if beside is not self._beside:
             self._beside = beside
             self._draws = self._new_draws()
-        may_hit = self.may_hit
-        epoch = 0 if self.watch is None else self.watch.epoch
-        chances = self._draws.draw()
-        early = may_hit and self.watch is not None  # otherwise the answer is the reference's
-        looked = self._shared.guarded and (chances.audit if early else chances.trial)
-        tried = [self] if not may_hit and (looked or chances.sample) else []
-        if beside is not None and looked and not beside.gone:
-            tried.append(beside)
-        trials = tuple(_Trial(each, each.watch.epoch) for each in tried if each.watch is not None)
-        audit = looked and early
-        place = self._shared.line.reserve() if audit or trials or chances.sample else None
-        if place is None:
-            return Handling(may_hit, epoch)
-        return Handling(may_hit, epoch, audit, chances.sample, trials, place)
+        taken: list[Reservation] = []
 
-    def answered(self, drawn: Handling, x: Tensor, given: NDArray[Any], prediction: Prediction) -> None:
-        """Tell what became of a request; `given` is one input as its client sent it."""
+        def room() -> bool:
+            place = self._shared.line.reserve()
+            taken.extend(() if place is None else (place,))
+            return place is not None
+
+        decided = self._auditor.decide(
+            self.post,
+            None if beside is None or beside.version.gone else beside,
+            self._draws,
+            room=room,
+            more_samples=self._shared.sampling,
+            lookups_pay=self._rest.lookups_pay,
+            unguarded=self._unguarded,
+            places=places,
+        )
+        return Handling(decided, self._queue(decided.lookups), taken[0] if taken else None)
+
+    def answered(
+        self, drawn: Handling, x: Tensor, given: NDArray[Any], prediction: Prediction, looked: Looked | None
+    ) -> None:
+        """Tell what became of a request; `given` is one input as its client sent it.
+
+        `looked` is what memory said of it, where it was asked.
+        """
+        decided, said = drawn.decided, Given(prediction, looked)
+        if decided.may_hit and not said.recalled:
+            self._reached(prediction)
         if drawn.place is not None:
-            drawn.place.fill(lambda: self._follow(drawn, x, given, prediction))
+            drawn.place.fill(lambda: self._follow(decided, x, given, said))
+        elif (known := self._auditor.known(decided, said)) is not None:
+            self._auditor.learn(decided, said, known)
 
     # ----------------------------------------------------------------------------------------------------
+
+    def _queue(self, lookups: bool) -> RequestQueue:
+        answering = self._version if self.post is None else self.post.deployed
+        return answering.queue if lookups or self._base is None else self._base
+
+    def _reached(self, prediction: Prediction) -> None:
+        """Count what a request cost that the network answered while its caches may."""
+        post = self.post
+        has_figures = post is not None and post.deployed.composition is not None
+        can_rest = has_figures and self._exact and self._base is not None
+        if can_rest and self._rest.answered(prediction.exit):
+            extra = {"version": self.name}
+            _log.info("lookups cost more than they save: the base model answers for a while", extra=extra)
 
     def _new_draws(self) -> Draws:
         """Draws at rates that depend on who takes part, never on answers."""
@@ -177,59 +248,78 @@ class Following:
         audits = audit_share(shared.settings.audit_budget, shared.sampling, cost)
         return Draws(audits, shared.sampling, shared.settings.trials)
 
-    async def _follow(self, drawn: Handling, x: Tensor, given: NDArray[Any], prediction: Prediction) -> None:
+    async def _follow(self, decided: Decided[Answering], x: Tensor, sent: NDArray[Any], given: Given) -> None:
         """Ask who has to be asked, then settle everything at once. Raises `GatiError`: nothing is settled."""
-        if self.gone:  # the request was answered by a version on its way out
+        if self._version.gone:  # the request was answered by a version on its way out
             self._shared.counts.left_out += 1
             return
-        reference = prediction
-        if drawn.may_hit and self._base is not None and not (self._exact and prediction.exit == BASE):
-            reference = await _ask(self._base, x)
-        found: list[tuple[_Trial, Prediction]] = []
-        for trial in drawn.trials:
-            if not trial.following.gone:
-                found.append((trial, await _ask(trial.following._early, x)))
-        if drawn.audit:
-            self._audited(drawn.epoch, _agree(prediction, reference))
-        for trial, answer in found:
-            trial.following._tried(trial.epoch, _agree(answer, reference))
-        if drawn.sample:
-            own = prediction if drawn.may_hit else _own(self, found)
-            self._keep(given, own, reference)
-
-    def _audited(self, epoch: int, agreed: bool) -> None:
-        counts = self._shared.counts
-        counts.agreed += agreed
-        counts.disagreed += not agreed
-        self._tell(epoch, agreed)
-
-    def _tried(self, epoch: int, agreed: bool) -> None:
-        if self._shared.guarded:
-            counts = self._shared.counts
-            counts.trials_agreed += agreed
-            counts.trials_disagreed += not agreed
-            self._tell(epoch, agreed)
-
-    def _tell(self, epoch: int, agreed: bool) -> None:
-        if self.watch is not None and self.watch.epoch == epoch:
-            self.watch.audited(agreed=agreed)
+        needs = self._auditor.needs(decided, given)
+        if needs is None:
+            return
+        base = needs.known or await _ask(self._base or self._version.queue, x)
+        found = [
+            (post, epoch, await self._looked_up(post, x, base))
+            for post, epoch in needs.shadows
+            if not post.version.gone
+        ]
+        own = await self._own(needs, decided, x, base)
+        compared = self._auditor.settle(decided, given, base, found, own)
+        early = decided.lookups or given.recalled or (decided.may_hit and not self._exact)
+        for each in compared:
+            if early or each.shadow:  # otherwise the answer was the reference's
+                self._count(each)
+        if compared and self._shared.guarded:
             self._shared.standing.audited()
+        if decided.drawn.sample and not given.recalled:
+            self._keep(sent, _said(given.prediction) if decided.may_hit else self._would(found), base)
 
-    def _keep(self, given: NDArray[Any], own: Prediction | None, reference: Prediction) -> None:
+    async def _own(
+        self, needs: Needs[Answering], decided: Decided[Answering], x: Tensor, base: Prediction
+    ) -> Sequence[Probed]:
+        """What the settings of the version that answered would answer, where that is asked for."""
+        if not needs.own or decided.post is None:
+            return ()
+        return await self._looked_up(decided.post, x, base)
+
+    async def _looked_up(self, post: Post[Answering], x: Tensor, base: Prediction) -> Sequence[Probed]:
+        """What each setting of a version would answer."""
+        probe = post.version.probe
+        if probe is not None:
+            return await asyncio.get_running_loop().run_in_executor(self._shared.prober, probe, x, base)
+        said = await _ask(post.version.queue, x)
+        return [Probed(said.class_index, said.exit, said.class_index == base.class_index)]
+
+    def _would(self, found: Sequence[tuple[Post[Answering], int, Sequence[Probed]]]) -> Probed | None:
+        """What its own caches would have answered."""
+        for post, _, probed in found:
+            if post is self.post:
+                return probed[min(post.watch.level, len(probed) - 1)]
+        return None
+
+    def _count(self, compared: Compared[Answering]) -> None:
+        counts, agrees = self._shared.counts, compared.class_index == compared.base_class
+        if not compared.shadow:
+            counts.agreed += agrees
+            counts.disagreed += not agrees
+        elif self._shared.guarded:
+            counts.trials_agreed += agrees
+            counts.trials_disagreed += not agrees
+
+    def _keep(self, sent: NDArray[Any], own: Probed | None, reference: Prediction) -> None:
         """Keep a sample; `own` is what the caches answered, or would have."""
-        hit = own is not None and own.exit != BASE
         if self._shared.writer is None:
             return
+        hit = own is not None and own.exit != BASE
         self._shared.writer.offer(
             Record(
-                given,
-                "image" if given.dtype.kind == "u" else "input",
+                sent,
+                "image" if sent.dtype.kind == "u" else "input",
                 reference.class_index,
                 time.time(),
                 self._shared.settings.name,
                 source=self.name,
                 exit=own.exit if own is not None and hit else None,
-                agreed=_agree(own, reference) if own is not None and hit else None,
+                agreed=own.class_index == reference.class_index if own is not None and hit else None,
                 probabilities=reference.probabilities.numpy(),
             )
         )
@@ -240,9 +330,5 @@ async def _ask(queue: RequestQueue, x: Tensor) -> Prediction:
     return await queue.put(x, priority=_LAST, deadline_s=math.inf).answer
 
 
-def _own(following: Following, found: Sequence[tuple[_Trial, Prediction]]) -> Prediction | None:
-    return next((answer for trial, answer in found if trial.following is following), None)
-
-
-def _agree(answer: Prediction, reference: Prediction) -> bool:
-    return answer.class_index == reference.class_index
+def _said(prediction: Prediction) -> Probed:
+    return Probed(prediction.class_index, prediction.exit, agreed=False)

@@ -36,15 +36,30 @@ class ServedStanding(Standing):
         self._listeners: dict[str, OnEvent] = {}
         super().__init__(_DELTA, path)
 
-    def of(self, identity: str, agreement: float, *, proven: bool, delta: float, on_event: OnEvent) -> Watch:
+    @property
+    def path(self) -> Path | None:
+        """Where it is written; None where the file is another process's."""
+        return super().path if self._writable else None
+
+    def of(
+        self,
+        identity: str,
+        agreement: float,
+        *,
+        proven: bool,
+        delta: float,
+        on_event: OnEvent,
+        settings: int = 1,
+    ) -> Watch:
         """The watch of a version; the same one for versions with the same caches and promise."""
         self._listeners[identity] = on_event
         known = self._shared.get(identity)
-        if known is None or known.agreement != agreement:
+        if known is None or known.agreement != agreement or known.settings != settings:
             known = self._shared[identity] = self.watch(
                 identity,
                 agreement,
                 proven=proven,
+                settings=settings,
                 delta=delta,
                 on_event=lambda event: self._listeners[identity](event),
             )

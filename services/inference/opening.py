@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gati.adaptation.probe import Probe, can_probe
 from gati.adaptation.references import is_exact, open_reference, reference_cost
 from gati.composition.composition import Composition
+from gati.composition.load import Served
 from gati.engine.engine import Engine
 from gati.errors import CompositionError, ConfigError
 from services.inference.runner import Runner, open_runner
@@ -19,9 +21,10 @@ from services.inference.service_times import ServiceTimes
 from services.inference.settings import InferenceSettings
 
 if TYPE_CHECKING:
-    from gati.composition.load import OpenedModel  # slow: brings in onnx
+    from gati.composition.load import OpenedModel
+    from gati.versions.engines import Setting  # slow: brings in onnx
 
-__all__ = ["Opened", "Opener", "Reference"]
+__all__ = ["Opened", "OpenedSetting", "Opener", "Reference"]
 
 _WARM_UP_INPUTS = 20
 
@@ -38,6 +41,17 @@ class Opened:
     base: Runner | None = None  # the base model alone, on the same engine: for audits, and when caches stop
     base_times: ServiceTimes = field(default_factory=ServiceTimes)
     cost: float = 1.0  # of the reference, in runs of the version's own network
+    settings: tuple[Setting, ...] = ()  # from strict to loose; empty where `engine` is the only one
+    probe: Probe | None = None  # asks all of them
+
+
+@dataclass(frozen=True)
+class OpenedSetting:
+    """A setting of a version, opened later than the version."""
+
+    engine: Engine
+    runner: Runner
+    times: ServiceTimes
 
 
 @dataclass(frozen=True)
@@ -74,10 +88,27 @@ class Opener:
             cost = reference_cost(self._open_reference(model).engine, engine, example)
         runner = open_runner(engine, workers=self._settings.workers)
         opened = Opened(engine, runner, chosen, _warm_up(engine, runner), folder is not None, cost=cost)
+        if chosen is not None and folder is not None and model.library is not None:
+            from gati.versions.engines import open_settings
+
+            served = Served(engine, model, model.library, chosen)
+            settings = open_settings(served, folder) if can_probe(served) else ()
+            probe = Probe(served, settings) if settings else None
+            opened = replace(opened, settings=settings, probe=probe)
         if not engine.exits or not is_exact(engine):
             return opened
         base = open_runner(engine, early=False, workers=self._settings.workers)
         return replace(opened, base=base, base_times=_warm_up(engine, base))
+
+    def open_setting(self, setting: Setting) -> OpenedSetting:
+        """A setting of a version that is open. Warmed up."""
+        torch.set_num_threads(self._settings.threads)
+        if self.model is None:
+            raise AssertionError("versions are opened before their settings")
+        composition, exits = setting
+        engine = self.model.engine_of(exits, composition.name, composition.backend)
+        runner = open_runner(engine, workers=self._settings.workers)
+        return OpenedSetting(engine, runner, _warm_up(engine, runner))
 
     def _open_reference(self, model: OpenedModel) -> Reference:
         if self.reference is None:

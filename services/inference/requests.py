@@ -56,7 +56,8 @@ class UnderWay:
     async def answered(self, asks: Sequence[Ask]) -> None:
         """Wait for the answers of its inputs, or for whoever cancels them."""
         self._asks = asks
-        await asyncio.wait([ask.answer for ask in asks])
+        if asks:
+            await asyncio.wait([ask.answer for ask in asks])
 
     def __enter__(self) -> Self:
         return self

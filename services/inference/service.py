@@ -14,14 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gati.engine.exits import Prediction
 from gati.errors import DeadlineError, GatiError, RequestError, UnavailableError
 from gati.model.inputs import InputPart
 from services.inference.counts import Counts, resident_bytes
 from services.inference.followed import Followed
+from services.inference.loaded import LoadedVersion
 from services.inference.queue import Ask
 from services.inference.requests import Requests, UnderWay
 from services.inference.settings import InferenceSettings
-from services.inference.versions import LoadedVersion, Versions
+from services.inference.versions import Versions
 from services.pool import BoundedPool
 from services.states import BASE_VERSION, STUCK
 from services.wire.gen.ttypes import (
@@ -149,8 +151,8 @@ class InferenceService:
             exits=self._counts.exits_on_the_wire({version.name: version.exits for version in loaded}),
             queue_seconds=self._counts.queue.on_the_wire(),
             service_seconds=self._counts.service.on_the_wire(),
-            waiting=sum(version.queue.waiting for version in loaded),
-            running=sum(version.queue.running for version in loaded),
+            waiting=sum(each.queue.waiting for version in loaded for each in version.answerings),
+            running=sum(each.queue.running for version in loaded for each in version.answerings),
             expected_wait_ms=1e3 * expected_s,
             resident_bytes=resident_bytes(),
             audits_agreed=self._counts.agreed,
@@ -160,6 +162,7 @@ class InferenceService:
             trials_agreed=self._counts.trials_agreed,
             trials_disagreed=self._counts.trials_disagreed,
             left_out=self._counts.left_out,
+            memory=self._versions.describe_memory(),
         )
 
     # ----------------------------------------------------------------------------------------------------
@@ -193,7 +196,7 @@ class InferenceService:
         version: LoadedVersion,
         request: Any,
         under_way: UnderWay,
-        given: NDArray[Any],
+        sent: NDArray[Any],
         rows: Sequence[Tensor],
         times_s: tuple[float, float],
     ) -> Any:
@@ -201,34 +204,42 @@ class InferenceService:
         arrived_s, deadline_s = times_s
         priority = _priority(request)
         pending = self._versions.pending if request.version is None else None
-        beside = None if pending is None else pending.following
+        memory = self._versions.memory_for(version) if request.version is None and request.place else None
         standing = version.standing
-        draws = [version.following.draw(beside) for _ in rows]
+        beside = None if pending is None else pending.post
+        draws = [version.following.draw(beside, places=memory is not None) for _ in rows]
         try:
-            asks = [
-                version.following.queue(drawn.may_hit).put(row, priority=priority, deadline_s=deadline_s)
-                for row, drawn in zip(rows, draws, strict=True)
+            looked = [None if memory is None else memory.look(row, request.place) for row in rows]
+            given: list[Ask | Prediction] = [
+                (None if memory is None else memory.answer(seen))
+                or drawn.queue.put(row, priority=priority, deadline_s=deadline_s)
+                for row, drawn, seen in zip(rows, draws, looked, strict=True)
             ]
-            await under_way.answered(asks)
-            response = self._response(version, asks, arrived_s, time.monotonic())
+            await under_way.answered([each for each in given if isinstance(each, Ask)])
+            response = self._response(version, given, arrived_s, time.monotonic())
             response.state, response.promise = standing.state, standing.sentence
             response.certified = standing.certified
-            for drawn, ask, one in zip(draws, asks, given, strict=True):
-                version.following.answered(drawn, ask.x, one, ask.answer.result())
+            if memory is not None and not all(isinstance(each, Ask) for each in given):
+                response.promise, response.certified = memory.sentence, False
+            for drawn, row, one, seen, each in zip(draws, rows, sent, looked, given, strict=True):
+                version.following.answered(drawn, row, one, _prediction(each), seen)
+            self._versions.answered()
         finally:
             for drawn in draws:
                 drawn.forget()
         return response
 
-    def _response(self, version: LoadedVersion, asks: Sequence[Ask], arrived_s: float, now_s: float) -> Any:
-        answers = []
-        for ask in asks:
-            prediction = ask.answer.result()  # raises what became of it
-            started_s = arrived_s if ask.started_s is None else ask.started_s
+    def _response(
+        self, version: LoadedVersion, given: Sequence[Ask | Prediction], arrived_s: float, now_s: float
+    ) -> Any:
+        answers, last_s = [], arrived_s
+        for each in given:
+            prediction = _prediction(each)  # raises what became of it
+            started_s = (each.started_s if isinstance(each, Ask) else None) or arrived_s
+            last_s = max(last_s, started_s)
             self._counts.answered(version.name, prediction.exit, started_s - arrived_s, now_s - started_s)
             values = prediction.probabilities.numpy().astype("<f4", copy=False)
             answers.append(Answer(prediction.class_index, values.tobytes(), prediction.exit))
-        last_s = max(ask.started_s or arrived_s for ask in asks)
         return InferResponse(answers, version.name, 1e3 * (last_s - arrived_s), 1e3 * (now_s - arrived_s))
 
     async def _given(self, version: LoadedVersion, tensor: Any) -> NDArray[Any]:
@@ -273,6 +284,11 @@ def _open_writer(settings: InferenceSettings) -> BackgroundWriter | None:
         connect=False,  # the writer does, as often as it takes: requests are answered meanwhile
     )
     return BackgroundWriter(store)
+
+
+def _prediction(given: Ask | Prediction) -> Prediction:
+    """What was answered, by memory or in a queue. Raises what became of it there."""
+    return given.answer.result() if isinstance(given, Ask) else given
 
 
 def _priority(request: Any) -> int:

@@ -30,6 +30,8 @@ class InferenceSettings(ProcessSettings):
     drain_timeout_s: float = Field(default=10.0, ge=0.0)
     audit_budget: float = Field(default=0.05, ge=0.0, le=1.0)  # of base-model time; 0 switches the guard off
     trials: float = Field(default=0.2, gt=0.0, le=1.0)  # share of requests tried on unproven caches
+    memory: bool = True  # requests that name a place may be answered from memory
+    places: int = Field(default=64, ge=1)  # that memory keeps apart
     unguarded: bool = False  # without a guard, caches that nothing is proven of answer, too
     state: Path | None = None  # folder where it is kept how versions stand; LIBRARY/standing unless given
     records: str | None = None  # URL of the record store for samples

@@ -39,12 +39,13 @@ def stands(composition: Composition | None, following: Following, *, retrained: 
     watch = following.watch
     if watch is None or composition is None:
         return Stands("serving", None, "every answer is the base model's")
-    if watch.may_hit:
+    if watch.may_hit and following.may_hit:
         sentence = _promise(composition, watch, retrained=retrained)
         return Stands("serving", watch.agreement, sentence, certified=not watch.proven_on)
     if following.may_hit:
         return Stands("unguarded", None, "nothing is promised: the caches answer unproven and unwatched")
-    return Stands(watch.state, None, f"{_waiting(watch)}; the base model answers")
+    state: State = "probation" if watch.may_hit else watch.state
+    return Stands(state, None, f"{_waiting(watch)}; the base model answers")
 
 
 @lru_cache
@@ -66,6 +67,8 @@ def _promise(composition: Composition, watch: Watch, *, retrained: bool) -> str:
 
 def _waiting(watch: Watch) -> str:
     proof = watch.proof
+    if watch.may_hit:
+        return f"proven on {watch.proven_on} audits, and being opened"
     if proof is None:
         raise AssertionError("caches that do not serve are being proven")
     differ = f", {proof.losses} of them losses" if proof.losses else ""

@@ -4,86 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gati.adaptation.references import is_exact
 from gati.composition.composition import Composition
-from gati.engine.engine import Engine
+from gati.engine.concurrent import let_others_first
 from gati.errors import CompositionError, NotFoundError, RequestError, UnavailableError
+from gati.guard.posts import Post
 from gati.guard.standing import identity_of
 from gati.guard.watch import Event, Watch
 from gati.types import is_name
 from services.inference.counts import Counts
-from services.inference.following import Following, Shared
+from services.inference.following import Answering, Following, Shared
 from services.inference.keeping import open_standing
 from services.inference.line import Line
+from services.inference.loaded import LoadedVersion
 from services.inference.opening import Opened, Opener
+from services.inference.proven_settings import ProvenSettings
 from services.inference.queue import RequestQueue
+from services.inference.remembering import ServedMemory
+from services.inference.roster import ServedRoster
 from services.inference.settings import InferenceSettings
-from services.inference.standing import Stands, needed, stands
-from services.wire.gen.ttypes import ProofProgress, VersionInfo
 
 if TYPE_CHECKING:
     from gati.composition.load import OpenedModel  # slow: brings in onnx
     from gati.samples.writer import BackgroundWriter  # needs SQLAlchemy
 
-__all__ = ["LoadedVersion", "Versions"]
+__all__ = ["Versions"]
 
 _log = logging.getLogger("gati.inference")
 
 _CONFIDENCE = 0.95  # of compositions that name none
-
-
-@dataclass(eq=False)
-class LoadedVersion:
-    """A loaded version: its engine, and the queue in front of it. `base` gives the reference answer."""
-
-    name: str
-    engine: Engine
-    queue: RequestQueue
-    following: Following
-    base: RequestQueue | None
-    composition: Composition | None
-    retrained: bool
-
-    @property
-    def exits(self) -> tuple[str, ...]:
-        """Where answers may come from, in order."""
-        return (*(leaving.block for leaving in self.engine.exits), "base")
-
-    @property
-    def standing(self) -> Stands:
-        """How it stands, and what is promised."""
-        return stands(self.composition, self.following, retrained=self.retrained)
-
-    def describe(self, *, active: bool, pending: bool = False) -> Any:
-        """The wire's `VersionInfo`."""
-        standing, watch = self.standing, self.following.watch
-        certificate = None if self.composition is None or self.retrained else self.composition.certificate
-        proof = None if watch is None else watch.proof
-        return VersionInfo(
-            version=self.name,
-            active=active,
-            backend=self.engine.backend,
-            certificate_json=None if certificate is None else json.dumps(certificate.to_json()),
-            exits=list(self.exits),
-            memory_bytes=sum(leaving.memory_bytes for leaving in self.engine.exits),
-            state=standing.state,
-            pending=pending,
-            agreement=standing.agreement,
-            promise=standing.sentence,
-            proof=None
-            if proof is None
-            else ProofProgress(proof.audits, proof.losses, needed(proof.agreement, proof.delta)),
-            audits=0 if watch is None else watch.audits,
-            losses=0 if watch is None else watch.losses,
-        )
+_NICENESS = 10
 
 
 class Versions:
@@ -104,14 +60,18 @@ class Versions:
         self.on_change = on_change
         self._standing, self._unlock = open_standing(settings)
         self._line = Line(counts)
-        self._shared = Shared(settings, counts, self._line, self._standing, writer)
+        self._prober = ThreadPoolExecutor(
+            1, "gati-prober", initializer=let_others_first, initargs=(_NICENESS,)
+        )
+        self._shared = Shared(settings, counts, self._line, self._standing, writer, self._prober)
         self._loaded: dict[str, LoadedVersion] = {}
-        self._active: str | None = None
-        self._pending: str | None = None
+        self._roster: ServedRoster | None = None  # from the first that is activated on
         self._opener = Opener(settings)
         self._reference_queue: RequestQueue | None = None
         # All loading is done in one thread: torch keeps a team of threads for each that it is used from.
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="gati-loader")
+        self._proven = ProvenSettings(self._opener, self._loader, settings.queue_capacity)
+        self._memory: ServedMemory | None = None
         self._leaving: set[asyncio.Task[None]] = set()
         self._loading = 0
 
@@ -123,19 +83,49 @@ class Versions:
     @property
     def active(self) -> LoadedVersion:
         """The one that answers. Raises `UnavailableError` before the first is loaded."""
-        if self._active is None:
+        if self._roster is None:
             raise UnavailableError(f"model '{self._settings.name}' is not loaded yet", retry_after_s=1.0)
-        return self._loaded[self._active]
+        return self._loaded[self._roster.serving.version.name]
 
     @property
     def pending(self) -> LoadedVersion | None:
         """The one that takes over as soon as it is proven."""
-        return None if self._pending is None else self._loaded[self._pending]
+        trial = None if self._roster is None else self._roster.trial
+        return None if trial is None else self._loaded[trial.version.name]
+
+    @property
+    def _active(self) -> str | None:
+        return None if self._roster is None else self._roster.serving.version.name
+
+    @property
+    def _pending(self) -> str | None:
+        trial = None if self._roster is None else self._roster.trial
+        return None if trial is None else trial.version.name
+
+    def memory_for(self, version: LoadedVersion) -> ServedMemory | None:
+        """Memory, where it promises what is promised of that version, or more."""
+        memory, watch = self._memory, version.following.watch
+        return (
+            memory
+            if memory is not None and watch is not None and memory.agreement >= watch.agreement
+            else None
+        )
+
+    def describe_memory(self) -> Any:
+        """The wire's `MemoryInfo`; None where there is none."""
+        return None if self._memory is None else self._memory.describe(self._shared.counts.recalled)
+
+    def answered(self) -> None:
+        """A request was answered: give up what came to nothing."""
+        if self._roster is not None:
+            self._roster.give_up()
+        if self._memory is not None:
+            self._memory.settled()
 
     def working_s(self) -> float:
         """For how long an engine has had the input that it has had for longest."""
-        queues = {each for version in self._loaded.values() for each in (version.queue, version.base)}
-        return max((queue.working_s() for queue in queues if queue is not None), default=0.0)
+        queues = {each for version in self._loaded.values() for each in version.queues}
+        return max((queue.working_s() for queue in queues), default=0.0)
 
     @property
     def model(self) -> OpenedModel:
@@ -184,9 +174,11 @@ class Versions:
             self._loading -= 1
         before = self._loaded.get(name)
         version = self._version(name, opened)
+        await self._proven.open_known(version.post)
+        version.following.counts_anew()
         self._loaded[name] = version
         if before is not None:
-            self._leave(before)
+            self._replace(before, version)
         standing = version.standing
         _log.info(
             "version loaded",
@@ -218,12 +210,40 @@ class Versions:
             base = RequestQueue(opened.base, capacity=capacity, times=opened.base_times)
         elif not exact:
             base = self._reference_answers()
+        answering = Answering(name, opened.engine, queue, opened.composition, opened.probe)
+        watch = self._watch(opened)
+        remembers = self._settings.memory and self._shared.guarded
+        if self._memory is None and remembers and watch is not None and opened.composition is not None:
+            self._memory = self._new_memory(opened.composition, watch)
+        settings = [setting.composition for setting in opened.settings]
+        post = Post(answering, watch or _unwatched(), settings if watch is not None else ())
+        self._proven.add(answering, opened.settings)
         following = Following(
-            name, self._watch(opened), queue, base, self._shared, exact=exact, cost=opened.cost
+            answering,
+            None if watch is None else post,
+            base,
+            self._shared,
+            exact=exact,
+            cost=opened.cost,
+            memory=None if self._memory is None else self._memory.recall,
+            compare=self._compare,
         )
-        return LoadedVersion(
-            name, opened.engine, queue, following, base, opened.composition, opened.retrained
+        return LoadedVersion(answering, post, following, base, opened.retrained)
+
+    def _new_memory(self, composition: Composition, watch: Watch) -> ServedMemory:
+        """What is remembered for the promise of the first version that makes one."""
+        return ServedMemory(
+            watch.agreement,
+            1.0 - (composition.confidence or _CONFIDENCE),
+            self._standing,
+            self._prober,
+            network=composition.checkpoint_sha256,
+            places=self._settings.places,
         )
+
+    def _compare(self, post: Post[Answering], exits: Sequence[str], left: str | None) -> None:
+        if self._roster is not None:
+            self._roster.compare(post, exits, left)
 
     def _reference_answers(self) -> RequestQueue:
         """The queue of the float32 network, for all versions in reduced precision."""
@@ -248,6 +268,7 @@ class Versions:
             identity,
             chosen.accuracy_target,
             proven=certified and not opened.retrained,
+            settings=max(1, len(opened.settings)),
             delta=1.0 - confidence,
             on_event=lambda event: self._changed(identity, event),
         )
@@ -258,45 +279,66 @@ class Versions:
         One whose caches may not answer waits while another version serves, and takes over once it is proven.
         """
         version = self.get(name)
-        if version.following.may_hit or self._active in (None, name):
-            self._take_over(name)
-            return
-        self._pending = name
-        _log.info(
-            "version waits until it is proven",
-            extra={"version": name, "serving": self._active, "promise": version.standing.sentence},
-        )
+        if self._roster is None:
+            self._roster = ServedRoster(
+                version.post,
+                settings=self._proven,
+                on_change=self._counts_anew,
+                on_takeover=self._taken_over,
+            )
+            self._taken_over(version.post)
+        elif version.following.may_hit or self._active == name:
+            self._roster.serve(version.post)
+            self._taken_over(version.post)
+        else:
+            self._roster.trial = version.post
+            _log.info(
+                "version waits until it is proven; the base model, or the version before, answers",
+                extra={"version": name, "serving": self._active, "promise": version.standing.sentence},
+            )
 
-    def _take_over(self, name: str) -> None:
-        self._active, self._pending = name, None
-        _log.info(
-            "version activated", extra={"version": name, "promise": self._loaded[name].standing.sentence}
-        )
+    def _counts_anew(self, post: Post[Answering]) -> None:
+        version = self._loaded.get(post.version.name)
+        if version is not None:
+            version.following.counts_anew()
+
+    def _taken_over(self, post: Post[Answering]) -> None:
+        name = post.version.name
+        promise = self._loaded[name].standing.sentence
+        _log.info("version activated", extra={"version": name, "promise": promise})
         self.on_change()
 
     def _changed(self, identity: str, event: Event) -> None:
         """Caches were stopped, or proven: in all versions that have them."""
-        names = [
-            name
-            for name, version in self._loaded.items()
+        versions = [
+            version
+            for version in self._loaded.values()
             if version.composition is not None and identity_of(version.composition) == identity
         ]
         stopped = event.state == "stopped"
+        what = "caches stopped by the guard" if stopped else "caches proven, they answer from now on"
+        if event.tightened and not stopped:
+            what = "a stricter setting of the caches answers"
         _log.log(
-            logging.WARNING if stopped else logging.INFO,
-            "caches stopped by the guard" if stopped else "caches proven, they answer from now on",
-            extra={"versions": names, "audits": event.audits, "disagreements": event.losses},
+            logging.WARNING if event.tightened or stopped else logging.INFO,
+            what,
+            extra={
+                "versions": [each.name for each in versions],
+                "audits": event.audits,
+                "disagreements": event.losses,
+            },
         )
-        if not stopped and self._pending in names and self._pending is not None:
-            self._take_over(self._pending)
+        for version in versions:
+            if self._roster is not None:
+                self._roster.heard(version.post, event)
 
     def unload(self, name: str) -> None:
         """Forget a version. Raises `NotFoundError`, and `RequestError` for the active one."""
         version = self.get(name)
         if name == self._active:
             raise RequestError(f"version '{name}' is the active one; activate another first")
-        if name == self._pending:
-            self._pending = None
+        if self._roster is not None and name == self._pending:
+            self._roster.trial = None
         del self._loaded[name]
         self._leave(version)
 
@@ -305,15 +347,30 @@ class Versions:
         for version in self._loaded.values():
             self._leave(version)
         self._loaded.clear()
-        self._active = self._pending = None
+        self._roster = None
         if self._leaving:
             await asyncio.wait(self._leaving)
+        await self._proven.close()
         await self._line.close()
         if self._reference_queue is not None:
             await self._reference_queue.close()
         await asyncio.to_thread(self._loader.shutdown, cancel_futures=True)  # one may be loading
+        await asyncio.to_thread(self._prober.shutdown)
+        if self._memory is not None:
+            self._memory.save()
         self._standing.close()
         self._unlock()
+
+    def _replace(self, before: LoadedVersion, version: LoadedVersion) -> None:
+        """Let one of the same name take the place of one that is loaded."""
+        roster = self._roster
+        if roster is not None and roster.serving is before.post:
+            trial = roster.trial
+            roster.serve(version.post)
+            roster.trial = trial
+        elif roster is not None and roster.trial is before.post:
+            roster.trial = version.post
+        self._leave(before)
 
     def _leave(self, version: LoadedVersion) -> None:
         task = asyncio.create_task(self._let_go(version))
@@ -322,9 +379,15 @@ class Versions:
 
     async def _let_go(self, version: LoadedVersion) -> None:
         await self._line.settled()
-        version.following.gone = True
-        own = {version.queue, version.base} - {None, self._reference_queue}
-        await asyncio.gather(*(each.close() for each in own if each is not None))
-        version.engine.close()
+        version.answering.gone = True
+        self._proven.forget(version.answering)
+        if version.base not in (None, self._reference_queue):
+            await version.base.close()
+        await asyncio.gather(*(each.close() for each in version.answerings))
         gc.collect()  # modules and graphs refer to themselves; the next version needs their memory
         _log.info("version let go", extra={"version": version.name})
+
+
+def _unwatched() -> Watch:
+    """Of answers that are the user's network's: nothing is ever counted."""
+    return Watch(0.5, spend=lambda: 0.5, proven=True)

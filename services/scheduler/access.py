@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import Message, Send
 
-from services.scheduler.telemetry import Telemetry
+from services.scheduler.telemetry import NO_TELEMETRY, Telemetry
 from services.scheduler.timing import trace_id_of
 from services.scheduler.tracing import trace_of
 
@@ -27,7 +27,9 @@ _LONGEST = 200  # characters of a path
 class Access:
     """One request, from its head to the end of its reply."""
 
-    def __init__(self, request: Request, send: Send, share: float, telemetry: Telemetry) -> None:
+    def __init__(
+        self, request: Request, send: Send, share: float, telemetry: Telemetry = NO_TELEMETRY
+    ) -> None:
         self._request = request
         self._send = send
         self._share = share

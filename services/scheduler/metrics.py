@@ -143,6 +143,40 @@ class _Services(Collector):
                     audits.add_metric(where, version.proof.audits)
                     needed.add_metric(where, version.proof.needed)
         yield from (state, pending, audits, needed)
+        yield from self._levels()
+        yield from self._memories()
+
+    def _levels(self) -> Iterator[Metric]:
+        labels = ["model", "version"]
+        level = GaugeMetricFamily("gati_version_level", "Settings that may answer", labels=labels)
+        settings = GaugeMetricFamily("gati_version_settings", "Settings of the version", labels=labels)
+        resting = GaugeMetricFamily(
+            "gati_version_resting",
+            "1 while lookups are left out that cost more than they save",
+            labels=labels,
+        )
+        for name, found in self.statistics.items():
+            for version in found.versions or ():
+                where = [name, version.version]
+                level.add_metric(where, version.level or 0)
+                settings.add_metric(where, version.settings or 0)
+                resting.add_metric(where, float(bool(version.resting)))
+        yield from (level, settings, resting)
+
+    def _memories(self) -> Iterator[Metric]:
+        answers = CounterMetricFamily("gati_recalled", "Inputs answered from memory", labels=["model"])
+        forgotten = CounterMetricFamily(
+            "gati_places_forgotten", "Places that memory forgot for others", labels=["model"]
+        )
+        places = GaugeMetricFamily("gati_places", "Places that memory keeps apart", labels=["model"])
+        level = GaugeMetricFamily("gati_memory_level", "Settings of memory that may answer", labels=["model"])
+        for name, found in self.statistics.items():
+            if found.memory is not None:
+                answers.add_metric([name], found.memory.answers)
+                forgotten.add_metric([name], found.memory.forgotten)
+                places.add_metric([name], found.memory.places)
+                level.add_metric([name], found.memory.level)
+        yield from (answers, forgotten, places, level)
 
     def _gauges(self) -> Iterator[Metric]:
         waiting = GaugeMetricFamily("gati_queue_inputs", "Inputs that wait", labels=["model"])

@@ -50,12 +50,16 @@ _REQUEST_IDS = itertools.count(1)
 
 @dataclass(frozen=True)
 class Asked:
-    """A request's parameters. `latency_slo_ms` is the remaining SLO, None without one."""
+    """A request's parameters. `latency_slo_ms` is the remaining SLO, None without one.
+
+    `place` names what the inputs show, for memory; None uses none.
+    """
 
     time_remaining_ms: float
     latency_slo_ms: float | None
     priority: int
     trace_id: str
+    place: str | None = None
 
 
 class Model:
@@ -194,6 +198,7 @@ class Model:
             priority=asked.priority,
             latency_slo_ms=asked.latency_slo_ms,
             version=version,
+            place=asked.place,
         )
         try:
             return await client.call("infer", request, timeout_s=asked.time_remaining_ms / 1e3 + _GRACE_S)

@@ -19,7 +19,7 @@ from services.scheduler.bodies import read_body, unless_gone
 from services.scheduler.budget import Charge
 from services.scheduler.images import decode_image
 from services.scheduler.pipelines import ServedPipeline
-from services.scheduler.protocol import HEADER_LENGTH, positive, priority
+from services.scheduler.protocol import HEADER_LENGTH, place, positive, priority
 from services.scheduler.reading import largest_body, parse_inference
 from services.scheduler.replies import Json
 from services.scheduler.scheduler import Scheduler, scheduler_of
@@ -60,8 +60,8 @@ async def pipeline(request: Request, pipeline: str) -> dict[str, Any]:
 async def query(request: Request, pipeline: str) -> Response:
     """Answer a query for one input: an image in a form or as the body, text as the body, a tensor as in V2.
 
-    `latency_slo_ms`, `timeout_ms` and `priority` come as parameters of the URL, fields of the form, or
-    `parameters` of the JSON. The answer tells every stage's option, exit, latency and budget.
+    `latency_slo_ms`, `timeout_ms`, `priority` and `place` come as parameters of the URL, fields of the form,
+    or `parameters` of the JSON. The answer tells every stage's option, exit, latency and budget.
     """
     return await answer(request, pipeline)
 
@@ -81,7 +81,7 @@ async def answer(request: Request, pipeline: str) -> Response:
             priority(wishes.get("priority")),
             request.headers.get("traceparent"),
         )
-        found = await unless_gone(request, served.answer(tensor, timing))
+        found = await unless_gone(request, served.answer(tensor, timing, place(wishes.get("place"))))
     latency_ms = timing.elapsed_ms()
     scheduler.answered(latency_ms, in_services_ms(found.stages))
     calls = [
@@ -142,6 +142,7 @@ async def _read(
             "latency_slo_ms": asked.latency_slo_ms,
             "timeout_ms": asked.timeout_ms,
             "priority": asked.priority,
+            "place": asked.place,
         }
         return asked.tensor, wishes | {name: value for name, value in own.items() if value is not None}
     if kind == "multipart/form-data":

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gati.errors import DeadlineError
-from gati.pipelines import LivePlanner, Pipeline, Planner, Run, Served, Stage
+from gati.pipelines import LivePlanner, Pipeline, Planner, Run, ServiceReport, Stage
 from services.scheduler.models import Asked, Model
 from services.scheduler.replanning import Replanning
 from services.scheduler.timing import Timing
@@ -64,8 +64,8 @@ class ServedPipeline:
         """Whether every option can be asked."""
         return all(model.ready for model in self.models)
 
-    async def answer(self, tensor: Any, timing: Timing) -> PipelineAnswer:
-        """Answer a query, the wire's `Tensor` of one image; cancelled, its stages are, too.
+    async def answer(self, tensor: Any, timing: Timing, place: str | None = None) -> PipelineAnswer:
+        """Answer a query, the wire's `Tensor` of one image of `place`; cancelled, its stages are, too.
 
         **Raises:** `DeadlineError` when the timeout passes between stages, and what the models refuse with.
         """
@@ -75,9 +75,11 @@ class ServedPipeline:
         try:
             while not run.done:
                 if len(run.ready) == 1 and not running:  # nothing runs in parallel: no task is needed
-                    answer.stages.append(await self._stage(run, run.ready[0], tensor, timing))
+                    answer.stages.append(await self._stage(run, run.ready[0], tensor, timing, place))
                     continue
-                running |= {asyncio.create_task(self._stage(run, name, tensor, timing)) for name in run.ready}
+                running |= {
+                    asyncio.create_task(self._stage(run, name, tensor, timing, place)) for name in run.ready
+                }
                 await asyncio.sleep(0)  # they start, and are ready no more
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 answer.stages += [task.result() for task in done]
@@ -95,7 +97,9 @@ class ServedPipeline:
         if self.replanning is not None:
             self.replanning.close()
 
-    async def _stage(self, run: Run, name: str, tensor: Any, timing: Timing) -> dict[str, Any]:
+    async def _stage(
+        self, run: Run, name: str, tensor: Any, timing: Timing, place: str | None
+    ) -> dict[str, Any]:
         started_ms = timing.elapsed_ms()
         if started_ms >= timing.timeout_ms:
             raise DeadlineError(f"the deadline passed before stage '{name}'")
@@ -105,13 +109,13 @@ class ServedPipeline:
         if timing.latency_slo_ms is not None and not run.labels:
             # Only the first stage is refused for the SLO's sake: later there is work to lose.
             slo_ms = step.remaining_ms - self._least_after(name)
-        asked = Asked(timing.timeout_ms - started_ms, slo_ms, timing.priority, timing.trace_id)
+        asked = Asked(timing.timeout_ms - started_ms, slo_ms, timing.priority, timing.trace_id, place)
         response = await model.infer(tensor, asked)
         ended_ms = timing.elapsed_ms()
         first = response.answers[0]
         stage = self.pipeline.stages[name]
         found = stage.options[step.option].label(np.frombuffer(first.probabilities, "<f4"))
-        served = Served(response.latency_ms - response.queue_ms, response.queue_ms, first.exit)
+        served = ServiceReport(response.latency_ms - response.queue_ms, response.queue_ms, first.exit)
         run.finish(name, found.label, ended_ms, found.confidence, served)
         return {
             "stage": name,

@@ -38,6 +38,7 @@ __all__ = [
     "InferenceRequest",
     "Output",
     "outputs_of",
+    "place",
     "parse_request",
     "render_response",
     "split",
@@ -50,6 +51,7 @@ _DEFAULT_PRIORITY = 2
 _LARGEST_TIME_MS = 3_600_000.0
 _LONGEST_NUMBER = 40  # characters of one that comes as text
 _MOST_OUTPUTS = 64
+_LONGEST_PLACE = 128
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class InferenceRequest:
     latency_slo_ms: float | None
     timeout_ms: float | None
     priority: int
+    place: str | None = None
 
 
 def split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
@@ -110,7 +113,17 @@ def parse_request(
         positive(parameters, "latency_slo_ms"),
         _timeout_ms(parameters),
         priority(parameters.get("priority")),
+        place(parameters.get("place")),
     )
+
+
+def place(value: Any) -> str | None:
+    """What inputs show, such as a camera's name, or None. Raises `RequestError`."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not 1 <= len(value) <= _LONGEST_PLACE:
+        raise RequestError(f"`place` is {_shown(value)!r}; give a name of 1 to {_LONGEST_PLACE} characters")
+    return value
 
 
 def positive(values: Mapping[str, Any], name: str) -> float | None:

@@ -159,15 +159,14 @@ class OpenTelemetry:
         )
         if span.is_recording():
             within = set_span_in_context(span)
-            for call in trace.calls:
-                below = self._tracer.start_span(
-                    call.name,
-                    within,
-                    SpanKind.CLIENT,
-                    dict(call.attributes),
-                    start_time=began_ns + int(1e6 * call.started_ms),
+            for call in trace.calls:  # whose clock may have begun a little earlier
+                called_ns, answered_ns = (
+                    min(now_ns, began_ns + int(1e6 * ms)) for ms in (call.started_ms, call.ended_ms)
                 )
-                below.end(began_ns + int(1e6 * call.ended_ms))
+                below = self._tracer.start_span(
+                    call.name, within, SpanKind.CLIENT, dict(call.attributes), start_time=called_ns
+                )
+                below.end(answered_ns)
             if status >= _SERVER_ERROR:
                 span.set_status(StatusCode.ERROR)
         span.end(now_ns)

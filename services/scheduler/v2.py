@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -94,7 +95,8 @@ async def infer(request: Request, model: str) -> Response:
     """Answer one or more inputs with the version that is active.
 
     Parameters of the request: `latency_slo_ms` (refused with 429 when it cannot be met), `timeout_ms`,
-    `priority` (1 is first). Parameters of the response: `exit`, `from_cache`, `latency_ms`, `promise` (what
+    `priority` (1 is first), `place` (what the inputs show, such as a camera: answers are remembered for it).
+    Parameters of the response: `exit`, `from_cache`, `latency_ms`, `promise` (what
     is promised of the answer, and what that rests on) and, where that is one, the `certificate`.
     """
     return await answer(request, model, None)
@@ -126,8 +128,9 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
             asked.priority,
             request.headers.get("traceparent"),
         )
+        parameters = replace(scheduler.asked(timing), place=asked.place)
         called_ms = timing.elapsed_ms()
-        found = await unless_gone(request, model.infer(asked.tensor, scheduler.asked(timing), version))
+        found = await unless_gone(request, model.infer(asked.tensor, parameters, version))
     latency_ms = timing.elapsed_ms()
     exits = [each.exit for each in found.answers]
     call = called(name, found.version, exits, (called_ms, latency_ms), found.latency_ms)

@@ -13,9 +13,10 @@ import torch
 
 from gati.engine.exits import BASE, Prediction
 from gati.errors import BackendError
+from gati.guard.posts import Post
 from gati.guard.watch import Watch
 from services.inference.counts import Counts
-from services.inference.following import Following, Handling, Shared, audit_share
+from services.inference.following import Answering, Following, Handling, Shared, audit_share
 from services.inference.keeping import ServedStanding
 from services.inference.line import Line
 from services.inference.settings import InferenceSettings
@@ -75,15 +76,18 @@ class House:
         watch: Watch = self.standings.watch(name, agreement, proven=proven)
         queue: Any = early or Answers(exit=HIT, at_once=True)
         base: Any = self.base
-        return Following(name, watch, queue, base, self.shared, **known)
+        engine: Any = None
+        answering = Answering(name, engine, queue)
+        return Following(answering, Post(answering, watch), base, self.shared, **known)
 
     async def answer(
         self, of: Following, exit: str, class_index: int, beside: Following | None = None
     ) -> Handling:
-        drawn = of.draw(beside)
+        trial = None if beside is None else beside.post
+        drawn = of.draw(trial)
         while beside is not None and drawn.place is None:  # a trial costs time, so not all are drawn
-            drawn = of.draw(beside)
-        of.answered(drawn, X, GIVEN, prediction(exit, class_index))
+            drawn = of.draw(trial)
+        of.answered(drawn, X, GIVEN, prediction(exit, class_index), None)
         await settle()
         return drawn
 
@@ -169,7 +173,7 @@ def test_a_reference_that_fails_drops_everything_drawn_at_that_moment() -> None:
         house.base.asked[0].set_exception(BackendError("out of memory"))
         await settle()
         assert (house.counts.agreed, house.counts.disagreed, house.counts.left_out) == (1, 0, 3)
-        version.answered(open_request, X, GIVEN, prediction(MISS, 0))
+        version.answered(open_request, X, GIVEN, prediction(MISS, 0), None)
         await settle()
         assert house.counts.agreed == 1
         await house.answer(version, MISS, 0)
@@ -219,8 +223,8 @@ def test_stopped_caches_are_tried_beside_the_base_models_answers() -> None:
         version = house.version("a", proven=False)
         assert version.serving is house.base
         while not version.may_hit:
-            drawn = await house.answer(version, MISS, 0)
-            assert not drawn.audit
+            await house.answer(version, MISS, 0)
+            assert house.counts.agreed == house.counts.disagreed == 0, "no answer is an early one"
         assert version.watch is not None
         assert 40 < version.watch.proven_on < 60 and house.base.asked == []
 
@@ -245,11 +249,12 @@ def test_a_version_that_goes_is_asked_nothing_more() -> None:
         house = House()
         serving, early = house.version("a"), Answers(2, HIT)
         going = house.version("b", proven=False, early=early)
-        drawn = serving.draw(going)
+        drawn = serving.draw(going.post)
         while drawn.place is None:
-            drawn = serving.draw(going)
-        going.gone = True
-        serving.answered(drawn, X, GIVEN, prediction(MISS, 0))
+            drawn = serving.draw(going.post)
+        assert going.post is not None
+        going.post.version.gone = True
+        serving.answered(drawn, X, GIVEN, prediction(MISS, 0), None)
         await settle()
         assert early.asked == [] and house.counts.agreed == 1
 

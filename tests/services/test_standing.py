@@ -12,9 +12,10 @@ import pytest
 
 from gati.composition.certificate import ClassCounts
 from gati.composition.walk import certify
+from gati.guard.posts import Post
 from gati.guard.watch import Watch
 from services.inference.counts import Counts
-from services.inference.following import Following, Shared
+from services.inference.following import Answering, Following, Shared
 from services.inference.keeping import ServedStanding, open_standing
 from services.inference.line import Line
 from services.inference.settings import InferenceSettings
@@ -36,7 +37,10 @@ def said(
     shared = Shared(settings(**known), counts, Line(counts), standings, None)
     certificate = replace(CERTIFICATE, by_class=by_class)
     composition = replace(composed("0" * 64, (exit_at(0, 0.5),)), certificate=certificate)
-    return stands(composition, Following("a", watch, queue, queue, shared), retrained=retrained)
+    engine: Any = None
+    answering = Answering("a", engine, queue, composition)
+    post = None if watch is None else Post(answering, watch)
+    return stands(composition, Following(answering, post, queue, shared), retrained=retrained)
 
 
 def watch_of(*, proven: bool) -> Watch:

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 from gati.errors import ModelError, one_line
 
-__all__ = ["ByteTokens", "StoredTokens", "TextTokens", "tokens_for"]
+__all__ = ["ByteTokens", "StoredTokens", "Vocabulary", "tokens_for"]
 
 _BYTES = 256
 
 
-class TextTokens(Protocol):
+class Vocabulary(Protocol):
     """How a network reads and writes."""
 
     vocabulary: int
@@ -73,13 +73,13 @@ class StoredTokens:
         return lambda token: stream.step(self._tokenizer, token) or ""
 
 
-def tokens_for(folder: Path | None, vocabulary: int) -> TextTokens:
+def tokens_for(folder: Path | None, vocabulary: int) -> Vocabulary:
     """The tokens of a network: those of its folder's `tokenizer.json`, else bytes.
 
     Raises ModelError where they do not fit the network's vocabulary.
     """
     path = None if folder is None else folder / "tokenizer.json"
-    tokens: TextTokens = StoredTokens(path) if path is not None and path.is_file() else ByteTokens()
+    tokens: Vocabulary = StoredTokens(path) if path is not None and path.is_file() else ByteTokens()
     if tokens.vocabulary > vocabulary:
         raise ModelError(
             f"{path or 'bytes'} has {tokens.vocabulary} tokens, the network {vocabulary}; take the tokenizer "

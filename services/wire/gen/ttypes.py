@@ -265,11 +265,13 @@ class InferRequest(object):
      - priority: 1 is served first.
      - latency_slo_ms: Milliseconds within which the answer is wanted: refused at once when that cannot be.
      - version: A loaded version; the active one if absent.
+     - place: What the inputs show, where that is one thing over time, as a camera: answers of the base model are
+    remembered for it. Absent: memory is not used, nor where a version is named.
 
     """
 
 
-    def __init__(self, request_id=None, input=None, time_remaining_ms=None, trace_id=None, priority=2, latency_slo_ms=None, version=None,):
+    def __init__(self, request_id=None, input=None, time_remaining_ms=None, trace_id=None, priority=2, latency_slo_ms=None, version=None, place=None,):
         self.request_id = request_id
         self.input = input
         self.time_remaining_ms = time_remaining_ms
@@ -277,6 +279,7 @@ class InferRequest(object):
         self.priority = priority
         self.latency_slo_ms = latency_slo_ms
         self.version = version
+        self.place = place
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -323,6 +326,11 @@ class InferRequest(object):
                     self.version = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
                 else:
                     iprot.skip(ftype)
+            elif fid == 8:
+                if ftype == TType.STRING:
+                    self.place = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -361,6 +369,10 @@ class InferRequest(object):
             oprot.writeFieldBegin('version', TType.STRING, 7)
             oprot.writeString(self.version.encode('utf-8') if sys.version_info[0] == 2 else self.version)
             oprot.writeFieldEnd()
+        if self.place is not None:
+            oprot.writeFieldBegin('place', TType.STRING, 8)
+            oprot.writeString(self.place.encode('utf-8') if sys.version_info[0] == 2 else self.place)
+            oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
 
@@ -394,7 +406,7 @@ class Answer(object):
     Attributes:
      - class_index
      - probabilities: Class probabilities, FP32 little-endian.
-     - exit: The block after which it was known, or "base".
+     - exit: The block after which it was known, "base", or "recall" from memory.
 
     """
 
@@ -805,11 +817,14 @@ class VersionInfo(object):
      - proof
      - audits: Audits of answers that its caches or network gave, and how many differed from the base model's.
      - losses
+     - settings: Its settings go from strict to loose: how many there are, and how many of them may answer.
+     - level
+     - resting: Lookups are left out for a while, for they cost more than they save.
 
     """
 
 
-    def __init__(self, version=None, active=None, backend=None, certificate_json=None, exits=None, memory_bytes=None, state=None, pending=None, agreement=None, promise=None, proof=None, audits=None, losses=None,):
+    def __init__(self, version=None, active=None, backend=None, certificate_json=None, exits=None, memory_bytes=None, state=None, pending=None, agreement=None, promise=None, proof=None, audits=None, losses=None, settings=None, level=None, resting=None,):
         self.version = version
         self.active = active
         self.backend = backend
@@ -823,6 +838,9 @@ class VersionInfo(object):
         self.proof = proof
         self.audits = audits
         self.losses = losses
+        self.settings = settings
+        self.level = level
+        self.resting = resting
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -904,6 +922,21 @@ class VersionInfo(object):
                     self.losses = iprot.readI64()
                 else:
                     iprot.skip(ftype)
+            elif fid == 14:
+                if ftype == TType.I32:
+                    self.settings = iprot.readI32()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 15:
+                if ftype == TType.I32:
+                    self.level = iprot.readI32()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 16:
+                if ftype == TType.BOOL:
+                    self.resting = iprot.readBool()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -968,6 +1001,18 @@ class VersionInfo(object):
         if self.losses is not None:
             oprot.writeFieldBegin('losses', TType.I64, 13)
             oprot.writeI64(self.losses)
+            oprot.writeFieldEnd()
+        if self.settings is not None:
+            oprot.writeFieldBegin('settings', TType.I32, 14)
+            oprot.writeI32(self.settings)
+            oprot.writeFieldEnd()
+        if self.level is not None:
+            oprot.writeFieldBegin('level', TType.I32, 15)
+            oprot.writeI32(self.level)
+            oprot.writeFieldEnd()
+        if self.resting is not None:
+            oprot.writeFieldBegin('resting', TType.BOOL, 16)
+            oprot.writeBool(self.resting)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -1659,6 +1704,144 @@ class Histogram(object):
         return not (self == other)
 
 
+class MemoryInfo(object):
+    """
+    What is remembered of places that requests named, and how far it may answer.
+
+    Attributes:
+     - places
+     - forgotten: Places that were forgotten for others, since the service began.
+     - answers: Inputs answered from memory, since the service began.
+     - settings: Its settings go from strict to loose: how many there are, and how many of them may answer.
+     - level
+     - agreement: The agreement that is promised, or to be proven.
+     - proof
+
+    """
+
+
+    def __init__(self, places=None, forgotten=None, answers=None, settings=None, level=None, agreement=None, proof=None,):
+        self.places = places
+        self.forgotten = forgotten
+        self.answers = answers
+        self.settings = settings
+        self.level = level
+        self.agreement = agreement
+        self.proof = proof
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.I32:
+                    self.places = iprot.readI32()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.I64:
+                    self.forgotten = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.I64:
+                    self.answers = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.I32:
+                    self.settings = iprot.readI32()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.I32:
+                    self.level = iprot.readI32()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 6:
+                if ftype == TType.DOUBLE:
+                    self.agreement = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 7:
+                if ftype == TType.STRUCT:
+                    self.proof = ProofProgress()
+                    self.proof.read(iprot)
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('MemoryInfo')
+        if self.places is not None:
+            oprot.writeFieldBegin('places', TType.I32, 1)
+            oprot.writeI32(self.places)
+            oprot.writeFieldEnd()
+        if self.forgotten is not None:
+            oprot.writeFieldBegin('forgotten', TType.I64, 2)
+            oprot.writeI64(self.forgotten)
+            oprot.writeFieldEnd()
+        if self.answers is not None:
+            oprot.writeFieldBegin('answers', TType.I64, 3)
+            oprot.writeI64(self.answers)
+            oprot.writeFieldEnd()
+        if self.settings is not None:
+            oprot.writeFieldBegin('settings', TType.I32, 4)
+            oprot.writeI32(self.settings)
+            oprot.writeFieldEnd()
+        if self.level is not None:
+            oprot.writeFieldBegin('level', TType.I32, 5)
+            oprot.writeI32(self.level)
+            oprot.writeFieldEnd()
+        if self.agreement is not None:
+            oprot.writeFieldBegin('agreement', TType.DOUBLE, 6)
+            oprot.writeDouble(self.agreement)
+            oprot.writeFieldEnd()
+        if self.proof is not None:
+            oprot.writeFieldBegin('proof', TType.STRUCT, 7)
+            self.proof.write(oprot)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        if self.places is None:
+            raise TProtocolException(message='Required field places is unset!')
+        if self.forgotten is None:
+            raise TProtocolException(message='Required field forgotten is unset!')
+        if self.answers is None:
+            raise TProtocolException(message='Required field answers is unset!')
+        if self.settings is None:
+            raise TProtocolException(message='Required field settings is unset!')
+        if self.level is None:
+            raise TProtocolException(message='Required field level is unset!')
+        if self.agreement is None:
+            raise TProtocolException(message='Required field agreement is unset!')
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
 class Statistics(object):
     """
     Counts since the service began.
@@ -1680,11 +1863,12 @@ class Statistics(object):
      - trials_agreed: Lookups of caches that do not answer yet, compared with the base model's answer.
      - trials_disagreed
      - left_out: Audits, trials and samples that were drawn and not done, for want of time.
+     - memory
 
     """
 
 
-    def __init__(self, inputs=None, refused=None, exits=None, queue_seconds=None, service_seconds=None, waiting=None, running=None, expected_wait_ms=None, resident_bytes=None, audits_agreed=None, audits_disagreed=None, stopped=None, versions=None, trials_agreed=None, trials_disagreed=None, left_out=None,):
+    def __init__(self, inputs=None, refused=None, exits=None, queue_seconds=None, service_seconds=None, waiting=None, running=None, expected_wait_ms=None, resident_bytes=None, audits_agreed=None, audits_disagreed=None, stopped=None, versions=None, trials_agreed=None, trials_disagreed=None, left_out=None, memory=None,):
         self.inputs = inputs
         self.refused = refused
         self.exits = exits
@@ -1701,6 +1885,7 @@ class Statistics(object):
         self.trials_agreed = trials_agreed
         self.trials_disagreed = trials_disagreed
         self.left_out = left_out
+        self.memory = memory
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -1811,6 +1996,12 @@ class Statistics(object):
                     self.left_out = iprot.readI64()
                 else:
                     iprot.skip(ftype)
+            elif fid == 17:
+                if ftype == TType.STRUCT:
+                    self.memory = MemoryInfo()
+                    self.memory.read(iprot)
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -1895,6 +2086,10 @@ class Statistics(object):
             oprot.writeFieldBegin('left_out', TType.I64, 16)
             oprot.writeI64(self.left_out)
             oprot.writeFieldEnd()
+        if self.memory is not None:
+            oprot.writeFieldBegin('memory', TType.STRUCT, 17)
+            self.memory.write(oprot)
+            oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
 
@@ -1951,11 +2146,15 @@ class AdaptationStatus(object):
      - message
      - hit_rate: Hit rate of the samples since the version is active, and the one it was measured with.
      - promised_hit_rate
+     - next_s: Until it may be time to retrain again, in seconds; absent while a retraining is under way.
+     - used_s: Seconds of processor time for this model, and the share of it that it is to have when all want some.
+     - share
+     - changed_s: When the last attempt ended, in seconds since 1970.
 
     """
 
 
-    def __init__(self, model=None, version=None, samples=None, retraining=None, outcome=None, message=None, hit_rate=None, promised_hit_rate=None,):
+    def __init__(self, model=None, version=None, samples=None, retraining=None, outcome=None, message=None, hit_rate=None, promised_hit_rate=None, next_s=None, used_s=None, share=None, changed_s=None,):
         self.model = model
         self.version = version
         self.samples = samples
@@ -1964,6 +2163,10 @@ class AdaptationStatus(object):
         self.message = message
         self.hit_rate = hit_rate
         self.promised_hit_rate = promised_hit_rate
+        self.next_s = next_s
+        self.used_s = used_s
+        self.share = share
+        self.changed_s = changed_s
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -2014,6 +2217,26 @@ class AdaptationStatus(object):
                     self.promised_hit_rate = iprot.readDouble()
                 else:
                     iprot.skip(ftype)
+            elif fid == 9:
+                if ftype == TType.DOUBLE:
+                    self.next_s = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 10:
+                if ftype == TType.DOUBLE:
+                    self.used_s = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 11:
+                if ftype == TType.DOUBLE:
+                    self.share = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 12:
+                if ftype == TType.DOUBLE:
+                    self.changed_s = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -2055,6 +2278,22 @@ class AdaptationStatus(object):
         if self.promised_hit_rate is not None:
             oprot.writeFieldBegin('promised_hit_rate', TType.DOUBLE, 8)
             oprot.writeDouble(self.promised_hit_rate)
+            oprot.writeFieldEnd()
+        if self.next_s is not None:
+            oprot.writeFieldBegin('next_s', TType.DOUBLE, 9)
+            oprot.writeDouble(self.next_s)
+            oprot.writeFieldEnd()
+        if self.used_s is not None:
+            oprot.writeFieldBegin('used_s', TType.DOUBLE, 10)
+            oprot.writeDouble(self.used_s)
+            oprot.writeFieldEnd()
+        if self.share is not None:
+            oprot.writeFieldBegin('share', TType.DOUBLE, 11)
+            oprot.writeDouble(self.share)
+            oprot.writeFieldEnd()
+        if self.changed_s is not None:
+            oprot.writeFieldBegin('changed_s', TType.DOUBLE, 12)
+            oprot.writeDouble(self.changed_s)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -2112,6 +2351,7 @@ InferRequest.thrift_spec = (
     (5, TType.I32, 'priority', None, 2, ),  # 5
     (6, TType.DOUBLE, 'latency_slo_ms', None, None, ),  # 6
     (7, TType.STRING, 'version', 'UTF8', None, ),  # 7
+    (8, TType.STRING, 'place', 'UTF8', None, ),  # 8
 )
 all_structs.append(Answer)
 Answer.thrift_spec = (
@@ -2161,6 +2401,9 @@ VersionInfo.thrift_spec = (
     (11, TType.STRUCT, 'proof', [ProofProgress, None], None, ),  # 11
     (12, TType.I64, 'audits', None, None, ),  # 12
     (13, TType.I64, 'losses', None, None, ),  # 13
+    (14, TType.I32, 'settings', None, None, ),  # 14
+    (15, TType.I32, 'level', None, None, ),  # 15
+    (16, TType.BOOL, 'resting', None, None, ),  # 16
 )
 all_structs.append(InputArray)
 InputArray.thrift_spec = (
@@ -2210,6 +2453,17 @@ Histogram.thrift_spec = (
     (2, TType.LIST, 'counts', (TType.I64, None, False), None, ),  # 2
     (3, TType.DOUBLE, 'sum_s', None, None, ),  # 3
 )
+all_structs.append(MemoryInfo)
+MemoryInfo.thrift_spec = (
+    None,  # 0
+    (1, TType.I32, 'places', None, None, ),  # 1
+    (2, TType.I64, 'forgotten', None, None, ),  # 2
+    (3, TType.I64, 'answers', None, None, ),  # 3
+    (4, TType.I32, 'settings', None, None, ),  # 4
+    (5, TType.I32, 'level', None, None, ),  # 5
+    (6, TType.DOUBLE, 'agreement', None, None, ),  # 6
+    (7, TType.STRUCT, 'proof', [ProofProgress, None], None, ),  # 7
+)
 all_structs.append(Statistics)
 Statistics.thrift_spec = (
     None,  # 0
@@ -2229,6 +2483,7 @@ Statistics.thrift_spec = (
     (14, TType.I64, 'trials_agreed', None, None, ),  # 14
     (15, TType.I64, 'trials_disagreed', None, None, ),  # 15
     (16, TType.I64, 'left_out', None, None, ),  # 16
+    (17, TType.STRUCT, 'memory', [MemoryInfo, None], None, ),  # 17
 )
 all_structs.append(AdaptationStatus)
 AdaptationStatus.thrift_spec = (
@@ -2241,6 +2496,10 @@ AdaptationStatus.thrift_spec = (
     (6, TType.STRING, 'message', 'UTF8', None, ),  # 6
     (7, TType.DOUBLE, 'hit_rate', None, None, ),  # 7
     (8, TType.DOUBLE, 'promised_hit_rate', None, None, ),  # 8
+    (9, TType.DOUBLE, 'next_s', None, None, ),  # 9
+    (10, TType.DOUBLE, 'used_s', None, None, ),  # 10
+    (11, TType.DOUBLE, 'share', None, None, ),  # 11
+    (12, TType.DOUBLE, 'changed_s', None, None, ),  # 12
 )
 fix_spec(all_structs)
 del all_structs

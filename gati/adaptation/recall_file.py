@@ -1,0 +1,160 @@
+"""Keeps a memory over restarts: what it may answer beside the watches, what it knows in a file of its own.
+
+    keeper = MemoryKeeper(standing, path, identity)
+    recall = Recall(..., known=keeper.known())
+    keeper.watch(recall)
+    ...
+    if keeper.is_due():
+        keeper.save()           # in the background
+
+What was proven is believed only together with what it was proven of: where the file is missing, damaged,
+older than an hour, or of another network or promise, memory begins anew, and its proof with it. After a kill
+it knows what it knew at most half a minute before; audits of that time count, as they were made of what it
+knew then, and the guard goes on.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gati.adaptation.memory import FEATURES
+from gati.adaptation.recall import Recall, Remembered
+from gati.adaptation.recall_settings import MOST
+from gati.engine.exits import BASE, Prediction
+from gati.errors import StorageError
+from gati.files import atomic_write_bytes
+from gati.guard.standing import Standing
+
+__all__ = ["MemoryKeeper", "memory_file", "memory_identity"]
+
+_log = logging.getLogger(__name__)
+
+_PART = "memory"
+_FORMAT = 1
+_MAX_AGE_S = 3600.0
+_SAVED_EVERY_S = 30.0
+
+
+class MemoryKeeper:
+    """Keeps one memory. `identity` tells the network and the promise; `path` None keeps nothing.
+
+    `standing` keeps its state, the file at `path` what it knows. `save` is for one thread at a time.
+    """
+
+    def __init__(
+        self,
+        standing: Standing,
+        path: Path | None,
+        identity: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._standing, self._path, self._identity = standing, path, identity
+        self._clock, self._now = clock, now
+        self._saved_s = clock()
+        self._recall: Recall | None = None
+        self._failing = False
+
+    def known(self) -> Remembered | None:
+        """What an earlier run knew, as far as it may be believed."""
+        state = self._standing.kept(_PART, _MAX_AGE_S)
+        if self._path is None or not isinstance(state, dict) or state.get("identity") != self._identity:
+            return None
+        try:
+            with np.load(self._path, allow_pickle=False) as arrays:
+                return self._read(state, arrays)
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            _log.warning("memory begins anew", extra={"reason": f"{self._path}: {error}"})
+            return None
+
+    def watch(self, recall: Recall) -> None:
+        """Keep this memory from now on."""
+        self._recall = recall
+        if self._path is not None:
+            self._standing.keep(_PART, lambda: {"identity": self._identity, **recall.state()})
+
+    def is_due(self) -> bool:
+        """Whether it is time to save; then the next time is half a minute later."""
+        if self._path is None or self._clock() - self._saved_s < _SAVED_EVERY_S:
+            return False
+        self._saved_s = self._clock()
+        return True
+
+    def save(self) -> None:
+        """Write down what the memory knows. Where that fails it is logged once, and what was there stays."""
+        if self._path is None or self._recall is None:
+            return
+        try:
+            atomic_write_bytes(self._path, _packed(self._recall.remembered(), self._header()))
+        except StorageError as error:
+            if not self._failing:
+                _log.error("what memory knows is not kept", extra={"reason": str(error)})
+            self._failing = True
+        else:
+            self._failing = False
+
+    def _header(self) -> dict[str, Any]:
+        return {"format": _FORMAT, "identity": self._identity, "saved_s": self._now()}
+
+    def _read(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Remembered | None:
+        header = json.loads(bytes(arrays["header"]))
+        age_s = self._now() - float(header["saved_s"])
+        if header["format"] != _FORMAT or header["identity"] != self._identity:
+            raise ValueError("it is of another network, promise or Gati")
+        if not -_SAVED_EVERY_S <= age_s <= _MAX_AGE_S:
+            raise ValueError(f"it is {age_s:.0f} s old")
+        places = {}
+        for at, name in enumerate(header["places"]):
+            sketches = np.asarray(arrays[f"sketches-{at}"], dtype=np.float32)
+            likely = torch.from_numpy(np.asarray(arrays[f"probabilities-{at}"], dtype=np.float32))
+            said = zip(arrays[f"classes-{at}"].tolist(), likely, header["said"][at], strict=True)
+            answers = [Prediction(index, each, BASE, *rest) for index, each, rest in said]
+            if sketches.ndim != 2 or len(sketches) != len(answers) or not np.isfinite(sketches).all():
+                raise ValueError(f"what is remembered of place {at} is damaged")
+            places[name] = sketches, answers
+        labelled = arrays["features"], arrays["wrong"]
+        if labelled[0].shape[1:] != (FEATURES,) or arrays["looked"].shape[1:] != (FEATURES,):
+            raise ValueError("its features are others")
+        return Remembered(state, places, labelled, arrays["looked"])
+
+
+def memory_file(standing: Path | None) -> Path | None:
+    """Where a memory is kept whose state is in the file `standing`."""
+    return None if standing is None else standing.with_name(f"{standing.stem}-memory.npz")
+
+
+def memory_identity(checkpoint_sha256: str, agreement: float) -> str:
+    """What tells memories apart: the network, the promise, and the settings."""
+    return f"{checkpoint_sha256} {agreement:g} {MOST}"
+
+
+def _packed(known: Remembered, header: dict[str, Any]) -> bytes:
+    arrays: dict[str, NDArray[Any]] = {
+        "features": known.labelled[0],
+        "wrong": known.labelled[1],
+        "looked": known.looked,
+    }
+    said = []
+    for at, (sketches, answers) in enumerate(known.places.values()):
+        arrays[f"sketches-{at}"] = sketches
+        arrays[f"classes-{at}"] = np.array([each.class_index for each in answers], dtype=np.int64)
+        likely = [each.probabilities.float().numpy() for each in answers]
+        arrays[f"probabilities-{at}"] = np.stack(likely)
+        said.append([(each.version, each.class_name) for each in answers])
+    header |= {"places": list(known.places), "said": said}
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
+    out = io.BytesIO()
+    np.savez(out, **arrays)  # type: ignore[arg-type]
+    return out.getvalue()

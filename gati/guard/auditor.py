@@ -1,0 +1,273 @@
+"""The one way from a request to what may answer the next: audits, for `gati stream` and `gati serve` alike.
+
+    decided = auditor.decide(post, trial, draws, room=queue.has_room)
+    ...                                     # answer the request
+    needs = auditor.needs(decided, given)    # what has to be computed, if anything
+    ...                                     # the reference's answer, and lookups: now, or when there is time
+    compared = auditor.settle(decided, given, reference, looked_up)
+
+What is done for a request is decided before it is answered, and so is whether there is time to do it. Nothing
+here computes, waits, or reads a clock: a stream does what is asked in a thread or at once, a service in its
+event loop. Whatever is lost on the way is lost whatever it would have shown, as long as the caller treats
+requests alike: those that missed go the same way, although their audits cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol
+
+from gati.engine.exits import BASE
+from gati.guard.draws import NOTHING, Drawn, Draws
+from gati.guard.posts import Post, Version
+from gati.guard.proof import Proof
+
+if TYPE_CHECKING:
+    from gati.engine.exits import Prediction
+
+__all__ = ["RECALL", "Needs", "Auditor", "Decided", "Compared", "Given", "Probed", "Remembering"]
+
+RECALL = "recall"  # Prediction.exit of an answer from memory
+
+
+class Probed(NamedTuple):
+    """What a setting would answer, where it would leave, and whether it surely agrees with the reference."""
+
+    class_index: int
+    exit: str
+    agreed: bool
+
+
+class Remembering(Protocol):
+    """Memory, as far as audits concern it."""
+
+    @property
+    def proving(self) -> Proof | None:
+        """The proof under way, if it has prospects."""
+
+    def learn(self, looked: Any, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
+        """Take in the reference's answer to a request that it has looked at."""
+
+
+@dataclass(frozen=True)
+class Decided(Generic[Version]):
+    """What was decided about a request before it was answered.
+
+    `may_hit`: the caches of `post` may answer, as `deployed`, its setting of that `level`; `lookups`: they
+    are asked. `shadows` are looked up besides, with the epochs of their watches. `post` is None where a
+    version has nothing to be watched.
+    """
+
+    post: Post[Version] | None
+    answers: Version | None
+    level: int
+    epoch: int
+    may_hit: bool
+    lookups: bool
+    drawn: Drawn
+    shadows: tuple[tuple[Post[Version], int], ...] = ()
+    tried: bool = False  # it is looked at for a proof of memory
+
+    @property
+    def deployed(self) -> Version:
+        """The setting that answers, of a version that is watched."""
+        if self.answers is None:
+            raise AssertionError("the version has nothing to be watched")
+        return self.answers
+
+    @property
+    def looked_at(self) -> bool:
+        """Whether anything is to be done for the request."""
+        return self.drawn.audit or self.drawn.sample or bool(self.shadows) or self.tried
+
+
+class Given(NamedTuple):
+    """What was answered, and what memory said of the input, where it was asked."""
+
+    prediction: Prediction
+    looked: Any = None
+
+    @property
+    def recalled(self) -> bool:
+        """Whether memory answered."""
+        return self.prediction.exit == RECALL
+
+
+class Needs(NamedTuple, Generic[Version]):
+    """What has to be computed for a request.
+
+    `known` is the reference's answer where it is the answer given. `shadows` are versions whose settings are
+    looked up, with the epochs of their watches; `own`: so are the other settings of the version that
+    answered.
+    """
+
+    known: Prediction | None
+    shadows: tuple[tuple[Post[Version], int], ...]
+    own: bool
+
+
+class Compared(NamedTuple, Generic[Version]):
+    """A comparison made. `shadow`: the version was not asked, this is what it would have answered."""
+
+    version: Version | None  # None has nothing to be watched
+    class_index: int
+    base_class: int
+    exit: str
+    shadow: bool = False
+
+
+@dataclass
+class Auditor(Generic[Version]):
+    """Decides which requests are looked at, and tells watches and memory what came of it. Not thread-safe.
+
+    `memory` learns from all reference answers. `exact` says that what an engine answers at the end of its own
+    network is the reference. `guarded` False: nothing is counted, requests are looked at only for samples.
+    `audits` and `losses` count comparisons of what was answered.
+    """
+
+    exact: bool = True
+    memory: Remembering | None = None
+    guarded: bool = True
+    compare: Callable[[Post[Version], Sequence[str], str | None], None] | None = None
+    audits: int = field(default=0, init=False)
+    losses: int = field(default=0, init=False)
+    left_out: int = field(default=0, init=False)  # requests for which there was no time
+    _proving: Proof | None = field(default=None, init=False, repr=False)  # memory's proof under way
+    _share: float = field(default=0.0, init=False, repr=False)  # of requests that are looked at for it
+
+    def decide(
+        self,
+        post: Post[Version] | None,
+        trial: Post[Version] | None,
+        draws: Draws,
+        *,
+        room: Callable[[], bool],
+        more_samples: float = 0.0,
+        lookups_pay: bool = True,
+        unguarded: bool = False,
+        places: bool = True,
+    ) -> Decided[Version]:
+        """Decide about the next request to `post`, before anything is known of its answer.
+
+        `trial` is the version that waits to take over. `more_samples` is the share to be sampled now. `room`
+        takes a place in the queue; what there is none for is left out now, whatever the answer will be.
+        `unguarded`: caches answer although nothing is proven of them. `places`: memory may be asked.
+        """
+        may_hit = post is None or post.may_hit or unguarded
+        drawn = draws.draw(more_samples)
+        lookups = may_hit and lookups_pay
+        decided = Decided(
+            post,
+            None if post is None else post.deployed,
+            0 if post is None else max(post.level, int(unguarded)),
+            0 if post is None else post.watch.epoch,
+            may_hit,
+            lookups,
+            drawn if self.guarded else drawn._replace(audit=False),
+            tuple(
+                (each, each.watch.epoch)
+                for each in ((trial,) if may_hit else (post, trial))
+                if each is not None and self._is_looked_up(each, post, drawn, lookups=lookups)
+            ),
+            places and drawn.chance < self._trying(more_samples),
+        )
+        if decided.looked_at and not room():
+            self.left_out += 1
+            return replace(decided, drawn=NOTHING, shadows=(), tried=False)
+        return decided
+
+    def _is_looked_up(
+        self, each: Post[Version], post: Post[Version] | None, drawn: Drawn, *, lookups: bool
+    ) -> bool:
+        """Oftener where the reference answers anyway and a proof may be near."""
+        if not self.guarded:
+            return drawn.sample and each is post
+        return drawn.audit or (drawn.trial and not lookups and not each.hopeless)
+
+    def _trying(self, share: float) -> float:
+        """The share of requests that are audits for a proof of memory: the same as long as it takes.
+
+        It is the share sampled when the proof begins: base answers are computed for no more than was allowed.
+        """
+        proof = None if self.memory is None else self.memory.proving
+        if proof is not self._proving:
+            self._proving, self._share = proof, 0.0 if proof is None else share
+        return self._share
+
+    def known(self, decided: Decided[Version], given: Given) -> Prediction | None:
+        """The reference's answer, where it is the one that was given."""
+        exact = self.exact or not decided.may_hit
+        return given.prediction if given.prediction.exit == BASE and exact else None
+
+    def needs(
+        self, decided: Decided[Version], given: Given, known: Prediction | None = None
+    ) -> Needs[Version] | None:
+        """What has to be computed for a request that is looked at; None where nothing can come of it.
+
+        `known` is the reference's answer where the caller has it.
+        """
+        drawn = decided.drawn
+        shadows = () if given.recalled else decided.shadows
+        tries = decided.tried and given.looked is not None
+        if not (drawn.audit or drawn.sample or shadows or tries):
+            return (
+                None  # drawn for caches, not asked what memory answers, or for memory, which knows no place
+            )
+        settings = () if decided.post is None else decided.post.settings
+        own = drawn.audit and decided.lookups and bool(settings) and not given.recalled
+        return Needs(self.known(decided, given) or known, shadows, own)
+
+    def learn(self, decided: Decided[Version], given: Given, base: Prediction) -> None:
+        """Let memory learn from the reference's answer."""
+        if self.memory is not None and given.looked is not None:
+            self.memory.learn(given.looked, base, drawn=decided.drawn.audit, tried=decided.tried)
+
+    def settle(
+        self,
+        decided: Decided[Version],
+        given: Given,
+        base: Prediction,
+        shadows: Sequence[tuple[Post[Version], int, Sequence[Probed]]],
+        own: Sequence[Probed] = (),
+    ) -> list[Compared[Version]]:
+        """Count what was found: of what was answered, and of what others would have answered.
+
+        `shadows` are those asked for, with what each of their settings would answer, `own` is that of the
+        version that answered.
+        """
+        self.learn(decided, given, base)
+        found = []
+        if decided.drawn.audit:
+            found.append(self._audited(decided, given, base, own))
+        left = given.prediction.exit if decided.lookups else None
+        for post, epoch, probed in shadows:
+            found.append(self._tried(post, epoch, base, probed))
+            if self.compare is not None:
+                self.compare(post, [each.exit for each in probed], left)
+        return found
+
+    def _audited(
+        self, decided: Decided[Version], given: Given, base: Prediction, own: Sequence[Probed]
+    ) -> Compared[Version]:
+        """Count what was answered; `own` says what the other settings would have."""
+        said, post = given.prediction, decided.post
+        agrees = said.class_index == base.class_index
+        self.audits += 1
+        self.losses += not agrees
+        is_caches = decided.lookups or (decided.may_hit and not self.exact)
+        if post is not None and is_caches and not given.recalled and post.watch.epoch == decided.epoch:
+            agreed = [each.agreed for each in own] or [agrees]
+            agreed[decided.level - 1] = agrees
+            post.watch.audited(agreed=agreed)
+        return Compared(decided.answers, said.class_index, base.class_index, said.exit)
+
+    def _tried(
+        self, post: Post[Version], epoch: int, base: Prediction, probed: Sequence[Probed]
+    ) -> Compared[Version]:
+        """Count what a version would have answered; found is of the setting that is to be proven next."""
+        watch = post.watch
+        said = probed[min(watch.level, len(probed) - 1)]
+        if self.guarded and watch.epoch == epoch:
+            watch.audited(agreed=[each.agreed for each in probed])
+        return Compared(post.version, said.class_index, base.class_index, said.exit, shadow=True)

@@ -1,0 +1,91 @@
+"""Opens settings of loaded versions, as they are proven: in the loader's thread, while others answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING
+
+from gati.errors import GatiError
+from gati.guard.posts import Post
+from gati.guard.roster import Roster, RosterChange
+from services.inference.following import Answering
+from services.inference.opening import Opener
+from services.inference.queue import RequestQueue
+
+if TYPE_CHECKING:
+    from gati.versions.engines import Setting
+
+__all__ = ["ProvenSettings"]
+
+_log = logging.getLogger("gati.inference")
+
+
+class ProvenSettings:
+    """The settings of all loaded versions. Its methods belong to the event loop's thread."""
+
+    def __init__(self, opener: Opener, loader: Executor, capacity: int) -> None:
+        self._opener = opener
+        self._loader = loader
+        self._capacity = capacity
+        self._settings: dict[Answering, Sequence[Setting]] = {}
+        self._opening: set[asyncio.Task[None]] = set()
+
+    def add(self, version: Answering, settings: Sequence[Setting]) -> None:
+        """Know the settings of a version that is loaded."""
+        self._settings[version] = settings
+
+    def forget(self, version: Answering) -> None:
+        """It is unloaded."""
+        self._settings.pop(version, None)
+
+    async def open_known(self, post: Post[Answering]) -> None:
+        """Open the setting that was proven in a run before, if there is one."""
+        level = post.watch.level
+        if post.level == level:
+            return
+        try:
+            post.open[level] = await self._opened(post, level)
+        except GatiError as error:  # the base model answers
+            _told(post, error)
+
+    def begin(
+        self, roster: Roster[Answering], post: Post[Answering], level: int, kind: RosterChange, counted: str
+    ) -> None:
+        """Open a setting and tell `roster`; `kind` and `counted` are for it."""
+        task = asyncio.create_task(self._open(roster, post, level, kind, counted))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def close(self) -> None:
+        """Wait for what is being opened."""
+        if self._opening:
+            await asyncio.wait(self._opening)
+
+    async def _open(
+        self, roster: Roster[Answering], post: Post[Answering], level: int, kind: RosterChange, counted: str
+    ) -> None:
+        try:
+            answering = await self._opened(post, level)
+        except GatiError as error:
+            _told(post, error)
+            roster.not_opened(post)
+            return
+        if post.version.gone:
+            await answering.close()
+        else:
+            roster.opened(post, level, answering, kind, counted)
+
+    async def _opened(self, post: Post[Answering], level: int) -> Answering:
+        setting = self._settings[post.version][level - 1]
+        loop = asyncio.get_running_loop()
+        opened = await loop.run_in_executor(self._loader, self._opener.open_setting, setting)
+        queue = RequestQueue(opened.runner, capacity=self._capacity, times=opened.times)
+        return Answering(post.version.name, opened.engine, queue, setting.composition)
+
+
+def _told(post: Post[Answering], error: GatiError) -> None:
+    extra = {"version": post.version.name, "reason": str(error)}
+    _log.warning("a proven setting cannot be opened", extra=extra)

@@ -1,0 +1,120 @@
+"""Memory of a served model: base answers that are given again at the place that a request names.
+
+The same memory as that of a stream (`gati.adaptation.recall`), proven and guarded by the same audits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
+
+from torch import Tensor
+
+from gati.adaptation.recall import Looked, Recall
+from gati.adaptation.recall_file import MemoryKeeper, memory_file, memory_identity
+from gati.adaptation.recall_settings import MOST
+from gati.engine.exits import Prediction
+from gati.guard.auditor import RECALL
+from gati.guard.ladder import Judgement
+from gati.guard.standing import Standing
+from services.inference.standing import needed
+from services.wire.gen.ttypes import MemoryInfo, ProofProgress
+
+__all__ = ["ServedMemory"]
+
+_log = logging.getLogger("gati.inference")
+
+
+class ServedMemory:
+    """Answers from memory with an agreement of at least `agreement`, at most `places` places.
+
+    Proofs of it err with probability `delta` in all, as a part of what all proofs in `standing` share.
+    `thread` fits what it learns from, and writes it down. Its methods belong to the event loop's thread.
+    """
+
+    def __init__(
+        self,
+        agreement: float,
+        delta: float,
+        standing: Standing,
+        thread: Executor,
+        *,
+        network: str,
+        places: int,
+    ) -> None:
+        self.agreement = agreement
+        self._standing, self._thread = standing, thread
+        spending = standing.spending
+        self._keeper = MemoryKeeper(standing, memory_file(standing.path), memory_identity(network, agreement))
+        self.recall = Recall(
+            agreement,
+            lambda: spending.next() * delta / spending.delta,
+            10_000.0,
+            leave=self._leave,
+            on_change=self._changed,
+            places=places,
+            known=self._keeper.known(),
+        )
+        self._keeper.watch(self.recall)
+
+    def settled(self) -> None:
+        """Audits were taken in: write down what is known now and then."""
+        if self._keeper.is_due():
+            self._leave(self._keeper.save)
+
+    def save(self) -> None:
+        """Write down what is known now."""
+        self._keeper.save()
+
+    def look(self, x: Tensor, place: str) -> Looked | None:
+        """What memory says of an input [1, ...]."""
+        return self.recall.look(x, place)
+
+    def answer(self, looked: Looked | None) -> Prediction | None:
+        """The answer from memory, where it may be given."""
+        if looked is None or looked.seen is None or not (looked.confident and self.recall.serves):
+            return None
+        return looked.seen.answer._replace(exit=RECALL)
+
+    @property
+    def sentence(self) -> str:
+        """What is promised of its answers."""
+        return f"at least {100.0 * self.agreement:g} % of answers are the base model's, proven for memory"
+
+    def describe(self, answers: int) -> Any:
+        """The wire's `MemoryInfo`, after so many answers."""
+        recall, proof = self.recall, self.recall.proof
+        progress = None
+        if proof is not None:
+            progress = ProofProgress(proof.audits, proof.losses, needed(proof.agreement, proof.delta))
+        return MemoryInfo(
+            places=recall.places,
+            forgotten=recall.forgotten,
+            answers=answers,
+            settings=recall.settings,
+            level=recall.level,
+            agreement=self.agreement,
+            proof=progress,
+        )
+
+    def _leave(self, job: Callable[[], None]) -> bool:
+        self._thread.submit(job).add_done_callback(_ended)
+        return True
+
+    def _changed(self, judged: Judgement, level: int) -> None:
+        released = judged.kind == "released"
+        self._standing.save()
+        self._leave(self._keeper.save)
+        _log.log(
+            logging.INFO if released else logging.WARNING,
+            f"memory answers by setting {level} of {len(MOST)}" if level else "memory stops answering",
+            extra={"audits": judged.audits, "disagreements": judged.losses},
+        )
+
+
+def _ended(fit: Future[None]) -> None:
+    error = fit.exception()
+    if error is not None:
+        _log.error("memory does not learn", exc_info=error)
