@@ -22,6 +22,7 @@ from gati.pipelines.pipeline import Behaviour, Finding, Pipeline
 __all__ = ["BUSY", "IN_TIME", "RIGHT", "WORTH", "Choices", "Grid", "Key", "ValueTable", "column_of"]
 
 WORTH, RIGHT, IN_TIME, BUSY = range(4)
+_NOISE = 1e-12  # of the Fourier transform
 LATENCY_PRICE = 1e-6  # worth a millisecond at least: decides between what is otherwise equal
 
 Array = npt.NDArray[np.float64]
@@ -129,6 +130,7 @@ class Grid:
         if overhead is not None:
             beside = self._spectrum(self._pmf(overhead, least=0)[None])
             pmfs = np.fft.irfft(self._spectrum(pmfs) * beside, 2 * self.columns, axis=1)[:, : self.columns]
+            pmfs[pmfs < _NOISE] = 0.0
             mean_ms += overhead.mean_ms
         return Moves(self._spectrum(pmfs), pmfs, shares, np.asarray(behaviour.accuracies), mean_ms)
 
