@@ -21,17 +21,17 @@ import numpy as np
 from gati.pipelines import (
     Behaviour,
     Distribution,
+    EngineReport,
     Finding,
     LivePlanner,
     Option,
     Pipeline,
     Planner,
-    Served,
     parse_pipeline,
 )
 
 QUERIES = 2000
-SERVED = Served(0.7, 0.1, "base")
+SERVED = EngineReport(0.7, 0.1, "base")
 CHAIN = [(f"s{i}", f"s{i + 1}") for i in range(9)]
 FORK = [edge for i in range(1, 9) for edge in (("s0", f"s{i}"), (f"s{i}", "s9"))]
 

@@ -11,8 +11,8 @@ at first, is all but gone after 5 w, and comes back as evidence decays. Nothing 
 figures.
 
 **Decay.** Evidence of all options of a stage halves with every `half_life` queries of that stage, whichever
-ran. An observation counts for the queries since the last one of its option, up to a limit: an option that
-gets one query in ten is weighed as if it got them all, or rare evidence could never outweigh a wrong prior.
+ran. An observation counts for a quarter of the queries since the last one of its option, at least for one:
+rare evidence could else never outweigh a wrong prior, and with all of them one slow answer would.
 
 **Who is asked what.** Plans give hard inputs to large networks, so what an option sees is not what it was
 measured on. Times are therefore kept by level of confidence, levels by what the stage before found, and mixed
@@ -43,6 +43,7 @@ __all__ = ["Agreement", "Audits", "LiveSettings", "Observation", "OptionFigures"
 BASE_EXIT = "base"
 _LEAST_SHARE = 1e-3  # of the offline part in a mixture; below it is left out
 _QUEUE_FASTER = 4  # what waits changes with the load, faster than networks do
+_RARER = 4  # queries since the last observation that one more of it counts for
 _AUDITS_SLOWER = 16  # few requests are audited
 _CERTIFIED_AUDITS = 256.0  # that a certificate's counts weigh as much as
 
@@ -154,7 +155,7 @@ class OptionFigures:
 
     def observe(self, seen: Observation, tick: int) -> None:
         """Take in a request that this option answered."""
-        weight = min(float(max(1, tick - self.last_tick)), self._settings.most_weight)
+        weight = min(max(1.0, (tick - self.last_tick) / _RARER), self._settings.most_weight)
         self.chosen += 1
         self.last_tick = tick
         half_life = self._settings.half_life

@@ -4,7 +4,7 @@
     run = planner.begin(latency_slo_ms=20.0)                       # as of `Planner`
     step = run.start(run.ready[0], elapsed_ms())
     ...                                                           # ask the option's network
-    run.finish(step.stage, label, elapsed_ms(), confidence, Served(engine_ms, queue_ms, exit))
+    run.finish(step.stage, label, elapsed_ms(), confidence, EngineReport(engine_ms, queue_ms, exit))
     if planner.due:
         planner.refresh()                                          # now and then, in any thread
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gati.errors import PipelineError
-from gati.pipelines import Behaviour, Distribution, LivePlanner, LiveSettings, Pipeline, Planner, Served
+from gati.pipelines import Behaviour, Distribution, EngineReport, LivePlanner, LiveSettings, Pipeline, Planner
 from gati.pipelines.dynamic import DynamicPolicy
 from gati.pipelines.figures import Observation
 from gati.pipelines.following import OptionReport
@@ -37,7 +37,7 @@ def query(
         step = run.start(run.ready[0], elapsed_ms)
         engine_ms = times(step.stage, step.option)
         elapsed_ms += way_ms + queue_ms + engine_ms
-        run.finish(step.stage, "x", elapsed_ms, served=Served(engine_ms, queue_ms, "base"))
+        run.finish(step.stage, "x", elapsed_ms, served=EngineReport(engine_ms, queue_ms, "base"))
     if planner.due:
         planner.refresh()
     return {name: step.option for name, step in run.steps.items()}
@@ -278,7 +278,9 @@ def test_hits_that_become_rare_make_the_option_slow() -> None:
         run = planner.begin(20.0)
         run.start("a", 0.0)
         took_ms = 1.0 if hit else 8.0
-        run.finish("a", "x", took_ms, 0.95 if hit else 0.5, Served(took_ms, 0.0, "input" if hit else "base"))
+        run.finish(
+            "a", "x", took_ms, 0.95 if hit else 0.5, EngineReport(took_ms, 0.0, "input" if hit else "base")
+        )
     planner.refresh()
     now = planner.pipeline.stages["a"].options["o0"].behaviour()
     assert now.shares == (pytest.approx(0.1, abs=0.05), pytest.approx(0.9, abs=0.05))
