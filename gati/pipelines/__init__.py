@@ -49,7 +49,7 @@ from gati.pipelines.pipeline import (
     PlainModel,
     Stage,
 )
-from gati.pipelines.planner import DEFAULT_ATTAINMENT, Planner, Run, ServiceReport, Step
+from gati.pipelines.planner import DEFAULT_ATTAINMENT, EngineReport, Planner, Run, Step
 from gati.pipelines.policies import Choice, Plan, Policy, policy_names, register_policy
 from gati.pipelines.read import load_pipeline, parse_pipeline
 
@@ -79,7 +79,7 @@ __all__ = [
     "Planner",
     "Policy",
     "Run",
-    "ServiceReport",
+    "EngineReport",
     "Stage",
     "Step",
     "load_pipeline",

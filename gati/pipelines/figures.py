@@ -11,14 +11,18 @@ at first, is all but gone after 5 w, and comes back as evidence decays. Nothing 
 figures.
 
 **Decay.** Evidence of all options of a stage halves with every `half_life` queries of that stage, whichever
-ran. An observation counts for the queries since the last one of its option, up to a limit: an option that
-gets one query in ten is weighed as if it got them all, or rare evidence could never outweigh a wrong prior.
+ran. An observation counts for a quarter of the queries since the last one of its option, at least for one:
+rare evidence could else never outweigh a wrong prior, and with all of them one slow answer would.
+
+**Who is asked what.** Plans give hard inputs to large networks, so what an option sees is not what it was
+measured on. Times are therefore kept by level of confidence, levels by what the stage before found, and mixed
+in the proportions of all inputs. An option is not called slow because it gets what is hard.
 
 **Agreement.** Audits compare answers with the base model's. The expected agreement begins as what the
-certificate counted, which weighs as much as 256 audits. As far as it has moved since, the expected accuracy
-moves, too, by the part of disagreements that can be mistakes of this stage at all: where a stage only tells
-groups apart, few are. That moves the plan's expectations and nothing else: what is promised stays what was
-certified.
+certificate counted, corrected for how sure the option was of what it got, and that weighs as much as 256
+audits. As far as audits move it, the expected accuracy moves, too, by the part of disagreements that can be
+mistakes of this stage at all: where a stage only tells groups apart, few are. That moves the plan's
+expectations and nothing else: what is promised stays what was certified.
 """
 
 from __future__ import annotations
@@ -34,11 +38,12 @@ from gati.pipelines.decayed import DecayedCounts, DecayedHistogram
 from gati.pipelines.distribution import Distribution
 from gati.pipelines.pipeline import Behaviour, Finding, Option, Stage
 
-__all__ = ["Agreement", "LiveSettings", "Observation", "OptionFigures", "StageFigures"]
+__all__ = ["Agreement", "Audits", "LiveSettings", "Observation", "OptionFigures", "StageFigures"]
 
 BASE_EXIT = "base"
 _LEAST_SHARE = 1e-3  # of the offline part in a mixture; below it is left out
 _QUEUE_FASTER = 4  # what waits changes with the load, faster than networks do
+_RARER = 4  # queries since the last observation that one more of it counts for
 _AUDITS_SLOWER = 16  # few requests are audited
 _CERTIFIED_AUDITS = 256.0  # that a certificate's counts weigh as much as
 
@@ -94,14 +99,15 @@ class Observation(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """How often an option's answers are its base model's: expected now, and when it was certified.
+    """How often an option's answers are its base model's.
 
-    `audits` are what live ones weigh, older ones less; `promised` is what the certificate promises and no
-    audit changes.
+    `usual` is what the certificate's counts let expect of the inputs that it got, `expected` is that with
+    audits, which weigh as much as `audits`, older ones less. `promised` is what the certificate promises; no
+    audit changes it.
     """
 
     expected: float
-    certified: float
+    usual: float
     promised: float | None
     audits: float
 
@@ -109,6 +115,27 @@ class Agreement(NamedTuple):
     def based_on(self) -> str:
         """Where the expectation comes from, in words."""
         return "the certificate" if self.audits < 0.5 else f"the certificate and {self.audits:.0f} audits"
+
+
+class Audits:
+    """Audits of the answers of one model against its certificate; it may serve several options."""
+
+    def __init__(self, certified: float, promised: float | None, settings: LiveSettings) -> None:
+        self._certified = certified
+        self._promised = promised
+        self._counts: DecayedCounts[bool] = DecayedCounts(_AUDITS_SLOWER * settings.half_life)
+
+    def add(self, agreed: int, lost: int, at: float) -> None:
+        """Take in audits of answers that were given."""
+        self._counts.add(True, at, agreed)
+        self._counts.add(False, at, lost)
+
+    def agreement(self, at: float, errors: float) -> Agreement:
+        """What is expected of its answers, where so many times as many mistakes as usual were likely."""
+        usual = 1.0 - min(1.0, (1.0 - self._certified) * errors)
+        audits, agreed = self._counts.mass(at), self._counts.count(True, at)
+        expected = (_CERTIFIED_AUDITS * usual + agreed) / (_CERTIFIED_AUDITS + audits)
+        return Agreement(expected, usual, self._promised, audits)
 
 
 class OptionFigures:
@@ -124,13 +151,11 @@ class OptionFigures:
         self._settings = settings
         self._engine: dict[int | None, DecayedHistogram] = {}  # by level
         self._levels: dict[Finding | None, DecayedCounts[int]] = {}
-        self._audits: DecayedCounts[bool] = DecayedCounts(_AUDITS_SLOWER * settings.half_life)
-        self._certified: float | None = None
-        self._promised: float | None = None
+        self._got: DecayedCounts[int] = DecayedCounts(settings.half_life)  # levels, of whatever it was given
 
     def observe(self, seen: Observation, tick: int) -> None:
         """Take in a request that this option answered."""
-        weight = min(float(max(1, tick - self.last_tick)), self._settings.most_weight)
+        weight = min(max(1.0, (tick - self.last_tick) / _RARER), self._settings.most_weight)
         self.chosen += 1
         self.last_tick = tick
         half_life = self._settings.half_life
@@ -142,37 +167,21 @@ class OptionFigures:
         if seen.exit:
             self.exits.add(seen.exit, tick, weight)
         if seen.level is not None:
-            for finding in {None, seen.finding}:
-                if finding in self.offline.behaviours:
-                    counts = self._levels.get(finding)
-                    if counts is None:
-                        counts = self._levels[finding] = DecayedCounts(half_life)
-                    counts.add(seen.level, tick, weight)
+            self._got.add(seen.level, tick)
+            counts = self._levels.get(seen.finding)
+            if counts is None:
+                counts = self._levels[seen.finding] = DecayedCounts(half_life)
+            counts.add(seen.level, tick, weight)
 
-    def certify(self, agreement: float | None, promised: float | None) -> None:
-        """Say how often answers agreed when the option was certified, None without; forgets all audits."""
-        self._certified, self._promised = agreement, promised
-        self._audits.clear()
-
-    def audit(self, agreed: int, lost: int, tick: int) -> None:
-        """Take in audits of answers that were given."""
-        if agreed:
-            self._audits.add(True, tick, agreed)
-        if lost:
-            self._audits.add(False, tick, lost)
-
-    def agreement(self, tick: int) -> Agreement | None:
-        """What is expected of its answers; None where nothing is certified: there is nothing to compare."""
-        if self._certified is None:
-            return None
-        audits = self._audits.mass(tick)
-        agreed = self._audits.count(True, tick)
-        expected = (_CERTIFIED_AUDITS * self._certified + agreed) / (_CERTIFIED_AUDITS + audits)
-        return Agreement(expected, self._certified, self._promised, audits)
-
-    def audited(self, tick: int) -> tuple[float, float]:
-        """What audits that agreed, and all of them, count now."""
-        return self._audits.count(True, tick), self._audits.mass(tick)
+    def mistakes(self, tick: int) -> tuple[float, float]:
+        """How many mistakes are likely on what it got, by its confidence, and on as many of all inputs."""
+        known = self.offline.behaviour()
+        got = self._got.shares()
+        wrong = [1.0 - accuracy for accuracy in known.accuracies]
+        count = self._got.mass(tick)
+        likely = sum(got.get(level, 0.0) * each for level, each in enumerate(wrong))
+        usual = sum(share * each for share, each in zip(known.shares, wrong, strict=True))
+        return count * likely, count * usual
 
     def hit_rate(self) -> float | None:
         """The share of requests that left early of late, None without requests."""
@@ -195,32 +204,36 @@ class OptionFigures:
     def copy(self) -> OptionFigures:
         """As they are now; what is observed later changes the original only."""
         found = copy.copy(self)
-        found.exits, found.queue, found._audits = self.exits.copy(), self.queue.copy(), self._audits.copy()
+        found.exits, found.queue, found._got = self.exits.copy(), self.queue.copy(), self._got.copy()
         found._engine = {level: engine.copy() for level, engine in self._engine.items()}
         found._levels = {finding: counts.copy() for finding, counts in self._levels.items()}
         return found
 
-    def option(self, tick: int, way: DecayedHistogram) -> Option:
+    def option(self, tick: int, way: DecayedHistogram, agreement: Agreement | None = None) -> Option:
         """The option as it is now; `way` is what it takes there and back."""
-        evidence = self.evidence(tick)
-        agreement = self.agreement(tick)
-        if evidence <= 0.0 and agreement is None and way.mass(tick) <= 0.0:
+        if not self._engine and agreement is None and way.mass(tick) <= 0.0:
             return self.offline
         known = self.offline
-        moved = 0.0 if agreement is None else agreement.expected - agreement.certified
-        differing = 1.0 if agreement is None else 1.0 - agreement.certified
-        overall = self._overall()
+        behaviours = self._behaviours(tick, agreement)
+        overall = behaviours.get(None)
         return replace(
             known,
-            accuracy=None if known.accuracy is None else _moved(known.accuracy, moved, differing),
-            latency=_mixed(known.latency, overall, tick, self._settings.prior),
-            behaviours=self._behaviours(tick, moved, differing),
+            accuracy=None if known.accuracy is None else _moved(known.accuracy, agreement),
+            latency=self._latency(tick) if overall is None or None in self._engine else _together(overall),
+            behaviours=behaviours,
             overhead=_sum(self._on_nothing(way, tick), self._on_nothing(self.queue, tick)),
         )
 
     # ----------------------------------------------------------------------------------------------------
 
-    def _behaviours(self, tick: int, moved: float, differing: float) -> Mapping[Finding | None, Behaviour]:
+    def _latency(self, tick: int) -> Distribution | None:
+        """Of all its requests, where levels are not known."""
+        known, seen = self.offline.latency, self._overall()
+        if known is None or seen is None:
+            return known
+        return _blend(known, seen.distribution(), _prior_share(seen.mass(tick), self._settings.prior))
+
+    def _behaviours(self, tick: int, agreement: Agreement | None) -> dict[Finding | None, Behaviour]:
         everywhere = self.offline.behaviours.get(None)
         usual = () if everywhere is None else everywhere.shares
         latencies = {
@@ -241,7 +254,7 @@ class OptionFigures:
                 )
             found[finding] = Behaviour(
                 shares,
-                tuple(_moved(accuracy, moved, differing) for accuracy in known.accuracies),
+                tuple(_moved(accuracy, agreement) for accuracy in known.accuracies),
                 tuple(
                     _blend(latency, observed.get(level), latencies[level][1])
                     if level in latencies
@@ -293,9 +306,12 @@ class StageFigures:
         found.way, found._labels = self.way.copy(), self._labels.copy()
         return found
 
-    def stage(self) -> Stage:
-        """The stage as it is now; that of the file before the first request."""
-        options = {name: each.option(self.tick, self.way) for name, each in self.options.items()}
+    def stage(self, agreements: Mapping[str, Agreement | None]) -> Stage:
+        """The stage as it is now, with its options' agreement; that of the file before the first request."""
+        options = {
+            name: each.option(self.tick, self.way, agreements.get(name))
+            for name, each in self.options.items()
+        }
         if not self.tick and all(options[name] is each for name, each in self.offline.options.items()):
             return self.offline
         part = _prior_share(self._labels.mass(self.tick), self._settings.prior)
@@ -307,11 +323,25 @@ class StageFigures:
         return replace(self.offline, options=options, shares=shares)
 
 
-def _moved(accuracy: float, moved: float, differing: float) -> float:
-    """The accuracy when agreement has moved so far, from a share of `differing` answers."""
-    wrong = 1.0 - accuracy
+def _moved(accuracy: float, agreement: Agreement | None) -> float:
+    """The accuracy that is expected now that agreement is not what it usually is."""
+    if agreement is None:
+        return accuracy
+    wrong, differing = 1.0 - accuracy, 1.0 - agreement.usual
     part = min(1.0, wrong / differing) if differing > 0.0 else 1.0
-    return min(1.0, max(0.0, accuracy + part * moved))
+    return min(1.0, max(0.0, accuracy + part * (agreement.expected - agreement.usual)))
+
+
+def _together(behaviour: Behaviour) -> Distribution:
+    """The latency over all levels."""
+    pairs = [
+        (value, share * probability)
+        for share, latency in zip(behaviour.shares, behaviour.latencies, strict=True)
+        for value, probability in zip(latency.values_ms, latency.probabilities, strict=True)
+    ]
+    total = sum(behaviour.shares)
+    pairs.sort()
+    return Distribution(tuple(value for value, _ in pairs), tuple(weight / total for _, weight in pairs))
 
 
 def _prior_weight(evidence: float, prior: float) -> float:
@@ -322,14 +352,6 @@ def _prior_share(evidence: float, prior: float) -> float:
     weight = _prior_weight(evidence, prior)
     share = weight / (weight + evidence)
     return share if share >= _LEAST_SHARE else 0.0
-
-
-def _mixed(
-    known: Distribution | None, seen: DecayedHistogram | None, tick: int, prior: float
-) -> Distribution | None:
-    if known is None or seen is None:
-        return known
-    return _blend(known, seen.distribution(), _prior_share(seen.mass(tick), prior))
 
 
 def _blend(known: Distribution, observed: Distribution | None, prior_share: float) -> Distribution:

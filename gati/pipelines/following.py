@@ -4,7 +4,7 @@
     run = planner.begin(latency_slo_ms=20.0)                       # as of `Planner`
     step = run.start(run.ready[0], elapsed_ms())
     ...                                                           # ask the option's network
-    run.finish(step.stage, label, elapsed_ms(), confidence, ServiceReport(engine_ms, queue_ms, exit))
+    run.finish(step.stage, label, elapsed_ms(), confidence, EngineReport(engine_ms, queue_ms, exit))
     if planner.due:
         planner.refresh()                                          # now and then, in any thread
 
@@ -21,11 +21,19 @@ became faster is so found out within a bounded number of queries, whatever the p
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
 from gati.errors import PipelineError
-from gati.pipelines.figures import Agreement, LiveSettings, Observation, OptionFigures, StageFigures
+from gati.pipelines.figures import (
+    Agreement,
+    Audits,
+    LiveSettings,
+    Observation,
+    OptionFigures,
+    StageFigures,
+)
 from gati.pipelines.pipeline import Finding, Option, Pipeline, Stage
 from gati.pipelines.planner import DEFAULT_ATTAINMENT, Planner, Run
 from gati.pipelines.policies import Choice, Plan, longest
@@ -56,7 +64,6 @@ class OptionReport(NamedTuple):
     way_ms: float | None
     hit_rate: float | None
     agreement: Agreement | None
-    audits: tuple[float, float]  # that agreed, and all
     chosen: int
     explored: int
 
@@ -87,6 +94,7 @@ class LivePlanner:
         self._refreshing = threading.Lock()
         self._figures = {name: StageFigures(stage, self.settings) for name, stage in pipeline.stages.items()}
         self._seen = 0  # since the last look at the figures
+        self._audits: dict[tuple[str, str], Audits | None] = {}
         # The query of a stage at which to look again whether something should be explored.
         self._look_at = dict.fromkeys(pipeline.stages, self.settings.explore_every)
         self._needs = _needs(pipeline)
@@ -114,7 +122,8 @@ class LivePlanner:
             with self._lock:
                 self._seen = 0
                 figures = {name: each.copy() for name, each in self._figures.items()}
-            stages = {name: each.stage() for name, each in figures.items()}
+                agreements = self._agreements()
+            stages = {name: each.stage(agreements[name]) for name, each in figures.items()}
             planned = self._planner.pipeline.stages
             if not any(_moved(planned[name], stages[name], self.settings.tolerance) for name in stages):
                 return False
@@ -125,21 +134,32 @@ class LivePlanner:
                 self.replans += 1
             return True
 
-    def certify(self, stage: str, option: str, agreement: float | None, promised: float | None) -> None:
-        """Say what the caches of an option were certified with: audits from now on are compared with that.
+    def certify(
+        self, options: Iterable[tuple[str, str]], agreement: float | None, promised: float | None
+    ) -> None:
+        """Say what the model behind some options (stage, option) was certified with: audits follow.
 
-        `agreement` is the share of answers in the certificate's own counts that were the base model's,
-        `promised` what it promises; both None without. Call it again for a new version: audits of the old
-        one are forgotten. Raises `PipelineError` for an unknown option.
+        `agreement` is the share of answers in the certificate's own counts that were the base model's, None
+        without; `promised` what it promises. Call it again for a new version: audits of the old one are
+        forgotten. Raises `PipelineError` for an unknown option.
         """
         with self._lock:
-            self._of(stage, option).certify(agreement, promised)
+            audits = None if agreement is None else Audits(agreement, promised, self.settings)
+            for stage, option in options:
+                self._of(stage, option)
+                self._audits[stage, option] = audits
             self._seen += 1
 
     def audit(self, stage: str, option: str, *, agreed: int, lost: int) -> None:
-        """Take in audits of an option's answers. Raises `PipelineError` for an unknown option."""
+        """Take in audits of answers of the model behind an option, and behind all certified with it.
+
+        Without a certificate they are not used. Raises `PipelineError` for an unknown option.
+        """
         with self._lock:
-            self._of(stage, option).audit(agreed, lost, self._figures[stage].tick)
+            self._of(stage, option)
+            audits = self._audits.get((stage, option))
+            if audits is not None:
+                audits.add(agreed, lost, self._time())
             self._seen += agreed + lost
 
     def report(self) -> list[OptionReport]:
@@ -147,6 +167,7 @@ class LivePlanner:
         found = []
         planned = self._planner.pipeline
         with self._lock:
+            agreements = self._agreements()
             for name, figures in self._figures.items():
                 for key, option in figures.options.items():
                     now = planned.stages[name].options[key]
@@ -162,8 +183,7 @@ class LivePlanner:
                             option.queue.mean_ms(),
                             figures.way.mean_ms(),
                             option.hit_rate(),
-                            option.agreement(figures.tick),
-                            option.audited(figures.tick),
+                            agreements[name].get(key),
                             option.chosen,
                             option.explored,
                         )
@@ -199,6 +219,26 @@ class LivePlanner:
         with self._lock:
             self._figures[stage].observe(seen)
             self._seen += 1
+
+    def _time(self) -> int:
+        """Queries of all stages."""
+        return sum(figures.tick for figures in self._figures.values())
+
+    def _agreements(self) -> dict[str, dict[str, Agreement | None]]:
+        """By stage and option."""
+        found: dict[str, dict[str, Agreement | None]] = {name: {} for name in self._figures}
+        mistakes: dict[Audits, tuple[float, float]] = {}
+        for (stage, option), audits in self._audits.items():
+            if audits is not None:
+                figures = self._figures[stage]
+                likely, usual = figures.options[option].mistakes(figures.tick)
+                before = mistakes.get(audits, (0.0, 0.0))
+                mistakes[audits] = (before[0] + likely, before[1] + usual)
+        for (stage, option), audits in self._audits.items():
+            if audits is not None:
+                likely, usual = mistakes[audits]
+                found[stage][option] = audits.agreement(self._time(), likely / usual if usual > 0.0 else 1.0)
+        return found
 
     def _of(self, stage: str, option: str) -> OptionFigures:
         try:

@@ -14,7 +14,7 @@ from gati.pipelines.figures import Observation
 from gati.pipelines.pipeline import Finding, Pipeline
 from gati.pipelines.policies import Plan, build_policy
 
-__all__ = ["DEFAULT_ATTAINMENT", "Planner", "Run", "ServiceReport", "Step"]
+__all__ = ["DEFAULT_ATTAINMENT", "Planner", "Run", "EngineReport", "Step"]
 
 DEFAULT_ATTAINMENT = 0.95
 _LEAST_MS = 1e-6
@@ -29,7 +29,7 @@ class Step(NamedTuple):
     remaining_ms: float  # below zero: the deadline has passed
 
 
-class ServiceReport(NamedTuple):
+class EngineReport(NamedTuple):
     """What who answered reports of a request: the engine's time, the wait for it, and the exit."""
 
     engine_ms: float
@@ -143,7 +143,7 @@ class Run:
         label: str,
         elapsed_ms: float,
         confidence: float | None = None,
-        served: ServiceReport | None = None,
+        served: EngineReport | None = None,
     ) -> None:
         """Report the label of a started stage. Decides what runs next, and what is skipped.
 
@@ -164,7 +164,7 @@ class Run:
             self._findings[stage] = Finding(option.name, level)
         if self._observe is not None:
             took_ms = elapsed_ms - (self.latency_slo_ms - self.steps[stage].remaining_ms)
-            engine_ms, queue_ms, exit = served or ServiceReport(took_ms)
+            engine_ms, queue_ms, exit = served or EngineReport(took_ms)
             before = self._finding_for(stage)
             seen = Observation(option.name, label, before, level, took_ms, engine_ms, queue_ms, exit)
             self._observe(stage, seen)

@@ -22,6 +22,7 @@ from gati.pipelines.pipeline import Behaviour, Finding, Pipeline
 __all__ = ["BUSY", "IN_TIME", "RIGHT", "WORTH", "Choices", "Grid", "Key", "ValueTable", "column_of"]
 
 WORTH, RIGHT, IN_TIME, BUSY = range(4)
+_NOISE = 1e-12  # of the Fourier transform
 LATENCY_PRICE = 1e-6  # worth a millisecond at least: decides between what is otherwise equal
 
 Array = npt.NDArray[np.float64]
@@ -34,7 +35,7 @@ def column_of(remaining_ms: float, cell_ms: float, columns: int) -> int:
     return 0 if remaining_ms < 0.0 else min(int(remaining_ms / cell_ms + 1e-9) + 1, columns - 1)
 
 
-class OptionMoves(NamedTuple):
+class _Moves(NamedTuple):
     """An option after some finding, by level of its own confidence."""
 
     spectra: npt.NDArray[np.complex128]  # [levels, frequencies]
@@ -90,7 +91,7 @@ class Grid:
             )
         return self._runs[key]
 
-    def run(self, moves: OptionMoves, spectra: npt.NDArray[np.complex128], late: Array) -> Array:
+    def run(self, moves: _Moves, spectra: npt.NDArray[np.complex128], late: Array) -> Array:
         """The value [4, columns] of running an option: E[what follows, at what is then left].
 
         `spectra` [levels or 1, 4, frequencies] are of what follows less what it is when late, `late`.
@@ -122,15 +123,16 @@ class Grid:
                 found |= dict.fromkeys(option.behaviours)
         return [(name, finding) for finding in found]
 
-    def _moves(self, behaviour: Behaviour, overhead: Distribution | None) -> OptionMoves:
+    def _moves(self, behaviour: Behaviour, overhead: Distribution | None) -> _Moves:
         pmfs = np.stack([self._pmf(latency, least=1) for latency in behaviour.latencies])
         shares = np.asarray(behaviour.shares)
         mean_ms = float(shares @ [latency.mean_ms for latency in behaviour.latencies])
         if overhead is not None:
             beside = self._spectrum(self._pmf(overhead, least=0)[None])
             pmfs = np.fft.irfft(self._spectrum(pmfs) * beside, 2 * self.columns, axis=1)[:, : self.columns]
+            pmfs[pmfs < _NOISE] = 0.0
             mean_ms += overhead.mean_ms
-        return OptionMoves(self._spectrum(pmfs), pmfs, shares, np.asarray(behaviour.accuracies), mean_ms)
+        return _Moves(self._spectrum(pmfs), pmfs, shares, np.asarray(behaviour.accuracies), mean_ms)
 
     def _pmf(self, latency: Distribution, least: int) -> Array:
         """The probability of each number of cells, [columns]; a latency is at least so many."""

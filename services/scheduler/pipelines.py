@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gati.errors import DeadlineError
-from gati.pipelines import LivePlanner, Pipeline, Planner, Run, ServiceReport, Stage
+from gati.pipelines import EngineReport, LivePlanner, Pipeline, Planner, Run, Stage
 from services.scheduler.models import Asked, Model
 from services.scheduler.replanning import Replanning
 from services.scheduler.timing import Timing
@@ -115,7 +115,7 @@ class ServedPipeline:
         first = response.answers[0]
         stage = self.pipeline.stages[name]
         found = stage.options[step.option].label(np.frombuffer(first.probabilities, "<f4"))
-        served = ServiceReport(response.latency_ms - response.queue_ms, response.queue_ms, first.exit)
+        served = EngineReport(response.latency_ms - response.queue_ms, response.queue_ms, first.exit)
         run.finish(name, found.label, ended_ms, found.confidence, served)
         return {
             "stage": name,

@@ -20,7 +20,7 @@ _LARGEST_PART = 0.05  # of the time is spent on planning again, in one thread
 
 
 class _Known(NamedTuple):
-    """What was told last of an option's model."""
+    """What a model told last."""
 
     version: str
     audits: int
@@ -38,8 +38,10 @@ class Replanning:
         self.took_s = 0.0  # all planning together
         self.last_s = 0.0  # the last one that made a new plan
         self._planner = planner
-        self._models = models
-        self._known: dict[tuple[str, str], _Known] = {}
+        self._options: dict[Model, list[tuple[str, str]]] = {}  # that each model serves
+        for option, model in models.items():
+            self._options.setdefault(model, []).append(option)
+        self._known: dict[Model, _Known] = {}
         self._task: asyncio.Task[None] | None = None
         self._not_before_s = 0.0
 
@@ -72,21 +74,22 @@ class Replanning:
 
     def take_in_audits(self) -> None:
         """Tell the planner what the models' certificates say, and what audits have come since."""
-        for (stage, option), model in self._models.items():
+        for model, options in self._options.items():
             if not model.ready:
                 continue
             active = model.active
             audits, losses = active.audits or 0, active.losses or 0
-            known = self._known.get((stage, option))
+            known = self._known.get(model)
             if known is None or known.version != active.version or audits < known.audits:
                 counted = _counted(model.certificate(active.version))
-                self._planner.certify(stage, option, counted, active.agreement)
-                known = _Known(active.version, 0, 0)
+                self._planner.certify(options, counted, active.agreement)
+                # audits before now are of requests of which nothing else is known
+                known = _Known(active.version, audits, losses)
             lost = max(0, losses - known.losses)
             agreed = max(0, audits - known.audits - lost)
             if agreed or lost:
-                self._planner.audit(stage, option, agreed=agreed, lost=lost)
-            self._known[stage, option] = _Known(active.version, audits, losses)
+                self._planner.audit(*options[0], agreed=agreed, lost=lost)
+            self._known[model] = _Known(active.version, audits, losses)
 
 
 def _counted(certificate: dict[str, Any] | None) -> float | None:

@@ -7,21 +7,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gati.errors import PipelineError
-from gati.pipelines import (
-    Behaviour,
-    Distribution,
-    LivePlanner,
-    LiveSettings,
-    Pipeline,
-    Planner,
-    ServiceReport,
-)
+from gati.pipelines import Behaviour, Distribution, EngineReport, LivePlanner, LiveSettings, Pipeline, Planner
 from gati.pipelines.dynamic import DynamicPolicy
 from gati.pipelines.figures import Observation
 from gati.pipelines.following import OptionReport
@@ -44,7 +37,7 @@ def query(
         step = run.start(run.ready[0], elapsed_ms)
         engine_ms = times(step.stage, step.option)
         elapsed_ms += way_ms + queue_ms + engine_ms
-        run.finish(step.stage, "x", elapsed_ms, served=ServiceReport(engine_ms, queue_ms, "base"))
+        run.finish(step.stage, "x", elapsed_ms, served=EngineReport(engine_ms, queue_ms, "base"))
     if planner.due:
         planner.refresh()
     return {name: step.option for name, step in run.steps.items()}
@@ -223,7 +216,7 @@ def _report(planner: LivePlanner, name: str) -> OptionReport:
 def test_audits_move_what_is_expected_and_not_what_is_promised() -> None:
     planner = LivePlanner(pipeline({"a": two}), settings=STILL)
     assert _report(planner, "o1").agreement is None
-    planner.certify("a", "o1", 0.98, 0.97)
+    planner.certify([("a", "o1")], 0.98, 0.97)
     certified = _report(planner, "o1").agreement
     assert certified == (pytest.approx(0.98), 0.98, 0.97, 0.0)
     assert certified.based_on == "the certificate"
@@ -240,10 +233,10 @@ def test_audits_move_what_is_expected_and_not_what_is_promised() -> None:
     assert audited.accuracy == pytest.approx(0.9 - (0.98 - expected))
     run = planner.begin(20.0)
     assert run.start("a", 0.0).option == "o0"  # 80 % right, and faster
-    planner.certify("a", "o1", 0.99, 0.98)  # another version: its audits begin anew
+    planner.certify([("a", "o1")], 0.99, 0.98)  # another version: its audits begin anew
     planner.refresh()
     assert _report(planner, "o1").accuracy == pytest.approx(0.9)
-    planner.certify("a", "o1", 0.5, 0.4)  # so often different, and nine of ten right: few matter here
+    planner.certify([("a", "o1")], 0.5, 0.4)  # so often different, and nine of ten right: few matter here
     planner.audit("a", "o1", agreed=0, lost=256)
     planner.refresh()
     assert _report(planner, "o1").accuracy == pytest.approx(0.9 - 0.25 * 0.1 / 0.5)
@@ -251,14 +244,34 @@ def test_audits_move_what_is_expected_and_not_what_is_promised() -> None:
         planner.audit("a", "o7", agreed=1, lost=0)
 
 
-def test_hits_that_become_rare_make_the_option_slow() -> None:
-    """Half of the answers were sure and took 1 ms, now a tenth are; confidence and latency go together."""
-    found = pipeline({"a": stage(option(0.9, 1.0, 8.0), option(0.85, 4.0))})
+def levelled(*others: dict[str, Any]) -> Pipeline:
+    """Half of the answers of the first option are sure and take 1 ms, half take 8 ms."""
+    found = pipeline({"a": stage(option(0.9, 1.0, 8.0), *others)})
     one = found.stages["a"].options["o0"]
     split = Behaviour((0.5, 0.5), (0.99, 0.81), (Distribution.constant(1.0), Distribution.constant(8.0)))
     options = {**found.stages["a"].options, "o0": replace(one, levels=(0.9,), behaviours={None: split})}
-    found = replace(found, stages={"a": replace(found.stages["a"], options=options)})
-    planner = LivePlanner(found, settings=STILL)
+    return replace(found, stages={"a": replace(found.stages["a"], options=options)})
+
+
+def test_an_option_that_gets_hard_inputs_is_not_called_bad_for_it() -> None:
+    """A tenth of all answers differ, twice as many of unsure ones: audits that say so change nothing."""
+    planner = LivePlanner(levelled(), settings=STILL)
+    planner.certify([("a", "o0")], 0.9, 0.88)
+    for _ in range(300):
+        planner._observe("a", Observation("o0", "x", None, 1, 8.0, 8.0, 0.0, "base"))
+    planner.audit("a", "o0", agreed=810, lost=190)
+    planner.refresh()
+    agreement = _report(planner, "o0").agreement
+    assert agreement is not None and agreement.usual == pytest.approx(0.81, abs=0.001)
+    assert _report(planner, "o0").accuracy == pytest.approx(0.9, abs=0.001)
+    planner.audit("a", "o0", agreed=0, lost=500)
+    planner.refresh()
+    assert _report(planner, "o0").accuracy < 0.8
+
+
+def test_hits_that_become_rare_make_the_option_slow() -> None:
+    """Half of the answers were sure and took 1 ms, now a tenth are; confidence and latency go together."""
+    planner = LivePlanner(levelled(option(0.85, 4.0)), settings=STILL)
     draw = random.Random(0)
     for _ in range(400):
         hit = draw.random() < 0.1
@@ -266,7 +279,7 @@ def test_hits_that_become_rare_make_the_option_slow() -> None:
         run.start("a", 0.0)
         took_ms = 1.0 if hit else 8.0
         run.finish(
-            "a", "x", took_ms, 0.95 if hit else 0.5, ServiceReport(took_ms, 0.0, "input" if hit else "base")
+            "a", "x", took_ms, 0.95 if hit else 0.5, EngineReport(took_ms, 0.0, "input" if hit else "base")
         )
     planner.refresh()
     now = planner.pipeline.stages["a"].options["o0"].behaviour()
