@@ -29,7 +29,7 @@ class ContinuationClient:
         except ImportError:
             raise EvictError("asking a service needs httpx: pip install 'gati[serve]'") from None
         self._url = url
-        self._errors: tuple[type[Exception], ...] = (httpx.HTTPError, httpx.InvalidURL, ValueError)
+        self._errors = (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError)
         headers = {} if api_key is None else {"X-API-Key": api_key}
         self._client = httpx.Client(base_url=url, headers=headers, timeout=timeout_s)
 
@@ -65,7 +65,7 @@ class ContinuationClient:
             found = reply.json()
             if not reply.is_error:
                 return found["p"]
-        except (*self._errors, KeyError, TypeError) as error:
+        except self._errors as error:
             raise UnavailableError(f"no eviction service answers at {self._url}: {error}") from error
         reason = f"{found.get('error', reply.reason_phrase)} (status {reply.status_code})"
         if reply.status_code in (429, 503, 504):

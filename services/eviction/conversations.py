@@ -10,20 +10,20 @@ import orjson
 from gati.errors import DataError, RequestError, TooLargeError
 from gati.evict.trace.dialogues import Prompts, prompts_of, utterance_of
 
-__all__ = ["MOST_CONVERSATIONS", "MOST_MESSAGES", "Asked", "read_asked"]
+__all__ = ["MOST_CONVERSATIONS", "MOST_MESSAGES", "AskedConversations", "read_asked"]
 
 MOST_CONVERSATIONS = 1024  # of a request
 MOST_MESSAGES = 16_384
 
 
-class Asked(NamedTuple):
+class AskedConversations(NamedTuple):
     """The newest prompt of each conversation with those before it, and whether they came as a list."""
 
     prompts: list[Prompts]
     listed: bool
 
 
-def read_asked(body: bytes) -> Asked:
+def read_asked(body: bytes) -> AskedConversations:
     """Read `{"messages": [...]}` or `{"conversations": [{"messages": [...]}, ...]}`.
 
     **Raises:** `TooLargeError`, before anything is parsed where there may be too many messages;
@@ -40,10 +40,10 @@ def read_asked(body: bytes) -> Asked:
     if not isinstance(document, dict) or len(document) != 1:
         raise RequestError('send {"messages": [...]} or {"conversations": [{"messages": [...]}, ...]}')
     if "messages" in document:
-        return Asked([_newest(document["messages"], "messages")], False)
+        return AskedConversations([_newest(document["messages"], "messages")], False)
     if "conversations" not in document:
         raise RequestError(f"no messages and no conversations, but {str(*document)[:40]!r}")
-    return Asked(_conversations(document["conversations"]), True)
+    return AskedConversations(_conversations(document["conversations"]), True)
 
 
 def _conversations(rows: Any) -> list[Prompts]:
