@@ -29,9 +29,7 @@ class ContinuationClient:
         except ImportError:
             raise EvictError("asking a service needs httpx: pip install 'gati[serve]'") from None
         self._url = url
-        self._errors: tuple[type[Exception], ...] = (
-            httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError,
-        )  # fmt: skip
+        self._errors = (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError)
         headers = {} if api_key is None else {"X-API-Key": api_key}
         self._client = httpx.Client(base_url=url, headers=headers, timeout=timeout_s)
 

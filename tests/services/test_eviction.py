@@ -43,6 +43,7 @@ class Engine:
         return int(self.cache.figures()["version"] or 0)
 
 
+@pytest.mark.slow
 def test_an_engine_learns_from_the_service_and_goes_on_when_it_is_killed(tmp_path: Path) -> None:
     folder = tmp_path / "learned"
     engine = Engine(folder)
@@ -76,6 +77,7 @@ def test_an_engine_learns_from_the_service_and_goes_on_when_it_is_killed(tmp_pat
     engine.cache.close()
 
 
+@pytest.mark.slow
 def test_clients_are_told_how_likely_conversations_go_on(tmp_path: Path) -> None:
     model = tmp_path / "model"
     train_continuation(talks(200), model)
