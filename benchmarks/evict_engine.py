@@ -14,7 +14,8 @@ What the network takes for a batch is measured first, as a + b tokens + c tokens
 then added to the clock instead of being computed, so that thousands of requests take minutes and what else
 the machine does counts for nothing. All else is the engine as it is: admission, pages, policy, predictor and
 its fits take the processor's time that they take. Where nothing is to be done the clock goes on to the next
-arrival. `--computed` runs a smaller network instead of adding.
+arrival. `--computed` runs a smaller network instead of adding; `--fits elsewhere` leaves out the time of the
+predictor's fits, as where a service makes them.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from gati.evict.engine.decoder import Decoder, DecoderSettings, Stretch, TokenBa
 from gati.evict.engine.engine import PrefixEngine, PrefixEngineLimits, pool_for
 from gati.evict.engine.generation import Generation, GenerationRequest
 from gati.evict.engine.pages import KeptPrefixes, PrefixPages, page_bytes_for_tokens
+from gati.evict.predict.reuse import Reuse
 
 PAGE_TOKENS = 16
 HEAD, TAIL = 1000, 50
@@ -144,6 +146,8 @@ class Replaying:
         policy: str,
         prompts: Sequence[tuple[int, ...]],
         at_s: Sequence[float],
+        *,
+        fits_here: bool = True,
     ) -> None:
         self.clock = decoder.clock if isinstance(decoder, AddedTime) else EngineClock()
         page = page_bytes_for_tokens(decoder.settings, PAGE_TOKENS, torch.float32)
@@ -152,9 +156,21 @@ class Replaying:
         self.engine = PrefixEngine(
             decoder, pool_for(decoder, pages * page), kept, limits, clock=self.clock, page_tokens=PAGE_TOKENS
         )
+        if not fits_here and isinstance(self.engine._pages._books.predictor, Reuse):
+            self._fit_elsewhere(self.engine._pages._books.predictor)
         self.done: list[Generation] = []
         self._coming = deque(zip(at_s, prompts, strict=True))
         self.idle_s = 0.0
+
+    def _fit_elsewhere(self, predictor: Reuse) -> None:
+        refit = predictor.refit
+
+        def untimed() -> None:
+            self.clock.pause()
+            refit()
+            self.clock.resume()
+
+        predictor.refit = untimed  # type: ignore[method-assign]
 
     def serve(self, count: int) -> bool:
         """Take in so many requests more, and step until they are taken in; False at the end of all."""
@@ -201,13 +217,21 @@ def arrivals(given: argparse.Namespace) -> dict[str, Any]:
         "prompt_tokens": sum(map(len, prompts)),
         "network_s": cost._asdict(),
         "load_without_cache": given.load,
+        "fits": given.fits,
         "seconds_a_second_of_the_trace": scale,
         "system_load": os.getloadavg(),
         "sizes": [],
     }
     for size in sizes:
         replaying = {
-            policy: Replaying(small if given.computed else AddedTime(cost), size, policy, prompts, at_s)
+            policy: Replaying(
+                small if given.computed else AddedTime(cost),
+                size,
+                policy,
+                prompts,
+                at_s,
+                fits_here=given.fits == "here",
+            )
             for policy in policies
         }
         going = dict(replaying)
@@ -319,6 +343,7 @@ def main() -> None:
     parser.add_argument("--policies", default="lru,gati")
     parser.add_argument("--load", type=float, default=0.7)
     parser.add_argument("--computed", action="store_true")
+    parser.add_argument("--fits", choices=("here", "elsewhere"), default="here")
     parser.add_argument("--turn", type=int, default=20)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
