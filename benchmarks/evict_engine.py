@@ -7,11 +7,15 @@
 `gati evict engine` and OpenAI's client over loopback (`--socket`).
 
 `arrivals`: the first requests of Mooncake's conversation trace. A block of 512 tokens becomes a page of 16:
-the engine decides block for block what a large one would; each request generates two tokens. Time is the
-processor's time of the engine's thread, and where the engine has nothing to do the clock goes on to the next
-arrival, so that neither other programs nor idling count. Arrivals are scaled so that the engine would be busy
-for `--load` of the time if nothing was cached. All policies of a size serve the same requests, in turns of
-`--turn` requests each, so that what slows the machine down slows all of them.
+the engine decides block for block what a large one would; each request generates two tokens. Arrivals are
+scaled so that the network would be busy for `--load` of the time if nothing was cached.
+
+What the network takes for a batch is measured first, as a + b tokens + c tokens x context + d requests, and
+then added to the clock instead of being computed, so that thousands of requests take minutes and what else
+the machine does counts for nothing. All else is the engine as it is: admission, pages, policy, predictor and
+its fits take the processor's time that they take. Where nothing is to be done the clock goes on to the next
+arrival. `--computed` runs a smaller network instead of adding; `--fits elsewhere` leaves out the time of the
+predictor's fits, as where a service makes them.
 """
 
 from __future__ import annotations
@@ -24,24 +28,26 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.optimize import nnls
 
 from benchmarks.evict_policies import load
 from gati.evict import Trace
-from gati.evict.engine.decoder import Decoder, DecoderSettings
+from gati.evict.engine.decoder import Decoder, DecoderSettings, Stretch, TokenBatch
 from gati.evict.engine.engine import PrefixEngine, PrefixEngineLimits, pool_for
 from gati.evict.engine.generation import Generation, GenerationRequest
-from gati.evict.engine.pages import KeptPrefixes, page_bytes_for_tokens
+from gati.evict.engine.pages import KeptPrefixes, PrefixPages, page_bytes_for_tokens
+from gati.evict.predict.reuse import Reuse
 
 PAGE_TOKENS = 16
 HEAD, TAIL = 1000, 50
-# Small, so that a thousand requests take a minute: how long a token takes is the same for every policy.
 SMALL = DecoderSettings(layers=2, width=64, heads=4, key_heads=2, inner_width=176)
+SINGLE_LAYER = DecoderSettings(layers=1, width=8, heads=2, key_heads=1, inner_width=8)
 
 
 class EngineClock:
@@ -64,44 +70,124 @@ class EngineClock:
         self._paused_s += time.thread_time() - self._since_s
         self._runs = False
 
-    def skip_to(self, time_s: float) -> None:
-        self._skipped_s += max(time_s - self(), 0.0)
+    def skip(self, seconds: float) -> None:
+        self._skipped_s += max(seconds, 0.0)
+
+
+class NetworkCost(NamedTuple):
+    """Seconds of a batch, of each token, of each pair that attention looks at, of each request in it."""
+
+    step_s: float
+    token_s: float
+    pair_s: float
+    stretch_s: float
+
+    def of(self, batch: TokenBatch) -> float:
+        return float(np.dot(self, _amounts(batch)))
+
+
+class AddedTime(Decoder):
+    """Takes the time of a network, and computes nothing."""
+
+    def __init__(self, cost: NetworkCost) -> None:
+        super().__init__(SINGLE_LAYER)
+        self.cost = cost
+        self.clock = EngineClock()
+
+    def forward(self, batch: TokenBatch, cache: torch.Tensor) -> torch.Tensor:
+        self.clock.skip(self.cost.of(batch))
+        return torch.zeros(len(batch.wanted), self.settings.vocabulary)
+
+
+def _amounts(batch: TokenBatch) -> list[float]:
+    pairs = sum((each.stop - each.start) * (each.before + each.stop - each.start) for each in batch.stretches)
+    return [1.0, len(batch.tokens), pairs, len(batch.stretches)]
+
+
+def measured_cost(settings: DecoderSettings) -> NetworkCost:
+    """Least squares over batches of several shapes, each the fastest of three."""
+    decoder = Decoder.random(settings, seed=0)
+    pool = pool_for(decoder, 2**28)
+    cache = PrefixPages(
+        pool, settings, KeptPrefixes("lru"), page_tokens=PAGE_TOKENS, dtype=torch.float32
+    ).cache
+    rows, times = [], []
+    shapes = [(count, 1, before) for count in (1, 4, 16) for before in (0, 500, 2000)]
+    shapes += [(1, length, before) for length in (16, 64, 256, 512) for before in (0, 500, 2000)]
+    for count, length, before in shapes:
+        batch = _batch(count, length, before)
+        took = []
+        for _ in range(3):
+            began_s = time.thread_time()
+            decoder(batch, cache)
+            took.append(time.thread_time() - began_s)
+        weight = 1.0 / min(took)  # relative errors count
+        rows.append([weight * amount for amount in _amounts(batch)])
+        times.append(weight * min(took))
+    found, _ = nnls(np.array(rows), np.array(times))
+    return NetworkCost(*found.tolist())
+
+
+def _batch(count: int, length: int, before: int) -> TokenBatch:
+    pages = torch.arange(-(-(before + length) // PAGE_TOKENS))
+    at = torch.arange(before, before + length).repeat(count)
+    stretches = [Stretch(each * length, (each + 1) * length, before, pages) for each in range(count)]
+    tokens = torch.zeros(count * length, dtype=torch.int64)
+    return TokenBatch(tokens, at, pages[at // PAGE_TOKENS], at % PAGE_TOKENS, stretches, tokens[:1])
 
 
 class Replaying:
     """One engine that gets the requests of a trace as they arrive, by its own clock."""
 
-    def __init__(self, decoder: Decoder, pages: int, policy: str, prompts: list[Any], at_s: Any) -> None:
-        self.clock = EngineClock()
+    def __init__(
+        self,
+        decoder: Decoder,
+        pages: int,
+        policy: str,
+        prompts: Sequence[tuple[int, ...]],
+        at_s: Sequence[float],
+        *,
+        fits_here: bool = True,
+    ) -> None:
+        self.clock = decoder.clock if isinstance(decoder, AddedTime) else EngineClock()
         page = page_bytes_for_tokens(decoder.settings, PAGE_TOKENS, torch.float32)
-        limits = PrefixEngineLimits(most_running=16, most_waiting=len(prompts), chunk_tokens=256)
+        limits = PrefixEngineLimits(most_running=16, most_waiting=len(prompts), chunk_tokens=512)
         kept = KeptPrefixes("lru" if policy == "none" else policy, reuse=policy != "none")
         self.engine = PrefixEngine(
             decoder, pool_for(decoder, pages * page), kept, limits, clock=self.clock, page_tokens=PAGE_TOKENS
         )
+        if not fits_here and isinstance(self.engine._pages._books.predictor, Reuse):
+            self._fit_elsewhere(self.engine._pages._books.predictor)
         self.done: list[Generation] = []
         self._coming = deque(zip(at_s, prompts, strict=True))
-        self.busy_s = 0.0
+        self.idle_s = 0.0
+
+    def _fit_elsewhere(self, predictor: Reuse) -> None:
+        refit = predictor.refit
+
+        def untimed() -> None:
+            self.clock.pause()
+            refit()
+            self.clock.resume()
+
+        predictor.refit = untimed  # type: ignore[method-assign]
 
     def serve(self, count: int) -> bool:
         """Take in so many requests more, and step until they are taken in; False at the end of all."""
         self.clock.resume()
-        began_s = time.thread_time()
         goal = max(len(self._coming) - count, 0)
-        while len(self._coming) > goal or (not goal and self._step()):
+        while len(self._coming) > goal or (not goal and self.engine.step()):
             while self._coming and self._coming[0][0] <= self.clock():
                 at_s, prompt = self._coming.popleft()
                 generation = self.engine.submit(GenerationRequest(prompt, 2, ends_early=False))
                 generation.arrived_s = at_s  # it came while a step was under way
                 self.done.append(generation)
-            if not self._step() and self._coming:
-                self.clock.skip_to(self._coming[0][0])
-        self.busy_s += time.thread_time() - began_s
+            if not self.engine.step() and self._coming:
+                idle_s = max(self._coming[0][0] - self.clock(), 0.0)
+                self.clock.skip(idle_s)
+                self.idle_s += idle_s
         self.clock.pause()
         return bool(goal)
-
-    def _step(self) -> bool:
-        return self.engine.step()
 
 
 def tokens_of(block: int) -> bytes:
@@ -116,26 +202,38 @@ def prompts_of(trace: Trace, limit: int) -> list[tuple[int, ...]]:
 
 def arrivals(given: argparse.Namespace) -> dict[str, Any]:
     trace = load("conversation", given.requests)
-    decoder = Decoder.random(SMALL, seed=0)
     sizes = [int(size) for size in given.sizes.split(",")]
     policies = given.policies.split(",")
     prompts = prompts_of(trace, min(sizes) - 2)
-    prompt_tokens = sum(map(len, prompts))
-    speed = _tokens_a_second(decoder, prompts)
-    span_s = float(trace.time_s[-1] - trace.time_s[0])
-    scale = prompt_tokens / speed / given.load / span_s
-    at_s = (trace.time_s - trace.time_s[0]) * scale
+    small = Decoder.random(SMALL, seed=0)
+    cost = measured_cost(SMALL if given.computed else DecoderSettings())
+    alone = Replaying(AddedTime(cost), max(sizes), "none", prompts[::10], np.zeros(len(prompts[::10])))
+    alone.serve(len(prompts))
+    busy_s = alone.clock() * len(prompts) / len(prompts[::10])
+    scale = busy_s / given.load / float(trace.time_s[-1] - trace.time_s[0])
+    at_s = ((trace.time_s - trace.time_s[0]) * scale).tolist()
     result: dict[str, Any] = {
         "requests": len(prompts),
-        "prompt_tokens": prompt_tokens,
-        "tokens_a_second": speed,
+        "prompt_tokens": sum(map(len, prompts)),
+        "network_s": cost._asdict(),
         "load_without_cache": given.load,
+        "fits": given.fits,
         "seconds_a_second_of_the_trace": scale,
         "system_load": os.getloadavg(),
         "sizes": [],
     }
     for size in sizes:
-        replaying = {policy: Replaying(decoder, size, policy, prompts, at_s) for policy in policies}
+        replaying = {
+            policy: Replaying(
+                small if given.computed else AddedTime(cost),
+                size,
+                policy,
+                prompts,
+                at_s,
+                fits_here=given.fits == "here",
+            )
+            for policy in policies
+        }
         going = dict(replaying)
         while going:
             for policy, each in list(going.items()):
@@ -160,19 +258,11 @@ def _figures(replayed: Replaying) -> dict[str, Any]:
         "p99_s": float(p99),
         "hit_rate": found["pages_hit"] / max(found["pages_requested"], 1),
         "computed_tokens": found["computed_tokens"],
-        "busy_s": replayed.busy_s,
+        "busy": 1.0 - replayed.idle_s / replayed.clock(),
         "evicted": found["pages_evicted"],
         "fitting_s": found["policy"].get("fitting_s", 0.0),
         "guard": found["policy"].get("guard"),
     }
-
-
-def _tokens_a_second(decoder: Decoder, prompts: list[Any]) -> float:
-    """How many tokens of these prompts are computed in a second of the processor, nothing being cached."""
-    some = prompts[:: max(len(prompts) // 60, 1)]
-    replaying = Replaying(decoder, 2 * max(map(len, some)) // PAGE_TOKENS, "none", some, [0.0] * len(some))
-    replaying.serve(len(some))
-    return sum(map(len, some)) / replaying.busy_s
 
 
 def hits(given: argparse.Namespace) -> dict[str, Any]:
@@ -252,6 +342,8 @@ def main() -> None:
     parser.add_argument("--sizes", default="500,1000,2000")
     parser.add_argument("--policies", default="lru,gati")
     parser.add_argument("--load", type=float, default=0.7)
+    parser.add_argument("--computed", action="store_true")
+    parser.add_argument("--fits", choices=("here", "elsewhere"), default="here")
     parser.add_argument("--turn", type=int, default=20)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()

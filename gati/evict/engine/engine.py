@@ -262,7 +262,9 @@ class PrefixEngine:
                 self._finish(generation, Ending.FAILED)
                 continue
             request = generation.request
-            table = self._pages.open(generation.tokens, generation.longest, self._clock(), request.goes_on)
+            if generation.names is None:  # the last token is computed in any case: its successor is asked for
+                generation.names = self._pages.names(generation.tokens[:-1])
+            table = self._pages.open(generation.names, generation.longest, self._clock(), request.goes_on)
             if table is None:
                 return
             self._waiting.popleft()
@@ -325,7 +327,7 @@ class PrefixEngine:
     def _restart(self, generation: Generation) -> None:
         """Take a request's pages: it is computed anew when there is room, and goes on where it was."""
         self._leave(generation)
-        generation.computed = 0
+        generation.computed, generation.names = 0, None
         self._waiting.appendleft(generation)
         self._counts["restarted"] += 1
 

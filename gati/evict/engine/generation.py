@@ -70,6 +70,7 @@ class Generation:
     listener: Callable[[NextToken], None] | None = None
     tokens: list[int] = field(default_factory=list)  # prompt and what was generated
     computed: int = 0  # leading tokens whose keys and values are in pages
+    names: list[bytes] | None = None  # of its pages, once somebody has looked for them
     table: PageTable | None = None
     hit_tokens: int = 0  # of the prompt, found when it was first admitted
     admitted: bool = False

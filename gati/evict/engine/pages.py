@@ -65,10 +65,13 @@ class KeptPrefixes:
 class PageTable:
     """The pages of a request in the order of its tokens; the first `len(names)` have these names."""
 
-    names: list[bytes]
-    pages: torch.Tensor  # [p]
+    names: Sequence[bytes]
+    numbers: list[int]
     hits: int  # leading pages that were computed when it was made
-    _ids: list[int] = field(repr=False, default_factory=list)
+    pages: torch.Tensor = field(init=False)  # the numbers, [p]
+
+    def __post_init__(self) -> None:
+        self.pages = torch.tensor(self.numbers)
 
 
 def prefix_names(tokens: Sequence[int], page_tokens: int) -> list[bytes]:
@@ -165,15 +168,17 @@ class PrefixPages:
         self._held = [page for page in self._held if page not in gone]
         self._pool.give(given)
 
-    def open(
-        self, tokens: Sequence[int], total_tokens: int, time_s: float, goes_on: float | None = None
-    ) -> PageTable | None:
-        """Take pages for `total_tokens`, of which `tokens` are known, and count the request.
+    def names(self, tokens: Sequence[int]) -> list[bytes]:
+        """Names under which pages of these tokens are kept; none where nothing is."""
+        return prefix_names(tokens, self.page_tokens) if self._kept.reuse else []
 
-        None, with nothing changed, where too many pages are in use. The last of the tokens is never found,
-        as somebody must compute what follows it.
+    def open(
+        self, names: Sequence[bytes], total_tokens: int, time_s: float, goes_on: float | None = None
+    ) -> PageTable | None:
+        """Take pages for `total_tokens`, the first of them of these `names`, and count the request.
+
+        None, with nothing changed, where too many pages are in use.
         """
-        names = prefix_names(tokens[:-1], self.page_tokens) if self._kept.reuse else []
         found = self._leading(names)
         total = -(-total_tokens // self.page_tokens)
         unused = sum(self._page_of[name] not in self._uses for name in names[:found])
@@ -186,31 +191,31 @@ class PrefixPages:
         self._uses.update(ids)
         self.counts["requested"] += len(names)
         self.counts["hit"] += ready
-        return PageTable(names, torch.tensor(ids), ready, ids)
+        return PageTable(names, ids, ready)
 
     def known(self, table: PageTable, tokens: int) -> int:
         """How many leading tokens are computed, where `tokens` are known to be: others may have gone on."""
         page = tokens // self.page_tokens
-        while page < len(table.names) and table._ids[page] in self._ready:
+        while page < len(table.names) and table.numbers[page] in self._ready:
             page += 1
         return max(tokens, page * self.page_tokens)
 
     def computed(self, table: PageTable, tokens: int) -> None:
         """So many leading tokens are computed by the time that anybody else reads them."""
-        self._ready.update(table._ids[: min(tokens // self.page_tokens, len(table.names))])
+        self._ready.update(table.numbers[: min(tokens // self.page_tokens, len(table.names))])
 
     def keep(self, table: PageTable, tokens: Sequence[int], time_s: float) -> None:
         """Name the pages of tokens that were generated, so that they are found when the conversation goes on.
 
         `tokens` are all those computed.
         """
-        names = prefix_names(tokens, self.page_tokens) if self._kept.reuse else []
+        names = self.names(tokens)
         if len(names) <= len(table.names):
             return
         books = self._books
         books.resume(names, time_s)
         for number in range(len(table.names), len(names)):
-            name, page = names[number], table._ids[number]
+            name, page = names[number], table.numbers[number]
             if name not in self._page_of:  # else another request came to the same
                 self._page_of[name], self._name_of[page] = page, name
                 self._ready.add(page)
@@ -219,7 +224,7 @@ class PrefixPages:
 
     def close(self, table: PageTable) -> None:
         """The request uses its pages no more. What it named and never computed is forgotten."""
-        for page in table._ids:
+        for page in table.numbers:
             self._uses[page] -= 1
             if not self._uses[page]:
                 del self._uses[page]
@@ -229,7 +234,7 @@ class PrefixPages:
             return
         books = self._books
         books.unpin(table.names[-1])
-        for name, page in zip(table.names, table._ids, strict=False):
+        for name, page in zip(table.names, table.numbers, strict=False):
             if page not in self._ready and page not in self._uses:
                 books.forget(name)
                 self._drop(name)
@@ -242,7 +247,7 @@ class PrefixPages:
         return next((at for at, each in enumerate(ready) if not each), len(names))
 
     def _enter(
-        self, names: list[bytes], found: int, total: int, time_s: float, goes_on: float | None
+        self, names: Sequence[bytes], found: int, total: int, time_s: float, goes_on: float | None
     ) -> None:
         """Count a request with the books, evict for it, and give its missing names pages."""
         missing = names[found:]
@@ -250,9 +255,7 @@ class PrefixPages:
         if names:
             if isinstance(books.predictor, HintedContinuation):
                 books.predictor.hint(math.nan if goes_on is None else goes_on)
-            books.begin(names, time_s)
-        if found:
-            books.pin(names[found - 1])
+            books.begin(names, time_s)  # which keeps what it finds until `finish`
         self._make_room(total - found, missing)
         for name in missing:
             page = self._free.pop()
@@ -260,9 +263,7 @@ class PrefixPages:
         if names:
             books.stored(missing)
             books.finish()
-            books.pin(names[-1])
-        if found:
-            books.unpin(names[found - 1])
+            books.pin(names[-1])  # and so all before it
 
     def _make_room(self, count: int, missing: Sequence[bytes]) -> None:
         """Have prefixes leave until `count` pages are free. There must be so many that nobody uses."""
