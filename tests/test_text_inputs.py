@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -267,11 +268,20 @@ def test_the_package_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: p
         read(write_table(tmp_path / "a.csv", texts(3)))
 
 
-def test_the_doctor_looks_at_texts(tmp_path: Path) -> None:
+def test_the_doctor_looks_at_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gati.engine.backends import BACKENDS
+
+    monkeypatch.setattr(import_module("gati.evaluation.doctor"), "BACKENDS", {"torch": BACKENDS["torch"]})
     path = write_table(tmp_path / "val.csv", texts(90))
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
-    found = gati.doctor(MODEL, data=str(path), tokenizer=tokenizer, within_s=2.0)
-    assert found.input_shape == (2, 32) and found.can_be_cut
+    found = gati.doctor(MODEL, data=str(path), tokenizer=tokenizer, within_s=1e3)
+    assert found.input_shape == (2, 32) and found.can_be_cut and not found.refused
+    assert {lookup.variant.partition("(")[0] for lookup in found.lookups} <= {
+        "tokens-student",
+        "tokens-mean",
+        "tokens-attention",
+        "tokens-conv",
+    }
 
 
 # Served -----------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from gati.evaluation.diagnosis import (
 from gati.evaluation.forecast import Rates, forecast_explore
 from gati.evaluation.timing import BenchEntry, measure_latency
 from gati.exploration.alike import warning_of_neighbours
-from gati.exploration.candidates import Specification, measured_costs, specify, wanted
+from gati.exploration.candidates import Specification, for_tokens, measured_costs, specify, wanted
 from gati.exploration.inspect import example_inputs
 from gati.exploration.prepare import fitted
 from gati.exploration.schedule import students_for
@@ -290,7 +290,8 @@ def _rates(answered: _Answered, engines: Sequence[EngineSpeed]) -> Rates:
 
 def _specifications(cut: _Cut, loaded: LoadedModel, budget_s: float) -> tuple[Specification, ...]:
     """What `explore` would train by default, with what each lookup costs."""
-    asked = wanted(None, None, students_for(budget_s))
+    asked, tensors = wanted(None, None, students_for(budget_s)), loaded.preprocessing.tensors
+    asked = asked if tensors is None else for_tokens(asked, cut.traced, tensors)
     measure = measured_costs(cut.traced, loaded.module)
     return specify(cut.traced, loaded.module, cut.profile, asked, measure)
 

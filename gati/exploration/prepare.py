@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +42,6 @@ from gati.model.load import LoadedModel
 from gati.model.outputs import check_base_outputs, check_more_than_one_class, outputs_kind
 from gati.model.packed import fit_tensors, fit_text
 from gati.model.segments import TracedModel, trace
-from gati.model.tables import is_table
 from gati.types import BlockProfile, OutputsKind, Profile, Trial
 
 __all__ = [
@@ -127,8 +125,7 @@ def fitted(loaded: LoadedModel, data: Any) -> tuple[LoadedModel, Data]:
 
     **Raises:** `DataError`; `ModelError` for arrays that the network does not take.
     """
-    if isinstance(data, (str, Path)) and is_table(data):
-        loaded = fit_text(loaded)
+    loaded = fit_text(loaded)
     held = load_data(data, loaded.preprocessing, what="--data")
     if held.tensors is None:
         return loaded, held

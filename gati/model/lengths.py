@@ -33,21 +33,15 @@ class Lengths:
 
     def __init__(self, tensors: TensorInputs, shares: Sequence[tuple[int, float]]) -> None:
         self.shares = tuple(shares)
+        self.every = tuple(length for length, _ in self.shares)  # rising
         self._tensors = tensors
         self._mask = next(place for place, part in enumerate(tensors.parts) if part.name == MASK)
 
-    @property
-    def every(self) -> tuple[int, ...]:
-        """All of them, rising."""
-        return tuple(length for length, _ in self.shares)
-
     def of(self, x: Tensor) -> list[int]:
         """The least length that holds all tokens of each row [B, arrays, longest]."""
-        tokens = (x[:, self._mask] != 0).to(torch.int64)
-        places = torch.arange(1, x.shape[2] + 1, device=x.device)
-        last = (tokens * places).amax(1).cpu().numpy()
-        every = np.array(self.every)
-        return [int(each) for each in every[np.searchsorted(every, last)]]
+        tokens = x[:, self._mask].cpu().numpy() != 0
+        last = np.where(tokens.any(1), tokens.shape[1] - tokens[:, ::-1].argmax(1), 0)
+        return [self.every[place] for place in np.searchsorted(self.every, last)]
 
     def example(self, length: int, rows: int = 1) -> Tensor:
         """Packed inputs [rows, arrays, longest] of `length` tokens, with random ids; the rest is padding."""
