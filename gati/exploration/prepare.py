@@ -37,7 +37,7 @@ from gati.model.labels import (
     read_class_names,
     read_label_map,
 )
-from gati.model.lengths import length_shares, trace_inputs
+from gati.model.lengths import length_shares, with_lengths
 from gati.model.load import LoadedModel
 from gati.model.outputs import check_base_outputs, check_more_than_one_class, outputs_kind
 from gati.model.packed import fit_tensors, fit_text
@@ -166,8 +166,7 @@ def prepare(
     asked = asked if tensors is None else for_tokens(asked, traced, tensors)
     if not all(map(of_any_length, (*asked.variants, *companions))):  # these know one length only
         loaded = replace(loaded, preprocessing=replace(loaded.preprocessing, lengths=()))
-    if loaded.preprocessing.lengths:
-        traced = trace_inputs(module, example, names, loaded.preprocessing)
+    traced = with_lengths(traced, module, example, loaded.preprocessing)
     named, labelled = _name_classes(loaded, held, traced.classes, class_names, label_map)
     rows = inputs.record.rows
     labels = None if labelled.data.labels is None else labelled.data.labels[rows]

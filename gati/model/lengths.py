@@ -21,7 +21,7 @@ from gati.model.segments import TracedModel, trace
 from gati.model.sequence import Data
 from gati.model.text import bucket_lengths
 
-__all__ = ["Lengths", "TracedSequences", "at_lengths", "length_shares", "trace_inputs"]
+__all__ = ["Lengths", "TracedSequences", "at_lengths", "length_shares", "with_lengths"]
 
 _ROWS = 4096  # of the data at a time
 _TOLERANCE = 1e-3  # between scores of an input padded and not, as a share of the largest
@@ -77,19 +77,18 @@ class TracedSequences(TracedModel):
             return self._known[length]
 
 
-def trace_inputs(
-    module: nn.Module, example: Tensor, blocks: Sequence[str], preprocessing: Preprocessing
+def with_lengths(
+    traced: TracedModel, module: nn.Module, example: Tensor, preprocessing: Preprocessing
 ) -> TracedModel:
-    """Trace a network as `trace` does, and where `preprocessing` has several lengths, at each when needed."""
-    traced, tensors = trace(module, example, blocks), preprocessing.tensors
+    """A network that was traced on `example`, to be traced at each length of `preprocessing` when needed."""
+    tensors = preprocessing.tensors
     if tensors is None or not preprocessing.lengths:
         return traced
-    lengths = Lengths(tensors, preprocessing.lengths)
     known = {each.name: getattr(traced, each.name) for each in fields(TracedModel)}
     return TracedSequences(
         **known,
-        lengths=lengths,
-        retrace=lambda length: trace(module, example[..., :length].contiguous(), blocks),
+        lengths=Lengths(tensors, preprocessing.lengths),
+        retrace=lambda length: trace(module, example[..., :length].contiguous(), traced.blocks),
     )
 
 

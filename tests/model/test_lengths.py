@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from gati.costs.graph import GraphCosts
 from gati.costs.lengths import mean_costs
 from gati.model.inputs import TensorInputs
-from gati.model.lengths import Lengths, TracedSequences, at_lengths, length_shares, trace_inputs
+from gati.model.lengths import Lengths, TracedSequences, at_lengths, length_shares, with_lengths
 from gati.model.packed import packed
 from gati.model.preprocess import Preprocessing
+from gati.model.segments import trace
 from gati.model.tensors import TensorData
 from gati.model.text import bucket_lengths
 from gati.types import BlockProfile, Profile
@@ -83,7 +84,8 @@ def test_shares_are_counted_where_padding_is_nothing() -> None:
 def network() -> TracedSequences:
     module, shares = packed(reader().eval(), taken()), ((16, 0.5), (32, 0.25), (48, 0.25))
     preprocessing = replace(Preprocessing(), tensors=taken(), lengths=shares)
-    found = trace_inputs(module, taken().example(), ["encoder.layers.0"], preprocessing)
+    traced = trace(module, taken().example(), ["encoder.layers.0"])
+    found = with_lengths(traced, module, taken().example(), preprocessing)
     assert isinstance(found, TracedSequences)
     return found
 
