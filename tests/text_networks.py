@@ -42,7 +42,7 @@ class Reader(nn.Module):
         self.words = nn.Embedding(VOCABULARY, 16)
         self.places = nn.Embedding(LONGEST, 16)
         layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(16, CLASSES)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

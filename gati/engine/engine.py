@@ -42,7 +42,8 @@ class Engine:
     and before the base model's answer is given. Batches larger than one look up inline.
 
     Sequences are executed at their real length, see `gati.model.lengths`; the first of a length waits until
-    that is ready (`examples` has one of each). Engines of reduced precision run the longest only.
+    that is ready (`examples` has one of each). Engines of reduced precision, and with overlapped lookups, run
+    the longest only.
 
     `graphs` are files where a backend that compiles graphs keeps those of the early-exit network and of the
     base model, so that the next engine need not convert them again.
@@ -79,8 +80,9 @@ class Engine:
         self._tolerance = tie_tolerance(traced.device, traced.computes_in)
         self._one_network: AbstractContextManager[Any] = _ALONE if traced.changes_itself else nullcontext()
         self._path = path_for(backend, traced, self.exits, outputs_kind, graphs)
-        exact = get_backend(backend).in_float32()  # others round otherwise at another length
-        self._lengths = traced.lengths if isinstance(traced, TracedSequences) and exact else None
+        # reduced precision rounds otherwise at another length; cores for lookups are taken for one length
+        alike = get_backend(backend).in_float32() and not self._path.overlapped
+        self._lengths = traced.lengths if isinstance(traced, TracedSequences) and alike else None
         self._shorter: dict[int, Engine] = {}
         self._making = threading.Lock()
 

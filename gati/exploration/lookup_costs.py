@@ -9,7 +9,7 @@ from gati.caches.selectors import BASELINE
 from gati.costs.profile import measure_lookup, measure_overlap
 from gati.exploration.budget import Clock
 from gati.exploration.candidates import Specification
-from gati.model.lengths import at_lengths
+from gati.model.lengths import TracedSequences, at_lengths
 from gati.model.segments import TracedModel
 
 __all__ = ["lookup_costs", "lookup_seconds"]
@@ -30,25 +30,21 @@ def lookup_seconds(traced: TracedModel, specifications: Sequence[Specification],
 
 def lookup_costs(
     traced: TracedModel, block: str, cache: LearnedCache, notes: list[str] | None = None
-) -> tuple[float, float, float]:
+) -> tuple[float, float | None, float | None]:
     """Milliseconds of a lookup inline, of one overlapped, and what that one costs the base model.
 
-    Of sequences it is the mean over the lengths that they have.
+    Of sequences of many lengths it is the mean over these; lookups are not overlapped there.
     """
-    parts = [(share, _costs_of(each, block, cache, notes)) for share, each in at_lengths(traced)]
-    inline_ms, overlapped_ms, penalty_ms = (
-        sum(share * costs[place] for share, costs in parts) for place in range(3)
-    )
-    return inline_ms, overlapped_ms, penalty_ms
-
-
-def _costs_of(
-    traced: TracedModel, block: str, cache: LearnedCache, notes: list[str] | None
-) -> tuple[float, float, float]:
-    hidden = traced.hidden_example(block)
-    request = traced.example()
-    inline_ms = measure_lookup(cache, hidden, between=lambda: traced.base(request.clone()), notes=notes)
+    inline_ms = sum(share * _inline_ms(each, block, cache, notes) for share, each in at_lengths(traced))
+    if isinstance(traced, TracedSequences):
+        return inline_ms, None, None
     # Each measurement takes the worker's core away from the base model by itself, as serving will: what
     # that costs the base model is part of the penalty.
     overlap = measure_overlap(traced, block, cache, repetitions=10, notes=notes)
     return inline_ms, overlap.lookup_ms, overlap.penalty_ms
+
+
+def _inline_ms(traced: TracedModel, block: str, cache: LearnedCache, notes: list[str] | None) -> float:
+    request = traced.example()
+    hidden = traced.hidden_example(block)
+    return measure_lookup(cache, hidden, between=lambda: traced.base(request.clone()), notes=notes)

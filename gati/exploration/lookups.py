@@ -29,7 +29,7 @@ def finish_trials(
     `notes` gets a line for each measurement that other work on the machine disturbed. Once `late` says that
     time is up, what an untrained lookup took stands for the rest, and nothing is known of overlapped ones.
     """
-    measured: dict[tuple[str, tuple[int, ...], str], tuple[float, float, float]] = {}
+    measured: dict[tuple[str, tuple[int, ...], str], tuple[float, float | None, float | None]] = {}
     specified = {item.trial.trial_id: item.trial for item in prepared.specifications}
     every = [*(row.trial for row in finished.values() if row.trial.trial_id not in specified)]
     every = sorted((*every, *specified.values()), key=lambda trial: trial.block_index)

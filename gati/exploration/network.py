@@ -10,10 +10,10 @@ from torch import nn
 
 from gati.errors import BackendError, LibraryError
 from gati.exploration.library import Library
-from gati.model.lengths import trace_inputs
+from gati.model.lengths import with_lengths
 from gati.model.load import load_model
 from gati.model.packed import packed
-from gati.model.segments import TracedModel
+from gati.model.segments import TracedModel, trace
 
 __all__ = ["Network", "load_network", "traced_network"]
 
@@ -50,7 +50,7 @@ def load_network(library: Library, device: torch.device) -> Network:
         module = packed(loaded.module, tensors).to(device)
         example = tensors.example().to(device)
     names = [block.name for block in manifest.blocks]
-    return Network(module, trace_inputs(module, example, names, preprocessing))
+    return Network(module, with_lengths(trace(module, example, names), module, example, preprocessing))
 
 
 def traced_network(library: Library, devices: Collection[str] = ("cpu",)) -> TracedModel:

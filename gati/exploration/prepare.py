@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,12 +35,11 @@ from gati.model.labels import (
     read_class_names,
     read_label_map,
 )
-from gati.model.lengths import length_shares, trace_inputs
+from gati.model.lengths import length_shares, with_lengths
 from gati.model.load import LoadedModel
 from gati.model.outputs import check_base_outputs, check_more_than_one_class, outputs_kind
 from gati.model.packed import fit_tensors, fit_text
 from gati.model.segments import TracedModel, trace
-from gati.model.tables import is_table
 from gati.types import BlockProfile, OutputsKind, Profile, Trial
 
 __all__ = [
@@ -125,8 +123,7 @@ def fitted(loaded: LoadedModel, data: Any) -> tuple[LoadedModel, Data]:
 
     **Raises:** `DataError`; `ModelError` for arrays that the network does not take.
     """
-    if isinstance(data, (str, Path)) and is_table(data):
-        loaded = fit_text(loaded)
+    loaded = fit_text(loaded)
     held = load_data(data, loaded.preprocessing, what="--data")
     if held.tensors is None:
         return loaded, held
@@ -166,8 +163,7 @@ def prepare(
     asked = for_tokens(asked, traced, tensors)
     if not all(map(of_any_length, (*asked.variants, *companions))):  # these know one length only
         loaded = replace(loaded, preprocessing=replace(loaded.preprocessing, lengths=()))
-    if loaded.preprocessing.lengths:
-        traced = trace_inputs(module, example, places.names, loaded.preprocessing)
+    traced = with_lengths(traced, module, example, loaded.preprocessing)
     named, labelled = _name_classes(loaded, held, traced.classes, class_names, label_map)
     rows = inputs.record.rows
     labels = None if labelled.data.labels is None else labelled.data.labels[rows]

@@ -21,7 +21,7 @@ from gati.model.segments import TracedModel, trace
 from gati.model.sequence import Data
 from gati.model.text import bucket_lengths
 
-__all__ = ["Lengths", "TracedSequences", "at_lengths", "length_shares", "trace_inputs"]
+__all__ = ["Lengths", "TracedSequences", "at_lengths", "length_shares", "with_lengths"]
 
 _ROWS = 4096  # of the data at a time
 _TOLERANCE = 1e-3  # between scores of an input padded and not, as a share of the largest
@@ -33,21 +33,15 @@ class Lengths:
 
     def __init__(self, tensors: TensorInputs, shares: Sequence[tuple[int, float]]) -> None:
         self.shares = tuple(shares)
+        self.every = tuple(length for length, _ in self.shares)  # rising
         self._tensors = tensors
         self._mask = next(place for place, part in enumerate(tensors.parts) if part.name == MASK)
 
-    @property
-    def every(self) -> tuple[int, ...]:
-        """All of them, rising."""
-        return tuple(length for length, _ in self.shares)
-
     def of(self, x: Tensor) -> list[int]:
         """The least length that holds all tokens of each row [B, arrays, longest]."""
-        tokens = (x[:, self._mask] != 0).to(torch.int64)
-        places = torch.arange(1, x.shape[2] + 1, device=x.device)
-        last = (tokens * places).amax(1).cpu().numpy()
-        every = np.array(self.every)
-        return [int(each) for each in every[np.searchsorted(every, last)]]
+        tokens = x[:, self._mask].cpu().numpy() != 0
+        last = np.where(tokens.any(1), tokens.shape[1] - tokens[:, ::-1].argmax(1), 0)
+        return [self.every[place] for place in np.searchsorted(self.every, last)]
 
     def example(self, length: int, rows: int = 1) -> Tensor:
         """Packed inputs [rows, arrays, longest] of `length` tokens, with random ids; the rest is padding."""
@@ -83,19 +77,18 @@ class TracedSequences(TracedModel):
             return self._known[length]
 
 
-def trace_inputs(
-    module: nn.Module, example: Tensor, blocks: Sequence[str], preprocessing: Preprocessing
+def with_lengths(
+    traced: TracedModel, module: nn.Module, example: Tensor, preprocessing: Preprocessing
 ) -> TracedModel:
-    """Trace a network as `trace` does, and where `preprocessing` has several lengths, at each when needed."""
-    traced, tensors = trace(module, example, blocks), preprocessing.tensors
+    """A network that was traced on `example`, to be traced at each length of `preprocessing` when needed."""
+    tensors = preprocessing.tensors
     if tensors is None or not preprocessing.lengths:
         return traced
-    lengths = Lengths(tensors, preprocessing.lengths)
     known = {each.name: getattr(traced, each.name) for each in fields(TracedModel)}
     return TracedSequences(
         **known,
-        lengths=lengths,
-        retrace=lambda length: trace(module, example[..., :length].contiguous(), blocks),
+        lengths=Lengths(tensors, preprocessing.lengths),
+        retrace=lambda length: trace(module, example[..., :length].contiguous(), traced.blocks),
     )
 
 

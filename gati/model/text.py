@@ -81,27 +81,33 @@ class TextTokens:
             if not text.strip():
                 raise DataError(f"{what}: text {number} is empty; leave it out")
         tokenizer, padding = _tokenizer(self, length or self.length)
-        several = len(texts) > _FEW
-        try:
-            found = tokenizer.encode_batch(texts) if several else [tokenizer.encode(text) for text in texts]
-        except Exception as error:  # whatever the tokenizer makes of them
-            raise DataError(
-                f"{what}: the tokenizer fails ({one_line(error)}); is this the network's tokenizer?"
-            ) from error
-        longest = 0
-        for number, each in enumerate(found):
-            if not each.ids:
-                raise DataError(f"{what}: text {number} has no tokens; leave it out")
-            longest = max(longest, len(each.ids))
+        encoded = _encoded(tokenizer, texts, what)
+        longest = max((len(each.ids) for each in encoded), default=0)
         if length is None:
             length = next(each for each in bucket_lengths(self.length) if each >= longest)
         ids = np.full((len(texts), length), padding, dtype=np.int64)
-        others = np.zeros((2, *ids.shape), dtype=np.int64)
-        for row, each in enumerate(found):
-            ids[row, : len(each.ids)] = each.ids
-            others[:, row, : len(each.ids)] = each.attention_mask, each.type_ids
-        known = {IDS: ids, MASK: others[0], KINDS: others[1]}
+        mask, kinds = np.zeros((2, *ids.shape), dtype=np.int64)
+        for row, each in enumerate(encoded):
+            tokens = len(each.ids)
+            ids[row, :tokens], mask[row, :tokens] = each.ids, each.attention_mask
+            kinds[row, :tokens] = each.type_ids
+        known = {IDS: ids, MASK: mask, KINDS: kinds}
         return {name: known.get(name, ids) for name in self.arrays}
+
+
+def _encoded(tokenizer: Any, texts: Sequence[str], what: str) -> list[Any]:
+    """What the tokenizer makes of each text. Raises `DataError` where that fails, or is nothing."""
+    several = len(texts) > _FEW
+    try:
+        found = tokenizer.encode_batch(texts) if several else [tokenizer.encode(text) for text in texts]
+    except Exception as error:  # whatever the tokenizer makes of them
+        raise DataError(
+            f"{what}: the tokenizer fails ({one_line(error)}); is this the network's tokenizer?"
+        ) from error
+    for number, each in enumerate(found):
+        if not each.ids:
+            raise DataError(f"{what}: text {number} has no tokens; leave it out")
+    return list(found)
 
 
 def bucket_lengths(longest: int) -> tuple[int, ...]:

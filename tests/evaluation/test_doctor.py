@@ -36,8 +36,20 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def found(files: dict[str, str]) -> Diagnosis:
-    return gati.doctor(NET, **files, within_s=600.0)
+def looked(files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Diagnosis, list[Path]]:
+    """What it finds, and the files that were written meanwhile, there or in the folder where it ran."""
+    folder, elsewhere = Path(files["data"]).parent, tmp_path_factory.mktemp("elsewhere")
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(elsewhere)
+        found = gati.doctor(NET, **files, within_s=600.0)
+    written = [path for path in folder.rglob("*") if before.get(path) != path.stat().st_mtime_ns]
+    return found, [*written, *elsewhere.iterdir()]
+
+
+@pytest.fixture(scope="module")
+def found(looked: tuple[Diagnosis, list[Path]]) -> Diagnosis:
+    return looked[0]
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +60,12 @@ def _only_torch(found: Diagnosis, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def findings(found: Diagnosis, *, refusing: bool = True) -> dict[str, str]:
     return {each.about: each.message for each in found.findings if each.refuses == refusing}
+
+
+def about_the_data_alone() -> dict[str, Any]:
+    """Options with which the time is over after the first question, which is about the data."""
+    ticks = count(step=20)
+    return {"within_s": 30.0, "clock": lambda: float(next(ticks))}
 
 
 # What it says -----------------------------------------------------------------------------------------------
@@ -93,13 +111,8 @@ def test_the_forecast_names_what_explore_would_train(found: Diagnosis) -> None:
     assert (forecast.usual_s or 0.0) >= forecast.measuring_s > 0.0
 
 
-def test_nothing_is_written(files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = Path(files["data"]).parent
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    monkeypatch.chdir(tmp_path)
-    gati.doctor(NET, **files, within_s=5.0)
-    assert not list(tmp_path.iterdir())
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+def test_nothing_is_written(looked: tuple[Diagnosis, list[Path]]) -> None:
+    assert not looked[1]
 
 
 def test_strict_json_has_the_implied_numbers(found: Diagnosis) -> None:
@@ -128,7 +141,7 @@ def test_bad_data_are_refused_and_the_network_is_looked_at_all_the_same(
 def test_too_few_inputs_are_refused_as_by_explore(files: dict[str, str], tmp_path: Path) -> None:
     images, _ = digits()
     np.savez(tmp_path / "few.npz", images=images[:30])
-    found = gati.doctor(NET, files["checkpoint"], data=tmp_path / "few.npz", size=(8, 8), within_s=1e3)
+    found = gati.doctor(NET, files["checkpoint"], data=tmp_path / "few.npz", **about_the_data_alone())
     assert "give enough for at least 60" in findings(found)["data"]
 
 
@@ -181,13 +194,12 @@ def test_without_a_network_there_is_nothing_to_look_at() -> None:
 
 
 def test_an_impossible_confidence_is_refused(files: dict[str, str]) -> None:
-    found = gati.doctor(NET, **files, confidence=1.0, within_s=1e3)
+    found = gati.doctor(NET, **files, confidence=1.0, **about_the_data_alone())
     assert "delta is 0.0" in findings(found)["data"]
 
 
 def test_when_time_is_over_no_further_question_is_asked(files: dict[str, str]) -> None:
-    ticks = count(step=20)
-    found = gati.doctor(NET, **files, within_s=30.0, clock=lambda: float(next(ticks)))
+    found = gati.doctor(NET, **files, **about_the_data_alone())
     assert not found.can_be_cut and not found.refused
     assert "30 seconds were over" in findings(found, refusing=False)["network"]
 

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from gati.costs.lengths import mean_profile
+from gati.costs.graph import GraphCosts
+from gati.costs.lengths import mean_costs
 from gati.model.inputs import TensorInputs
-from gati.model.lengths import Lengths, TracedSequences, at_lengths, length_shares, trace_inputs
+from gati.model.lengths import Lengths, TracedSequences, at_lengths, length_shares, with_lengths
 from gati.model.packed import packed
 from gati.model.preprocess import Preprocessing
+from gati.model.segments import trace
 from gati.model.tensors import TensorData
 from gati.model.text import bucket_lengths
 from gati.types import BlockProfile, Profile
@@ -82,7 +84,8 @@ def test_shares_are_counted_where_padding_is_nothing() -> None:
 def network() -> TracedSequences:
     module, shares = packed(reader().eval(), taken()), ((16, 0.5), (32, 0.25), (48, 0.25))
     preprocessing = replace(Preprocessing(), tensors=taken(), lengths=shares)
-    found = trace_inputs(module, taken().example(), ["encoder.layers.0"], preprocessing)
+    traced = trace(module, taken().example(), ["encoder.layers.0"])
+    found = with_lengths(traced, module, taken().example(), preprocessing)
     assert isinstance(found, TracedSequences)
     return found
 
@@ -120,15 +123,19 @@ TIMES = st.tuples(st.floats(0.01, 50.0), st.floats(0.0, 1.0))
 
 @few
 @given(st.lists(TIMES, min_size=1, max_size=3), st.floats(0.05, 0.95))
-def test_the_mean_profile_is_that_of_the_inputs(
+def test_mean_costs_are_those_of_the_inputs(
     network: TracedSequences, times: list[tuple[float, float]], first: float
 ) -> None:
     shares = [1.0] if len(times) == 1 else [first, *[(1.0 - first) / (len(times) - 1)] * (len(times) - 1)]
     parts = []
     for share, (base_ms, reach) in zip(shares, times, strict=True):
         block = BlockProfile(0, "encoder.layers.0", "Layer", (16, 16), reach * base_ms, reach * base_ms)
-        parts.append((share, Profile("torch", "cpu", 1, base_ms, (block,))))
-    found = mean_profile(parts, network)
-    assert found.base_ms == pytest.approx(sum(share * each.base_ms for share, each in parts))
+        profile = Profile("torch", "cpu", 1, base_ms, (block,))
+        parts.append((share, GraphCosts(profile, base_ms / 8, {"tokens-mean(8)": base_ms / 4})))
+    costs = mean_costs(parts, network)
+    found = costs.profile
+    assert found.base_ms == pytest.approx(sum(share * each.profile.base_ms for share, each in parts))
+    assert costs.if_ms == pytest.approx(found.base_ms / 8)
+    assert costs.lookup_ms["tokens-mean(8)"] == pytest.approx(found.base_ms / 4)
     assert found.blocks[0].reach_ms <= found.base_ms * (1.0 + 1e-9)
     assert found.blocks[0].output_shape == (LONGEST, 16)

@@ -45,7 +45,7 @@ from services.wire.gen.ttypes import (
 )
 from services.wire.handshake import client_tls, server_tls
 from services.wire.server import WireServer
-from services.wire.tensors import DATATYPES, from_bytes, from_tensor, to_tensor
+from services.wire.tensors import DATATYPES, from_bytes, from_tensor, text_tensor, texts_of, to_tensor
 from tests.services.certificates import certify
 from tests.waiting import LONG_S, in_the_end
 
@@ -504,3 +504,21 @@ def test_tls_between_machines(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other, _ = certify(tmp_path / "other")
     run(test, secret=SECRET, tls=server_tls(certificate, key))
+
+
+@given(st.lists(st.text(max_size=20), max_size=6))
+def test_texts_come_back_as_they_were(texts: list[str]) -> None:
+    tensor = text_tensor(texts)
+    assert texts_of(tensor) == texts
+    tensor.shape = [len(texts), 1]
+    assert texts_of(tensor) == texts
+
+
+@given(st.binary(max_size=40), st.lists(st.integers(0, 9), max_size=3))
+def test_other_bytes_are_texts_or_refused(data: bytes, shape: list[int]) -> None:
+    try:
+        found = texts_of(Tensor("BYTES", shape, data))
+    except RequestError as error:
+        assert "\n" not in str(error)
+    else:
+        assert text_tensor(found).data == data and len(found) == shape[0]
