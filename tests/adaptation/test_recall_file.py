@@ -14,10 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from gati.adaptation.recall import Recall
+from gati.adaptation.adaptation import Adaptation
+from gati.adaptation.recall import RECALL, Recall
 from gati.adaptation.recall_file import MemoryKeeper, memory_file, memory_identity
+from gati.adaptation.settings import AdaptSettings
+from gati.composition.load import open_served
 from gati.engine.exits import BASE, Prediction
 from gati.guard.standing import Standing
+from tests.adaptation.deployed import STRANGE, make_deployed, stream
 from tests.conftest import REPOSITORY
 
 AGREEMENT = 0.9
@@ -166,3 +170,48 @@ def test_places_that_were_not_heard_of_for_longest_are_forgotten() -> None:
         recall.learn(looked, base, drawn=True)
     assert recall.places == 2 and recall.forgotten == 1
     assert set(recall.remembered().places) == {"gate", "hall"}
+
+
+STREAMING = """
+import os, signal, sys
+from pathlib import Path
+from gati.adaptation.adaptation import Adaptation
+from gati.composition.load import open_served
+from tests.adaptation.test_recall_file import PLACED, showing
+told = []
+adaptation = Adaptation(
+    open_served(sys.argv[1]), PLACED, standing=Path(sys.argv[2]), deterministic=True,
+    on_change=lambda change: told.append(change.kind),
+)
+for number, x in enumerate(showing()):
+    adaptation.answer(x, time_s=0.1 * number, place="camera")
+    if "recalling" in told:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+PLACED = AdaptSettings(interval_s=1e9, accuracy=0.9, falls_to=0.0, audit_budget=0.5, rest=False)
+
+
+def showing() -> Iterator[torch.Tensor]:
+    """Two scans of strange digits, each for some time, with a little noise."""
+    scans = stream(STRANGE, 2, seed=3)
+    noise = torch.Generator().manual_seed(0)
+    for number in range(2000):
+        yield scans[number // 40 % 2][None] + 0.005 * torch.randn((1, 1, 8, 8), generator=noise)
+
+
+def test_a_stream_that_is_killed_recalls_at_once_when_it_goes_on(tmp_path: Path) -> None:
+    """`kill -9` at the moment when memory is proven: the next run answers from it soon."""
+    library = make_deployed(tmp_path).library.directory
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    path = tmp_path / "standing.json"
+    killed = subprocess.run(
+        [sys.executable, "-c", STREAMING, str(library), str(path)], env=environment, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    with Adaptation(open_served(library), PLACED, standing=path, deterministic=True) as adaptation:
+        answers = [
+            adaptation.answer(x, time_s=0.1 * at, place="camera")
+            for at, x in zip(range(30), showing(), strict=False)
+        ]
+    assert np.mean([each.prediction.exit == RECALL for each in answers]) > 0.5
