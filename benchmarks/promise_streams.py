@@ -34,7 +34,7 @@ import torch
 from gati.adaptation.deployments import Deployed
 from gati.adaptation.follow import FollowUp
 from gati.adaptation.memory import FEATURES, FURTHER, Seen
-from gati.adaptation.recall import RECALL, Looked, Recall
+from gati.adaptation.recall import RECALL, Looked, Recall, Remembered
 from gati.adaptation.renewal import Promise, RenewalOutcome
 from gati.adaptation.risk import Risk
 from gati.adaptation.samples import Samples
@@ -253,7 +253,10 @@ class Stream:
             on_serving=lambda each: None,
             figures=lambda each: composition(0),
         )
-        self.recall = Memory(self.world, spend=standing.spending.next, on_change=self._recalling)
+        self.recall = Memory(
+            self.world, spend=standing.spending.next, on_change=self._recalling, known=_kept(standing)
+        )
+        standing.keep("memory", self.recall.state)
         self.succession.begin(0)
         self._levels.clear()  # going on is no release
         self._follow = FollowUp(
@@ -340,6 +343,12 @@ class Stream:
             right = 1.0 - chance
             divergence = chance * math.log(chance / ALPHA) + right * math.log(right / AGREEMENT)
             self.day.delays.append((watch.audits - begun) * divergence / math.log(FALSE_ALARM))
+
+
+def _kept(standing: Standing) -> Remembered | None:
+    """What is kept of memory; all else of it is made up."""
+    state, nothing = standing.kept("memory", math.inf), np.empty((0, FEATURES))
+    return None if state is None else Remembered(state, {}, (nothing, np.empty(0, bool)), nothing)
 
 
 def quickly_saved(standing: Standing, save: Callable[[], None], *, really: bool = False) -> None:

@@ -81,6 +81,7 @@ class ModelConfig(_Strict):
     sampling: float = Field(default=0.2, ge=0.0, le=1.0)
     records_limit_bytes: int = Field(default=2**30, ge=1)  # that the record store may hold; the oldest go
     most_versions: int = Field(default=8, ge=2)  # loaded at a time
+    adaptation_share: float = Field(default=1.0, gt=0.0)  # of retraining's time, against that of other models
     repository: str | None = None  # folder or URL of the model repository; its active version serves
 
     @model_validator(mode="after")

@@ -201,6 +201,7 @@ def _adaptation(config: ServeConfig) -> Supervised | None:
             composition=own.composition,
             records=own.records,
             repository=own.repository,
+            share=own.adaptation_share,
         )
         for name, own in config.models.items()
         if own.library is not None and own.composition is not None and own.records and own.repository

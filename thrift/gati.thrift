@@ -139,6 +139,8 @@ struct VersionInfo {
   15: optional i32 level
   /** Lookups are left out for a while, for they cost more than they save. */
   16: optional bool resting
+  /** The agreement that is promised, or to be proven. */
+  17: optional double target
 }
 
 /** One array that a network takes. */

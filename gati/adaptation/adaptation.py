@@ -324,20 +324,18 @@ class Adaptation:
             busy = self._renewing or self._due is not None or self._succession.trial is not None
             if busy or not self.settings.enabled:
                 return
-            triggers = self._triggers
-            if triggers.missed(self._samples, time_s=time_s):
-                needed = self._renewal.least_inputs
-                self._tell("skipped", f"{len(self._samples)} samples to retrain on, {needed} are needed")
-            reason = triggers.reason(
+            reason, skipped = self._triggers.due(
                 self._samples,
                 time_s=time_s,
                 known_scenes=self._scenes > 0,
                 alarmed=self._succession.alarmed,
             )
+            if skipped:
+                self._tell("skipped", skipped)
             if reason is None:
                 return
             self._renewing = True
-            changed_at = triggers.changed_at if reason == "hit rate" else None
+            changed_at = self._triggers.changed_at if reason == "hit rate" else None
         self._training.submit(lambda: self._renew(reason, time_s, changed_at))
 
     def _renew(self, reason: str, time_s: float, changed_at: int | None) -> None:

@@ -73,7 +73,7 @@ class MemoryKeeper:
         if self._path is None or not isinstance(state, dict) or state.get("identity") != self._identity:
             return None
         try:
-            with np.load(self._path, allow_pickle=False) as arrays:
+            with np.load(io.BytesIO(self._path.read_bytes()), allow_pickle=False) as arrays:
                 return self._read(state, arrays)
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
             _log.warning("memory begins anew", extra={"reason": f"{self._path}: {error}"})

@@ -1,17 +1,71 @@
-"""When to retrain: the interval is over, the guard is in alarm, or fewer requests hit than was promised."""
+"""When to retrain: the guard is in alarm, fewer requests hit than was promised, or the interval is over.
+
+`due` decides, for streams and for the adaptation service. What differs is how they know: a stream sees every
+request, the service the samples that inference services keep.
+"""
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from gati.adaptation.samples import Samples
 from gati.adaptation.settings import AdaptSettings
 
-__all__ = ["Triggers"]
+__all__ = ["SETTLED", "Due", "Signs", "Triggers", "due", "too_few"]
 
+SETTLED = 200  # requests or samples after which their hit rate says something
 _MEMORY = 0.99  # of the running hit rate
-_SETTLED = 200  # requests after which it says something
 _NOTICED = 70  # requests until a fall shows in it
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What is known of the caches that serve. `waited_s` is how long ago the last attempt was.
+
+    `samples` are there to train on, `fresh` of them since fewer hit. `known_scenes`: there are versions that
+    may fit without any training.
+    """
+
+    samples: int
+    fresh: int
+    waited_s: float
+    alarmed: bool = False
+    fewer_hits: bool = False
+    known_scenes: bool = False
+
+
+class Due(NamedTuple):
+    """Why to retrain now: `alarm`, `hit rate` or `interval`; None for no reason. `skipped`: why not."""
+
+    reason: str | None
+    skipped: str = ""
+
+
+def due(signs: Signs, *, interval_s: float, least: int, kept: int | None = None) -> Due:
+    """Whether to retrain now; `least` samples are needed for that, `kept` are at most in the window.
+
+    Where fewer requests hit, what was sampled before says nothing about what comes now: new samples are
+    waited for. After an alarm they are not, for the caches are on probation anyway.
+    """
+    enough, over = signs.samples >= least, signs.waited_s >= interval_s
+    reason = None
+    if signs.alarmed:
+        reason = "alarm" if enough or signs.known_scenes else None
+    elif signs.fewer_hits:
+        reason = "hit rate" if signs.fresh >= least or signs.known_scenes else None
+    elif enough and over:
+        reason = "interval"
+    skips = reason is None and over and not enough
+    return Due(reason, too_few(signs.samples, least, kept) if skips else "")
+
+
+def too_few(count: int, least: int, kept: int | None = None) -> str:
+    """Why so many samples do not do."""
+    said = f"{count} samples, {least} are needed"
+    if kept is not None and kept < least:
+        said += f", but only {kept} are kept: set window_inputs to {least} or more"
+    return said
 
 
 class Triggers:
@@ -37,7 +91,7 @@ class Triggers:
         self._since += 1
         self._rate = _MEMORY * self._rate + (1.0 - _MEMORY) * hit
         floor = self._settings.falls_to * self.promised
-        low = self._since >= _SETTLED and (self.hit_rate or 0.0) < floor
+        low = self._since >= SETTLED and (self.hit_rate or 0.0) < floor
         if not low:
             self.changed_at = None
         elif self.changed_at is None:
@@ -55,28 +109,21 @@ class Triggers:
         if tried:
             self._last_s = time_s
 
-    def missed(self, samples: Samples, *, time_s: float) -> bool:
-        """Whether the interval has passed with too few samples to retrain on; then another one begins."""
+    def due(self, samples: Samples, *, time_s: float, known_scenes: bool, alarmed: bool) -> Due:
+        """What is to be done at `time_s`; where an interval passes in vain another one begins."""
         self._last_s = time_s if self._last_s is None else self._last_s
-        over = time_s - self._last_s >= self._settings.interval_s
-        if not over or len(samples) >= self._least_inputs:
-            return False
-        self._last_s = time_s
-        return True
-
-    def reason(self, samples: Samples, *, time_s: float, known_scenes: bool, alarmed: bool) -> str | None:
-        """`alarm`, `hit rate` or `interval`; None while there is no reason or too little was sampled.
-
-        Where fewer requests hit, what was sampled before says nothing about what comes now: new samples are
-        waited for. After an alarm they are not, for the caches are on probation anyway.
-        """
-        if samples.taken < self._next_at:
-            return None
-        enough = len(samples) >= self._least_inputs
-        if alarmed:
-            return "alarm" if enough or known_scenes else None
-        if self.changed_at is not None:
-            fresh = samples.count(self.changed_at) >= self._least_inputs
-            return "hit rate" if fresh or known_scenes else None
-        last_s = math.inf if self._last_s is None else self._last_s
-        return "interval" if enough and time_s - last_s >= self._settings.interval_s else None
+        found = due(
+            Signs(
+                len(samples),
+                len(samples) if self.changed_at is None else samples.count(self.changed_at),
+                time_s - self._last_s,
+                alarmed,
+                self.changed_at is not None,
+                known_scenes,
+            ),
+            interval_s=self._settings.interval_s,
+            least=self._least_inputs,
+        )
+        if found.skipped:
+            self._last_s = time_s
+        return found if samples.taken >= self._next_at else Due(None, found.skipped)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 import gati
-from gati.cli import compare, doctor, evict, explore, pipelines, query, render, serve, stream
+from gati.cli import adapt, compare, doctor, evict, explore, pipelines, query, render, serve, stream
 from gati.cli.options import (
     CertifyData,
     Checkpoint,
@@ -239,6 +239,7 @@ _verb("gati bench runs/mine --data test.npz --limit 500 --repetitions 5")(compar
 _verb("gati report runs/mine", "gati report runs/mine --out mine.html")(compare.report)
 app.add_typer(pipelines.pipeline)
 app.add_typer(evict.evict)
+app.add_typer(adapt.adapt)
 _verb("gati serve runs/mine", "gati serve examples/pipeline/pipeline.toml --port 0")(serve.serve)
 _verb("gati query cifar10 cat.png --slo 80ms", "gati query intents 'where is my card?'")(query.query)
 _verb("gati stream runs/mine --source camera:0 --adapt --page")(stream.stream)

@@ -63,6 +63,8 @@ class ModelAdaptation:
         )
         self._latest = self._latest_of(active)
         self._tried_s = time.time()
+        self._interval_s = settings.interval_s
+        self._changed_s: float | None = None  # when the last attempt ended
         self._outcome, self._message = "", ""
         self._samples = 0
         self._hit_rate = active.promised
@@ -75,6 +77,7 @@ class ModelAdaptation:
 
     def status(self) -> Any:
         """The wire's `AdaptationStatus`."""
+        next_s = None if self._retraining else max(0.0, self._tried_s + self._interval_s - time.time())
         return AdaptationStatus(
             model=self.name,
             version=self._published.number,
@@ -84,6 +87,8 @@ class ModelAdaptation:
             message=self._message,
             hit_rate=self._hit_rate,
             promised_hit_rate=self._published.promised,
+            next_s=next_s,
+            changed_s=self._changed_s,
         )
 
     def look(self, *, asked: bool = False) -> None:
@@ -143,6 +148,7 @@ class ModelAdaptation:
 
     def _ended(self, outcome: str, message: str) -> None:
         self._outcome, self._message = outcome, message
+        self._changed_s = time.time()
         level = logging.WARNING if outcome == "failed" else logging.INFO
         extra = {"model": self.name, "outcome": outcome, "reason": message, "version": self._published.number}
         _log.log(level, "renewal ended", extra=extra)

@@ -2,7 +2,8 @@
 
 A version that was published does not answer at once: the inference service proves it first. Samples tell
 which version answered; until they come from the new one, what they say of hits and losses is of the old one,
-which has been seen to already.
+which has been seen to already. What follows from that is decided as for a stream
+(`gati.adaptation.triggers`).
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gati.adaptation.triggers import SETTLED, Signs, due, too_few
 from gati.composition.binomial import p_value
 from gati.samples.record import Record
 
-__all__ = ["Due", "Latest", "Rules"]
+__all__ = ["Judged", "Latest", "Rules"]
 
-_SETTLED = 200  # samples after which their hit rate says something
 _SURE = 0.001  # chance of as many disagreements where the promise is kept
 _LEAST_WAIT_S = 60.0
 
@@ -31,7 +32,7 @@ class Latest:
     seen: bool = False
 
 
-class Due(NamedTuple):
+class Judged(NamedTuple):
     """Why to renew now, if at all, and why not, where it would be time; `hit_rate` of the latest version."""
 
     reason: str | None
@@ -54,7 +55,7 @@ class Rules:
     kept: int
     patience: float = 3.0
 
-    def due(self, records: Sequence[Record], latest: Latest, tried_s: float, now_s: float) -> Due:
+    def due(self, records: Sequence[Record], latest: Latest, tried_s: float, now_s: float) -> Judged:
         """What the samples say; takes note in `latest` of whether it has answered."""
         since = [record for record in records if record.time_s >= latest.since_s]
         own = [record for record in since if record.source in (latest.name, "")]
@@ -62,24 +63,27 @@ class Rules:
         early = [record for record in own if record.exit is not None]
         hit_rate = len(early) / len(own) if own else latest.promised
         if not latest.seen and now_s - latest.since_s < self.patience * self.interval_s:
-            return Due(None, "", hit_rate)
+            return Judged(None, "", hit_rate)
         about = own if latest.seen else since
         waited = now_s - tried_s >= min(self.interval_s, _LEAST_WAIT_S)
         wrong = sum(record.agreed is False for record in about)
-        if wrong and waited and p_value(len(about) - wrong, len(about), 1.0 - self.accuracy) <= _SURE:
-            return Due("alarm", "", hit_rate)
-        low = hit_rate < self.falls_to * latest.promised
-        if low and waited and len(own) >= _SETTLED:
-            return Due("hit rate", "", hit_rate)
-        if now_s - tried_s < self.interval_s:
-            return Due(None, "", hit_rate)
-        if len(records) < self.least:
-            return Due(None, self.too_few(len(records)), hit_rate)
-        return Due("interval", "", hit_rate)
+        sure = bool(wrong) and p_value(len(about) - wrong, len(about), 1.0 - self.accuracy) <= _SURE
+        low = hit_rate < self.falls_to * latest.promised and len(own) >= SETTLED
+        found = due(
+            Signs(
+                len(records),
+                len(since),
+                now_s - tried_s,
+                alarmed=waited and sure,
+                fewer_hits=waited and low,
+                known_scenes=True,  # what is known is tried first, and too few samples are told then
+            ),
+            interval_s=self.interval_s,
+            least=self.least,
+            kept=self.kept,
+        )
+        return Judged(*found, hit_rate)
 
     def too_few(self, count: int) -> str:
         """Why so many samples do not do."""
-        said = f"{count} samples, {self.least} are needed"
-        if self.kept < self.least:
-            said += f", but only {self.kept} are kept: set window_inputs to {self.least} or more"
-        return said
+        return too_few(count, self.least, self.kept)

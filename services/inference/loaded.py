@@ -92,4 +92,5 @@ class LoadedVersion:
             level=0 if watch is None else self.post.level,
             settings=0 if watch is None else watch.settings,
             resting=self.following.resting,
+            target=None if watch is None else watch.agreement,
         )

@@ -48,6 +48,7 @@ _LARGE_INPUT_BYTES = 128 * 1024  # from here on preprocessing is not done betwee
 _LONG_TEXT_BYTES = 8 * 1024  # the same of text
 _LONGEST_TEXT = 64 * 1024  # characters; however few tokens are kept of them
 _HIGHEST, _LOWEST = 1, 10
+_LONGEST_PLACE = 128  # characters of its name
 
 
 class InferenceService:
@@ -179,6 +180,8 @@ class InferenceService:
             raise RequestError(
                 f"a batch of {inputs} inputs; send 1 to {self._settings.largest_batch} at a time"
             )
+        if request.place is not None and not 1 <= len(request.place) <= _LONGEST_PLACE:
+            raise RequestError(f"`place` must have 1 to {_LONGEST_PLACE} characters")
         slo_s = None if request.latency_slo_ms is None else request.latency_slo_ms / 1e3
         deadline_s = arrived_s + request.time_remaining_ms / 1e3
         with (

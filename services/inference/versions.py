@@ -105,11 +105,9 @@ class Versions:
     def memory_for(self, version: LoadedVersion) -> ServedMemory | None:
         """Memory, where it promises what is promised of that version, or more."""
         memory, watch = self._memory, version.following.watch
-        return (
-            memory
-            if memory is not None and watch is not None and memory.agreement >= watch.agreement
-            else None
-        )
+        if memory is None or watch is None or not version.engine.traced.dtype.is_floating_point:
+            return None  # numbers of tokens say nothing of how alike texts are
+        return memory if memory.agreement >= watch.agreement else None
 
     def describe_memory(self) -> Any:
         """The wire's `MemoryInfo`; None where there is none."""

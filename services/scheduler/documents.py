@@ -75,6 +75,12 @@ _WISHES: dict[str, Any] = {
     "latency_slo_ms": {**_NUMBER, "description": "Latency limit for the answer."},
     "timeout_ms": {**_NUMBER, "description": "Time after which the client gives up."},
     "priority": {"type": "integer", "minimum": 0, "maximum": 10, "description": "1 is first."},
+    "place": {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": 128,
+        "description": "What the input shows, such as a camera: answers are remembered for it.",
+    },
 }
 _INFERENCE_REQUEST: dict[str, Any] = {
     "type": "object",

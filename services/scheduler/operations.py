@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from gati.errors import GatiError, RequestError
 from services.scheduler import documents
+from services.scheduler.adapting import adaptation_status
 from services.scheduler.bodies import read_body
 from services.scheduler.models import Model
 from services.scheduler.replies import without_folders
@@ -23,6 +24,13 @@ router = APIRouter(tags=["operations"])
 
 _LARGEST_BODY_BYTES = 65_536
 _READY_TIMEOUT_S = 120.0
+
+
+@router.get("/v1/adaptation", summary="How models adapt", responses=documents.SERVER)
+async def adaptation(request: Request) -> dict[str, Any]:
+    """Every model with its versions, how far their proofs are, memory, and what retraining came to."""
+    scheduler = scheduler_of(request)
+    return await adaptation_status(scheduler.models, scheduler.adaptation)
 
 
 @router.post(

@@ -55,7 +55,7 @@ class Scheduler:
         self.keys = KeyRing(config)
         self.budget = ByteBudget(config.largest_held_bytes)
         self.pool = BoundedPool("gati-reader")
-        self._adaptation = adaptation
+        self.adaptation = adaptation
         self.dashboards = {name: Dashboard(model) for name, model in models.items()}
         self._looking: list[asyncio.Task[None]] = []
         self.leaving = False  # no longer ready, and still answering
@@ -80,8 +80,8 @@ class Scheduler:
         self._looking = [asyncio.create_task(each.keep_looking()) for each in self.dashboards.values()]
         for model in self.models.values():
             await model.start()
-        if self._adaptation is not None:
-            self._adaptation.start()
+        if self.adaptation is not None:
+            self.adaptation.start()
 
     def check_lag(self) -> None:
         """Refuse a request while the event loop is far behind. Raises `OverloadError`."""
@@ -118,16 +118,16 @@ class Scheduler:
         timeout_s = self.config.drain_timeout_s
         for model in self.models.values():
             model.retire()
-        if self._adaptation is not None:
-            self._adaptation.retire()
+        if self.adaptation is not None:
+            self.adaptation.retire()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
         except TimeoutError:
             _log.warning("not everything was answered in time", extra={"under_way": self._under_way})
         ours = [model.stop(timeout_s) for model in self.models.values()]
-        if self._adaptation is not None:
-            ours.append(self._adaptation.stop(timeout_s))
+        if self.adaptation is not None:
+            ours.append(self.adaptation.stop(timeout_s))
         await asyncio.gather(*ours, asyncio.to_thread(self.telemetry.close))
 
     def model(self, name: str) -> Model:

@@ -160,3 +160,53 @@ def test_caches_are_told_apart_by_what_they_are() -> None:
         composition(exits=(replace(made.exits[0], threshold=0.8),)),
     ]
     assert len({identity_of(each) for each in (made, *changed)}) == 4
+
+
+# Age ------------------------------------------------------------------------------------------------------
+
+
+def proven_then(path: Path, *, settings: int = 1) -> None:
+    """Prove the caches `a` by audits, and leave."""
+    standing = Standing(0.05, path, now=lambda: 1e9)
+    watch = standing.watch("a", 0.97, proven=False, settings=settings)
+    while not watch.may_hit:
+        watch.audited(agreed=[True] * settings)
+    standing.save()
+
+
+@pytest.mark.parametrize(("later_s", "state"), [(3600.0, "serving"), (8 * 86_400.0, "probation")])
+def test_what_was_proven_long_ago_is_proven_anew(tmp_path: Path, later_s: float, state: str) -> None:
+    path = tmp_path / "standing.json"
+    proven_then(path, settings=2)
+    later = Standing(0.05, path, now=lambda: 1e9 + later_s)
+    watch = later.watch("a", 0.97, proven=False, settings=2)
+    assert watch.state == state and later.spending.used == 1 + (state == "probation")
+
+
+def test_a_proof_that_is_as_old_as_the_future_is_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / "standing.json"
+    proven_then(path)
+    assert not Standing(0.05, path, now=lambda: 1e9 - 86_400.0).watch("a", 0.97, proven=False).may_hit
+
+
+def test_a_stop_and_a_certificate_never_age(tmp_path: Path) -> None:
+    path = tmp_path / "standing.json"
+    before = Standing(0.05, path, now=lambda: 1e9)
+    stop(before)
+    before.watch("b", 0.97, proven=True)
+    before.save()
+    later = Standing(0.05, path, now=lambda: 2e9)
+    assert later.watch("a", 0.97, proven=True).state == "stopped"
+    assert later.watch("b", 0.97, proven=True).state == "serving" and later.spending.used == 1
+
+
+def test_parts_of_others_are_kept_while_they_are_young(tmp_path: Path) -> None:
+    path = tmp_path / "standing.json"
+    before = Standing(0.05, path, now=lambda: 1e9)
+    before.keep("memory", lambda: {"level": 2})
+    before.save()
+    again = Standing(0.05, path, now=lambda: 1e9 + 100.0)
+    again.save()  # nobody asks for it in this run
+    assert Standing(0.05, path, now=lambda: 1e9 + 200.0).kept("memory", 3600.0) == {"level": 2}
+    assert Standing(0.05, path, now=lambda: 1e9 + 3601.0).kept("memory", 3600.0) is None
+    assert again.kept("other", 3600.0) is None

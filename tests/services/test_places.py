@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from gati.cli import app
 from gati.composition.composition import Composition
 from gati.exploration.library import Library
 from gati.versions.lineage import Lineage
@@ -81,6 +83,13 @@ def test_memory_answers_where_a_place_is_named_and_survives_a_kill(made: Path) -
         until(lambda: of_model(running, "gati_places_forgotten_total") >= 1.0)
         assert of_model(running, "gati_places") == 2.0
         assert of_model(running, "gati_recalled_total") > 0.0
+        shown = CliRunner().invoke(app, ["adapt", "status", "--url", running.url])
+        assert "version default: serving, answers" in shown.output, shown.output
+        assert "memory: setting " in shown.output and "audits" in shown.output
+        document = json.loads(
+            CliRunner().invoke(app, ["adapt", "status", "--url", running.url, "--json"]).output
+        )
+        assert document["models"][0]["memory"]["places"] == 2 and document["error"] is None
         wrong = running.client.post(f"/v2/models/{MODEL}/infer", json=request(1, place=7))
         assert wrong.status_code == 400 and "`place` is '7'" in wrong.text
     os.remove(made / "library" / "standing" / f"{MODEL}-memory.npz")
@@ -88,6 +97,7 @@ def test_memory_answers_where_a_place_is_named_and_survives_a_kill(made: Path) -
         assert exits(ask(running, "gate")) == {"base"}
 
 
+@pytest.mark.slow
 def test_lookups_that_do_not_pay_rest(made: Path) -> None:
     without_hits(made)
     resting = f'gati_version_resting{{model="{MODEL}",version="default"}}'
@@ -113,6 +123,7 @@ def publish_settings(folder: Path) -> int:
     return ModelRepository(folder / "versions").publish(MODEL, files, Lineage(chosen.checkpoint_sha256))
 
 
+@pytest.mark.slow
 def test_settings_of_a_version_are_released_as_they_are_proven_and_stay_so(made: Path) -> None:
     answering(made, RIGHT)
     certify(made / "library", TARGET)

@@ -820,11 +820,12 @@ class VersionInfo(object):
      - settings: Its settings go from strict to loose: how many there are, and how many of them may answer.
      - level
      - resting: Lookups are left out for a while, for they cost more than they save.
+     - target: The agreement that is promised, or to be proven.
 
     """
 
 
-    def __init__(self, version=None, active=None, backend=None, certificate_json=None, exits=None, memory_bytes=None, state=None, pending=None, agreement=None, promise=None, proof=None, audits=None, losses=None, settings=None, level=None, resting=None,):
+    def __init__(self, version=None, active=None, backend=None, certificate_json=None, exits=None, memory_bytes=None, state=None, pending=None, agreement=None, promise=None, proof=None, audits=None, losses=None, settings=None, level=None, resting=None, target=None,):
         self.version = version
         self.active = active
         self.backend = backend
@@ -841,6 +842,7 @@ class VersionInfo(object):
         self.settings = settings
         self.level = level
         self.resting = resting
+        self.target = target
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -937,6 +939,11 @@ class VersionInfo(object):
                     self.resting = iprot.readBool()
                 else:
                     iprot.skip(ftype)
+            elif fid == 17:
+                if ftype == TType.DOUBLE:
+                    self.target = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -1013,6 +1020,10 @@ class VersionInfo(object):
         if self.resting is not None:
             oprot.writeFieldBegin('resting', TType.BOOL, 16)
             oprot.writeBool(self.resting)
+            oprot.writeFieldEnd()
+        if self.target is not None:
+            oprot.writeFieldBegin('target', TType.DOUBLE, 17)
+            oprot.writeDouble(self.target)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -2404,6 +2415,7 @@ VersionInfo.thrift_spec = (
     (14, TType.I32, 'settings', None, None, ),  # 14
     (15, TType.I32, 'level', None, None, ),  # 15
     (16, TType.BOOL, 'resting', None, None, ),  # 16
+    (17, TType.DOUBLE, 'target', None, None, ),  # 17
 )
 all_structs.append(InputArray)
 InputArray.thrift_spec = (

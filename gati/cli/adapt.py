@@ -1,0 +1,123 @@
+"""`gati adapt`: how the models of a running `gati serve` adapt; `gati.cli` registers the group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from gati.cli.options import examples_below
+from gati.errors import UnavailableError
+
+__all__ = ["adapt"]
+
+_EPILOG = examples_below("gati adapt status", "gati adapt status --url http://127.0.0.1:8000 --json")
+
+adapt = typer.Typer(
+    name="adapt",
+    help="What a running gati serve has learned, and how far it is proven.",
+    no_args_is_help=True,
+    epilog=_EPILOG,
+)
+
+
+@adapt.callback()
+def _adapt() -> None:
+    """Keep the group a group, though it has one command."""
+
+
+@adapt.command(epilog=_EPILOG)
+def status(
+    url: Annotated[str, typer.Option(help="Where gati serve listens.")] = "http://127.0.0.1:8000",
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", envvar="GATI_API_KEY", help="If the server requires one.")
+    ] = None,
+) -> None:
+    """List models: versions, proofs, memory, the last retraining, and when the next is due."""
+    document = _asked(url, api_key)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(document, indent=2))
+        return
+    for line in lines(document, time.time()):
+        typer.echo(line)
+
+
+def lines(document: Mapping[str, Any], now_s: float) -> Iterator[str]:
+    """What is shown of a status, at `now_s` seconds since 1970."""
+    if document.get("error"):
+        yield f"retraining: {document['error']}"
+    for model in document["models"]:
+        yield model["name"] if model["ready"] else f"{model['name']}: {model.get('error', 'not ready')}"
+        for version in model["versions"]:
+            yield f"  version {version['version']}: {_version(version)}"
+        if model["memory"] is not None:
+            yield f"  memory: {_memory(model['memory'])}"
+        if model["retraining"] is not None:
+            yield f"  retraining: {_retraining(model['retraining'], now_s)}"
+
+
+def _version(version: Mapping[str, Any]) -> str:
+    parts = [version["state"]]
+    parts += ["answers"] if version["active"] else []
+    parts += ["waits to take over"] if version["pending"] else []
+    parts += ["lookups rest"] if version["resting"] else []
+    if (version["settings"] or 0) > 1:
+        parts.append(f"setting {version['level']} of {version['settings']}")
+    return ", ".join([*parts, *_proof(version)])
+
+
+def _memory(memory: Mapping[str, Any]) -> str:
+    answers = (
+        f"setting {memory['level']} of {memory['settings']}" if memory["level"] else "does not answer yet"
+    )
+    counted = f"{memory['answers']} answers, {memory['places']} places"
+    return ", ".join([answers, counted, *_proof(memory)])
+
+
+def _proof(of: Mapping[str, Any]) -> list[str]:
+    proof = of["proof"]
+    if proof is None:
+        return []
+    return [f"proof {proof['how_far']}, {proof['losses']} of them disagree"]
+
+
+def _retraining(found: Mapping[str, Any], now_s: float) -> str:
+    parts = ["under way"] if found["under_way"] else []
+    if found["outcome"]:
+        when = "" if found["changed_s"] is None else f" {_duration(now_s - found['changed_s'])} ago"
+        message = f" ({found['message']})" if found["message"] else ""
+        parts.append(f"last {found['outcome']}{when}{message}")
+    if found["next_s"] is not None:
+        parts.append(f"next in {_duration(found['next_s'])}")
+    parts.append(f"{found['samples']} samples")
+    if found["share"] is not None:
+        parts.append(f"share {found['share']:.0%}, {found['used_s']:.1f} s used")
+    return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    seconds = max(0.0, seconds)
+    return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
+
+
+def _asked(url: str, api_key: str | None) -> Any:
+    from importlib.util import find_spec
+
+    if find_spec("httpx") is None:
+        raise UnavailableError("asking a server needs httpx; install it with pip install 'gati[serve]'")
+    import httpx
+
+    headers = {} if api_key is None else {"X-API-Key": api_key}
+    try:
+        reply = httpx.get(f"{url}/v1/adaptation", headers=headers, timeout=30)
+        document = reply.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise UnavailableError(f"no Gati answers at {url} ({error}); start one with gati serve") from error
+    if reply.is_error:
+        raise UnavailableError(f"{document.get('error', reply.reason_phrase)} (status {reply.status_code})")
+    return document

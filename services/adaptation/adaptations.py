@@ -1,0 +1,170 @@
+"""Many models, one thread: each has its turn, and one that fails holds up no other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from gati.errors import NotFoundError, UnavailableError, first_line
+from services.adaptation.settings import AdaptationSettings, AdaptedModel
+from services.adaptation.turns import Turns
+from services.again import keep_on
+from services.wire.gen.ttypes import AdaptationStatus, Health
+
+__all__ = ["Adaptations", "Adapting"]
+
+_LONGEST_PAUSE_S = 60.0
+
+
+class Adapting(Protocol):
+    """One model, as `services.adaptation.model.ModelAdaptation`."""
+
+    def look(self, *, asked: bool = False) -> None:
+        """Renew the caches where it is time, or where somebody asks."""
+
+    def status(self) -> Any:
+        """The wire's `AdaptationStatus`."""
+
+    def close(self) -> None:
+        """Remove local files."""
+
+
+@dataclass
+class _Slot:
+    """A model's place; `model` None is not open, and `failure` says why not."""
+
+    described: AdaptedModel
+    model: Adapting | None = None
+    failure: str = ""
+
+
+class _Job(NamedTuple):
+    work: Callable[[], Any]
+    done: asyncio.Future[Any]
+
+
+class Adaptations:
+    """The calls of `service Adaptation`; all work on models is done in one thread, in turns by their shares.
+
+    `open_model` opens one of them, in that thread, again and again until it can be opened.
+    """
+
+    def __init__(
+        self, settings: AdaptationSettings, open_model: Callable[[AdaptedModel, AdaptationSettings], Adapting]
+    ) -> None:
+        self._settings = settings
+        self._open_model = open_model
+        self._slots = {model.name: _Slot(model) for model in settings.models}
+        self._turns = Turns({model.name: model.share for model in settings.models})
+        self._waiting: dict[str, list[_Job]] = {}
+        self._working: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gati-adaptation")
+        self._started = False
+
+    def start(self) -> None:
+        """Take calls."""
+        self._started = True
+
+    async def keep_looking(self) -> None:
+        """Look after every model, again and again, until cancelled; one that fails stops no other."""
+        await asyncio.gather(*map(self._keep_looking, self._slots))
+
+    async def _keep_looking(self, name: str) -> None:
+        slot = self._slots[name]
+
+        def failed(error: Exception) -> None:
+            slot.failure = first_line(error)
+
+        async def once() -> None:
+            await self._run(name, lambda: self._opened(slot).look())
+            slot.failure = ""
+
+        await keep_on(
+            f"adaptation of '{name}'",
+            once,
+            every_s=self._settings.look_every_s,
+            longest_s=_LONGEST_PAUSE_S,
+            failed=failed,
+        )
+
+    def close(self) -> None:
+        """Remove local files."""
+        for slot in self._slots.values():
+            if slot.model is not None:
+                slot.model.close()
+
+    async def adapt(self, model: str) -> Any:
+        """Look for better caches now."""
+        if model not in self._slots:
+            raise NotFoundError(f"no model '{model}'; there are: {', '.join(self._slots)}")
+        slot = self._slots[model]
+        if slot.model is None:
+            why = f" ({slot.failure})" if slot.failure else ""
+            raise UnavailableError(f"model '{model}' is not open yet{why}", retry_after_s=1.0)
+        await self._run(model, lambda: self._opened(slot).look(asked=True))
+        return self._status(slot)
+
+    async def status(self) -> Any:
+        """How every model is."""
+        return [self._status(slot) for slot in self._slots.values()]
+
+    async def health(self) -> Any:
+        """Ready once calls are taken: a model that cannot be opened holds up no other."""
+        return Health(ready=self._started, draining=False, state="serving" if self._started else "loading")
+
+    # ----------------------------------------------------------------------------------------------------
+
+    def _opened(self, slot: _Slot) -> Adapting:
+        if slot.model is None:
+            slot.model = self._open_model(slot.described, self._settings)
+        return slot.model
+
+    def _status(self, slot: _Slot) -> Any:
+        name = slot.described.name
+        if slot.model is None:
+            found = AdaptationStatus(name, 0, 0, False, "", "", 0.0, 0.0)
+        else:
+            found = slot.model.status()
+        if slot.failure:
+            found.outcome, found.message = "failed", slot.failure
+        found.used_s, found.share = self._turns.used_s[name], self._turns.shares[name]
+        return found
+
+    async def _run(self, name: str, work: Callable[[], Any]) -> Any:
+        """Do work for a model when it is its turn; raises what it raises."""
+        job = _Job(work, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(name, []).append(job)
+        if self._working is None or self._working.done():
+            self._working = asyncio.create_task(self._work())
+        return await job.done
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            name = self._turns.next(self._waiting)
+            job = self._waiting[name].pop(0)
+            if not self._waiting[name]:
+                del self._waiting[name]
+            result, error, used_s = await loop.run_in_executor(self._thread, self._timed, job.work)
+            self._turns.used(name, used_s)
+            if job.done.done():  # nobody waits for it any more
+                continue
+            if error is None:
+                job.done.set_result(result)
+            else:
+                job.done.set_exception(error)
+
+    def _timed(self, work: Callable[[], Any]) -> tuple[Any, Exception | None, float]:
+        """What came of it, and the processor time that this thread took for it."""
+        import torch
+
+        torch.set_num_threads(self._settings.threads)
+        began_s = time.thread_time()
+        try:
+            return work(), None, time.thread_time() - began_s
+        except Exception as error:  # it is told to whoever asked; the next model has its turn
+            return None, error, time.thread_time() - began_s

@@ -1,0 +1,107 @@
+"""How the models adapt: what is proven of them, what retraining came to, and when the next is due."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from gati.errors import GatiError, UnavailableError
+from services.scheduler.models import Model
+from services.supervisor import Supervised
+from services.wire.client import connect_to
+from services.wire.codec import Service
+from services.wire.gen import Adaptation
+
+__all__ = ["adaptation_status"]
+
+_SERVICE = Service(Adaptation)
+_TIMEOUT_S = 5.0
+
+
+async def adaptation_status(models: dict[str, Model], adaptation: Supervised | None) -> dict[str, Any]:
+    """A JSON document: every model with versions, proofs and memory, and its retraining where there is any.
+
+    `error` says why a process does not answer.
+    """
+    retraining, why_not = await _retraining(adaptation)
+    rows = await asyncio.gather(*(_model(model) for model in models.values()))
+    for row in rows:
+        row["retraining"] = retraining.get(row["name"])
+    return {"models": rows, "error": why_not}
+
+
+async def _model(model: Model) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": model.name, "ready": model.ready, "versions": [], "memory": None}
+    try:
+        found = await model.statistics()
+    except GatiError as error:
+        return {**row, "error": str(error)}
+    row["versions"] = [_version(each) for each in found.versions or ()]
+    memory = found.memory
+    if memory is not None:
+        row["memory"] = {
+            "agreement": memory.agreement,
+            "level": memory.level,
+            "settings": memory.settings,
+            "places": memory.places,
+            "answers": memory.answers,
+            "proof": _proof(memory.proof, memory.agreement),
+        }
+    return row
+
+
+def _version(version: Any) -> dict[str, Any]:
+    return {
+        "version": version.version,
+        "active": version.active,
+        "pending": bool(version.pending),
+        "state": version.state,
+        "promise": version.promise,
+        "level": version.level,
+        "settings": version.settings,
+        "resting": bool(version.resting),
+        "proof": _proof(version.proof, version.target),
+    }
+
+
+def _proof(proof: Any, agreement: float | None) -> dict[str, Any] | None:
+    if proof is None:
+        return None
+    counted = {"audits": proof.audits, "losses": proof.losses, "needed": proof.needed}
+    said = f"{proof.audits} of about {proof.needed} audits"
+    return {**counted, "how_far": said if agreement is None else f"{agreement:g}: {said}"}
+
+
+async def _retraining(adaptation: Supervised | None) -> tuple[dict[str, dict[str, Any]], str | None]:
+    """What the adaptation process says of each model, and why it does not."""
+    if adaptation is None:
+        return {}, None
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            client = connect_to(_SERVICE, await adaptation.address())
+            await client.connect()
+    except (GatiError, TimeoutError) as error:
+        return {}, f"the adaptation process does not answer: {error or adaptation.cause}"
+    try:
+        found = await client.call("status", timeout_s=_TIMEOUT_S)
+    except UnavailableError as error:
+        return {}, str(error)
+    finally:
+        await client.close()
+    return {each.model: _attempts(each) for each in found}, None
+
+
+def _attempts(status: Any) -> dict[str, Any]:
+    return {
+        "version": status.version,
+        "samples": status.samples,
+        "under_way": status.retraining,
+        "outcome": status.outcome,
+        "message": status.message,
+        "changed_s": status.changed_s,
+        "hit_rate": status.hit_rate,
+        "promised_hit_rate": status.promised_hit_rate,
+        "next_s": status.next_s,
+        "used_s": status.used_s,
+        "share": status.share,
+    }

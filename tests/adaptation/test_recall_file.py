@@ -1,0 +1,217 @@
+"""What memory has proven survives a kill, with what it knows; what is old or foreign is not believed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gati.adaptation.adaptation import Adaptation
+from gati.adaptation.recall import RECALL, Recall
+from gati.adaptation.recall_file import MemoryKeeper, memory_file, memory_identity
+from gati.adaptation.settings import AdaptSettings
+from gati.composition.load import open_served
+from gati.engine.exits import BASE, Prediction
+from gati.guard.standing import Standing
+from tests.adaptation.deployed import STRANGE, make_deployed, stream
+from tests.conftest import REPOSITORY
+
+AGREEMENT = 0.9
+IDENTITY = memory_identity("0" * 64, AGREEMENT)
+HOUR_S = 3600.0
+
+
+def answer(class_index: int) -> Prediction:
+    return Prediction(class_index, torch.eye(3)[class_index] * 0.9 + 0.03, BASE, "v1", f"class {class_index}")
+
+
+def pictures(seed: int = 0) -> Iterator[tuple[torch.Tensor, Prediction]]:
+    """Three things that are easily told apart, one after the other, with noise."""
+    random = np.random.default_rng(seed)
+    while True:
+        at = int(random.integers(3))
+        x = np.full((1, 1, 8, 8), float(at)) + random.normal(0.0, 0.02, (1, 1, 8, 8))
+        yield torch.from_numpy(x).float(), answer(at)
+
+
+class Kept:
+    """A memory over restarts, its files in `folder`."""
+
+    def __init__(self, folder: Path, *, identity: str = IDENTITY, later_s: float = 0.0) -> None:
+        path = folder / "standing.json"
+        self.standing = Standing(0.05, path, now=lambda: 1e9 + later_s)
+        self.keeper = MemoryKeeper(self.standing, memory_file(path), identity, now=lambda: 1e9 + later_s)
+        self.recall = Recall(
+            AGREEMENT,
+            self.standing.spending.next,
+            10_000.0,
+            leave=at_once,
+            on_change=lambda *_: None,
+            known=self.keeper.known(),
+        )
+        self.keeper.watch(self.recall)
+
+    def learn(self, until: Callable[[], bool]) -> None:
+        """Requests at one place, all of them audited."""
+        for x, base in pictures():
+            if until():
+                return
+            looked = self.recall.look(x, "gate")
+            assert looked is not None
+            self.recall.learn(looked, base, drawn=True)
+
+    def save(self) -> None:
+        self.standing.save()
+        self.keeper.save()
+
+
+def at_once(job: Callable[[], None]) -> bool:
+    job()
+    return True
+
+
+def proven(folder: Path) -> Kept:
+    made = Kept(folder)
+    made.learn(lambda: made.recall.serves)
+    made.save()
+    return made
+
+
+def test_it_goes_on_where_it_was_and_pays_for_no_second_proof(tmp_path: Path) -> None:
+    before = proven(tmp_path)
+    again = Kept(tmp_path)
+    assert again.recall.state() == before.recall.state()
+    assert again.standing.spending.used == before.standing.spending.used == 1
+    for x, base in (next(pictures(seed)) for seed in range(20)):
+        seen, known = again.recall.look(x, "gate"), before.recall.look(x, "gate")
+        assert seen is not None and known is not None and seen.seen is not None and known.seen is not None
+        assert seen.confident == known.confident and seen.would_answer == known.would_answer
+        assert seen.seen.answer.class_index == base.class_index
+        assert seen.seen.answer.class_name == base.class_name
+        np.testing.assert_allclose(seen.seen.features, known.seen.features, atol=1e-5)
+
+
+@pytest.mark.parametrize("why", ["old", "from the future", "of another network", "lost", "damaged", "half"])
+def test_what_cannot_be_believed_begins_anew_and_costs_a_share_of_delta(tmp_path: Path, why: str) -> None:
+    proven(tmp_path)
+    path = tmp_path / "standing-memory.npz"
+    later_s = {"old": HOUR_S + 1.0, "from the future": -HOUR_S}.get(why, 0.0)
+    identity = memory_identity("1" * 64, AGREEMENT) if why == "of another network" else IDENTITY
+    if why == "lost":
+        path.unlink()
+    elif why == "damaged":
+        path.write_bytes(b"no archive")
+    elif why == "half":
+        path.write_bytes(path.read_bytes()[:2000])
+    again = Kept(tmp_path, identity=identity, later_s=later_s)
+    proof = again.recall.proof
+    assert not again.recall.serves and again.recall.places == 0
+    assert proof is not None and proof.audits == 0 and again.standing.spending.used == 2
+
+
+def test_what_the_state_cannot_have_come_to_is_not_believed(tmp_path: Path) -> None:
+    proven(tmp_path)
+    path = tmp_path / "standing.json"
+    document = json.loads(path.read_text())
+    document["parts"]["memory"]["state"]["allowed"] = [50.0, 50.0, 50.0]
+    path.write_text(json.dumps(document))
+    assert not Kept(tmp_path).recall.serves
+
+
+def test_what_was_withdrawn_stays_so(tmp_path: Path) -> None:
+    before = proven(tmp_path)
+    looked = next(each for x, _ in pictures() if (each := before.recall.look(x, "gate")) and each.confident)
+    assert looked.seen is not None
+    while before.recall.serves:
+        before.recall.learn(looked, answer((looked.seen.answer.class_index + 1) % 3), drawn=True)
+    before.save()
+    assert not Kept(tmp_path).recall.serves
+
+
+def test_a_killed_process_forgets_no_proof(tmp_path: Path) -> None:
+    """`kill -9` of a real process in the middle of requests: what it had written is whole."""
+    program = """
+import sys
+from pathlib import Path
+from tests.adaptation.test_recall_file import Kept
+made = Kept(Path(sys.argv[1]))
+made.learn(lambda: made.recall.serves)
+made.save()
+print(made.standing.spending.used, flush=True)
+while True:
+    made.save()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None and process.stdout.readline().strip() == "1"
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    process.stdout.close()
+    again = Kept(tmp_path)
+    assert again.recall.serves and again.recall.places == 1 and again.standing.spending.used == 1
+
+
+def test_places_that_were_not_heard_of_for_longest_are_forgotten() -> None:
+    recall = Recall(AGREEMENT, lambda: 0.05, 10_000.0, leave=at_once, on_change=lambda *_: None, places=2)
+    x, base = next(pictures())
+    for place in ("gate", "yard", "gate", "hall"):
+        looked = recall.look(x, place)
+        assert looked is not None
+        recall.learn(looked, base, drawn=True)
+    assert recall.places == 2 and recall.forgotten == 1
+    assert set(recall.remembered().places) == {"gate", "hall"}
+
+
+STREAMING = """
+import os, signal, sys
+from pathlib import Path
+from gati.adaptation.adaptation import Adaptation
+from gati.composition.load import open_served
+from tests.adaptation.test_recall_file import PLACED, showing
+told = []
+adaptation = Adaptation(
+    open_served(sys.argv[1]), PLACED, standing=Path(sys.argv[2]), deterministic=True,
+    on_change=lambda change: told.append(change.kind),
+)
+for number, x in enumerate(showing()):
+    adaptation.answer(x, time_s=0.1 * number, place="camera")
+    if "recalling" in told:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+PLACED = AdaptSettings(interval_s=1e9, accuracy=0.9, falls_to=0.0, audit_budget=0.5, rest=False)
+
+
+def showing() -> Iterator[torch.Tensor]:
+    """Two scans of strange digits, each for some time, with a little noise."""
+    scans = stream(STRANGE, 2, seed=3)
+    noise = torch.Generator().manual_seed(0)
+    for number in range(2000):
+        yield scans[number // 40 % 2][None] + 0.005 * torch.randn((1, 1, 8, 8), generator=noise)
+
+
+def test_a_stream_that_is_killed_recalls_at_once_when_it_goes_on(tmp_path: Path) -> None:
+    """`kill -9` at the moment when memory is proven: the next run answers from it soon."""
+    library = make_deployed(tmp_path).library.directory
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    path = tmp_path / "standing.json"
+    killed = subprocess.run(
+        [sys.executable, "-c", STREAMING, str(library), str(path)], env=environment, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    with Adaptation(open_served(library), PLACED, standing=path, deterministic=True) as adaptation:
+        answers = [
+            adaptation.answer(x, time_s=0.1 * at, place="camera")
+            for at, x in zip(range(30), showing(), strict=False)
+        ]
+    assert np.mean([each.prediction.exit == RECALL for each in answers]) > 0.5
