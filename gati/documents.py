@@ -86,7 +86,7 @@ class DocumentKind:
         """Values are taken out inside: one that is missing or of another type raises `error`."""
         try:
             yield
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
             reason = f"no {problem}" if isinstance(problem, KeyError) else str(problem)
             raise self.error(f"{where} is damaged ({reason}): {self.cure}") from problem
 
@@ -130,7 +130,7 @@ class DocumentKind:
             return self.record(wanted, value, where)
         if get_origin(wanted) is tuple and isinstance(value, list):
             return tuple(self._value(parts[0], each, f"{where}[{at}]") for at, each in enumerate(value))
-        if get_origin(wanted) is dict and isinstance(value, dict):
+        if get_origin(wanted) in (dict, Mapping) and isinstance(value, dict):
             return {name: self._value(parts[1], each, f"{where}: {name}") for name, each in value.items()}
         if get_origin(wanted) is Literal and value in parts:
             return value

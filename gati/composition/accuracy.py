@@ -19,11 +19,11 @@ __all__ = ["AccuracyDrop", "accuracy_drop"]
 
 @dataclass(frozen=True)
 class AccuracyDrop:
-    """How many labelled inputs early answers spoil, and at most how large a share of all that is.
+    """How many labelled inputs lose the right answer by leaving early, and an upper bound on their share.
 
-    The bound is on the share of inputs that the base model has right and Gati wrong. Accuracy can drop by no
-    more than that, and drops by less, as some inputs are put right. It holds with the confidence on its own:
-    together with an agreement certified on the same inputs, the probabilities of error add up.
+    The bound is on the share of inputs that the base model has right and Gati wrong. Accuracy drops by no
+    more than that, and usually by less, because some inputs are corrected. It holds with the confidence on
+    its own: together with an agreement certified on the same inputs, the probabilities of error add up.
     """
 
     n: int
@@ -57,10 +57,9 @@ def accuracy_drop(
 ) -> AccuracyDrop:
     """Bound the drop of true accuracy with confidence 1 - `delta`.
 
-    `settings` is how many compositions were to be counted on these inputs before this one was taken: each
-    gets an equal part of `share` of `delta` (Bonferroni), so that the choice among them does no harm.
-    `copies` is how many inputs each stands for; those that became wrong count as often (see
-    `gati.composition.copies`).
+    `settings` is how many compositions were candidates on these inputs: each gets an equal part of `share` of
+    `delta` (Bonferroni), so that the bound still holds for the one chosen. `copies` is how many inputs each
+    stands for; those that became wrong count as often (see `gati.composition.copies`).
     """
     became_wrong = (base_class == label) & (answer != label)
     became_right = int(((base_class != label) & (answer == label)).sum())

@@ -22,10 +22,10 @@ def choose_backend(
 ) -> Library:
     """Return the library with the latencies of the wanted backend; "auto" is the fastest in float32.
 
-    The fastest runs the base model in the least time: exits shorten that on each alike. Where nothing has
-    been measured before and the model is not at hand, the backend that `explore` measured stays. Raises
-    BackendError for a backend that is unknown or not installed here, and, for one requested by name, as
-    `load_model` does.
+    The fastest backend is the one that runs the base model in the least time: exits save about the same share
+    on each. Where nothing has been measured before and the model is not at hand, the backend that `explore`
+    measured stays. Raises BackendError for a backend that is unknown or not installed here, and, for one
+    requested by name, as `load_model` does.
     """
     measured, name = library.manifest.profile, settings.backend
     pieces = pieces or Pieces(library)

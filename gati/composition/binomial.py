@@ -1,4 +1,4 @@
-"""Exact binomial tests and limits: what so many losses among so many inputs prove of a rate."""
+"""Exact binomial tests and limits: what a count of losses among a number of inputs proves about a rate."""
 
 from __future__ import annotations
 

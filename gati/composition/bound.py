@@ -1,13 +1,14 @@
 """A lower bound on what any composition within a disagreement budget can reach.
 
-An oracle that lets each input leave at its first trial that is right bounds everything, but far too well:
-a trial cannot pick inputs one by one, it takes all those of at least a score. Hence, with first exit at
-some block:
+An oracle that lets each input leave at its first trial that is right is a bound, but a very loose one: a
+trial cannot pick inputs one by one, it takes all those of at least a score. Hence, with first exit at some
+block:
 
 1. If a trial at block i takes an input, it takes all inputs it scores higher; each of these has left by
    block i. Those for which this trial is wrong, and which no trial before i can rightly take, are certain
    disagreements. A trial can go only as deep as these stay within the budget.
-2. That leaves fewer trials to rightly take an input early, so more disagreements are certain: repeat.
+2. That leaves fewer trials that can take an input early and be right, so more disagreements are certain:
+   repeat.
 3. Each input then leaves no earlier than its first trial that can rightly take it, except at most `budget`
    inputs that leave wrongly, and the first exit takes exactly what its threshold takes.
 

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 # Levels of accuracy at which the full form may set each variant's threshold, as multiples of the tolerated
-# disagreement 1 - A: caches that err more than the whole may are useful when others err less.
+# disagreement 1 - A: caches that err more than the target allows are useful when others err less.
 # The first list that keeps the program small is used.
 LEVELS = (
     (3.0, 2.0, 1.5, 1.0, 0.7, 0.4, 0.2, 0.0),

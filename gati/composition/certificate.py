@@ -1,8 +1,8 @@
 """The certificate: agreement with the base model of at least A, stated with confidence 1 - delta.
 
-`gati.composition.walk` says how it is obtained and what it assumes. A composition file keeps it with all that
-says what it rests on: the counts of each setting, the engines that shared delta, how often the inputs were
-used, what early answers cost in true accuracy.
+`gati.composition.walk` explains how it is obtained and what it assumes. A composition file keeps it with its
+evidence: the counts of each setting, the engines that shared delta, how often the inputs were used, what
+early answers cost in true accuracy.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class EngineWalk:
 
 @dataclass(frozen=True)
 class AttemptCount:
-    """The number of this attempt on other data in its library, and how many compositions used that data."""
+    """Which attempt on other data this is in its library, and how many compositions used that data."""
 
     number: int = field(metadata=key("attempt"))
     compositions: int = field(metadata=key("compositions_on_data"))
@@ -118,7 +118,7 @@ class Recount:
 class Certificate:
     """What a walk found. `deployed` is the position of the last setting that passed, None if none did.
 
-    The counts are all that a walk knows. The rest is added by whoever ordered it.
+    A walk fills in the counts; its callers add the rest.
     """
 
     accuracy: float
@@ -126,26 +126,26 @@ class Certificate:
     deployed: int | None
     tested: tuple[Tested, ...] = field(metadata=key("path"))  # strictest first, up to the first failure
     settings: int  # how many there were to walk through
-    by_class: tuple[ClassCounts, ...] = ()  # where each class was tested: of the setting that `losses` is of
+    by_class: tuple[ClassCounts, ...] = ()  # of the same setting as `losses`, if each class was tested
     # of delta: this walk's, where a command or several attempts make more than one
     share: float = field(default=1.0, metadata=key("share_of_delta"))
     walked_on: WalkedOn | None = None
     accuracy_drop: AccuracyDrop | None = None
     engines: tuple[EngineWalk, ...] = ()
-    use: int | None = None  # the how manieth of the library's certify split, from 1
+    use: int | None = None  # number of this use of the library's certify split, from 1
     attempt: AttemptCount | None = None
     further: FurtherCount | None = None
     recount: Recount | None = None
-    previous: Certificate | None = None  # the one that this one renews, without its own
+    previous: Certificate | None = None  # the certificate that this one replaces, without its own `previous`
 
     @property
     def level(self) -> float:
-        """The probability with which this walk alone errs at most."""
+        """An upper bound on the probability that this walk errs."""
         return self.share * self.delta
 
     @property
     def proven_agreement(self) -> float | None:
-        """The agreement that the counts prove; None where they prove none, see above."""
+        """The agreement that the counts prove; None if they prove nothing."""
         if self.settings == 1 and self.tested:
             parts = self.by_class or (self.tested[0],)
             return min(agreement_lower_bound(part.losses, part.inputs, self.level) for part in parts)
@@ -263,7 +263,8 @@ class Certificate:
 
     @classmethod
     def from_json(cls, values: Any, kind: DocumentKind, where: str) -> Certificate:
-        """Read what `to_json` wrote, in a document of a kind. What follows from the counts is not read.
+        """Read what `to_json` wrote, in a document of a kind. Figures that follow from the counts are
+        computed again.
 
         Raises the kind's error, with `where` in its message, for what is no certificate.
         """

@@ -50,7 +50,7 @@ __all__ = ["Proposal", "plan_exact", "propose"]
 
 @dataclass(frozen=True)
 class Proposal:
-    """What one engine would be walked through: its path, made on the select split alone, strictest first."""
+    """The path of settings to test for one engine, made on the select split alone, strictest first."""
 
     library: Library
     settings: Settings
@@ -63,8 +63,8 @@ class Proposal:
     def hoped_ms(self, inputs: int, share: float = 1.0) -> float | None:
         """The mean latency that a walk over `inputs` should reach at a share of delta, from select alone.
 
-        Errors are expected as often as on the select split, or as the risk says that they are, whichever is
-        more: thresholds were chosen there. None where nothing is to be hoped for.
+        The expected error rate is the larger of that on the select split, where thresholds were chosen, and
+        that of the risk model. None if no gain is expected.
         """
         instance, count = self.contest.instance, len(self.select)
         if not self.path or inputs == 0:
@@ -162,8 +162,7 @@ def plan_exact(
 ) -> CandidatePlan:
     """Return the exact plan: placement and path chosen on `select`, the setting on `certified_on`.
 
-    Without a wanted confidence the composition that just keeps the target on `select` is planned. Raises
-    SolverError.
+    Without a confidence, plan the composition that just meets the target on `select`. Raises SolverError.
     """
     if settings.confidence is not None:
         count = 0 if certified_on is None else len(certified_on)
@@ -182,9 +181,10 @@ def propose(
     select: SplitOutcomes,
     inputs: int,
 ) -> Proposal:
-    """Return what is to be walked through on `inputs` of the certify split, without looking at them.
+    """Return the settings to test on `inputs` of the certify split, without looking at them.
 
-    Raises CompositionError where so few could prove nothing of an engine that loses answers by itself.
+    Raises CompositionError if there are too few inputs to prove anything about an engine that loses answers
+    by itself.
     """
     if select.coarse:
         _check_inputs(library, settings, inputs)
@@ -211,7 +211,7 @@ def _best_contest(
     select: SplitOutcomes,
     budget: float,
 ) -> tuple[Contest, ExactChoice]:
-    """Return the better placement, and what just keeps the target on `select` there."""
+    """Return the better placement, and the composition that just meets the target on `select` there."""
     allowed, thorough = max(0, int(budget + 1e-9)), settings.confidence is None
     contests = [contest_of(library, settings, placement, select) for placement in placements]
     found = [(each, solve_within(each, allowed, settings, thorough=thorough)) for each in contests]
@@ -219,7 +219,7 @@ def _best_contest(
 
 
 def _check_inputs(library: Library, settings: Settings, count: int) -> None:
-    """Refuse, before the engine runs, a target that so few inputs cannot prove even without a loss."""
+    """Refuse, before the engine runs, a target that this few inputs cannot prove even without a loss."""
     needed = required_inputs(settings.accuracy, 1.0 - (settings.confidence or DEFAULT_CONFIDENCE))
     if count < needed:
         raise CompositionError(

@@ -1,4 +1,4 @@
-"""Checks of a chosen composition from scratch, independent of any solver's word."""
+"""Checks of a chosen composition from scratch, independent of the solver."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def plan(
 def _to_certify_on(
     library: Library, further: Further | None, path: Sequence[Sequence[Candidate]]
 ) -> SplitOutcomes | None:
-    """Return the certify split's outcomes, where there are further inputs with theirs for this path."""
+    """Return the outcomes of the certify split, followed by those of further inputs for this path."""
     if further is None:
         return _outcomes(library, CERTIFY)
     return further.after(outcomes_of(library, CERTIFY), path)

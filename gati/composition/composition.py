@@ -20,10 +20,10 @@ from gati.variants import as_called_now
 
 __all__ = ["FORMAT", "Composition", "Exit", "Expected", "ExpectedFrom", "Objective"]
 
-FORMAT = 2  # up to 1, variants were called as `as_called_now` knows
+FORMAT = 2  # up to 1, variants had the names that `as_called_now` knows
 _DOCUMENT = DocumentKind(FORMAT, CompositionError, "compose again")
-REDUCED = ("-bf16", "-int8")  # how backends are called on which the network itself loses some answers
-COARSE_LOOKUPS = "-int8-lookups"  # and those on which lookups alone differ from the tables
+REDUCED = ("-bf16", "-int8")  # suffixes of backends on which the network itself loses some answers
+COARSE_LOOKUPS = "-int8-lookups"  # and of those on which only lookups differ from the tables
 _ROUNDING = 1e-9
 
 Objective = Literal["relaxed", "full", "exact"]
@@ -69,11 +69,11 @@ class Expected:
 class Composition:
     """The exits of a cache library that serve together, in forward order.
 
-    `exits` may be empty: then every request is answered by the base model and `note` says why.
-    `gap` is the relative distance to the best provable objective value, None where nothing is proven.
-    `expected_from` says whether `expected` was replayed input by input or estimated from the table.
-    `per_class` says that the target is promised in every class, as the base model answers.
-    `headroom` says what perfect exits would gain; None without exits, and where an older Gati composed.
+    `exits` may be empty: then every request is answered by the base model and `note` says why. `gap` is the
+    relative distance to the best provable objective value, None where nothing is proven. `expected_from` says
+    whether `expected` was replayed input by input or estimated from the table. `per_class` says that the
+    target is promised in every class, as the base model answers. `headroom` says what perfect exits would
+    gain; None without exits, and in files of older versions.
     """
 
     name: str
@@ -109,14 +109,14 @@ class Composition:
         return proven and bool(not self.per_class or self.certificate.by_class)
 
     def proves(self, accuracy: float, confidence: float) -> bool:
-        """Whether its certificate passed for agreement of at least `accuracy`, at least that surely."""
+        """Whether its certificate passed for at least this agreement and this confidence."""
         found = self.certificate
         if found is None or not found.certified:
             return False
         return found.accuracy >= accuracy - _ROUNDING and found.confidence >= confidence - _ROUNDING
 
     def certified_by(self, certificate: Certificate) -> Composition:
-        """Return it with another certificate; its note quotes that one where it quoted the one before."""
+        """Return it with another certificate; a note that quotes the certificate quotes the new one."""
         before, note = self.certificate, self.note
         if before is not None:
             note = note.replace(before.sentence(), certificate.sentence())
@@ -124,7 +124,7 @@ class Composition:
 
     @property
     def warning(self) -> str:
-        """One line that says that nothing proves what it promises, and why; "" where it is proven.
+        """One line that says that its promise is not proven, and why; "" if it is.
 
         Without exits, in float32, every answer is the base model's, and there is nothing to prove.
         """

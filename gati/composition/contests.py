@@ -103,7 +103,7 @@ def _cuts(instance: Instance, trials: Sequence[Trial], candidates: Sequence[Cand
 def solve_within(
     contest: Contest, budget: int, settings: Settings, *, thorough: bool = False, prove: bool = False
 ) -> ExactChoice:
-    """The fastest composition of a contest within a budget of disagreements. Raises SolverError."""
+    """The fastest composition of this contest with at most a budget of disagreements. Raises SolverError."""
     return solve_exact(
         contest.instance,
         budget,

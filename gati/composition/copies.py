@@ -2,7 +2,7 @@
 
 A certificate assumes that the inputs it counts were drawn independently. A copy may be either of two things:
 the same drawing put into the data again, which is no evidence, or another drawing of an input that is common
-where the network serves, which is. Nobody can tell from the data. So an input that is answered alike counts
+where the network serves, which is. The data does not say which. So an input that both answer alike counts
 once, and one that is answered differently counts as often as it occurs: in both readings the losses are at
 least as large a share as those of independent drawings, and the certificate errs no more often than it says.
 """

@@ -6,17 +6,17 @@ one shape of hidden output cost the same, so a few dozen measurements stand for 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gati.composition.pieces import Pieces
-from gati.documents import DocumentKind
+from gati.documents import DocumentKind, values_of
 from gati.errors import LibraryError
 from gati.exploration.library import Library, Manifest
 from gati.files import atomic_write_text
-from gati.types import BlockProfile, Profile, Trial
+from gati.types import Profile, Trial
 from gati.variants import FAMILIES, as_called_now
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ __all__ = [
     "to_measure",
 ]
 
-FEW_INPUTS = 8  # to calibrate a graph on that is only timed: how long it takes hangs little on its ranges
+FEW_INPUTS = 8  # to calibrate a graph that is only timed: its time hardly depends on the value ranges
 # In 1, lookups were timed outside the network; in 2, noise could make them free; up to 3, variants were
 # called as `as_called_now` knows.
 FORMAT = 4
@@ -55,7 +55,7 @@ class BackendCosts:
 
     def to_json(self) -> str:
         """Serialise to strict JSON."""
-        return _COSTS.text_of({"disturbed": bool(self.profile.disturbance), **asdict(self)})
+        return _COSTS.text_of({"disturbed": bool(self.profile.disturbance), **values_of(self)})
 
     @classmethod
     def from_json(cls, text: str, where: str) -> BackendCosts | None:
@@ -63,15 +63,11 @@ class BackendCosts:
         raw = _COSTS.parse(text, where)
         if raw["format"] < 3:
             return None
-        with _COSTS.reading(where):
-            blocks = tuple(
-                BlockProfile(**{**block, "output_shape": tuple(block["output_shape"])})
-                for block in raw["profile"]["blocks"]
-            )
-            profile = Profile(**{**raw["profile"], "blocks": blocks})
-            families = 1 if raw["format"] < FORMAT else FAMILIES
-            lookup_ms = {_called_now(key, families): value for key, value in raw["lookup_ms"].items()}
-            return cls(profile, float(raw["if_ms"]), lookup_ms)
+        found = _COSTS.record(cls, raw, where)
+        families = 1 if raw["format"] < FORMAT else FAMILIES
+        return replace(
+            found, lookup_ms={_called_now(key, families): value for key, value in found.lookup_ms.items()}
+        )
 
 
 class CostedLibrary(Library):
@@ -226,7 +222,7 @@ def to_measure(library: Library, pieces: Pieces) -> tuple[TracedModel, dict[str,
 
 
 def _one_of_each(library: Library, pieces: Pieces) -> dict[str, tuple[str, LearnedCache]]:
-    """A cache of each architecture and shape of hidden output, with its block: of several the middle one."""
+    """One cache, the middle one, for each architecture and shape of hidden output, with its block."""
     shapes = {block.index: block.output_shape for block in library.manifest.blocks}
     alike: dict[str, list[Trial]] = {}
     for trial in library.trials:

@@ -34,9 +34,9 @@ _CHUNK = 64
 
 
 class EngineAnswers:
-    """What the engine answers to the held-out inputs, for one setting of exits after the other.
+    """The engine's answers to the held-out inputs, for one setting of exits at a time.
 
-    An engine of reduced precision answers otherwise than the tables of outcomes say, even where nothing hits;
+    An engine of reduced precision answers differently than the tables of outcomes say, even if nothing hits,
     so the engine itself runs. Raises DataError where the inputs are gone, else as `traced_network`.
     """
 
@@ -62,7 +62,7 @@ class EngineAnswers:
         return other
 
     def ask(self, path: Iterable[Sequence[Candidate]]) -> None:
-        """Run many settings at once: those that differ in thresholds alone are converted once."""
+        """Run many settings at once: those that differ only in thresholds are converted once."""
         self._ask(_setting(candidates) for candidates in path)
 
     def _ask(self, path: Iterable[Setting]) -> None:
@@ -94,7 +94,7 @@ class EngineAnswers:
             atomic_write_bytes(path, self._models[setting])
 
     def _answered(self, setting: Setting) -> Answers:
-        """What the engine answers with these exits; inputs are left out that neighbours tell of."""
+        """The engine's answers with these exits; what neighbouring settings decide does not run."""
         neighbours = _neighbours(setting, self._answers)
         if neighbours is None:
             return self._run(self._models[setting], np.arange(len(self._inputs)))
@@ -147,7 +147,7 @@ def _at_least(strict: Setting, loose: Setting) -> bool:
 
 
 def graph_backend(library: Library, name: str, *, calibrate_on: int = _CALIBRATION_INPUTS) -> GraphBackend:
-    """Return a backend that compiles graphs, calibrated on so many select inputs where it asks for that.
+    """Return a backend that compiles graphs, calibrated on a number of select inputs if it needs that.
 
     Raises BackendError for one that is unknown, not installed here or of another kind, DataError where it is
     to be calibrated and the held-out inputs are gone.

@@ -60,9 +60,9 @@ def solve_exact(
 ) -> ExactChoice:
     """Return the fastest composition found with at most `budget` disagreements.
 
-    `frontier` is the result of `search_frontier`, to share among budgets; `prove` False searches
-    even small instances and leaves the bound at 0. Where solver "auto" has no answer in its time, the search
-    has. Raises SolverError.
+    `frontier` is the result of `search_frontier`, to share among budgets; `prove` False searches even small
+    instances and leaves the bound at 0. If solver "auto" runs out of time, the result is that of the search.
+    Raises SolverError.
     """
     if not instance.trials:  # every lookup takes longer than what it could save
         return ExactChoice((), instance.outcome(()), instance.base_ms, SEARCH)

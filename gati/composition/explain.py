@@ -1,8 +1,8 @@
 """Why each exit of a composition was chosen, the loss without it, and its remaining potential.
 
 With and without an exit are both replayed in float32, also for an engine of reduced precision, which would
-have to be converted and run again for each exit that is left out. What that engine loses by itself is then
-in neither, so the two can be compared with each other, but not with what was expected of the engine; the
+have to be converted and run again for each exit that is left out. What that engine loses by itself is in
+neither figure, so the two can be compared with each other, but not with what was expected of the engine; the
 sentence says so.
 """
 

@@ -6,10 +6,10 @@ not needed. The base model and the caches on the path are run on them, in float3
 of reduced precision runs itself.
 
 Every command that counts further inputs is an attempt in the library's ledger, as one of `gati certify` is,
-and the k-th of all attempts takes a share of delta: inputs can be added until the result pleases, and
-together all attempts still err with probability at most delta. The attempt is entered before anything is
-counted, and is named by all that decides what will be counted. That the library's own split may have been
-looked at before is counted apart, as a use.
+and the k-th of all attempts takes a share of delta: inputs may be added until one attempt passes, and all
+attempts together still err with probability at most delta. The attempt is entered before anything is counted,
+and is named by all that decides what will be counted. Earlier use of the library's own split is counted
+separately, as a use.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _BATCH = 64
 
 @dataclass
 class Further:
-    """Different inputs that explore has not seen, and what base model and caches answer to them.
+    """Distinct inputs that explore has not seen, and the answers of base model and caches to them.
 
     `copies` [n] is how many there were of each; `data` and `identity` name what was given, by its file and by
-    what is in it; `note` says what was left out. Nothing is answered before it is needed.
+    what is in it; `note` says what was left out. Answers are computed on first use.
     """
 
     inputs: Data

@@ -7,8 +7,8 @@ Of every exit, and of all together. Thresholds, and all that is not named, stay 
   there (the best that a selector could do for this predictor);
 * right: its answer always is, so that all that reach it leave there (the best that a predictor could do).
 
-Where free gains most the lookup is too dear, where knowing does the selector is what to work on, and where
-only right does the predictor. Knowing at every exit is the oracle of this composition.
+If `free` gains most, the lookup is too expensive; if `knowing` does, improve the selector; if only `right`
+does, improve the predictor. Knowing at every exit is the oracle of this composition.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Headroom:
     """What the composition would come to with a perfect exit, or with all of them perfect.
 
     `inputs` is how many inputs of the select split were replayed; 0 where the trials table estimated instead.
-    `chosen` is the composition as it is, by the same reckoning: on an engine of reduced precision that
-    differs from what is expected, as what the engine loses by itself is left out.
+    `chosen` is the composition as it is, computed in the same way: on an engine of reduced precision it
+    differs from what is expected, because the answers that the engine loses by itself are left out.
     """
 
     inputs: int

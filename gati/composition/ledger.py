@@ -1,12 +1,12 @@
 """The ledger of a cache library: how often inputs were used to certify, and with what outcome.
 
-A confidence of 95 % is that of one look. Composing again and again on one certify split until the result
-pleases, or certifying on one data set after the other until one passes, is many looks. So
+A confidence of 95 % holds for one look at the data. Composing again and again on one certify split until the
+result is good enough, or certifying on one data set after another until one passes, is many looks. So
 `certify_ledger.json` keeps them:
 
 * `uses` of the library's own certify split by `gati compose`, with `--pareto` and `--latency` too. Each use
-  errs with probability at most its delta; the certificate says which use it is. The cure for many is fresh
-  data.
+  errs with probability at most its delta; the certificate says which use it is. After many uses, certify on
+  fresh data.
 * `attempts` on other data, of `gati certify`, whether written into the composition or not, and of `gati
   compose --certify-data`, which counts that beside the library's own split (a use of it as well): one that
   was seen to fail may decide what is written next. Attempt k gets the share `share_of_attempt(k)` of delta,
@@ -77,7 +77,7 @@ class Attempt:
 
     @property
     def share(self) -> float:
-        """What it may err with, as a share of delta."""
+        """The probability with which it may err, as a share of delta."""
         return share_of_attempt(self.number)
 
 
@@ -109,10 +109,10 @@ class Ledger:
         return found
 
     def use(self, split: str, verb: str, look: Mapping[str, Any], verdict: Mapping[str, Any]) -> int:
-        """Enter a use of the certify split `split`, and return the how manieth it is, from 1.
+        """Enter a use of the certify split `split`, and return its number, from 1.
 
-        `look` is all that decides what was counted, settings and candidates; `verdict` what came of it. The
-        same again, by any verb, is the use it was the first time. Raises LibraryError, StorageError.
+        `look` is all that decides what was counted, settings and candidates; `verdict` what came of it. A
+        repetition, by any verb, keeps the number of its first time. Raises LibraryError, StorageError.
         """
         key = _digest({"split": split, "look": look, "verdict": verdict})
         with self._changing() as document:
@@ -128,7 +128,7 @@ class Ledger:
 
         Where the composition is still to be chosen, it is named by all that it will be chosen by.
 
-        The same again is the attempt it was the first time. Raises LibraryError, StorageError.
+        A repetition keeps the number of its first time. Raises LibraryError, StorageError.
         """
         key = _digest({"composition": composition, "data": data, "settings": settings})
         with self._changing() as document:

@@ -1,7 +1,7 @@
 """Latency of the whole network on each backend: a short race finds those worth measuring in full.
 
-All run by turns, a few requests at a time, so that a slow moment of the machine hits them alike and each
-finds its own weights in the processor's caches. Kept as `profiles/networks.json` in the library.
+They take turns, a few requests at a time, so that a slow moment of the machine affects all of them and each
+finds its weights in the processor's caches. Kept as `profiles/networks.json` in the library.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _race(library: Library, names: Iterable[str], pieces: Pieces, notes: list[st
 
 
 def _read(library: Library, threads: int) -> dict[str, float]:
-    """What was measured with so many threads, nothing where that was not."""
+    """The times measured with this number of threads; empty if there are none."""
     path = _path(library)
     if not path.is_file():
         return {}

@@ -91,8 +91,8 @@ class SplitOutcomes:
 class EngineOutcomes(SplitOutcomes):
     """Outcomes of an engine of reduced precision: its own answers where whole settings are replayed.
 
-    Single trials are still read from the tables, which is close enough to choose by. Nothing is certified or
-    expected from those.
+    Single trials are still read from the tables, which is accurate enough for choosing. Certificates and
+    expectations never use those.
     """
 
     def __init__(self, library: Library, split: int, answers: EngineAnswers) -> None:

@@ -46,7 +46,7 @@ class ParetoPoint:
     trials: tuple[str, ...]
     thresholds: tuple[float, ...]
     per_class: bool = False  # whether that limit is of every class
-    use: int = 1  # the how manieth use of the library's certify split this was
+    use: int = 1  # number of this use of the library's certify split
 
 
 def pareto(
@@ -125,7 +125,7 @@ def _point(
 
 
 def _limit(counts: Sequence[LossCounts], level: float) -> float:
-    """The agreement proven of all, or where there is a pair a class of the worst of them."""
+    """The agreement proven for all inputs, or, with one pair for each class, for the worst class."""
     return min(agreement_lower_bound(losses, inputs, level) for losses, inputs in counts)
 
 

@@ -13,7 +13,7 @@ block is `base_ms`. The terms of all cuts of a trial are one cumulative sum, as 
 blocks' least, plus `worth` at the first block, less prices times limits, is below every composition for any
 multipliers and any prices of at least zero (weak duality), so how they are found does not matter for the
 proof. Here: by gradient ascent (Adam; Kingma and Ba 2015) with the least over choices smoothed ever less,
-since plain subgradients of so many ties go to and fro. The start is that every input leaves at the first
+because plain subgradients oscillate with this many ties. The start is that every input leaves at the first
 trial that is right for it, where nothing seems worth choosing: the oracle's bound.
 
 Ignored are one lookup at a time, and that choices at different blocks must fit all inputs at once.
@@ -33,7 +33,7 @@ from gati.composition.shared import BYTES_PER_UNIT
 __all__ = ["priced_bound_ms"]
 
 STEPS = 400
-WORK = 1e8  # at most so many terms in all, trials times inputs times steps: five seconds on one core
+WORK = 1e8  # at most this many terms, trials times inputs times steps: five seconds on one core
 STEP_MS = 1.4  # the first step, as a share of base_ms over the root of the blocks; the last is 1 % of it
 COARSE, FINE = 0.02, 0.0005  # by how much a choice may be worse and still count: first and last, per input
 FIRST_PRICE = 2.0  # of a loss, as a multiple of base_ms

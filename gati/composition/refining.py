@@ -5,10 +5,12 @@ seconds to minutes, so a path has few, and the walk often ends far from what cou
 between two neighbours of the same exits cost little:
 
 - `EngineAnswers` runs only the inputs that leave elsewhere at one neighbour than at the other. At falling
-  thresholds an input leaves at the same exit or an earlier one, so the rest is answered as at both.
-- A walk may skip them where they pass for certain. With one exit, whoever is answered wrongly in between is
-  answered so at one of the neighbours; with several, an input may also leave at an exit between the two. If
-  even all of these together pass, so does each setting in between: the walk is as if it had counted them.
+  thresholds an input leaves at the same exit or an earlier one, so the other inputs keep the answer that both
+  give.
+- A walk may skip settings that are certain to pass. With one exit, an input that is answered wrongly in
+  between is answered wrongly at one of the neighbours; with several, it may also leave at an exit between the
+  two. If even all of these together pass, so does each setting in between: the walk is as if it had counted
+  them.
 """
 
 from __future__ import annotations

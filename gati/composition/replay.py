@@ -44,7 +44,7 @@ class Replay:
     exit_ms: tuple[float, ...]  # per exit: latency of an input that leaves there
     left_at: NDArray[np.int64]  # [n] exit each input left at; the number of exits for the base model
     answer: NDArray[np.int64]  # [n] the class each input got
-    wrong: NDArray[np.bool_]  # [n] answered otherwise than the base model answers
+    wrong: NDArray[np.bool_]  # [n] whether the class differs from the base model's
 
 
 def replay(exits: Sequence[ReplayExit], base_class: NDArray[np.int64], base_ms: float) -> Replay:

@@ -157,7 +157,7 @@ def improve_priced(searcher: Searcher, chosen: Chosen, price_ms: float) -> Chose
 
 
 def improve_within(searcher: Searcher, chosen: Chosen, budget: float, *, thorough: bool = True) -> Chosen:
-    """Return a composition of at most `budget` disagreements that none of the moves makes faster.
+    """Return a composition of at most `budget` disagreements that no move makes faster.
 
     `chosen` must itself keep the budget. `thorough` also tightens one exit so that others may loosen.
     """
@@ -260,8 +260,8 @@ class Frontier:
 def search_frontier(instance: Instance, *, prices: int = PRICES) -> Frontier:
     """Search with falling prices of a disagreement, each from where the last one ended.
 
-    Where what lookups may add to a miss is limited, search again among the cheaper ones: a single dear lookup
-    that uses the limit up leaves no room for a second, and no one move leads from there to two cheap ones.
+    Where what lookups may add to a miss is limited, search again among the cheaper ones: one expensive lookup
+    that uses up the limit leaves no room for a second, and no single move leads from there to two cheap ones.
     """
     frontier = Frontier(instance)
     limit_ms = instance.slowdown_limit_ms

@@ -4,7 +4,7 @@ Whether an engine of reduced precision loses too many answers shows on the certi
 engines at the full delta each, and keeping the fastest that passes, would deploy a composition below the
 target with probability up to 3 delta. Instead:
 
-1. On the select split alone: what each engine may hope for is reckoned, the mean latency where a walk over as
+1. On the select split alone: estimate what each engine can reach, the mean latency at which a walk over this
    many inputs should end. Asking an engine takes long, so first as if it lost nothing; the most promising are
    asked for what they lose, until no other could hope for less. Engines that hope for no less than float32
    are dropped. Those left are put in order, and each gets a share of delta: the first `FIRST`, the others the

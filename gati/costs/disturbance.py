@@ -5,11 +5,11 @@ Three signs are looked for in each round of a measurement; each may come without
 - The thread that measures could have run and had no core: more than a tenth of the time, as Linux counts it.
   It is the surest sign where another program takes the same share all the time, which slows every request
   alike.
-- Requests that do the same work take very different times: their mean is a quarter above their median. So
-  show pauses of the whole machine, of which the system inside knows nothing.
+- Requests that do the same work take very different times: their mean is a quarter above their median. Pauses
+  of the whole machine, which its operating system cannot see, show in this way.
 - The base model took a quarter more time, at its median, than in the best round.
 
-Rounds that are disturbed are measured again when the others are done, by then the machine may be quiet.
+Disturbed rounds are measured again after the others, when the machine may be quiet.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["MACHINE", "Machine", "MeasuringRound", "Steady", "Uncounted", "measu
 _WAITING = 0.1  # of the time
 _SPIKES = 1.25  # mean over median of like requests
 _DRIFT = 1.25  # over the best round
-_ENOUGH = 5  # times that are alike, before their median says anything
+_ENOUGH = 5  # requests that did the same work, for their median to mean anything
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class Machine:
 
 
 class Uncounted(Machine):
-    """For systems that do not count how long a thread waits: times alone decide."""
+    """For systems that do not count how long a thread waits: only the other two signs are used."""
 
     def waited_ns(self) -> int | None:
         """Never known."""
@@ -114,7 +114,7 @@ def measure_steadily(
     machine: Machine = MACHINE,
     passes: int = 3,
 ) -> Steady[T]:
-    """Measure every round, and those that were disturbed again, `passes` times in all, while that helps.
+    """Measure every round, then repeat disturbed ones while that helps, at most `passes` times in all.
 
     `alike` gives the times of what a round found, see `MeasuringRound`. Of a round that stays disturbed the
     last measurement is kept.

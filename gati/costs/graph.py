@@ -1,10 +1,10 @@
 """Costs of network and lookups inside one compiled graph, at batch size 1, on the machine that will serve.
 
-Each is measured where it will be, as a graph with one exit, in turns with the plain network, as a share of
-its time, so that a slow moment hits both alike. An exit that nothing takes shows what its lookup and its
-decision add to a miss; one that everything takes, how long it is to its block. A lookup timed
-alone would be charged for waking threads that a running network has awake. Blocks that do the same work share
-their time.
+Each is measured where it will be, as a graph with one exit, alternating with the plain network, as a share of
+its time, so that a slow moment affects both. An exit that nothing takes shows what its lookup and its
+decision add to a miss; one that everything takes shows the time to reach its block. A lookup timed alone
+would be charged for waking threads that a running network has awake. Blocks that do the same work share their
+time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ANCHORS = 6  # blocks measured; those between lie where the library's own profi
 _ROUNDS, _LEAST_ROUNDS, _WARM_UP_ROUNDS = 150, 20, 10
 _TURNS, _LEAST_TURNS, _IN_A_ROW = 60, 5, 8
 _ENOUGH_S = 1.0  # then fewer rounds will do: large networks are steadier
-_PASSES, _PATIENCE = 3, 2  # after so many that stayed disturbed the others are measured once
+_PASSES, _PATIENCE = 3, 2  # after this many that stayed disturbed the others are measured once
 _NEVER = 1e30
 
 
@@ -162,7 +162,7 @@ def profile_between(
 
 
 def of_many(notes: Sequence[str], measurements: int) -> str:
-    """One line for what is made of so many measurements, of which those with a note stayed disturbed."""
+    """One line about a figure made of several measurements, of which those with a note stayed disturbed."""
     return f"{len(notes)} of {measurements} measurements: {notes[0]}" if notes else ""
 
 

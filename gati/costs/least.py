@@ -24,7 +24,7 @@ __all__ = ["Arithmetic", "at_least"]
 # time than of the arithmetic: from 0.7 of it on, as measured layer by layer.
 _SHARE_OF_ARITHMETIC = 0.5
 _CALL_MS = 0.005  # the decision and a handful of layers, however small: measured from 0.02 on
-# Another engine spreads its time otherwise over the network: from 0.6 of the share known on, as measured.
+# Another engine distributes its time differently over the network: from 0.6 of the known share, as measured.
 _SHARE_OF_WAY = 0.5
 
 

@@ -1,8 +1,8 @@
 """Certify an existing composition again, on inputs that were not used for any choice.
 
-It can be tried again, on other data, until one passes. So every attempt is kept, whether it passed or not and
-whether it was written or not, and all attempts of a library share delta: `gati.composition.ledger` says how,
-and what the confidence of each covers.
+Anyone can try again, on other data, until one attempt passes. So every attempt is kept, passed or not,
+written or not, and all attempts of a library share delta: `gati.composition.ledger` says how, and what the
+confidence of each covers.
 """
 
 from __future__ import annotations

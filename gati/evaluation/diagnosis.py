@@ -92,7 +92,7 @@ class ExploreForecast:
 
 @dataclass(frozen=True)
 class TargetForecast:
-    """Whether an agreement can be certified: with up to so many losses (None: not even without any).
+    """Whether an agreement can be certified, and with how many losses at most (None: not even without any).
 
     `held_out_needed` is how many inputs `--data` would need for the first loss-free certificate.
     """
@@ -163,14 +163,14 @@ class Diagnosis:
 
 
 def parts_of(inputs: int, train_data: bool) -> tuple[int, int, int]:
-    """How many of so many different inputs train, choose and certify, by number alone."""
+    """How many of this number of distinct inputs train, choose and certify."""
     train = 0 if train_data else inputs // 3
     select = inputs_to_select_on(inputs - train)
     return train, select, inputs - train - select
 
 
 def forecast_targets(certify: int, confidence: float, train_data: bool) -> tuple[TargetForecast, ...]:
-    """What so many inputs to certify on allow, by the exact binomial test on one engine.
+    """What this number of inputs to certify on allows, by the exact binomial test on one engine.
 
     Raises CompositionError for a confidence outside (0, 1).
     """
@@ -193,7 +193,7 @@ def _most_losses(inputs: int, accuracy: float, delta: float) -> int:
 
 
 def _held_out_for(certify: int, train_data: bool) -> int:
-    """The fewest inputs of `--data` of which so many certify; the part that certifies grows with them."""
+    """The fewest inputs of `--data` of which this many certify; the share that certifies grows with them."""
     low, high = certify - 1, 4 * certify + 4
     while high - low > 1:
         middle = (low + high) // 2

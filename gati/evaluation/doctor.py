@@ -1,6 +1,6 @@
 """The verb `doctor`: what a network, its data and this machine allow, in under a minute and nothing written.
 
-Each question is asked by itself: what refuses one is told with what to do, and the others go on.
+Each question stands alone: one that fails becomes a finding with advice, and the others go on.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def doctor(
     inputs allow to certify. Arguments are those of `explore`; `size` is for networks without `data`, see
     `blocks`. After about `within_s` seconds no further question is asked; what was left out says so.
 
-    What one of these refuses is a finding, with what to do; the others are answered all the same.
+    A question that fails becomes a finding with advice; the others are still answered.
 
     **Raises:** `ModelError`, `CheckpointError` when there is no network to look at.
     """
@@ -157,7 +157,7 @@ def doctor(
 
 
 class _Examination:
-    """Asks one question after the other, and keeps what was found."""
+    """Asks one question after another, and keeps the findings."""
 
     def __init__(self, clock: Callable[[], float], within_s: float) -> None:
         self._clock, self._began, self._within_s = clock, clock(), within_s
@@ -192,7 +192,7 @@ class _Examination:
 
 @dataclass(frozen=True)
 class _Given:
-    """What the user gave beside the network."""
+    """What the user gave in addition to the network."""
 
     train_data: Any
     confidence: float

@@ -68,7 +68,7 @@ class _Stage:
     students: bool
 
     def pass_s(self, inputs: int) -> float | None:
-        """Seconds of a pass over so many inputs, answers computed anew."""
+        """Seconds of a pass over this many inputs, with all answers computed."""
         return None if self.pace is None else inputs * (self.pace.answer_s + self.pace.learn_s)
 
     def passes(self, left_s: float, inputs: int, batch: int) -> float | None:
@@ -105,7 +105,8 @@ def forecast_explore(
     budget_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> ExploreForecast:
-    """Reckon what `explore` would train by default on `training` and how far it comes in `budget_s` seconds.
+    """Estimate what `explore` would train by default on `training` and how far it comes in `budget_s`
+    seconds.
 
     `held_out` is how many inputs are measured on. Raises as training does.
     """

@@ -70,9 +70,9 @@ def build_peers(library: Library, module: nn.Module, accuracy: float) -> tuple[P
 
 
 def _best_trial_a_block(library: Library) -> dict[str, Trial]:
-    """The trial of each block that leaves soonest: the hit rate at 97 % agreement, less what it costs.
+    """The trial of each block that saves most: its hit rate at 97 % agreement less its cost.
 
-    Not of the input: what is published leaves after blocks.
+    Not at the input: published exits leave after blocks.
     """
     profile = library.manifest.profile
     reach = {block.name: block.reach_ms for block in profile.blocks if block.kind != INPUT_KIND}

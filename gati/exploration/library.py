@@ -114,23 +114,16 @@ class Manifest:
     @classmethod
     def from_json(cls, text: str, where: str) -> Manifest:
         """Parse what `to_json` wrote. Raises `LibraryError` for a newer format or a damaged file."""
-        raw = _MANIFEST.parse(text, where)
+        found = _MANIFEST.record(cls, _MANIFEST.parse(text, where), where)
         with _MANIFEST.reading(where):
-            raw["profile"] = _profile(raw["profile"])
-            if variants := raw["settings"].get("variants"):
-                raw["settings"]["variants"] = [as_called_now(each, raw["format"]) for each in variants]
-            for key in ("class_names", "input_shape"):
-                raw[key] = None if raw[key] is None else tuple(raw[key])
-            if raw["class_names"] is not None and len(raw["class_names"]) != raw["classes"]:
-                raw["class_names"] = None  # an older Gati took the names of folders for those of outputs
-            return cls(**raw)
-
-
-def _profile(raw: dict[str, Any]) -> Profile:
-    blocks = tuple(
-        BlockProfile(**{**block, "output_shape": tuple(block["output_shape"])}) for block in raw["blocks"]
-    )
-    return Profile(**{**raw, "blocks": blocks})
+            if variants := found.settings.get("variants"):
+                called = [as_called_now(each, found.format) for each in variants]
+                found = replace(found, settings={**found.settings, "variants": called})
+        if found.class_names is not None and len(found.class_names) != found.classes:
+            return replace(
+                found, class_names=None
+            )  # an older Gati took the names of folders for those of outputs
+        return found
 
 
 class Library:

@@ -21,7 +21,7 @@ def metadata_of(
 
     `exits` lists the exits in the order of the output `exit`; its value `len(exits)` means the whole network
     answered. `input` is `preprocessed` or `image` (uint8, the preprocessing is in the file). A certificate of
-    an engine of reduced precision is left out: the file computes in float32, and answers otherwise.
+    an engine of reduced precision is left out: the file computes in float32 and may answer differently.
     """
     exits = [
         {

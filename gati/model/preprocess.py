@@ -30,7 +30,7 @@ __all__ = ["INTERPOLATIONS", "Preprocessing", "check_image_array", "join"]
 
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
 
-_LONG = 8  # an image so many times as long as wide is cut before it is resized
+_LONG = 8  # an image this many times as long as wide is cut before it is resized
 _MARGIN = 3  # squares of the shorter side that are kept on top of those that the crop sees
 _MOST_PIXELS = 2**22  # that resizing may make of an image with fewer
 
@@ -174,7 +174,7 @@ class Preprocessing:
     def pixels(self, image: Image) -> NDArray[np.uint8]:
         """Return a Pillow image as uint8 [H, W, C] with the network's channels, not resized yet.
 
-        **Raises:** `DataError` when no image has so many channels.
+        **Raises:** `DataError` when no image has this number of channels.
         """
         self._only_images()
         mode = {1: "L", 3: "RGB", 4: "RGBA"}.get(self.channels)

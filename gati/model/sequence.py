@@ -120,7 +120,7 @@ def fingerprint_of(values: NDArray[Any], labels: NDArray[np.int64] | None) -> st
 
 
 def check_labels(labels: NDArray[Any], count: int, where: str) -> NDArray[np.int64]:
-    """Return labels as int64 [count]; `where` begins the messages. Raises `DataError` for what is none."""
+    """Return labels as int64 [count]; `where` begins the messages. Raises `DataError` for invalid labels."""
     if labels.shape != (count,):
         raise DataError(
             f"{where} has labels of shape {list(labels.shape)} for {count} inputs; give one label per input"

@@ -13,12 +13,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from gati.documents import DocumentKind
 from gati.errors import AdaptError, RepositoryError
 from gati.types import is_name
 
 __all__ = ["FORMAT", "Lineage", "StoredFile", "Version", "SampleWindow", "check_file", "check_name"]
 
 FORMAT = 1
+
+_MANIFEST = DocumentKind(FORMAT, RepositoryError, "the manifest was cut short or changed; publish again")
 
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+,@()-]{0,199}")  # one part of a path inside a version
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -111,32 +114,22 @@ class Version:
 
         **Raises:** `RepositoryError` when it is cut short, changed, or of a newer format.
         """
-        try:
+        with _MANIFEST.reading(where):
             if len(data) > _LONGEST_MANIFEST:
-                raise ValueError
-            body = json.loads(data)
-            told = body.pop("sha256")
-            if body["format"] > FORMAT:
-                raise RepositoryError(
-                    f"{where} has format {body['format']}, newer than {FORMAT}, which this Gati reads; "
-                    "upgrade gati"
-                )
-            if told != _checksum(body):
-                raise ValueError
-            return cls(
-                model=check_name(body["model"]),
-                version=body["version"],
-                created=body["created"],
-                lineage=_lineage(body["lineage"]),
-                files={check_file(name): StoredFile(**entry) for name, entry in body["files"].items()},
-            )
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, AdaptError) as problem:
-            raise RepositoryError(f"{where}: its manifest is damaged or was changed") from problem
-
-
-def _lineage(value: dict[str, Any]) -> Lineage:
-    window = value.pop("window")
-    return Lineage(**value, window=None if window is None else SampleWindow(**window))
+                raise ValueError(f"more than {_LONGEST_MANIFEST} bytes")
+            text = data.decode()
+        body = _MANIFEST.parse(text, where)
+        with _MANIFEST.reading(where):
+            if body.pop("sha256") != _checksum(body):
+                raise ValueError("its checksum does not match")
+        try:
+            found = _MANIFEST.record(cls, body, where)
+            check_name(found.model)
+            for name in found.files:
+                check_file(name)
+        except AdaptError as problem:
+            raise RepositoryError(f"{where}: its manifest is damaged or was changed: {problem}") from problem
+        return found
 
 
 def _checksum(body: dict[str, Any]) -> str:

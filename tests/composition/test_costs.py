@@ -63,7 +63,7 @@ def test_costs_survive_their_file(library: Library) -> None:
     [
         ("{", "here is damaged .* delete it, gati compose measures again"),
         ('{"format": 99}', "here has format 99, this Gati reads up to 4: .*upgrade gati"),
-        ('{"format": 3, "profile": {}}', "here is damaged"),
+        ('{"format": 3, "profile": {}}', "here: profile: has no field 'backend'; delete it, gati compose"),
     ],
 )
 def test_a_damaged_file_is_one_line(text: str, message: str) -> None:

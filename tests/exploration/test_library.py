@@ -91,7 +91,9 @@ def test_no_library_an_unfinished_a_newer_and_a_damaged_one_are_one_line_each(tm
     with pytest.raises(LibraryError, match="is damaged .*run gati explore again"):
         Library.open(tmp_path)
     (tmp_path / "manifest.json").write_text('{"format": 1}')
-    with pytest.raises(LibraryError, match="is damaged"):
+    with pytest.raises(
+        LibraryError, match="manifest.json: has no field 'model_source'; run gati explore again"
+    ):
         Library.open(tmp_path)
 
 
