@@ -20,6 +20,7 @@ from gati.errors import DataError, VariantError
 from gati.exploration.budget import Budget, Clock
 from gati.exploration.candidates import wanted
 from gati.exploration.companions import NamedNetwork, load_companions, measure_companions
+from gati.exploration.executors import LocalExecutor
 from gati.exploration.library import BaseOutcomes, Library, Manifest
 from gati.exploration.lookups import finish_trials, points_of
 from gati.exploration.memory import freed_memory_kept
@@ -152,7 +153,16 @@ def explore(
             BaseOutcomes(prepared.held_out.base_class, prepared.labels, prepared.inputs.split)
         )
         accompanying = measure_companions(prepared, library, candidates, seed=seed, progress=reporter)
-        TrainingStages(prepared, library, state, budget, epochs=epochs, seed=seed, progress=reporter).run()
+        TrainingStages(
+            prepared,
+            library,
+            state,
+            budget,
+            epochs=epochs,
+            seed=seed,
+            progress=reporter,
+            executor=LocalExecutor(),
+        ).run()
         notes: list[str] = []
         finished = {row.trial.trial_id: row for row in (*accompanying, *state.finished().values())}
         rows = finish_trials(prepared, library, finished, reporter, notes, budget.is_spent)

@@ -23,6 +23,7 @@ from gati.documents import DocumentKind
 from gati.errors import DataError, LibraryError
 from gati.exploration.budget import Budget, Clock
 from gati.exploration.candidates import Specification
+from gati.exploration.executors import LocalExecutor
 from gati.exploration.library import Library
 from gati.exploration.lookup_costs import lookup_seconds
 from gati.exploration.lookups import finish_trials, points_of
@@ -111,6 +112,7 @@ def explore_more(
             epochs=epochs,
             seed=_seed(library.manifest.seed, number),
             progress=reporter,
+            executor=LocalExecutor(),
             before=before,
         ).run()
         finished = state.finished()
