@@ -395,7 +395,7 @@ class _Process:
 def _connect(ray: Any, address: str) -> None:
     settings: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address == LOCAL:
-        settings |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        settings["include_dashboard"] = False
     try:
         ray.init(address=address, **settings)
     except Exception as error:  # ConnectionError, ValueError, RuntimeError and more, by what is wrong
