@@ -29,6 +29,7 @@ from gati.cli.options import (
     examples_below,
     size_of,
     threads_as_explored,
+    with_addresses,
 )
 from gati.errors import CompositionError, GatiError, StorageError
 
@@ -99,6 +100,7 @@ _verb(
     "gati explore models.py:build --data val.npz --train-data train.npz --out runs/mine --budget 10m",
     "gati explore classifier/ --data queries.csv --tokenizer tokenizer.json --out runs/mine",
     "gati explore --more 1h runs/mine",
+    "gati explore models.py:build --data val.npz --out runs/mine --ray --ray-cores 4",
     "gati explore torchvision:resnet50 --checkpoint large.pt --data val/ --out runs/both "
     "--companion torchvision:resnet18 --companion-checkpoint small.pt",
 )(explore.explore)
@@ -292,7 +294,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status; an error becomes one line on stderr."""
     try:
-        status = app(args=list(arguments), prog_name="gati", standalone_mode=False)
+        status = app(args=with_addresses(arguments), prog_name="gati", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     except Exception as error:

@@ -96,6 +96,18 @@ def explore(
     label_column: LabelColumn = None,
     class_names: ClassNamesFile = None,
     label_map: LabelMapFile = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[ADDRESS]",
+            help="Train on a Ray cluster: the one of this machine unless an address is given, HOST:PORT, or "
+            "'local' to start one for this command.",
+        ),
+    ] = None,
+    ray_cores: Annotated[
+        int, typer.Option(metavar="N", help="Cores of each worker. Another number gives another library.")
+    ] = 1,
+    ray_gpus: Annotated[int, typer.Option(metavar="N", help="GPUs of each worker.")] = 0,
 ) -> None:
     """Train and measure learned caches, and write the cache library DIR.
 
@@ -109,6 +121,9 @@ def explore(
 
     A companion is a smaller network for the same classes. It runs first and answers what it is sure of, so
     compose also considers cascades, and certifies them. The library stores all it needs of the companion.
+
+    With --ray, groups of caches train on the cluster's workers, and what dies there goes on elsewhere.
+    Latencies are measured here: run it on the machine that will serve. See docs/ray.md.
 
     Certificates assume that VAL was drawn independently from what will be served: true for photographs, not
     for frames of one video. Duplicates are kept together; inputs of VAL are left out of MORE.
@@ -127,7 +142,14 @@ def explore(
         )
         budget_s = parse_duration(more)
         library = gati.explore_more(
-            model, budget_s=budget_s, data=data, train_data=train_data, progress=open_progress()
+            model,
+            budget_s=budget_s,
+            data=data,
+            train_data=train_data,
+            ray=ray,
+            ray_cores=ray_cores,
+            ray_gpus=ray_gpus,
+            progress=open_progress(),
         )
         render.library(library)
         return
@@ -157,6 +179,9 @@ def explore(
         class_names=class_names,
         label_map=label_map,
         companions=pairs(companion, companion_checkpoint),
+        ray=ray,
+        ray_cores=ray_cores,
+        ray_gpus=ray_gpus,
         progress=open_progress(),
     )
     render.library(library)

@@ -20,6 +20,7 @@ from gati.errors import DataError, VariantError
 from gati.exploration.budget import Budget, Clock
 from gati.exploration.candidates import wanted
 from gati.exploration.companions import NamedNetwork, load_companions, measure_companions
+from gati.exploration.distributed import opened_executor, trained_on
 from gati.exploration.library import BaseOutcomes, Library, Manifest
 from gati.exploration.lookups import finish_trials, points_of
 from gati.exploration.memory import freed_memory_kept
@@ -61,6 +62,9 @@ def explore(
     class_names: ClassNames | None = None,
     label_map: LabelMap | None = None,
     companions: Sequence[tuple[str | Path, str | Path | None]] = (),
+    ray: str | None = None,
+    ray_cores: int = 1,
+    ray_gpus: int = 0,
     progress: Progress | None = None,
     clock: Clock = time.monotonic,
 ) -> Library:
@@ -104,6 +108,10 @@ def explore(
     - `companions`: (model, checkpoint) of smaller networks for the same classes, or for more of which the
       same names pick them. Each is a cache at the input, kept in the library, which needs neither code nor
       checkpoint of it afterwards. With them `variants` may be empty: then nothing is trained.
+    - `ray`: train on the Ray cluster at this address, `"auto"` for the one of this machine, `"local"` to
+      start one here for as long as it takes (`pip install 'gati[ray]'`). Each worker gets `ray_cores` cores
+      and `ray_gpus` GPUs. Latencies are measured here alone. The library does not depend on how many
+      workers there are; it is another one than without Ray.
 
     **Returns:** the finished library.
 
@@ -143,6 +151,7 @@ def explore(
             **_settings(loaded, data, train_data, blocks, asked.variants, target, epochs, budget_s, seed),
             **_named(class_names, label_map),
             **_accompanied(candidates),
+            **trained_on(ray, ray_cores, ray_gpus),
         }
         library, state = Library(directory), RunState(directory)
         if library.manifest_path.is_file() and library.manifest.settings == settings:
@@ -172,7 +181,17 @@ def explore(
             BaseOutcomes(prepared.held_out.base_class, prepared.labels, prepared.inputs.split)
         )
         accompanying = measure_companions(prepared, library, candidates, seed=seed, progress=reporter)
-        TrainingStages(prepared, library, state, budget, epochs=epochs, seed=seed, progress=reporter).run()
+        with opened_executor(ray, cores=ray_cores, gpus=ray_gpus) as executor:
+            TrainingStages(
+                prepared,
+                library,
+                state,
+                budget,
+                epochs=epochs,
+                seed=seed,
+                progress=reporter,
+                executor=executor,
+            ).run()
         notes: list[str] = []
         finished = {row.trial.trial_id: row for row in (*accompanying, *state.finished().values())}
         rows = finish_trials(prepared, library, finished, reporter, notes, budget.is_spent)

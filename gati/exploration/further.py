@@ -23,6 +23,7 @@ from gati.documents import DocumentKind
 from gati.errors import DataError, LibraryError
 from gati.exploration.budget import Budget, Clock
 from gati.exploration.candidates import Specification
+from gati.exploration.distributed import opened_executor, trained_on
 from gati.exploration.library import Library
 from gati.exploration.lookup_costs import lookup_seconds
 from gati.exploration.lookups import finish_trials, points_of
@@ -69,6 +70,9 @@ def explore_more(
     epochs: float | None = None,
     data: Any | None = None,
     train_data: Any | None = None,
+    ray: str | None = None,
+    ray_cores: int = 1,
+    ray_gpus: int = 0,
     progress: Progress | None = None,
     clock: Clock = time.monotonic,
 ) -> Library:
@@ -79,6 +83,7 @@ def explore_more(
 
     - `budget_s`, `epochs`: as for `explore`; one of them is needed.
     - `data`, `train_data`: the same inputs as then; needed when they were given as objects or have moved.
+    - `ray`, `ray_cores`, `ray_gpus`: as for `explore`.
 
     **Returns:** the library.
 
@@ -90,6 +95,7 @@ def explore_more(
         raise DataError("nothing says how long to train: give --more TIME, such as 1h")
     if epochs is not None and epochs <= 0:
         raise DataError(f"epochs must be above 0 (got {epochs:g})")
+    workers = trained_on(ray, ray_cores, ray_gpus)
     library = Library.open(directory)
     with locked(library.directory), freed_memory_kept(), progress or SilentProgress() as reporter:
         state, rounds = RunState(library.directory), _rounds(library)
@@ -97,21 +103,23 @@ def explore_more(
             state.clear()  # all that was left to do when it was interrupted
             return library
         number = 2 + len(rounds)
-        state.claim({"round": number, "budget_s": budget_s, "epochs": epochs})
+        state.claim({"round": number, "budget_s": budget_s, "epochs": epochs, **workers})
         budget = Budget(budget_s, clock, began, state)
         specifications, before = _to_train(library, number)
         prepared = _prepare(library, data, train_data, specifications, clock, state)
         reporter.note(f"round {number}: {len(specifications)} caches are trained further")
-        TrainingStages(
-            prepared,
-            library,
-            state,
-            budget,
-            epochs=epochs,
-            seed=_seed(library.manifest.seed, number),
-            progress=reporter,
-            before=before,
-        ).run()
+        with opened_executor(ray, cores=ray_cores, gpus=ray_gpus) as executor:
+            TrainingStages(
+                prepared,
+                library,
+                state,
+                budget,
+                epochs=epochs,
+                seed=_seed(library.manifest.seed, number),
+                progress=reporter,
+                executor=executor,
+                before=before,
+            ).run()
         finished = state.finished()
         rows = finish_trials(prepared, library, finished, reporter, [], budget.is_spent)
         new = [row for row in rows if row.status == "trained"]

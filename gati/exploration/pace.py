@@ -6,7 +6,7 @@ import statistics
 from collections import deque
 from typing import NamedTuple
 
-__all__ = ["Pace", "Stopwatch", "affordable_steps"]
+__all__ = ["Pace", "Stopwatch", "affordable_steps", "allowance"]
 
 _KEPT = 50  # of the latest times: machines change while they train
 
@@ -52,3 +52,13 @@ def affordable_steps(budget_s: float, pace: Pace, *, steps_per_round: int, round
     if rounds is None or fresh < rounds * steps_per_round or pace.learn_s <= 0:
         return fresh
     return int((budget_s - rounds * steps_per_round * pace.answer_s) / pace.learn_s)
+
+
+def allowance(left_s: float, planned_s: float, waiting_s: float, at_once: int) -> float:
+    """Seconds that a training may take so that all end within `left_s`, if `at_once` train concurrently.
+
+    It was planned for `planned_s`; others that are planned for `waiting_s` in all have not begun. With one
+    at a time, each gets its share; with more, time is left over, and a slow worker need not hurry.
+    """
+    share = planned_s / max(planned_s + waiting_s, 1e-9)
+    return max(0.0, min(left_s, at_once * share * left_s))

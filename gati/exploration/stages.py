@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import chain
 
 import numpy as np
-import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
 
-from gati.caches import (
-    ReducedNetwork,
-    build_predictor,
-    fold_normalisation,
-    is_reduced,
-    load_cache,
-    reads_input,
-    save_cache,
-)
-from gati.errors import ModelError
+from gati.caches import is_reduced, load_cache, reads_input, save_cache
 from gati.exploration.augment import Augmentation
 from gati.exploration.budget import Budget
 from gati.exploration.candidates import Specification
+from gati.exploration.executors import Executor, OngoingRun
+from gati.exploration.groups import (
+    Classroom,
+    GroupTask,
+    Lesson,
+    TrainedTrial,
+    batch_size_of,
+    group_training,
+)
 from gati.exploration.library import SELECT, Library, TrialOutcomes
-from gati.exploration.measure import Measured, accuracy_curve, held_out_probabilities, measure_cache
+from gati.exploration.measure import accuracy_curve, held_out_probabilities
 from gati.exploration.pace import affordable_steps
 from gati.exploration.prepare import Prepared
 from gati.exploration.progress import Progress
@@ -45,17 +42,14 @@ from gati.exploration.schedule import (
     steps_for_epochs,
 )
 from gati.exploration.state import FinishedTrial, RunState, StagePlan
-from gati.exploration.train import LATENESS, Learner, SharedTraining
+from gati.exploration.train import LATENESS, Learner
 from gati.files import atomic_write
-from gati.model.data import Data
 from gati.model.entry import INPUT_KIND
 from gati.types import Trial, TrialId
 
 __all__ = ["TrainingStages", "worth"]
 
 _SAVE_EVERY_S = 60.0
-_GROUP_PARAMETERS = 60_000_000  # weights, gradients and two moments of these take 1 GB
-_GROUP_TRIALS = 80
 _SCARCE = 10_000  # so few training inputs: students match hidden outputs, too
 _SURE_AT = 0.99  # agreement of the earlier answers that exits need not know
 _REDUCED, _STUDENTS, _EXITS = "network at fewer pixels", "students", "exits"
@@ -64,21 +58,11 @@ _STEADY = "torch"  # the engine that is always there
 _AGAIN = 0.5  # share of the learning rate at which trained weights go on
 
 
-class _Lesson(NamedTuple):
-    """What a stage trains with."""
-
-    name: str
-    recipe: Recipe
-    augmentation: Augmentation
-    emphasis: Emphasis | None = None
-    feature_block: str | None = None
-
-
 class TrainingStages:
-    """Trains and measures; every finished trial is on disk before the next group starts.
+    """Decides what `executor` trains and for how long, and keeps every trial as soon as it is finished.
 
-    `weights` of a trial are what an earlier exploration ended with; others start anew. `before` are
-    the trials to beat: a cache that is no better than the one of that trial is not kept.
+    `before` are the trials that an earlier exploration ended with, whose weights training goes on from: a
+    cache that is no better than the one of that trial is not kept.
     """
 
     def __init__(
@@ -91,12 +75,25 @@ class TrainingStages:
         epochs: float | None,
         seed: int,
         progress: Progress,
+        executor: Executor,
         before: Mapping[TrialId, Trial] | None = None,
     ) -> None:
         self.prepared, self.library, self.state, self.budget = prepared, library, state, budget
-        self.epochs, self.seed, self.progress = epochs, seed, progress
+        self.epochs, self.progress, self.executor = epochs, progress, executor
         self.before = dict(before or {})
-        self.batch_size = batch_size_for(len(prepared.inputs.train))
+        self.classroom = Classroom(
+            prepared.module,
+            prepared.inputs.train,
+            prepared.inputs.held_out,
+            prepared.inputs.split,
+            prepared.held_out.base_class,
+            prepared.held_out.outputs_kind,
+            prepared.held_out.classes,
+            batch_size_for(len(prepared.inputs.train)),
+            seed,
+            prepared.device,
+        )
+        self._under_way: dict[str, GroupTask] = {}
         trained = [item for item in prepared.specifications if item.trial.status == "trained"]
         self.first = [item for item in trained if reads_input(item.trial.variant)]  # run first
         self.exits = [item for item in trained if not reads_input(item.trial.variant)]
@@ -104,49 +101,86 @@ class TrainingStages:
     def run(self) -> None:
         """Train what is not trained yet."""
         bold = self.prepared.bold_augmentation
-        self._train_first(_Lesson(_REDUCED, REDUCED_NETWORK, bold))
         scarce = len(self.prepared.inputs.train) < _SCARCE
         last = self.prepared.profile.blocks[-1]
         feature_block = last.name if scarce and last.kind != INPUT_KIND else None
         recipe = recipe_of_students(self.prepared.traced.example())
-        self._train_first(_Lesson(_STUDENTS, recipe, bold, feature_block=feature_block))
-        self._train_exits()
+        of_exits_s = self._planned_for_exits_s() if self.executor.concurrent else None
+        reduced = self._first_tasks(self._lesson(_REDUCED, REDUCED_NETWORK, bold))
+        students = self._first_tasks(self._lesson(_STUDENTS, recipe, bold, feature_block=feature_block))
+        self._train(chain(reduced, students))
+        self._train(self._exit_tasks(of_exits_s))
 
     # The stages -----------------------------------------------------------------------------------------
 
-    def _train_first(self, lesson: _Lesson) -> None:
+    def _first_tasks(self, lesson: Lesson) -> Iterator[GroupTask]:
         """Those at the input that have this lesson, in their share of the time."""
-        waiting = self._unfinished(self.first)
+        waiting = self._waiting(self.first)
         todo = [item for item in waiting if is_reduced(item.trial.variant) == (lesson.name == _REDUCED)]
         if not todo:
             return
-        exits = self._unfinished(self.exits)
-        left_s = self._left_s([*waiting, *exits], passes=2)
+        left_s = self._left_s([*waiting, *self._waiting(self.exits)], passes=2)
         allowed_s = None
         if left_s is not None:
-            of_all_s, _ = divide_time(left_s, students=len(waiting), exits=len(exits))
+            of_all_s, _ = self._divided(left_s, len(waiting))
             allowed_s = of_all_s * len(todo) / len(waiting)
-        self._train_groups(lesson, todo, allowed_s)
+        yield from self._tasks(lesson, todo, allowed_s)
 
-    def _train_exits(self) -> None:
-        todo = self._unfinished(self.exits)
+    def _exit_tasks(self, allowed_s: float | None) -> Iterator[GroupTask]:
+        """Exits, in `allowed_s` or, where that is None, in the time that is left."""
+        todo = self._waiting(self.exits)
         if not todo:
             return
-        left_s = self._left_s([*self.first, *todo], passes=1)
-        emphasis = self._emphasis()
-        lesson = _Lesson(_EXITS, EXITS, self.prepared.augmentation, emphasis)
-        self._train_groups(lesson, todo, left_s)
+        left_s = self._left_s([*self.first, *todo], passes=1) if allowed_s is None else allowed_s
+        lesson = self._lesson(_EXITS, EXITS, self.prepared.augmentation, self._emphasis())
+        yield from self._tasks(lesson, todo, left_s)
+
+    def _planned_for_exits_s(self) -> float | None:
+        """The seconds of exits, decided before anything trains; None without a budget.
+
+        How soon the stages before them end must not decide it where they train concurrently.
+        """
+        if self.budget.budget_s is None or not self.exits:
+            return None
+        known_s = self.state.exits_s
+        if known_s is None:
+            left_s = self._left_s([*self.first, *self.exits], passes=2)
+            known_s = self._divided(left_s or 0.0, len(self.first))[1]
+            self.state.write_exits_s(known_s)
+        return known_s
+
+    def _divided(self, left_s: float, first: int) -> tuple[float, float]:
+        return divide_time(left_s, students=first, exits=len(self._waiting(self.exits)))
 
     def _left_s(self, items: Sequence[Specification], passes: int) -> float | None:
         """Seconds for training when what measuring `items` will take is kept free; None without a budget."""
         left_s = self.budget.left_s()
         lookups = len({(item.trial.variant, item.hidden_shape) for item in items})
         expected_s = self.prepared.expected.all_of(len(items), lookups, passes)
-        return None if left_s is None else left_s - reserve(expected_s, left_s)
+        return None if left_s is None else left_s - reserve(expected_s, left_s) - self._promised_s()
 
-    def _unfinished(self, items: Sequence[Specification]) -> list[Specification]:
-        finished = self.state.finished()
-        return [item for item in items if item.trial.trial_id not in finished]
+    def _promised_s(self) -> float:
+        """Seconds of the tasks that are planned and not finished."""
+        return sum(task.plan.planned_s or 0.0 for task in self._under_way.values())
+
+    def _waiting(self, items: Sequence[Specification]) -> list[Specification]:
+        """Those that are neither finished nor handed out."""
+        taken = set(self.state.finished())
+        for task in self._under_way.values():
+            taken.update(item.trial.trial_id for item in task.specifications)
+        return [item for item in items if item.trial.trial_id not in taken]
+
+    def _lesson(
+        self,
+        name: str,
+        recipe: Recipe,
+        augmentation: Augmentation,
+        emphasis: Emphasis | None = None,
+        feature_block: str | None = None,
+    ) -> Lesson:
+        if self.before:
+            recipe = replace(recipe, learning_rate=_AGAIN * recipe.learning_rate)
+        return Lesson(name, recipe, augmentation, emphasis, feature_block)
 
     def _emphasis(self) -> Emphasis | None:
         """What the best of those at the input is sure of and right about need not be known by exits."""
@@ -169,52 +203,51 @@ class TrainingStages:
 
     # Training -------------------------------------------------------------------------------------------
 
-    def _train_groups(self, lesson: _Lesson, items: Sequence[Specification], left_s: float | None) -> None:
-        groups = _groups(items)
+    def _train(self, tasks: Iterator[GroupTask]) -> None:
+        run = OngoingRun(self.state, self.budget, self.progress, _SAVE_EVERY_S)
+        for task, trained in self.executor.train(self.classroom, tasks, run):
+            for item, trial in zip(task.specifications, trained, strict=True):
+                self._keep(item, trial)
+            self._tell(task.specifications)
+            del self._under_way[task.name]
+            self.state.training_path(task.name).unlink(missing_ok=True)
+            self.budget.note()
+
+    def _tasks(
+        self, lesson: Lesson, items: Sequence[Specification], left_s: float | None
+    ) -> Iterator[GroupTask]:
+        """One task a group, planned when it is taken, in its share of what the others left of `left_s`."""
+        groups = self.executor.groups(items, self.prepared.traced)
+        promised_s = self._promised_s()
         end_s = None if left_s is None else self.budget.spent_s + left_s
         for number, group in enumerate(groups):
             allowed_s = None
             if end_s is not None:
-                allowed_s = max(0.0, end_s - self.budget.spent_s) / (len(groups) - number)
-            name = "+".join((lesson.name, group[0].trial.trial_id))
-            self._train_group(lesson, name, group, allowed_s)
-            self.budget.note()
+                own_s = end_s - self.budget.spent_s - (self._promised_s() - promised_s)
+                allowed_s = max(0.0, own_s) / (len(groups) - number)
+            task = self._task(lesson, group, allowed_s)
+            self._under_way[task.name] = task
+            yield task
 
-    def _train_group(
-        self, lesson: _Lesson, name: str, group: Sequence[Specification], allowed_s: float | None
-    ) -> None:
+    def _task(self, lesson: Lesson, group: Sequence[Specification], allowed_s: float | None) -> GroupTask:
+        name = "+".join((lesson.name, group[0].trial.trial_id))
+        weights = {
+            item.trial.trial_id: load_file(self.library.training_path(known.trial_id))
+            for item in group
+            if (known := self.before.get(item.trial.trial_id)) is not None
+        }
+        task = GroupTask(name, lesson, tuple(group), StagePlan(_PROBE_STEPS, None), weights)
         plan = self.state.plan(name)
         if plan is None:
-            plan = self._plan(lesson, group, allowed_s)
+            plan = self._plan(task, allowed_s)
             self.state.write_plan(name, plan)
-        training = self._training(lesson, group, plan.steps, plan.engine)
-        path = self.state.training_path(name)
-        if path.is_file():
-            training.restore(path)
-            self.progress.note(f"going on at step {training.step} of {training.total_steps}")
-        self._announce(lesson, group, plan)
-        self.progress.stage(lesson.name, plan.steps, training.step)
-        began, start = self.budget.clock(), training.step / plan.steps
-        saved = began
-        planned_s = plan.planned_s
+        return replace(task, plan=plan)
 
-        def share() -> float:
-            return start + (self.budget.clock() - began) / max(planned_s or 0.0, 1e-3)
-
-        for loss in training.run(None if planned_s is None else share):
-            self.progress.advance(1, f"loss {loss:.3f}")
-            if self.budget.clock() - saved >= _SAVE_EVERY_S:
-                training.save(path)
-                self.budget.note()
-                saved = self.budget.clock()
-        training.save(path)
-        self._measure(training, group)
-        path.unlink()
-
-    def _plan(self, lesson: _Lesson, group: Sequence[Specification], allowed_s: float | None) -> StagePlan:
+    def _plan(self, task: GroupTask, allowed_s: float | None) -> StagePlan:
         """Decide on the number of steps: by epochs, or by what a step takes."""
+        lesson = task.lesson
         inputs, of_students = len(self.prepared.inputs.train), lesson.name != _EXITS
-        batch_size = self._batch_size(lesson)
+        batch_size = batch_size_of(self.classroom, lesson)
         if self.epochs is not None or allowed_s is None:
             least = LEAST_STUDENT_STEPS if of_students else LEAST_EXIT_STEPS
             steps = steps_for_epochs(self._epochs(of_students), inputs, batch_size, least=least)
@@ -222,9 +255,10 @@ class TrainingStages:
             return StagePlan(steps, None if allowed_s is None else allowed_s / (1.0 + LATENESS), _STEADY)
         began = self.budget.clock()
         few = self.prepared.inputs.train.subset(range(min(inputs, _PROBE_STEPS * batch_size)))
-        probe = self._training(lesson, group, _PROBE_STEPS, None, few)
-        for _ in probe.run():
-            pass  # discarded: only its duration is of interest
+        with self.executor.probing():
+            probe = group_training(self.classroom, task, self.budget.clock, inputs=few)
+            for _ in probe.run():
+                pass  # discarded: only its duration is of interest
         left_s = max(0.0, allowed_s - (self.budget.clock() - began)) / (1.0 + LATENESS)
         steps = affordable_steps(
             left_s,
@@ -235,110 +269,22 @@ class TrainingStages:
         most = most_steps(inputs, batch_size, students=of_students)
         return StagePlan(max(1, min(steps, most)), left_s, probe.engine_name)
 
-    def _batch_size(self, lesson: _Lesson) -> int:
-        return min(self.batch_size, lesson.recipe.most_inputs or self.batch_size)
-
     def _epochs(self, of_students: bool) -> float:
         if self.epochs is not None:
             return STUDENT_EPOCHS * self.epochs if of_students else self.epochs
         return DEFAULT_STUDENT_EPOCHS if of_students else DEFAULT_EPOCHS
 
-    def _announce(self, lesson: _Lesson, group: Sequence[Specification], plan: StagePlan) -> None:
-        inputs = len(self.prepared.inputs.train)
-        what = ", ".join(dict.fromkeys(item.trial.variant for item in group))
-        places = len({item.trial.block for item in group})
-        where = f"after {places} blocks" if lesson.name == _EXITS else "at the input"
-        long = "" if plan.planned_s is None else f" in {plan.planned_s / 60:.1f} min"
-        self.progress.note(
-            f"{lesson.name}: {what} {where}, {plan.steps} steps "
-            f"({plan.steps * self._batch_size(lesson) / inputs:.0f} passes){long}"
-        )
+    # Keeping --------------------------------------------------------------------------------------------
 
-    def _training(
-        self,
-        lesson: _Lesson,
-        group: Sequence[Specification],
-        steps: int,
-        engine: str | None,
-        inputs: Data | None = None,
-    ) -> SharedTraining:
-        recipe = lesson.recipe
-        if self.before:
-            recipe = replace(recipe, learning_rate=_AGAIN * recipe.learning_rate)
-        return SharedTraining(
-            self.prepared.module,
-            self.prepared.inputs.train if inputs is None else inputs,
-            [self._learner(item) for item in group],
-            total_steps=steps,
-            batch_size=self._batch_size(lesson),
-            seed=self.seed,
-            augmentation=lesson.augmentation,
-            outputs_kind=self.prepared.held_out.outputs_kind,
-            device=self.prepared.device,
-            recipe=recipe,
-            emphasis=lesson.emphasis,
-            feature_block=lesson.feature_block,
-            engine=engine,
-            clock=self.budget.clock,
-        )
-
-    def _learner(self, item: Specification) -> Learner:
-        trial, held_out = item.trial, self.prepared.held_out
-        if is_reduced(trial.variant):
-            example, kind = self._example(), held_out.outputs_kind
-            predictor: nn.Module = ReducedNetwork.of(self.prepared.module, trial.variant, example, kind)
-        else:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(zlib.crc32(f"{self.seed} {trial.trial_id}".encode()))
-                predictor = build_predictor(trial.variant, item.hidden_shape, held_out.classes)
-        known = self.before.get(trial.trial_id)
-        if known is not None:
-            predictor.load_state_dict(load_file(self.library.training_path(known.trial_id)))
-        return Learner(trial.trial_id, trial.block, predictor)
-
-    def _example(self) -> Tensor:
-        return self.prepared.inputs.held_out.images(np.arange(2)).to(self.prepared.device)
-
-    # Measuring ------------------------------------------------------------------------------------------
-
-    def _measure(self, training: SharedTraining, group: Sequence[Specification]) -> None:
-        folded = [
-            learner._replace(predictor=self._folded(learner.predictor)) for learner in training.learners
-        ]
-        held = self.prepared.inputs.held_out
-        probabilities = held_out_probabilities(self.prepared.module, held, folded, self.prepared.device)
-        for item, learner, trained in zip(group, folded, training.learners, strict=True):
-            if not bool(torch.isfinite(probabilities[learner.trial_id]).all()):
-                raise ModelError(
-                    f"training {item.trial.variant} at {item.trial.block} gave NaN: check the hidden outputs "
-                    "of that block, or leave the variant out with --variants"
-                )
-            measured = measure_cache(
-                learner.trial_id,
-                (item.trial.variant, item.hidden_shape, learner.predictor),
-                probabilities[learner.trial_id],
-                self.prepared.held_out.base_class,
-                self.prepared.inputs.split,
-                self.seed,
-            )
-            self._keep(item, measured, training, trained.predictor)
-        self._tell(group)
-
-    def _folded(self, predictor: nn.Module) -> nn.Module:
-        if isinstance(predictor, ReducedNetwork):
-            return predictor.companion(self._example()).to(self.prepared.device)
-        return fold_normalisation(predictor).requires_grad_(False)
-
-    def _keep(
-        self, item: Specification, measured: Measured, training: SharedTraining, trained: nn.Module
-    ) -> None:
+    def _keep(self, item: Specification, trained: TrainedTrial) -> None:
         trial_id, known = item.trial.trial_id, self.before.get(item.trial.trial_id)
+        measured = trained.measured
         trial = replace(
             item.trial,
             selector=measured.cache.selector_name,
             memory_bytes=measured.cache.memory_bytes,
-            images_seen=training.images_seen + (known.images_seen if known else 0),
-            loss=training.losses.get(trial_id),
+            images_seen=trained.images_seen + (known.images_seen if known else 0),
+            loss=trained.loss,
             agreement=measured.agreement,
             hit_rate_at_97=measured.hit_rate_at_97,
             hit_rate_at_99=measured.hit_rate_at_99,
@@ -349,7 +295,7 @@ class TrainingStages:
             return
         save_cache(self.library.cache_path(trial_id), measured.cache)
         self.library.write_outcomes(trial_id, TrialOutcomes(*measured.outcomes))
-        weights = {name: tensor.cpu().contiguous() for name, tensor in trained.state_dict().items()}
+        weights = trained.weights
         atomic_write(self.library.training_path(trial_id), lambda temporary: save_file(weights, temporary))
         self.state.write_finished(FinishedTrial(trial, tuple(measured.points)))
 
@@ -372,17 +318,3 @@ class TrainingStages:
 def worth(trial: Trial) -> tuple[float, float]:
     """What two trainings of the same variant at the same block are compared by: larger is better."""
     return (trial.hit_rate_at_97 or 0.0) + (trial.hit_rate_at_99 or 0.0), trial.agreement or 0.0
-
-
-def _groups(items: Sequence[Specification]) -> list[list[Specification]]:
-    """Consecutive trials whose training fits into memory together."""
-    groups: list[list[Specification]] = []
-    size = 0
-    for item in items:
-        fits = groups and size + item.trial.parameters <= _GROUP_PARAMETERS
-        if not fits or len(groups[-1]) >= _GROUP_TRIALS:
-            groups.append([])
-            size = 0
-        groups[-1].append(item)
-        size += item.trial.parameters
-    return groups

@@ -3,6 +3,7 @@
 .state/settings.json      what this exploration is: another one must not go on with it
 .state/costs.json         latencies as measured at the start, and the trials that cannot pay
 .state/plans.json         how long each stage trains
+.state/exits.json         seconds of the budget that exits get, where that is decided before any training
 .state/spent.json         seconds of the budget that are used
 .state/rows/TRIAL.json    a trial that is trained and measured
 .state/STAGE.safetensors  weights and optimiser moments of the stage in training, at most a minute old
@@ -93,6 +94,16 @@ class RunState:
         """Store the plan of a stage: an interrupted run continues with it."""
         path = self.directory / "plans.json"
         atomic_write_text(path, json.dumps({**(self._json(path) or {}), stage: plan}))
+
+    @property
+    def exits_s(self) -> float | None:
+        """What `write_exits_s` stored, or None."""
+        found = self._json(self.directory / "exits.json")
+        return None if found is None else float(found["seconds"])
+
+    def write_exits_s(self, seconds: float) -> None:
+        """Store how long exits may train."""
+        atomic_write_text(self.directory / "exits.json", json.dumps({"seconds": seconds}))
 
     @property
     def spent_s(self) -> float:

@@ -258,7 +258,8 @@ class SharedTraining:
         tensors = dict(self._tensors())
         tensors["step"] = torch.tensor(self.step)
         tensors["finished"] = torch.tensor(self.finished)
-        tensors["losses"] = torch.tensor([self.losses.get(x.trial_id, 0.0) for x in self.learners])
+        losses = [self.losses.get(x.trial_id, 0.0) for x in self.learners]
+        tensors["losses"] = torch.tensor(losses, dtype=torch.float64)
         engine = (self.engine_name or "").encode()
         tensors["engine"] = torch.tensor(list(engine), dtype=torch.uint8)
         atomic_write(path, lambda temporary: save_file(tensors, temporary))

@@ -11,16 +11,25 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from gati.errors import GatiError, ModelError, one_line
 
-__all__ = ["import_object", "import_timm", "import_torchvision", "near"]
+__all__ = [
+    "UserFile",
+    "import_object",
+    "import_timm",
+    "import_torchvision",
+    "install_user_files",
+    "near",
+    "user_files",
+]
 
 _MISSING_OPERATOR = "operator torchvision::nms does not exist"
 _OPERATORS = ("nms", "qnms")
+_USER_FILE = "_gati_user_"  # begins the name of the module that a file of the user becomes
 _held_libraries: list[torch.library.Library] = []  # a schema lives as long as its Library
 
 
@@ -44,6 +53,43 @@ def import_object(source: str, error: type[GatiError], what: str) -> Any:
         public = [other for other in vars(module) if not other.startswith("_")]
         raise error(f"{place} has no {name!r}{near(name, public)}") from cause
     return value
+
+
+class UserFile(NamedTuple):
+    """A `file.py` of the user that was imported here: its module's name, its path, its content."""
+
+    module: str
+    path: str
+    text: str
+
+
+def user_files() -> tuple[UserFile, ...]:
+    """The files of the user that are imported in this process, for another that has none of them."""
+    found = []
+    for name, module in sorted(sys.modules.items()):
+        if name.startswith(_USER_FILE) and (path := getattr(module, "__file__", None)) is not None:
+            found.append(UserFile(name, path, Path(path).read_text(encoding="utf-8")))
+    return tuple(found)
+
+
+def install_user_files(files: Iterable[UserFile], folders: Iterable[str] = ()) -> None:
+    """Import `files` of another process, so that what it pickled is found; look in `folders` for more.
+
+    **Raises:** what running them raises.
+    """
+    for folder in (*folders, *(str(Path(each.path).parent) for each in files)):
+        _append_to_path(folder)
+    for each in files:
+        if each.module in sys.modules:
+            continue
+        module = ModuleType(each.module)
+        module.__file__ = each.path
+        sys.modules[each.module] = module
+        try:
+            exec(compile(each.text, each.path, "exec"), module.__dict__)
+        except BaseException:
+            del sys.modules[each.module]
+            raise
 
 
 def import_torchvision() -> ModuleType:
@@ -122,7 +168,7 @@ def _import_file(place: str, error: type[GatiError], what: str) -> ModuleType:
         raise error(f"{what}: no file {place}; check the path")
     _append_to_path(str(path.parent))
     unique = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    name = f"_gati_user_{path.stem}_{unique}"
+    name = f"{_USER_FILE}{path.stem}_{unique}"
     try:
         return _execute_file(name, path)
     except RuntimeError as cause:

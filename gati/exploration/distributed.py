@@ -1,0 +1,436 @@
+"""The executor that trains groups on a Ray cluster. Nothing else in this room knows of Ray.
+
+Groups, steps and engines are decided on the driver before anything trains, and are the same however many
+workers there are. A worker is an actor with a process of its own; it gets a group, trains it in short slices,
+and every minute hands back the state of the training, which the driver keeps where a run without Ray keeps
+it. When a worker dies, its group goes on from there on another one; when the driver dies, the same command
+goes on from there, too. Latencies are measured by the driver, before the first worker is started and after
+the last has ended.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from gati.caches import build_predictor, reads_input
+from gati.costs.least import Arithmetic
+from gati.errors import BackendError, GatiError, first_line, one_line
+from gati.exploration.candidates import Specification
+from gati.exploration.executors import Executor, LocalExecutor, OngoingRun, announcement, packed
+from gati.exploration.groups import Classroom, GroupTask, TrainedTrial
+from gati.exploration.pace import allowance
+from gati.exploration.train import LATENESS
+from gati.exploration.workers import GroupTrainer, Place, Slice
+from gati.files import atomic_write_bytes
+from gati.model.segments import TracedModel
+from gati.model.source import UserFile, install_user_files, user_files
+from gati.version import __version__
+
+__all__ = ["RayExecutor", "divided", "opened_executor", "trained_on"]
+
+LOCAL = "local"
+_SLICE_S = 2.0
+_MOST_DEATHS = 3  # of workers, one after the other, without any progress
+_PATIENCE_S = 20.0
+_BACKWARD = 3.0  # times the arithmetic of answering is what a step of training takes
+
+
+def trained_on(address: str | None, cores: int, gpus: int) -> dict[str, str]:
+    """What of the workers decides the weights of a library; empty without Ray.
+
+    **Raises:** `BackendError` for numbers that no worker has, and where Ray is not installed.
+    """
+    if cores < 1 or gpus < 0:
+        raise BackendError(f"a worker has at least 1 core and no fewer than 0 GPUs (got {cores} and {gpus})")
+    if address is None:
+        return {}
+    if find_spec("ray") is None:
+        raise BackendError("--ray needs Ray, not installed here: pip install 'gati[ray]'")
+    return {"workers": f"{cores} cores" + (f", {gpus} GPUs" if gpus else "")}
+
+
+@contextmanager
+def opened_executor(address: str | None, *, cores: int = 1, gpus: int = 0) -> Iterator[Executor]:
+    """Connect to the Ray cluster at `address`, whose workers get so many cores and GPUs; None: this process.
+
+    `"auto"` is the cluster that runs on this machine or that RAY_ADDRESS names, `"local"` one that is started
+    on this machine and ends with the block. Workers are stopped at the end.
+
+    **Raises:** `BackendError` where there is no such cluster.
+    """
+    if address is None:
+        yield LocalExecutor()
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray: Any = importlib.import_module("ray")
+    connects = not ray.is_initialized()
+    if connects:
+        _connect(ray, address)
+    executor = RayExecutor(ray, cores=cores, gpus=gpus)
+    try:
+        yield executor
+    finally:
+        executor.close()
+        if connects:
+            ray.shutdown()
+
+
+def divided(items: Sequence[Specification], traced: TracedModel) -> list[list[Specification]]:
+    """Groups small enough to be spread, and the same on every cluster.
+
+    What reads the input is a group of its own. Exits share the base model's forward pass: as many follow one
+    another in a group as it takes until their own training costs as much as that pass, so that splitting them
+    never doubles the work.
+    """
+    arithmetic = Arithmetic(traced)
+    groups: list[list[Specification]] = []
+    cost = 1.0
+    for item in items:
+        trial = item.trial
+        alone = reads_input(trial.variant)
+        if alone or cost >= 1.0:
+            groups.append([])
+            cost = 0.0
+        groups[-1].append(item)
+        if alone:
+            cost = 1.0
+            continue
+        predictor = build_predictor(trial.variant, item.hidden_shape, traced.classes).to(traced.device)
+        cost += _BACKWARD * arithmetic.share(predictor.eval(), trial.block)
+    return [part for group in groups for part in packed(group)]
+
+
+@dataclass
+class _Worker:
+    """A worker as the driver knows it; `host` is empty until it has started."""
+
+    actor: Any
+    host: str = ""
+    task: GroupTask | None = None
+    saved_at: float = 0.0
+
+
+class _Stage:
+    """The tasks of a stage: waiting, begun, finished; and how far each has come."""
+
+    def __init__(self, tasks: Iterable[GroupTask], run: OngoingRun) -> None:
+        self.run = run
+        self.waiting = deque(sorted(tasks, key=_work_of, reverse=True))  # the largest first
+        self.tasks = {task.name: task for task in self.waiting}
+        self.steps = dict.fromkeys(self.tasks, 0)
+        self.deaths = dict.fromkeys(self.tasks, 0)
+        self._end_s: float | None = None
+
+    def allowed_s(self, task: GroupTask, at_once: int) -> float | None:
+        """Seconds for all steps of a task that begins now, one of `at_once`; None without a budget."""
+        if task.plan.planned_s is None:
+            return None
+        if self._end_s is None:
+            whole_s = sum(each.plan.planned_s or 0.0 for each in self.tasks.values())
+            self._end_s = self.run.budget.spent_s + (1.0 + LATENESS) * whole_s
+        left_s = self._end_s - self.run.budget.spent_s
+        waiting_s = sum(each.plan.planned_s or 0.0 for each in self.waiting)
+        return allowance(left_s, task.plan.planned_s, waiting_s, at_once)
+
+    def reach(self, task: GroupTask, step: int, detail: str) -> None:
+        """Report progress; steps that are done again do not count."""
+        further = step - self.steps[task.name]
+        if further > 0:
+            self.steps[task.name] = step
+            self.run.progress.advance(further, detail)
+
+    def finish(self, task: GroupTask) -> None:
+        """Strike a task off."""
+        del self.tasks[task.name]
+
+
+class RayExecutor:
+    """Trains groups on the workers of the Ray cluster that `ray`, the module, is connected to."""
+
+    concurrent = True
+
+    def __init__(self, ray: Any, *, cores: int = 1, gpus: int = 0) -> None:
+        self._ray, self._cores, self._gpus = ray, cores, gpus
+        self._workers: list[_Worker] = []
+        self._calls: dict[Any, tuple[_Worker, str]] = {}
+        self._shared: tuple[Classroom, Any] | None = None
+        self._places: set[str] = set()
+        self._failed_starts = 0
+        self._told = False
+
+    def groups(self, items: Sequence[Specification], traced: TracedModel) -> list[list[Specification]]:
+        """Small ones, decided by arithmetic and not by the cluster."""
+        return divided(items, traced)
+
+    @contextmanager
+    def probing(self) -> Iterator[None]:
+        """With as many threads as a worker."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self._cores)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+    def train(
+        self, classroom: Classroom, tasks: Iterable[GroupTask], run: OngoingRun
+    ) -> Iterator[tuple[GroupTask, list[TrainedTrial]]]:
+        """Train all of them, as many at the same time as there are workers.
+
+        **Raises:** `BackendError` when workers keep dying or cannot start; what a training raises.
+        """
+        stage = _Stage(tasks, run)
+        if not stage.tasks:
+            return
+        names = " and ".join(dict.fromkeys(task.lesson.name for task in stage.tasks.values()))
+        for task in stage.tasks.values():
+            run.progress.note(announcement(classroom, task))
+        run.progress.stage(names, sum(task.plan.steps for task in stage.tasks.values()))
+        for worker in self._workers:
+            if worker.host and worker.task is None:
+                self._give(worker, stage)
+        self._hire(classroom, len(stage.tasks))
+        while stage.tasks:
+            ready, _ = self._ray.wait(list(self._calls), num_returns=1, timeout=_PATIENCE_S)
+            if not ready:
+                self._tell_if_none_started(run)
+                continue
+            worker, called = self._calls.pop(ready[0])
+            answer = self._answer(ready[0], worker, called, stage)
+            if answer is None:
+                self._hire(classroom, len(stage.tasks))
+            elif called == "install":
+                device = "cuda" if self._gpus else "cpu"
+                self._call(worker, "start", self._share(classroom), self._cores, device)
+            elif isinstance(answer, Place):
+                self._welcome(worker, answer, run)
+                self._give(worker, stage)
+            elif isinstance(answer, list):
+                task, worker.task = _of(worker), None
+                stage.finish(task)
+                self._give(worker, stage)
+                yield task, answer
+            else:
+                self._go_on(worker, answer, stage)
+
+    def close(self) -> None:
+        """Stop all workers."""
+        for worker in self._workers:
+            self._ray.kill(worker.actor)
+        self._workers, self._calls, self._shared = [], {}, None
+
+    # Workers --------------------------------------------------------------------------------------------
+
+    def _hire(self, classroom: Classroom, count: int) -> None:
+        """Ask for workers until there are `count`; the cluster starts them as it has room."""
+        remote = self._ray.remote(
+            num_cpus=self._cores,
+            num_gpus=self._gpus,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+        )(_Process)
+        while len(self._workers) < count:
+            worker = _Worker(remote.remote())
+            self._workers.append(worker)
+            self._call(worker, "install", user_files(), [os.getcwd()])
+
+    def _share(self, classroom: Classroom) -> Any:
+        """The classroom in the cluster's object store, from which each node fetches it once."""
+        if self._shared is None or self._shared[0] is not classroom:
+            home = classroom.device
+            try:
+                reference = self._ray.put(replace(classroom, module=classroom.module.cpu()))
+            except Exception as error:  # pickling fails with whatever the user's objects raise
+                raise BackendError(
+                    f"the network or its data cannot travel to Ray workers ({one_line(error)}): name the "
+                    "network as package.module:callable or file.py:callable, and the data as .npz or folder"
+                ) from error
+            finally:
+                classroom.module.to(home)
+            self._shared = classroom, reference
+        return self._shared[1]
+
+    def _call(self, worker: _Worker, method: str, *arguments: Any) -> None:
+        self._calls[getattr(worker.actor, method).remote(*arguments)] = worker, method
+
+    def _welcome(self, worker: _Worker, place: Place, run: OngoingRun) -> None:
+        """Take in a worker that has started. Raises `BackendError` for other versions than ours."""
+        self._failed_starts = 0
+        worker.host = place.host
+        if (place.gati, place.torch) != (__version__, torch.__version__):
+            raise BackendError(
+                f"the Ray worker on {place.host} has gati {place.gati} and torch {place.torch}, this machine "
+                f"{__version__} and {torch.__version__}: install the same on all"
+            )
+        self._places.add(place.processor)
+        if len(self._places) > 1:
+            run.progress.note(
+                f"the worker on {place.host} computes with {place.processor}, others do not: the same seed "
+                "may give other weights the next time"
+            )
+
+    def _give(self, worker: _Worker, stage: _Stage) -> None:
+        """The next task for a worker without one, if any waits."""
+        if not stage.waiting:
+            return
+        task = worker.task = stage.waiting.popleft()
+        path = stage.run.state.training_path(task.name)
+        state = path.read_bytes() if path.is_file() else None
+        at_once = sum(each.task is not None for each in self._workers)
+        worker.saved_at = stage.run.budget.clock()
+        self._call(worker, "begin", _on_cpu(task), state, stage.allowed_s(task, at_once))
+
+    def _go_on(self, worker: _Worker, answer: int | Slice, stage: _Stage) -> None:
+        """After a group has begun or a slice of it has ended: the next slice or, at the end, measuring."""
+        task, run = _of(worker), stage.run
+        if isinstance(answer, int):
+            stage.reach(task, answer, f"{worker.host} begins")
+        else:
+            stage.reach(task, answer.step, f"loss {answer.loss:.3f} on {worker.host}")
+            if answer.state is not None:
+                atomic_write_bytes(run.state.training_path(task.name), answer.state)
+                stage.deaths[task.name] = 0
+                worker.saved_at = run.budget.clock()
+                run.budget.note()
+            if answer.ended:
+                self._call(worker, "measure")
+                return
+        self._call(worker, "advance", _SLICE_S, run.budget.clock() - worker.saved_at >= run.save_every_s)
+
+    # What goes wrong ------------------------------------------------------------------------------------
+
+    def _answer(self, reference: Any, worker: _Worker, called: str, stage: _Stage) -> Any:
+        """What a worker answered, or None when it has died and its task waits again."""
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(reference)
+        except errors.RayTaskError as error:
+            raise _own_error(error.cause, worker.host, called) from error
+        except errors.RayError as error:  # whatever else: the worker, its node or the way there is gone
+            self._bury(worker, stage, first_line(error))
+            return None
+
+    def _bury(self, worker: _Worker, stage: _Stage, reason: str) -> None:
+        """Have another worker go on with the task of a dead one. Raises `BackendError` where that is vain."""
+        self._workers.remove(worker)
+        self._ray.kill(worker.actor)  # where it was only out of reach, it must not go on
+        task = worker.task
+        if task is None:
+            self._failed_starts += 1
+            if self._failed_starts >= _MOST_DEATHS:
+                raise BackendError(
+                    f"{self._failed_starts} Ray workers in a row did not start ({reason}): see that gati is "
+                    "installed on every node; the same command resumes"
+                )
+            return
+        stage.deaths[task.name] += 1
+        if stage.deaths[task.name] >= _MOST_DEATHS:
+            raise BackendError(
+                f"{_MOST_DEATHS} Ray workers in a row died while training {task.name} ({reason}): give each "
+                "more memory or fewer neighbours (--ray-cores); the same command resumes"
+            )
+        stage.run.progress.note(f"lost the worker on {worker.host}: {task.name} goes on elsewhere")
+        stage.waiting.appendleft(task)
+        idle = next((each for each in self._workers if each.host and each.task is None), None)
+        if idle is not None:
+            self._give(idle, stage)
+
+    def _tell_if_none_started(self, run: OngoingRun) -> None:
+        if self._told or any(worker.host for worker in self._workers):
+            return
+        self._told = True
+        there = self._ray.cluster_resources()
+        run.progress.note(
+            f"waiting for a Ray worker with {self._cores} cores and {self._gpus} GPUs: the cluster has "
+            f"{there.get('CPU', 0):g} cores and {there.get('GPU', 0):g} GPUs in all"
+        )
+
+
+class _Process:
+    """The actor. The user's files are installed before anything that needs them is unpickled."""
+
+    def __init__(self) -> None:
+        self._trainer: GroupTrainer | None = None
+
+    def install(self, files: Sequence[UserFile], folders: Sequence[str]) -> bool:
+        """As `install_user_files`."""
+        install_user_files(files, folders)
+        return True
+
+    def start(self, classroom: Classroom, threads: int, device: str) -> Place:
+        """Get ready to train with so many threads on that device."""
+        self._trainer = GroupTrainer(classroom, threads=threads, device=device)
+        return self._trainer.place()
+
+    def begin(self, task: GroupTask, state: bytes | None, allowed_s: float | None) -> int:
+        """As `GroupTrainer.begin`."""
+        return self._started.begin(task, state, allowed_s)
+
+    def advance(self, seconds: float, want_state: bool) -> Slice:
+        """As `GroupTrainer.advance`."""
+        return self._started.advance(seconds, want_state)
+
+    def measure(self) -> list[TrainedTrial]:
+        """As `GroupTrainer.measure`."""
+        return self._started.measure()
+
+    @property
+    def _started(self) -> GroupTrainer:
+        if self._trainer is None:
+            raise ValueError("start first")
+        return self._trainer
+
+
+def _connect(ray: Any, address: str) -> None:
+    settings: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if address == LOCAL:
+        settings["include_dashboard"] = False
+    try:
+        ray.init(address=address, **settings)
+    except Exception as error:  # ConnectionError, ValueError, RuntimeError and more, by what is wrong
+        raise BackendError(
+            f"no Ray cluster at {address} ({first_line(error)}): start one with ray start --head, or give "
+            f"--ray {LOCAL}"
+        ) from error
+
+
+def _own_error(cause: BaseException, host: str, called: str) -> GatiError:
+    """What a call on a worker failed with, as an error of ours in one line."""
+    if isinstance(cause, GatiError):
+        return cause
+    where = f"on {host}" if host else "on a Ray worker"
+    hint = "packages and folders that the network and its data need must be on every node"
+    if called in ("install", "start"):
+        return BackendError(f"the network or its data do not load {where} ({one_line(cause)}): {hint}")
+    return BackendError(f"training failed {where} ({one_line(cause)}): {hint}; the same command resumes")
+
+
+def _work_of(task: GroupTask) -> float:
+    """How long a task takes, next to others."""
+    if task.plan.planned_s is not None:
+        return task.plan.planned_s
+    return task.plan.steps * sum(item.trial.lookup_ms or 0.0 for item in task.specifications)
+
+
+def _on_cpu(task: GroupTask) -> GroupTask:
+    emphasis = task.lesson.emphasis
+    if emphasis is None:
+        return task
+    there = replace(emphasis, predictor=emphasis.predictor.cpu())
+    return replace(task, lesson=task.lesson._replace(emphasis=there))
+
+
+def _of(worker: _Worker) -> GroupTask:
+    assert worker.task is not None, "only a worker with a task was asked for this"
+    return worker.task

@@ -1,0 +1,132 @@
+"""Executors: where groups of learners train. Here is the one that trains them in this process, in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, Protocol
+
+from gati.caches import reads_input
+from gati.exploration.budget import Budget
+from gati.exploration.candidates import Specification
+from gati.exploration.groups import (
+    Classroom,
+    GroupTask,
+    TrainedTrial,
+    batch_size_of,
+    group_training,
+    measured_trials,
+)
+from gati.exploration.progress import Progress
+from gati.exploration.state import RunState
+from gati.model.segments import TracedModel
+
+__all__ = ["Executor", "LocalExecutor", "OngoingRun", "announcement", "packed"]
+
+_GROUP_PARAMETERS = 60_000_000  # weights, gradients and two moments of these take 1 GB
+_GROUP_TRIALS = 80
+
+
+class OngoingRun(NamedTuple):
+    """What an executor keeps states in, looks at the time with, and reports to."""
+
+    state: RunState
+    budget: Budget
+    progress: Progress
+    save_every_s: float
+
+
+class Executor(Protocol):
+    """Trains groups. `concurrent` says that all groups it is given are planned before the first one trains.
+
+    Whoever trains concurrently must give the same trials however many train at the same time: groups, steps
+    and engines are decided before, and no clock decides after that as long as the budget lasts.
+    """
+
+    concurrent: bool
+
+    def groups(self, items: Sequence[Specification], traced: TracedModel) -> list[list[Specification]]:
+        """Divide trials with the same lesson into groups, each trained as a whole."""
+
+    def probing(self) -> AbstractContextManager[None]:
+        """While this is open, this process computes as the one that will train does."""
+
+    def train(
+        self, classroom: Classroom, tasks: Iterable[GroupTask], run: OngoingRun
+    ) -> Iterator[tuple[GroupTask, list[TrainedTrial]]]:
+        """Train each task to its end and yield it with its trials, in the order in which they end.
+
+        A task whose state lies in `run.state` goes on from there. Whoever takes the result removes the state.
+        """
+
+
+class LocalExecutor:
+    """Trains groups in this process: each is planned when the one before it has ended."""
+
+    concurrent = False
+
+    def groups(self, items: Sequence[Specification], traced: TracedModel) -> list[list[Specification]]:
+        """As few as memory allows: all share the forward pass of the base model."""
+        del traced
+        return packed(items)
+
+    def probing(self) -> AbstractContextManager[None]:
+        """Nothing to do: it is this process that trains."""
+        return nullcontext()
+
+    def train(
+        self, classroom: Classroom, tasks: Iterable[GroupTask], run: OngoingRun
+    ) -> Iterator[tuple[GroupTask, list[TrainedTrial]]]:
+        """Train one after the other."""
+        for task in tasks:
+            yield task, self._train(classroom, task, run)
+
+    def _train(self, classroom: Classroom, task: GroupTask, run: OngoingRun) -> list[TrainedTrial]:
+        state, budget, progress, save_every_s = run
+        training = group_training(classroom, task, budget.clock)
+        path = state.training_path(task.name)
+        if path.is_file():
+            training.restore(path)
+            progress.note(f"going on at step {training.step} of {training.total_steps}")
+        progress.note(announcement(classroom, task))
+        progress.stage(task.lesson.name, task.plan.steps, training.step)
+        began, start = budget.clock(), training.step / task.plan.steps
+        saved = began
+        planned_s = task.plan.planned_s
+
+        def share() -> float:
+            return start + (budget.clock() - began) / max(planned_s or 0.0, 1e-3)
+
+        for loss in training.run(None if planned_s is None else share):
+            progress.advance(1, f"loss {loss:.3f}")
+            if budget.clock() - saved >= save_every_s:
+                training.save(path)
+                budget.note()
+                saved = budget.clock()
+        training.save(path)
+        return measured_trials(classroom, training, task.specifications)
+
+
+def announcement(classroom: Classroom, task: GroupTask) -> str:
+    """One line on what a task trains, and for how long."""
+    plan, items = task.plan, task.specifications
+    what = ", ".join(dict.fromkeys(item.trial.variant for item in items))
+    places = len({item.trial.block for item in items})
+    where = "at the input" if reads_input(items[0].trial.variant) else f"after {places} blocks"
+    passes = plan.steps * batch_size_of(classroom, task.lesson) / len(classroom.train)
+    long = "" if plan.planned_s is None else f" in {plan.planned_s / 60:.1f} min"
+    return f"{task.lesson.name}: {what} {where}, {plan.steps} steps ({passes:.0f} passes){long}"
+
+
+def packed(items: Sequence[Specification]) -> list[list[Specification]]:
+    """Consecutive trials whose training fits into memory together."""
+    groups: list[list[Specification]] = []
+    size = 0
+    for item in items:
+        fits = groups and size + item.trial.parameters <= _GROUP_PARAMETERS
+        if not fits or len(groups[-1]) >= _GROUP_TRIALS:
+            groups.append([])
+            size = 0
+        groups[-1].append(item)
+        size += item.trial.parameters
+    return groups

@@ -1,0 +1,182 @@
+"""Groups of learners: what the training of one needs and gives, wherever it takes place.
+
+A `Classroom` is the same for every group of an exploration; a `GroupTask` is one group with its lesson, its
+number of steps and the weights it starts from. Everything random follows from the seed and from names, so a
+task gives the same `TrainedTrial`s on every machine whose processor computes alike.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from gati.caches import ReducedNetwork, build_predictor, fold_normalisation, is_reduced
+from gati.errors import ModelError
+from gati.exploration.augment import Augmentation
+from gati.exploration.candidates import Specification
+from gati.exploration.measure import Measured, held_out_probabilities, measure_cache
+from gati.exploration.recipes import Emphasis, Recipe
+from gati.exploration.state import StagePlan
+from gati.exploration.train import Learner, SharedTraining
+from gati.model.data import Data
+from gati.types import OutputsKind, TrialId
+
+__all__ = [
+    "Classroom",
+    "GroupTask",
+    "Lesson",
+    "TrainedTrial",
+    "batch_size_of",
+    "group_training",
+    "measured_trials",
+]
+
+
+class Lesson(NamedTuple):
+    """How a group trains."""
+
+    name: str
+    recipe: Recipe
+    augmentation: Augmentation
+    emphasis: Emphasis | None = None
+    feature_block: str | None = None
+
+
+@dataclass(frozen=True)
+class Classroom:
+    """What all groups of an exploration are trained and measured with."""
+
+    module: nn.Module  # the base model
+    train: Data
+    held_out: Data
+    split: npt.NDArray[np.uint8]  # [n] of the held-out inputs
+    base_class: npt.NDArray[np.int64]  # [n], the base model's answers to them
+    outputs_kind: OutputsKind
+    classes: int
+    batch_size: int
+    seed: int
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class GroupTask:
+    """One group to train; `weights` are what its learners start from where they do not start anew."""
+
+    name: str
+    lesson: Lesson
+    specifications: tuple[Specification, ...]
+    plan: StagePlan
+    weights: Mapping[TrialId, Mapping[str, Tensor]] = field(default_factory=dict)
+
+
+class TrainedTrial(NamedTuple):
+    """A trained cache with its record, and the weights to go on from."""
+
+    measured: Measured
+    weights: dict[str, Tensor]
+    images_seen: int
+    loss: float | None
+
+
+def group_training(
+    classroom: Classroom,
+    task: GroupTask,
+    clock: Callable[[], float],
+    *,
+    inputs: Data | None = None,
+) -> SharedTraining:
+    """The training of a group, at its first step; on `inputs` in place of the training inputs."""
+    lesson = task.lesson
+    return SharedTraining(
+        classroom.module,
+        classroom.train if inputs is None else inputs,
+        [_learner(classroom, item, task.weights) for item in task.specifications],
+        total_steps=task.plan.steps,
+        batch_size=batch_size_of(classroom, lesson),
+        seed=classroom.seed,
+        augmentation=lesson.augmentation,
+        outputs_kind=classroom.outputs_kind,
+        device=classroom.device,
+        recipe=lesson.recipe,
+        emphasis=lesson.emphasis,
+        feature_block=lesson.feature_block,
+        engine=task.plan.engine,
+        clock=clock,
+    )
+
+
+def batch_size_of(classroom: Classroom, lesson: Lesson) -> int:
+    """Inputs a step."""
+    return min(classroom.batch_size, lesson.recipe.most_inputs or classroom.batch_size)
+
+
+def measured_trials(
+    classroom: Classroom, training: SharedTraining, specifications: Sequence[Specification]
+) -> list[TrainedTrial]:
+    """Measure what a finished training has taught, trial by trial, on the held-out inputs.
+
+    **Raises:** `ModelError` where a learner gives NaN.
+    """
+    folded = [
+        learner._replace(predictor=_folded(classroom, learner.predictor)) for learner in training.learners
+    ]
+    probabilities = held_out_probabilities(classroom.module, classroom.held_out, folded, classroom.device)
+    found = []
+    for item, learner, trained in zip(specifications, folded, training.learners, strict=True):
+        if not bool(torch.isfinite(probabilities[learner.trial_id]).all()):
+            raise ModelError(
+                f"training {item.trial.variant} at {item.trial.block} gave NaN: check the hidden outputs "
+                "of that block, or leave the variant out with --variants"
+            )
+        measured = measure_cache(
+            learner.trial_id,
+            (item.trial.variant, item.hidden_shape, learner.predictor),
+            probabilities[learner.trial_id],
+            classroom.base_class,
+            classroom.split,
+            classroom.seed,
+        )
+        weights = trained.predictor.state_dict().items()
+        found.append(
+            TrainedTrial(
+                measured,
+                {name: tensor.cpu().contiguous() for name, tensor in weights},
+                training.images_seen,
+                training.losses.get(learner.trial_id),
+            )
+        )
+    return found
+
+
+def _learner(
+    classroom: Classroom, item: Specification, weights: Mapping[TrialId, Mapping[str, Tensor]]
+) -> Learner:
+    trial = item.trial
+    if is_reduced(trial.variant):
+        predictor: nn.Module = ReducedNetwork.of(
+            classroom.module, trial.variant, _example(classroom), classroom.outputs_kind
+        )
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(zlib.crc32(f"{classroom.seed} {trial.trial_id}".encode()))
+            predictor = build_predictor(trial.variant, item.hidden_shape, classroom.classes)
+    if trial.trial_id in weights:
+        predictor.load_state_dict(weights[trial.trial_id])
+    return Learner(trial.trial_id, trial.block, predictor)
+
+
+def _example(classroom: Classroom) -> Tensor:
+    return classroom.held_out.images(np.arange(2)).to(classroom.device)
+
+
+def _folded(classroom: Classroom, predictor: nn.Module) -> nn.Module:
+    if isinstance(predictor, ReducedNetwork):
+        return predictor.companion(_example(classroom)).to(classroom.device)
+    return fold_normalisation(predictor).requires_grad_(False)

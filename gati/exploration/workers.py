@@ -1,0 +1,135 @@
+"""A worker: it trains a group one slice of time after the other, and hands its state back when asked.
+
+It knows nothing of who calls it. Slices are of wall clock, what is trained in them is not: a training that
+was cut into other slices, or went on from a state on another machine, ends with the same weights.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import torch
+
+from gati.exploration.groups import Classroom, GroupTask, TrainedTrial, group_training, measured_trials
+from gati.exploration.memory import freed_memory_kept
+from gati.exploration.precision import bfloat16_pays
+from gati.exploration.train import SharedTraining
+from gati.version import __version__
+
+__all__ = ["GroupTrainer", "Place", "Slice"]
+
+
+class Place(NamedTuple):
+    """Where a worker runs, and what decides whether it computes the same bits as others."""
+
+    host: str
+    gati: str
+    torch: str
+    processor: str  # what of it torch uses
+
+
+class Slice(NamedTuple):
+    """What a slice of training came to. `state` is as `SharedTraining.save` writes it, where it was asked."""
+
+    step: int
+    loss: float
+    ended: bool
+    state: bytes | None
+
+
+class GroupTrainer:
+    """Trains groups of `classroom`, one after the other, with `threads` threads on `device`.
+
+    For each: `begin`, `advance` until a slice says that training has ended, then `measure`.
+    """
+
+    def __init__(
+        self,
+        classroom: Classroom,
+        *,
+        threads: int,
+        device: str = "cpu",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._classroom = replace(classroom, device=torch.device(device))
+        self._threads, self._clock = threads, clock
+        self._task: GroupTask | None = None
+        self._training: SharedTraining | None = None
+        self._losses: Iterator[float] = iter(())
+        self._loss = 0.0
+        self._held = ExitStack()
+
+    def place(self) -> Place:
+        """Where this is."""
+        processor = torch.backends.cpu.get_cpu_capability() if self._classroom.device.type == "cpu" else "GPU"
+        processor += " with bfloat16" if bfloat16_pays() else ""
+        return Place(socket.gethostname(), __version__, torch.__version__, processor)
+
+    def begin(self, task: GroupTask, state: bytes | None, allowed_s: float | None) -> int:
+        """Get ready to train `task`, from `state` if there is one; return the steps done.
+
+        Training hurries once it lags behind a pace of `allowed_s` seconds for all its steps; None for
+        however long it takes.
+        """
+        self._held.close()
+        self._held.enter_context(freed_memory_kept())
+        torch.set_num_threads(self._threads)
+        self._classroom.module.to(self._classroom.device)
+        if task.lesson.emphasis is not None:
+            task.lesson.emphasis.predictor.to(self._classroom.device)
+        training = group_training(self._classroom, task, self._clock)
+        if state is not None:
+            with TemporaryDirectory() as folder:
+                path = Path(folder) / "state.safetensors"
+                path.write_bytes(state)
+                training.restore(path)
+        self._task, self._training, self._loss = task, training, 0.0
+        start, began = training.step / task.plan.steps, self._clock()
+
+        def share() -> float:
+            return start + (self._clock() - began) / max(allowed_s or 0.0, 1e-3)
+
+        self._losses = training.run(None if allowed_s is None else share)
+        return training.step
+
+    def advance(self, seconds: float, want_state: bool) -> Slice:
+        """Train for about so many seconds, a step at least; the state comes when asked, and at the end."""
+        began, ended = self._clock(), False
+        while True:
+            loss = next(self._losses, None)
+            if loss is None:
+                ended = True
+                break
+            self._loss = loss
+            if self._clock() - began >= seconds:
+                break
+        state = self._state() if want_state or ended else None
+        return Slice(self._running.step, self._loss, ended, state)
+
+    def measure(self) -> list[TrainedTrial]:
+        """The trained caches with their records."""
+        if self._task is None:
+            raise ValueError("begin first")
+        found = measured_trials(self._classroom, self._running, self._task.specifications)
+        self._training = self._task = None
+        self._held.close()
+        return found
+
+    @property
+    def _running(self) -> SharedTraining:
+        if self._training is None:
+            raise ValueError("begin first")
+        return self._training
+
+    def _state(self) -> bytes:
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "state.safetensors"
+            self._running.save(path)
+            return path.read_bytes()
