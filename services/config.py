@@ -28,6 +28,7 @@ __all__ = [
 
 ENVIRONMENT_PREFIX = "GATI_SERVE_"
 MIB = 2**20
+MOST_REPLICAS = 1000
 _PATHS = (
     "library",
     "checkpoint",
@@ -77,6 +78,7 @@ class ModelConfig(_Strict):
     sampling: float = Field(default=0.2, ge=0.0, le=1.0)
     records_limit_bytes: int = Field(default=2**30, ge=1)  # that the record store may hold; the oldest go
     most_versions: int = Field(default=8, ge=2)  # loaded at a time
+    replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)  # services that share the requests
     repository: str | None = None  # folder or URL of the model repository; its active version serves
 
     @model_validator(mode="after")
@@ -87,6 +89,8 @@ class ModelConfig(_Strict):
             raise ValueError("give a library, a model or an address")
         if self.address is not None and int(self.address.rpartition(":")[2]) > _LARGEST_PORT:
             raise ValueError(f"{self.address} has no port; give one up to {_LARGEST_PORT}")
+        if self.address is not None and self.replicas is not None:
+            raise ValueError("an address is of one service; give replicas with a library or a model")
         if self.unguarded and self.audit_budget > 0.0:
             raise ValueError("unguarded caches are not audited; give audit_budget = 0 with unguarded = true")
         return self
@@ -144,6 +148,7 @@ class ServeConfig(_Strict):
     largest_json_bytes: int = Field(default=128 * MIB, ge=1024)  # that JSON may take of the memory, parsed
     largest_held_bytes: int = Field(default=448 * MIB, ge=1024)  # of the memory, for all requests under way
     largest_image_pixels: int = Field(default=16_000_000, ge=1)
+    replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)  # of models that do not say it
     drain_s: float = Field(default=0.0, ge=0.0)  # after SIGTERM: not ready any more, but still answering
     drain_timeout_s: float = Field(default=10.0, ge=0.0)
     hang_timeout_s: float = Field(default=60.0, gt=0.0)  # a process that says nothing for so long is ended

@@ -18,6 +18,7 @@ from gati.pipelines import CacheLibrary, Option, PlainModel, Planner, load_pipel
 from services import logs
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
 from services.config import ModelConfig, PipelineConfig, ServeConfig
+from services.hosted import Hosted
 from services.inference.settings import InferenceSettings
 from services.scheduler.admission import check_exposure
 from services.scheduler.app import create_app
@@ -25,6 +26,7 @@ from services.scheduler.front import Front
 from services.scheduler.kept import KeptVersions
 from services.scheduler.models import Model
 from services.scheduler.pipelines import ServedPipeline
+from services.scheduler.replicas import Link
 from services.scheduler.scheduler import Scheduler
 from services.supervisor import Supervised
 from services.web import listen, web_server
@@ -141,15 +143,26 @@ async def _hopeless(announcing: asyncio.Task[None]) -> None:
 
 def _model(name: str, own: ModelConfig, config: ServeConfig) -> Model:
     if own.address is not None:
-        return Model(
-            name,
-            address=own.address,
-            hang_timeout_s=config.hang_timeout_s,
-            secret=read_secret(own.secret_file),
-            tls=client_tls(own.authority),
-            kept=KeptVersions(name, own.state),
-        )
-    settings = InferenceSettings(
+        link = Link(config.hang_timeout_s, read_secret(own.secret_file), client_tls(own.authority))
+        return Model(name, address=own.address, link=link, kept=KeptVersions(name, own.state))
+    replicas = own.replicas or config.replicas or 1
+    settings = _settings(name, own, config, replicas)
+
+    def host(number: int) -> Hosted:
+        numbered = settings.model_copy(update={"replica": number})
+        return Supervised(numbered.label, "services.inference", numbered)
+
+    return Model(
+        name,
+        host=host,
+        replicas=replicas,
+        link=Link(config.hang_timeout_s),
+        kept=KeptVersions(name, settings.state_folder),
+    )
+
+
+def _settings(name: str, own: ModelConfig, config: ServeConfig, replicas: int) -> InferenceSettings:
+    return InferenceSettings(
         name=name,
         library=None if own.library is None else own.library.absolute(),
         model=own.model,
@@ -157,7 +170,7 @@ def _model(name: str, own: ModelConfig, config: ServeConfig) -> Model:
         size=own.height_and_width,
         composition=own.composition if own.caches and own.library is not None else None,
         device=own.device,
-        threads=own.threads or os.cpu_count() or 1,
+        threads=own.threads or max(1, (os.cpu_count() or 1) // replicas),
         workers=own.workers,
         queue_capacity=own.queue_capacity,
         largest_batch=own.largest_batch,
@@ -172,12 +185,10 @@ def _model(name: str, own: ModelConfig, config: ServeConfig) -> Model:
         most_versions=own.most_versions,
         stuck_timeout_s=max(_STUCK_FACTOR * config.request_timeout_ms / 1e3, config.hang_timeout_s),
         repository=own.repository,
+        replicas=replicas,
         drain_timeout_s=config.drain_timeout_s,
         log_level=config.log_level,
     )
-    supervised = Supervised(name, "services.inference", settings)
-    kept = KeptVersions(name, settings.state_folder)
-    return Model(name, supervised=supervised, hang_timeout_s=config.hang_timeout_s, kept=kept)
 
 
 def _adaptation(config: ServeConfig) -> Supervised | None:

@@ -41,6 +41,10 @@ def serve(
         str | None,
         typer.Option(metavar="NAME", help="Composition of the cache library; 'default' unless given."),
     ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Processes per model that share its requests; 1 unless given."),
+    ] = None,
     keys: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Several keys, with rights and quotas; read again on SIGHUP."),
@@ -80,6 +84,7 @@ def serve(
     options = {
         "host": host,
         "port": port,
+        "replicas": replicas,
         "log_level": log_level,
         "keys_file": keys,
         "certificate": certificate,

@@ -248,7 +248,7 @@ class Versions:
             identity,
             chosen.accuracy_target,
             proven=certified and not opened.retrained,
-            delta=1.0 - confidence,
+            delta=(1.0 - confidence) / self._settings.replicas,
             on_event=lambda event: self._changed(identity, event),
         )
 
