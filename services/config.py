@@ -149,6 +149,7 @@ class ServeConfig(_Strict):
     largest_held_bytes: int = Field(default=448 * MIB, ge=1024)  # of the memory, for all requests under way
     largest_image_pixels: int = Field(default=16_000_000, ge=1)
     replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)  # of models that do not say it
+    ray: str | None = Field(default=None, min_length=1)  # address of the Ray cluster whose nodes serve
     drain_s: float = Field(default=0.0, ge=0.0)  # after SIGTERM: not ready any more, but still answering
     drain_timeout_s: float = Field(default=10.0, ge=0.0)
     hang_timeout_s: float = Field(default=60.0, gt=0.0)  # a process that says nothing for so long is ended

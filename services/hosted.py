@@ -4,20 +4,33 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["Hosted"]
+from services.inference.settings import InferenceSettings
+
+__all__ = ["Hosted", "Hosting"]
 
 
 class Hosted(Protocol):
     """A process that is started, restarted when it dies, and stopped for us.
 
-    `cause` says why there is no process, `hopeless` what no restart can mend. `served` is told by who calls
-    the process, once it has answered.
+    `served` is told by who calls the process, once it has answered.
     """
 
     served: bool
-    restarts: int
-    cause: str
-    hopeless: str | None
+
+    @property
+    def restarts(self) -> int:
+        """How often it was restarted."""
+        ...
+
+    @property
+    def cause(self) -> str:
+        """Why there is no process."""
+        ...
+
+    @property
+    def hopeless(self) -> str | None:
+        """What no restart can mend."""
+        ...
 
     @property
     def running(self) -> bool:
@@ -42,4 +55,18 @@ class Hosted(Protocol):
 
     async def stop(self, timeout_s: float) -> None:
         """Let the process drain for so long, then end it. It may be started again."""
+        ...
+
+
+class Hosting(Protocol):
+    """Where the services of all models run. `secret` is what they ask of those who call, None for nothing."""
+
+    secret: bytes | None
+
+    def threads(self, replicas: int) -> int:
+        """The threads of a replica for which the configuration names none."""
+        ...
+
+    def host(self, settings: InferenceSettings) -> Hosted:
+        """A process of an inference service, not started yet."""
         ...

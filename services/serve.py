@@ -7,8 +7,9 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import uvloop
@@ -18,7 +19,7 @@ from gati.pipelines import CacheLibrary, Option, PlainModel, Planner, load_pipel
 from services import logs
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
 from services.config import ModelConfig, PipelineConfig, ServeConfig
-from services.hosted import Hosted
+from services.hosted import Hosted, Hosting
 from services.inference.settings import InferenceSettings
 from services.scheduler.admission import check_exposure
 from services.scheduler.app import create_app
@@ -32,7 +33,7 @@ from services.supervisor import Supervised
 from services.web import listen, web_server
 from services.wire.handshake import client_tls, read_secret
 
-__all__ = ["build_scheduler", "serve", "with_pipeline_models"]
+__all__ = ["ThisMachine", "build_scheduler", "serve", "with_pipeline_models"]
 
 _log = logging.getLogger("gati.serve")
 
@@ -45,12 +46,13 @@ def serve(config: ServeConfig, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT, then drain and end. `announce` is told the URL once everything answers.
 
     **Raises:** `ConfigError` when the port is taken, others could ask without a key, or a model will never
-    answer; `PipelineError` for a pipeline that cannot be planned.
+    answer, or Ray does not; `PipelineError` for a pipeline that cannot be planned.
     """
     logs.configure("scheduler", config.log_level)
     check_exposure(config)
     listening = listen(config)
-    uvloop.run(_serve(config, listening, announce))
+    with _hosting(config) as hosting:
+        uvloop.run(_serve(config, hosting, listening, announce))
 
 
 def with_pipeline_models(config: ServeConfig) -> tuple[ServeConfig, dict[tuple[str, str, str], str]]:
@@ -68,10 +70,25 @@ def with_pipeline_models(config: ServeConfig) -> tuple[ServeConfig, dict[tuple[s
     return config.model_copy(update={"models": models}), serving
 
 
-def build_scheduler(config: ServeConfig) -> Scheduler:
-    """The scheduler of a configuration, with its models not started yet."""
+class ThisMachine:
+    """Services are processes of this machine, which this one supervises."""
+
+    secret: bytes | None = None  # only this user can reach their sockets
+
+    def threads(self, replicas: int) -> int:
+        """The cores, divided."""
+        return max(1, (os.cpu_count() or 1) // replicas)
+
+    def host(self, settings: InferenceSettings) -> Hosted:
+        """A supervised process."""
+        return Supervised(settings.label, "services.inference", settings)
+
+
+def build_scheduler(config: ServeConfig, hosting: Hosting | None = None) -> Scheduler:
+    """The scheduler of a configuration, with its models not started yet; they run where `hosting` says."""
     config, serving = with_pipeline_models(config)
-    models = {name: _model(name, each, config) for name, each in config.models.items()}
+    where = hosting or ThisMachine()
+    models = {name: _model(name, each, config, where) for name, each in config.models.items()}
     pipelines = {
         name: _pipeline(name, settings, models, serving) for name, settings in config.pipelines.items()
     }
@@ -81,8 +98,23 @@ def build_scheduler(config: ServeConfig) -> Scheduler:
 # --------------------------------------------------------------------------------------------------------
 
 
-async def _serve(config: ServeConfig, listening: socket.socket, announce: Callable[[str], None]) -> None:
-    scheduler = build_scheduler(config)
+@contextmanager
+def _hosting(config: ServeConfig) -> Iterator[Hosting]:
+    if config.ray is None:
+        yield ThisMachine()
+        return
+    if find_spec("ray") is None:
+        raise ConfigError("--ray needs Ray; install it with pip install 'gati[ray]'")
+    from services.ray_hosts import RayCluster
+
+    with RayCluster.connect(config.ray) as cluster:
+        yield cluster
+
+
+async def _serve(
+    config: ServeConfig, hosting: Hosting, listening: socket.socket, announce: Callable[[str], None]
+) -> None:
+    scheduler = build_scheduler(config, hosting)
     server = web_server(config, Front(create_app(scheduler)))
     stop = asyncio.Event()
     hurry = asyncio.Event()  # told to end twice
@@ -141,27 +173,24 @@ async def _hopeless(announcing: asyncio.Task[None]) -> None:
     await asyncio.Event().wait()
 
 
-def _model(name: str, own: ModelConfig, config: ServeConfig) -> Model:
+def _model(name: str, own: ModelConfig, config: ServeConfig, hosting: Hosting) -> Model:
     if own.address is not None:
         link = Link(config.hang_timeout_s, read_secret(own.secret_file), client_tls(own.authority))
         return Model(name, address=own.address, link=link, kept=KeptVersions(name, own.state))
     replicas = own.replicas or config.replicas or 1
-    settings = _settings(name, own, config, replicas)
-
-    def host(number: int) -> Hosted:
-        numbered = settings.model_copy(update={"replica": number})
-        return Supervised(numbered.label, "services.inference", numbered)
-
+    settings = _settings(name, own, config, replicas, hosting)
     return Model(
         name,
-        host=host,
+        host=lambda number: hosting.host(settings.model_copy(update={"replica": number})),
         replicas=replicas,
-        link=Link(config.hang_timeout_s),
+        link=Link(config.hang_timeout_s, hosting.secret),
         kept=KeptVersions(name, settings.state_folder),
     )
 
 
-def _settings(name: str, own: ModelConfig, config: ServeConfig, replicas: int) -> InferenceSettings:
+def _settings(
+    name: str, own: ModelConfig, config: ServeConfig, replicas: int, hosting: Hosting
+) -> InferenceSettings:
     return InferenceSettings(
         name=name,
         library=None if own.library is None else own.library.absolute(),
@@ -170,7 +199,7 @@ def _settings(name: str, own: ModelConfig, config: ServeConfig, replicas: int) -
         size=own.height_and_width,
         composition=own.composition if own.caches and own.library is not None else None,
         device=own.device,
-        threads=own.threads or max(1, (os.cpu_count() or 1) // replicas),
+        threads=own.threads or hosting.threads(replicas),
         workers=own.workers,
         queue_capacity=own.queue_capacity,
         largest_batch=own.largest_batch,

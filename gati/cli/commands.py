@@ -29,6 +29,7 @@ from gati.cli.options import (
     examples_below,
     size_of,
     threads_as_explored,
+    with_addresses,
 )
 from gati.errors import CompositionError, GatiError, StorageError
 
@@ -290,7 +291,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status; an error becomes one line on stderr."""
     try:
-        status = app(args=list(arguments), prog_name="gati", standalone_mode=False)
+        status = app(args=with_addresses(arguments), prog_name="gati", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     except Exception as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
@@ -39,9 +41,11 @@ __all__ = [
     "size_of",
     "split_list",
     "threads_as_explored",
+    "with_addresses",
 ]
 
 EXPLORE_BUDGET = "25m"
+_THIS_CLUSTER = "auto"  # to Ray
 
 Model = Annotated[
     str,
@@ -200,3 +204,13 @@ def threads_as_explored(directory: Path) -> None:
     with suppress(GatiError):
         known = Library.open(directory).manifest.profile.threads
         torch.set_num_threads(max(1, min(known, os.cpu_count() or 1)))
+
+
+def with_addresses(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a command, with the address that `--ray` stands for where it has none."""
+    found: list[str] = []
+    for argument, following in zip_longest(arguments, arguments[1:], fillvalue="-"):
+        found.append(argument)
+        if argument == "--ray" and following.startswith("-"):
+            found.append(_THIS_CLUSTER)
+    return found
