@@ -28,6 +28,7 @@ from services.scheduler.kept import KeptVersions
 from services.scheduler.models import Model
 from services.scheduler.pipelines import ServedPipeline
 from services.scheduler.replicas import Link
+from services.scheduler.scaling import Autoscaler, Bounds
 from services.scheduler.scheduler import Scheduler
 from services.supervisor import Supervised
 from services.web import listen, web_server
@@ -92,7 +93,12 @@ def build_scheduler(config: ServeConfig, hosting: Hosting | None = None) -> Sche
     pipelines = {
         name: _pipeline(name, settings, models, serving) for name, settings in config.pipelines.items()
     }
-    return Scheduler(config, models, pipelines, _adaptation(config))
+    autoscalers = [
+        Autoscaler(models[name], _bounds(each, each.replicas_max), config.drain_timeout_s)
+        for name, each in config.models.items()
+        if each.replicas_max is not None
+    ]
+    return Scheduler(config, models, pipelines, _adaptation(config), autoscalers)
 
 
 # --------------------------------------------------------------------------------------------------------
@@ -177,8 +183,8 @@ def _model(name: str, own: ModelConfig, config: ServeConfig, hosting: Hosting) -
     if own.address is not None:
         link = Link(config.hang_timeout_s, read_secret(own.secret_file), client_tls(own.authority))
         return Model(name, address=own.address, link=link, kept=KeptVersions(name, own.state))
-    replicas = own.replicas or config.replicas or 1
-    settings = _settings(name, own, config, replicas, hosting)
+    replicas = _replicas(own, config)
+    settings = _settings(name, own, config, own.replicas_max or replicas, hosting)
     return Model(
         name,
         host=lambda number: hosting.host(settings.model_copy(update={"replica": number})),
@@ -186,6 +192,17 @@ def _model(name: str, own: ModelConfig, config: ServeConfig, hosting: Hosting) -
         link=Link(config.hang_timeout_s, hosting.secret),
         kept=KeptVersions(name, settings.state_folder),
     )
+
+
+def _replicas(own: ModelConfig, config: ServeConfig) -> int:
+    """How many replicas a model begins with."""
+    if own.replicas_max is not None:
+        return own.replicas or own.replicas_min
+    return own.replicas or config.replicas or 1
+
+
+def _bounds(own: ModelConfig, most: int) -> Bounds:
+    return Bounds(own.replicas_min, most, own.replicas_delay_ms, down_s=own.replicas_cooldown_s)
 
 
 def _settings(

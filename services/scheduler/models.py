@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
-from gati.errors import ConfigError, GatiError, NotFoundError, RequestError, UnavailableError
+from gati.errors import ConfigError, GatiError, NotFoundError, OverloadError, RequestError, UnavailableError
 from services.hosted import Hosted
 from services.scheduler.choice import choose
 from services.scheduler.kept import KeptVersions
@@ -56,6 +56,9 @@ class Model:
         self._leaving: set[asyncio.Task[None]] = set()
         self.wanted = False  # between `start` and `stop`
         self.asked_again = 0  # requests
+        self.on_outcome: Callable[[Any], None] = (
+            _nothing  # told each response; None: there was too much to do
+        )
         self.replicas: tuple[Replica, ...] = tuple(map(self._replica, range(replicas)))
 
     @property
@@ -156,25 +159,13 @@ class Model:
 
         When the replica dies, or goes, another one is asked in the time that remains.
         """
-        began_s = time.monotonic()
-        inputs = tensor.shape[0] if tensor.shape else 1
-        first = self._choose(inputs, version)
         try:
-            return await first.infer(tensor, asked, version)
-        except UnavailableError as error:
-            remaining_ms = asked.time_remaining_ms - 1e3 * (time.monotonic() - began_s)
-            others = [each for each in self._able(version) if each is not first]
-            if not others or remaining_ms <= 0.0:
-                raise await first.explained(error) from error
-        # It was admitted already: it may be late, but it is not refused for that.
-        again = replace(asked, time_remaining_ms=remaining_ms, latency_slo_ms=None)
-        second = choose(others, inputs, self._chance)
-        self.asked_again += 1
-        _log.info("asked again", extra={"model": self.name, "replica": second.number})
-        try:
-            return await second.infer(tensor, again, version)
-        except UnavailableError as error:
-            raise await second.explained(error) from error
+            response = await self._infer(tensor, asked, version)
+        except OverloadError:
+            self.on_outcome(None)
+            raise
+        self.on_outcome(response)
+        return response
 
     async def statistics(self) -> Any:
         """Its counts, and how its versions stand. Raises `UnavailableError`."""
@@ -247,6 +238,27 @@ class Model:
         return next(version for version in self.info.versions if version.active)
 
     # ----------------------------------------------------------------------------------------------------
+
+    async def _infer(self, tensor: Any, asked: Asked, version: str | None) -> Any:
+        began_s = time.monotonic()
+        inputs = tensor.shape[0] if tensor.shape else 1
+        first = self._choose(inputs, version)
+        try:
+            return await first.infer(tensor, asked, version)
+        except UnavailableError as error:
+            remaining_ms = asked.time_remaining_ms - 1e3 * (time.monotonic() - began_s)
+            others = [each for each in self._able(version) if each is not first]
+            if not others or remaining_ms <= 0.0:
+                raise await first.explained(error) from error
+        # It was admitted already: it may be late, but it is not refused for that.
+        again = replace(asked, time_remaining_ms=remaining_ms, latency_slo_ms=None)
+        second = choose(others, inputs, self._chance)
+        self.asked_again += 1
+        _log.info("asked again", extra={"model": self.name, "replica": second.number})
+        try:
+            return await second.infer(tensor, again, version)
+        except UnavailableError as error:
+            raise await second.explained(error) from error
 
     def _replica(self, number: int) -> Replica:
         where = self._address if self._host is None else self._host(number)
@@ -341,3 +353,7 @@ class Model:
             each.version: json.loads(each.certificate_json) for each in versions if each.certificate_json
         }
         await self._kept.told(versions)
+
+
+def _nothing(response: Any) -> None:
+    """Nobody wants to know."""

@@ -15,6 +15,7 @@ import pytest
 from gati.errors import CompositionError, DeadlineError, NotFoundError, RequestError, UnavailableError
 from services.scheduler.metrics import Metrics
 from services.scheduler.models import Asked, Model
+from services.scheduler.scaling import Autoscaler, Bounds
 from services.wire.gen.ttypes import ExitStatistics, Histogram, Tensor
 from services.wire.server import WireServer
 from tests.services.engines import SERVICE, Engine
@@ -34,6 +35,7 @@ class Place:
         self.hopeless: str | None = None
         self.cause, self.restarts = "it was unloaded", 0
         self.starts = 0
+        self.handlers = self.engine.handlers()
         self._server: WireServer | None = None
         self._address = ""
 
@@ -45,7 +47,7 @@ class Place:
         if not self.running:
             raise UnavailableError(self.cause)
         if self._server is None:
-            self._server = WireServer(SERVICE, self.engine.handlers())
+            self._server = WireServer(SERVICE, self.handlers)
             self._address = f"127.0.0.1:{await self._server.start('127.0.0.1', 0)}"
         return self._address
 
@@ -55,6 +57,7 @@ class Place:
         server, self._server = self._server, None
         await server.drain(0.0)
         self.engine = Engine()
+        self.handlers = self.engine.handlers()
 
     def come_back(self) -> None:
         self.restarts += 1
@@ -277,6 +280,27 @@ def test_replicas_come_and_go_while_requests_are_answered() -> None:
     run(test, count=1)
 
 
+def test_a_model_grows_when_its_requests_wait() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        scaler = Autoscaler(model, Bounds(1, 2, delay_ms=5.0, up_s=0.01, down_s=1e9), LONG_S)
+        original = places[0].engine.infer
+
+        async def late(request: Any) -> Any:
+            response = await original(request)
+            response.queue_ms = 50.0
+            return response
+
+        places[0].handlers["infer"] = late
+        looking = asyncio.create_task(scaler.keep_looking())
+        while len(model.replicas) < 2:
+            await model.infer(TENSOR, ASKED)
+        await all_ready(model)
+        looking.cancel()
+        assert len(places) == 2
+
+    run(test, count=1)
+
+
 def test_counts_are_added_and_metrics_tell_replicas_apart() -> None:
     async def test(model: Model, places: list[Place]) -> None:
         for place, inputs in zip(places, (3, 4), strict=True):
@@ -288,8 +312,7 @@ def test_counts_are_added_and_metrics_tell_replicas_apart() -> None:
             async def statistics(found: Any = found) -> Any:
                 return found
 
-            place.engine.statistics = statistics  # type: ignore[method-assign]
-            place._server._handlers["statistics"] = statistics  # type: ignore[union-attr, index]
+            place.handlers["statistics"] = statistics
         merged = await model.statistics()
         assert (merged.inputs, merged.refused, merged.stopped) == (7, {"UNAVAILABLE": 7}, True)
         assert [(row.exit, row.queries, row.hits) for row in merged.exits] == [("base", 7, 7)]
