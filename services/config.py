@@ -28,6 +28,7 @@ __all__ = [
 
 ENVIRONMENT_PREFIX = "GATI_SERVE_"
 MIB = 2**20
+MOST_REPLICAS = 1000
 _PATHS = (
     "library",
     "checkpoint",
@@ -82,6 +83,12 @@ class ModelConfig(_Strict):
     records_limit_bytes: int = Field(default=2**30, ge=1)  # that the record store may hold; the oldest go
     most_versions: int = Field(default=8, ge=2)  # loaded at a time
     adaptation_share: float = Field(default=1.0, gt=0.0)  # of retraining's time, against that of other models
+    replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)  # services that share the requests
+    # Between these as many replicas as it takes for nine of ten requests to wait no longer than the delay.
+    replicas_min: int = Field(default=1, ge=1)
+    replicas_max: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)
+    replicas_delay_ms: float = Field(default=50.0, gt=0.0)
+    replicas_cooldown_s: float = Field(default=60.0, gt=0.0)  # one less would have done for so long: it goes
     repository: str | None = None  # folder or URL of the model repository; its active version serves
 
     @model_validator(mode="after")
@@ -92,6 +99,14 @@ class ModelConfig(_Strict):
             raise ValueError("give a library, a model or an address")
         if self.address is not None and int(self.address.rpartition(":")[2]) > _LARGEST_PORT:
             raise ValueError(f"{self.address} has no port; give one up to {_LARGEST_PORT}")
+        if self.address is not None and (self.replicas is not None or self.replicas_max is not None):
+            raise ValueError("an address is of one service; give replicas with a library or a model")
+        if self.replicas_max is None and self.replicas_min > 1:
+            raise ValueError("replicas_min needs replicas_max; give both, or replicas")
+        if self.replicas_max is not None and not self.replicas_min <= (self.replicas or self.replicas_min):
+            raise ValueError("replicas is what a model begins with; give at least replicas_min")
+        if self.replicas_max is not None and max(self.replicas_min, self.replicas or 1) > self.replicas_max:
+            raise ValueError("replicas and replicas_min must not be above replicas_max")
         if self.unguarded and self.audit_budget > 0.0:
             raise ValueError("unguarded caches are not audited; give audit_budget = 0 with unguarded = true")
         return self
@@ -153,6 +168,8 @@ class ServeConfig(_Strict):
     largest_json_bytes: int = Field(default=96 * MIB, ge=1024)  # of the memory: JSON and what is read of it
     largest_held_bytes: int = Field(default=448 * MIB, ge=1024)  # of the memory, for all requests under way
     largest_image_pixels: int = Field(default=16_000_000, ge=1)
+    replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)  # of models that do not say it
+    ray: str | None = Field(default=None, min_length=1)  # address of the Ray cluster whose nodes serve
     drain_s: float = Field(default=0.0, ge=0.0)  # after SIGTERM: not ready any more, but still answering
     drain_timeout_s: float = Field(default=10.0, ge=0.0)
     hang_timeout_s: float = Field(default=60.0, gt=0.0)  # a process that says nothing for so long is ended

@@ -7,8 +7,9 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import uvloop
@@ -26,6 +27,7 @@ from gati.pipelines import (
 from services import logs
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
 from services.config import ModelConfig, PipelineConfig, ServeConfig
+from services.hosted import Hosted, Hosting
 from services.inference.settings import InferenceSettings
 from services.scheduler.admission import check_exposure
 from services.scheduler.app import create_app
@@ -33,12 +35,14 @@ from services.scheduler.front import Front
 from services.scheduler.kept import KeptVersions
 from services.scheduler.models import Model
 from services.scheduler.pipelines import ServedPipeline
+from services.scheduler.replicas import Link
+from services.scheduler.scaling import Autoscaler, Bounds
 from services.scheduler.scheduler import Scheduler
 from services.supervisor import Supervised
 from services.web import listen, web_server
 from services.wire.handshake import client_tls, read_secret
 
-__all__ = ["build_scheduler", "serve", "with_pipeline_models"]
+__all__ = ["ThisMachine", "build_scheduler", "serve", "with_pipeline_models"]
 
 _log = logging.getLogger("gati.serve")
 
@@ -51,12 +55,13 @@ def serve(config: ServeConfig, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT, then drain and end. `announce` is told the URL once everything answers.
 
     **Raises:** `ConfigError` when the port is taken, others could ask without a key, or a model will never
-    answer; `PipelineError` for a pipeline that cannot be planned.
+    answer, or Ray does not; `PipelineError` for a pipeline that cannot be planned.
     """
     logs.configure("scheduler", config.log_level)
     check_exposure(config)
     listening = listen(config)
-    uvloop.run(_serve(config, listening, announce))
+    with _hosting(config) as hosting:
+        uvloop.run(_serve(config, hosting, listening, announce))
 
 
 def with_pipeline_models(config: ServeConfig) -> tuple[ServeConfig, dict[tuple[str, str, str], str]]:
@@ -74,21 +79,56 @@ def with_pipeline_models(config: ServeConfig) -> tuple[ServeConfig, dict[tuple[s
     return config.model_copy(update={"models": models}), serving
 
 
-def build_scheduler(config: ServeConfig) -> Scheduler:
-    """The scheduler of a configuration, with its models not started yet."""
+class ThisMachine:
+    """Services are processes of this machine, which this one supervises."""
+
+    secret: bytes | None = None  # only this user can reach their sockets
+
+    def threads(self, replicas: int) -> int:
+        """The cores, divided."""
+        return max(1, (os.cpu_count() or 1) // replicas)
+
+    def host(self, settings: InferenceSettings) -> Hosted:
+        """A supervised process."""
+        return Supervised(settings.label, "services.inference", settings)
+
+
+def build_scheduler(config: ServeConfig, hosting: Hosting | None = None) -> Scheduler:
+    """The scheduler of a configuration, with its models not started yet; they run where `hosting` says."""
     config, serving = with_pipeline_models(config)
-    models = {name: _model(name, each, config) for name, each in config.models.items()}
+    where = hosting or ThisMachine()
+    models = {name: _model(name, each, config, where) for name, each in config.models.items()}
     pipelines = {
         name: _pipeline(name, settings, models, serving) for name, settings in config.pipelines.items()
     }
-    return Scheduler(config, models, pipelines, _adaptation(config))
+    autoscalers = [
+        Autoscaler(models[name], _bounds(each, each.replicas_max), config.drain_timeout_s)
+        for name, each in config.models.items()
+        if each.replicas_max is not None
+    ]
+    return Scheduler(config, models, pipelines, _adaptation(config), autoscalers)
 
 
 # --------------------------------------------------------------------------------------------------------
 
 
-async def _serve(config: ServeConfig, listening: socket.socket, announce: Callable[[str], None]) -> None:
-    scheduler = build_scheduler(config)
+@contextmanager
+def _hosting(config: ServeConfig) -> Iterator[Hosting]:
+    if config.ray is None:
+        yield ThisMachine()
+        return
+    if find_spec("ray") is None:
+        raise ConfigError("--ray needs Ray; install it with pip install 'gati[ray]'")
+    from services.ray_hosts import RayCluster
+
+    with RayCluster.connect(config.ray) as cluster:
+        yield cluster
+
+
+async def _serve(
+    config: ServeConfig, hosting: Hosting, listening: socket.socket, announce: Callable[[str], None]
+) -> None:
+    scheduler = build_scheduler(config, hosting)
     server = web_server(config, Front(create_app(scheduler)))
     stop = asyncio.Event()
     hurry = asyncio.Event()  # told to end twice
@@ -147,17 +187,36 @@ async def _hopeless(announcing: asyncio.Task[None]) -> None:
     await asyncio.Event().wait()
 
 
-def _model(name: str, own: ModelConfig, config: ServeConfig) -> Model:
+def _model(name: str, own: ModelConfig, config: ServeConfig, hosting: Hosting) -> Model:
     if own.address is not None:
-        return Model(
-            name,
-            address=own.address,
-            hang_timeout_s=config.hang_timeout_s,
-            secret=read_secret(own.secret_file),
-            tls=client_tls(own.authority),
-            kept=KeptVersions(name, own.state),
-        )
-    settings = InferenceSettings(
+        link = Link(config.hang_timeout_s, read_secret(own.secret_file), client_tls(own.authority))
+        return Model(name, address=own.address, link=link, kept=KeptVersions(name, own.state))
+    replicas = _replicas(own, config)
+    settings = _settings(name, own, config, own.replicas_max or replicas, hosting)
+    return Model(
+        name,
+        host=lambda number: hosting.host(settings.model_copy(update={"replica": number})),
+        replicas=replicas,
+        link=Link(config.hang_timeout_s, hosting.secret),
+        kept=KeptVersions(name, settings.state_folder),
+    )
+
+
+def _replicas(own: ModelConfig, config: ServeConfig) -> int:
+    """How many replicas a model begins with."""
+    if own.replicas_max is not None:
+        return own.replicas or own.replicas_min
+    return own.replicas or config.replicas or 1
+
+
+def _bounds(own: ModelConfig, most: int) -> Bounds:
+    return Bounds(own.replicas_min, most, own.replicas_delay_ms, down_s=own.replicas_cooldown_s)
+
+
+def _settings(
+    name: str, own: ModelConfig, config: ServeConfig, replicas: int, hosting: Hosting
+) -> InferenceSettings:
+    return InferenceSettings(
         name=name,
         library=None if own.library is None else own.library.absolute(),
         model=own.model,
@@ -165,7 +224,7 @@ def _model(name: str, own: ModelConfig, config: ServeConfig) -> Model:
         size=own.height_and_width,
         composition=own.composition if own.caches and own.library is not None else None,
         device=own.device,
-        threads=own.threads or os.cpu_count() or 1,
+        threads=own.threads or hosting.threads(replicas),
         workers=own.workers,
         queue_capacity=own.queue_capacity,
         largest_batch=own.largest_batch,
@@ -182,12 +241,10 @@ def _model(name: str, own: ModelConfig, config: ServeConfig) -> Model:
         most_versions=own.most_versions,
         stuck_timeout_s=max(_STUCK_FACTOR * config.request_timeout_ms / 1e3, config.hang_timeout_s),
         repository=own.repository,
+        replicas=replicas,
         drain_timeout_s=config.drain_timeout_s,
         log_level=config.log_level,
     )
-    supervised = Supervised(name, "services.inference", settings)
-    kept = KeptVersions(name, settings.state_folder)
-    return Model(name, supervised=supervised, hang_timeout_s=config.hang_timeout_s, kept=kept)
 
 
 def _adaptation(config: ServeConfig) -> Supervised | None:

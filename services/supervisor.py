@@ -42,10 +42,14 @@ _OURS = "GATI_SERVE_"  # variables that are for us, keys among them
 class Supervised:
     """The process of one service, a package that `python -m` runs.
 
-    `start` it once; `address` waits until it takes calls. After `stop` it may be started again.
+    `start` it once; `address` waits until it takes calls. After `stop` it may be started again. It listens at
+    a Unix socket, or, if not `for_this_machine` alone, where its settings say.
     """
 
-    def __init__(self, name: str, package: str, settings: ProcessSettings) -> None:
+    def __init__(
+        self, name: str, package: str, settings: ProcessSettings, *, for_this_machine: bool = True
+    ) -> None:
+        self._for_this_machine = for_this_machine
         self._name = name
         self._package = package
         self._settings = settings
@@ -66,6 +70,14 @@ class Supervised:
     def running(self) -> bool:
         """Whether there is a process."""
         return self._process is not None and self._process.returncode is None
+
+    @property
+    def listening(self) -> str | None:
+        """The address of the process; None while it does not listen."""
+        known = self._address
+        if known is None or not known.done() or known.cancelled() or known.exception() is not None:
+            return None
+        return known.result()
 
     def start(self) -> None:
         """Start the process, and keep it running until `stop`. Does nothing where it is kept already."""
@@ -169,7 +181,8 @@ class Supervised:
         socket = folder / "s"
         if len(os.fsencode(socket)) > _LONGEST_PATH:
             raise ConfigError(f"the path of a socket is too long in {folder.parent}; set TMPDIR to another")
-        told = self._settings.model_copy(update={"socket": socket, "end_with_stdin": True})
+        where = {"socket": socket} if self._for_this_machine else {}
+        told = self._settings.model_copy(update={**where, "end_with_stdin": True})
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
         # -P keeps the working directory, which may have a `services` of its own, off the path.
         environment["PYTHONPATH"] = os.pathsep.join(

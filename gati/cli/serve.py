@@ -41,6 +41,18 @@ def serve(
         str | None,
         typer.Option(metavar="NAME", help="Composition of the cache library; 'default' unless given."),
     ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Processes per model that share its requests; 1 unless given."),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[ADDRESS]",
+            help="Run the models' processes on a Ray cluster, the one of this machine unless an address is "
+            "given: HOST:PORT.",
+        ),
+    ] = None,
     keys: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Several keys, with rights and quotas; read again on SIGHUP."),
@@ -80,6 +92,8 @@ def serve(
     options = {
         "host": host,
         "port": port,
+        "replicas": replicas,
+        "ray": ray,
         "log_level": log_level,
         "keys_file": keys,
         "certificate": certificate,

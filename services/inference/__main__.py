@@ -24,7 +24,7 @@ _log = logging.getLogger("gati.inference")
 
 def main() -> int:
     """Serve as the settings on the command line say; returns the exit status."""
-    return run(InferenceSettings, lambda settings: f"inference:{settings.name}", _serve)
+    return run(InferenceSettings, lambda settings: f"inference:{settings.label}", _serve)
 
 
 async def _serve(settings: InferenceSettings) -> None:

@@ -1,7 +1,9 @@
 """How the versions of a served model stand, in a file that outlives the process.
 
-`STATE/NAME.json`, in the folder `standing` of the library unless the settings name another. Who cannot write
-there, or finds another process at it, reads what is there and keeps what follows in memory: said in one line.
+`STATE/NAME.json`, in the folder `standing` of the library unless the settings name another; `NAME@1.json` and
+so on of further replicas, each of which has proofs of its own and a part of the error that all of them may
+make. Who cannot write there, or finds another process at it, reads what is there and keeps what follows in
+memory: said in one line.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ class ServedStanding(Standing):
     A change of state is still written before anybody acts on it. Versions of the same caches share a watch.
     """
 
-    def __init__(self, path: Path | None, *, writable: bool = True) -> None:
+    def __init__(self, path: Path | None, *, writable: bool = True, replicas: int = 1) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gati-standing")
         self._writable = writable
         self._shared: dict[str, Watch] = {}
         self._listeners: dict[str, OnEvent] = {}
-        super().__init__(_DELTA, path)
+        super().__init__(_DELTA / replicas, path)
 
     @property
     def path(self) -> Path | None:
@@ -89,16 +91,16 @@ def open_standing(settings: InferenceSettings) -> tuple[ServedStanding, Callable
     """
     folder = settings.state_folder
     if folder is None:
-        return ServedStanding(None), _nothing
-    path = folder / f"{settings.name}.json"
+        return ServedStanding(None, replicas=settings.replicas), _nothing
+    path = folder / f"{settings.label}.json"
     lock = hold(path.with_suffix(".lock"))
     if isinstance(lock, str):
         _log.warning(
             "how versions stand is kept in memory only; name a folder with `state`",
             extra={"file": str(path), "reason": lock},
         )
-        return ServedStanding(path, writable=False), _nothing
-    return ServedStanding(path), lock.close
+        return ServedStanding(path, writable=False, replicas=settings.replicas), _nothing
+    return ServedStanding(path, replicas=settings.replicas), lock.close
 
 
 def _nothing() -> None:

@@ -42,6 +42,13 @@ class InferenceSettings(ProcessSettings):
     records_limit_bytes: int = Field(default=2**30, ge=1)
     stuck_timeout_s: float = Field(default=120.0, gt=0.0)  # no input takes so long: the engine hangs
     poll_s: float = Field(default=2.0, gt=0.0)
+    replica: int = Field(default=0, ge=0)  # its number, of the services of one model
+    replicas: int = Field(default=1, ge=1)  # that there may be; they share the error of their proofs
+
+    @property
+    def label(self) -> str:
+        """The name of this replica, for files and logs; no model has a name with an @."""
+        return self.name if self.replica == 0 else f"{self.name}@{self.replica}"
 
     @property
     def state_folder(self) -> Path | None:

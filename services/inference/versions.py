@@ -232,7 +232,7 @@ class Versions:
         """What is remembered for the promise of the first version that makes one."""
         return ServedMemory(
             watch.agreement,
-            1.0 - (composition.confidence or _CONFIDENCE),
+            (1.0 - (composition.confidence or _CONFIDENCE)) / self._settings.replicas,
             self._standing,
             self._prober,
             network=composition.checkpoint_sha256,
@@ -267,7 +267,7 @@ class Versions:
             chosen.accuracy_target,
             proven=certified and not opened.retrained,
             settings=max(1, len(opened.settings)),
-            delta=1.0 - confidence,
+            delta=(1.0 - confidence) / self._settings.replicas,
             on_event=lambda event: self._changed(identity, event),
         )
 

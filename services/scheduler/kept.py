@@ -48,6 +48,7 @@ class KeptVersions:
         self._writing = asyncio.Lock()
         self._attempts: Counter[str] = Counter()
         self._begun: frozenset[str] = frozenset()
+        self.changes = 0  # by who loads versions; who loads them again looks whether there was one meanwhile
 
     def open(self) -> None:
         """Take the file, and read it, before anything is loaded."""
@@ -88,6 +89,7 @@ class KeptVersions:
         """Keep a version; `told` writes it down."""
         self.forget(version)
         self._now = replace(self._now, versions={**self._now.versions, version: composition})
+        self.changes += 1
 
     def forget(self, version: str) -> None:
         """Keep a version no longer; `told` writes that down."""

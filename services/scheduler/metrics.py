@@ -14,6 +14,7 @@ from gati.pipelines import OptionReport
 
 __all__ = ["Metrics"]
 
+_SERVICE = ("model", "replica")
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -51,9 +52,16 @@ class Metrics:
         )
 
     def render(
-        self, statistics: Mapping[str, Any], models: Mapping[str, Any], pipelines: Mapping[str, Any]
+        self,
+        statistics: Mapping[str, Mapping[int, Any]],
+        models: Mapping[str, Any],
+        pipelines: Mapping[str, Any],
     ) -> bytes:
-        """The page; `statistics` are those of the services that answer, the others are all there are."""
+        """The page; `statistics` are of the services that answer, by replica, the others are all there are.
+
+        What is counted in a service has a label `replica` where the model has several: rates are computed
+        of each, so that one that starts anew is not mistaken for what the others have answered.
+        """
         self._planning.pipelines = pipelines
         self._services.statistics = statistics
         self._services.models = models
@@ -64,34 +72,42 @@ class _Services(Collector):
     """Counts of the inference services, as they were told last."""
 
     def __init__(self) -> None:
-        self.statistics: Mapping[str, Any] = {}
+        self.statistics: Mapping[str, Mapping[int, Any]] = {}
         self.models: Mapping[str, Any] = {}
 
     def collect(self) -> Iterator[Metric]:
         """Every family, in the order of the page."""
-        yield from self._seconds()
-        yield from self._exits()
-        yield from self._gauges()
+        for family in (*self._seconds(), *self._exits(), *self._gauges()):
+            yield _without_empty(family)
+
+    def _found(self) -> Iterator[tuple[str, str, Any]]:
+        """Model, replica and statistics of every service that answers."""
+        for name, replicas in self.statistics.items():
+            for number, found in replicas.items():
+                yield name, self._label(name, number), found
+
+    def _label(self, model: str, number: int) -> str:
+        return str(number) if len(self.models[model].replicas) > 1 else ""
 
     def _seconds(self) -> Iterator[Metric]:
-        queue = HistogramMetricFamily("gati_queue_seconds", "Inputs in the queue", labels=["model"])
+        queue = HistogramMetricFamily("gati_queue_seconds", "Inputs in the queue", labels=_SERVICE)
         service = HistogramMetricFamily(
-            "gati_service_seconds", "Inputs from being taken up to their answer", labels=["model"]
+            "gati_service_seconds", "Inputs from being taken up to their answer", labels=_SERVICE
         )
-        for name, found in self.statistics.items():
-            queue.add_metric([name], _buckets(found.queue_seconds), found.queue_seconds.sum_s)
-            service.add_metric([name], _buckets(found.service_seconds), found.service_seconds.sum_s)
+        for name, replica, found in self._found():
+            queue.add_metric([name, replica], _buckets(found.queue_seconds), found.queue_seconds.sum_s)
+            service.add_metric([name, replica], _buckets(found.service_seconds), found.service_seconds.sum_s)
         yield queue
         yield service
 
     def _exits(self) -> Iterator[Metric]:
-        labels = ["model", "version", "block"]
+        labels = [*_SERVICE, "version", "block"]
         queries = CounterMetricFamily("gati_cache_queries", "Lookups of learned caches", labels=labels)
         hits = CounterMetricFamily("gati_cache_hits", "Lookups that hit", labels=labels)
         exits = CounterMetricFamily("gati_exits", "Inputs by where their answer came from", labels=labels)
-        for name, found in self.statistics.items():
+        for name, replica, found in self._found():
             for row in found.exits:
-                where = [name, row.version, row.exit]
+                where = [name, replica, row.version, row.exit]
                 exits.add_metric(where, row.hits)
                 if row.exit != "base":
                     queries.add_metric(where, row.queries)
@@ -101,27 +117,27 @@ class _Services(Collector):
 
     def _audits(self) -> Iterator[Metric]:
         audits = CounterMetricFamily(
-            "gati_audits", "Answers compared with the base model's", labels=["model", "agreed"]
+            "gati_audits", "Answers compared with the base model's", labels=[*_SERVICE, "agreed"]
         )
         trials = CounterMetricFamily(
             "gati_trials",
             "Lookups of caches that do not answer yet, compared with the base model's answer",
-            labels=["model", "agreed"],
+            labels=[*_SERVICE, "agreed"],
         )
         left_out = CounterMetricFamily(
-            "gati_left_out", "Audits, trials and samples for which there was no time", labels=["model"]
+            "gati_left_out", "Audits, trials and samples for which there was no time", labels=_SERVICE
         )
-        for name, found in self.statistics.items():
-            audits.add_metric([name, "true"], found.audits_agreed)
-            audits.add_metric([name, "false"], found.audits_disagreed)
-            trials.add_metric([name, "true"], found.trials_agreed or 0)
-            trials.add_metric([name, "false"], found.trials_disagreed or 0)
-            left_out.add_metric([name], found.left_out or 0)
+        for name, replica, found in self._found():
+            audits.add_metric([name, replica, "true"], found.audits_agreed)
+            audits.add_metric([name, replica, "false"], found.audits_disagreed)
+            trials.add_metric([name, replica, "true"], found.trials_agreed or 0)
+            trials.add_metric([name, replica, "false"], found.trials_disagreed or 0)
+            left_out.add_metric([name, replica], found.left_out or 0)
         yield from (audits, trials, left_out)
         yield from self._standings()
 
     def _standings(self) -> Iterator[Metric]:
-        labels = ["model", "version"]
+        labels = [*_SERVICE, "version"]
         state = GaugeMetricFamily(
             "gati_version_state",
             "1 for how a version stands: serving, probation, stopped or unguarded",
@@ -134,9 +150,9 @@ class _Services(Collector):
         needed = GaugeMetricFamily(
             "gati_proof_audits_needed", "Audits that complete it, about, if none is a loss", labels=labels
         )
-        for name, found in self.statistics.items():
+        for name, replica, found in self._found():
             for version in found.versions or ():
-                where = [name, version.version]
+                where = [name, replica, version.version]
                 state.add_metric([*where, version.state or "serving"], 1.0)
                 pending.add_metric(where, float(bool(version.pending)))
                 if version.proof is not None:
@@ -147,7 +163,7 @@ class _Services(Collector):
         yield from self._memories()
 
     def _levels(self) -> Iterator[Metric]:
-        labels = ["model", "version"]
+        labels = [*_SERVICE, "version"]
         level = GaugeMetricFamily("gati_version_level", "Settings that may answer", labels=labels)
         settings = GaugeMetricFamily("gati_version_settings", "Settings of the version", labels=labels)
         resting = GaugeMetricFamily(
@@ -155,50 +171,91 @@ class _Services(Collector):
             "1 while lookups are left out that cost more than they save",
             labels=labels,
         )
-        for name, found in self.statistics.items():
+        for name, replica, found in self._found():
             for version in found.versions or ():
-                where = [name, version.version]
+                where = [name, replica, version.version]
                 level.add_metric(where, version.level or 0)
                 settings.add_metric(where, version.settings or 0)
                 resting.add_metric(where, float(bool(version.resting)))
         yield from (level, settings, resting)
 
     def _memories(self) -> Iterator[Metric]:
-        answers = CounterMetricFamily("gati_recalled", "Inputs answered from memory", labels=["model"])
+        answers = CounterMetricFamily("gati_recalled", "Inputs answered from memory", labels=_SERVICE)
         forgotten = CounterMetricFamily(
-            "gati_places_forgotten", "Places that memory forgot for others", labels=["model"]
+            "gati_places_forgotten", "Places that memory forgot for others", labels=_SERVICE
         )
-        places = GaugeMetricFamily("gati_places", "Places that memory keeps apart", labels=["model"])
-        level = GaugeMetricFamily("gati_memory_level", "Settings of memory that may answer", labels=["model"])
-        for name, found in self.statistics.items():
+        places = GaugeMetricFamily("gati_places", "Places that memory keeps apart", labels=_SERVICE)
+        level = GaugeMetricFamily("gati_memory_level", "Settings of memory that may answer", labels=_SERVICE)
+        for name, replica, found in self._found():
             if found.memory is not None:
-                answers.add_metric([name], found.memory.answers)
-                forgotten.add_metric([name], found.memory.forgotten)
-                places.add_metric([name], found.memory.places)
-                level.add_metric([name], found.memory.level)
+                where = [name, replica]
+                answers.add_metric(where, found.memory.answers)
+                forgotten.add_metric(where, found.memory.forgotten)
+                places.add_metric(where, found.memory.places)
+                level.add_metric(where, found.memory.level)
         yield from (answers, forgotten, places, level)
 
     def _gauges(self) -> Iterator[Metric]:
-        waiting = GaugeMetricFamily("gati_queue_inputs", "Inputs that wait", labels=["model"])
-        memory = GaugeMetricFamily("gati_resident_bytes", "Memory of the process", labels=["model"])
+        waiting = GaugeMetricFamily("gati_queue_inputs", "Inputs that wait", labels=_SERVICE)
+        memory = GaugeMetricFamily("gati_resident_bytes", "Memory of the process", labels=_SERVICE)
         stopped = GaugeMetricFamily(
-            "gati_caches_stopped", "1 while the guard keeps the caches from answering", labels=["model"]
+            "gati_caches_stopped", "1 while the guard keeps the caches from answering", labels=_SERVICE
         )
-        for name, found in self.statistics.items():
-            waiting.add_metric([name], found.waiting)
-            memory.add_metric([name], found.resident_bytes)
-            stopped.add_metric([name], float(found.stopped))
+        for name, replica, found in self._found():
+            waiting.add_metric([name, replica], found.waiting)
+            memory.add_metric([name, replica], found.resident_bytes)
+            stopped.add_metric([name, replica], float(found.stopped))
+        yield from (waiting, memory, stopped)
+        yield from self._models()
+
+    def _models(self) -> Iterator[Metric]:
         ready = GaugeMetricFamily("gati_ready", "1 when the model answers", labels=["model"])
-        restarts = CounterMetricFamily("gati_restarts", "Starts after a crash", labels=["model"])
-        version = GaugeMetricFamily(
-            "gati_version_info", "The version that answers", labels=["model", "version"]
+        replicas = GaugeMetricFamily("gati_replicas", "Services of the model", labels=["model"])
+        answering = GaugeMetricFamily("gati_replicas_ready", "Those of them that answer", labels=["model"])
+        again = CounterMetricFamily(
+            "gati_asked_again",
+            "Requests for which another replica was asked, one having died",
+            labels=["model"],
         )
         for name, model in self.models.items():
             ready.add_metric([name], float(model.ready))
-            restarts.add_metric([name], model.restarts)
-            if model.ready:
-                version.add_metric([name, model.active.version], 1.0)
-        yield from (waiting, memory, stopped, ready, restarts, version)
+            replicas.add_metric([name], len(model.replicas))
+            answering.add_metric([name], sum(each.ready for each in model.replicas))
+            again.add_metric([name], model.asked_again)
+        yield from (ready, replicas, answering, again)
+        yield from self._replicas()
+
+    def _replicas(self) -> Iterator[Metric]:
+        restarts = CounterMetricFamily("gati_restarts", "Starts after a crash", labels=_SERVICE)
+        version = GaugeMetricFamily(
+            "gati_version_info", "The version that answers", labels=[*_SERVICE, "version"]
+        )
+        outstanding = GaugeMetricFamily(
+            "gati_outstanding_inputs", "Inputs that a service was asked and has not answered", labels=_SERVICE
+        )
+        learned = GaugeMetricFamily(
+            "gati_input_seconds",
+            "What each of them adds to the time of an answer, as learned",
+            labels=_SERVICE,
+        )
+        for name, model in self.models.items():
+            for each in model.replicas:
+                where = [name, self._label(name, each.number)]
+                restarts.add_metric(where, each.restarts)
+                outstanding.add_metric(where, each.load.outstanding)
+                learned.add_metric(where, each.load.seconds_an_input or 0.0)
+                if each.ready:
+                    version.add_metric([*where, each.active.version], 1.0)
+        yield from (restarts, version, outstanding, learned)
+
+
+def _without_empty(family: Metric) -> Metric:
+    """To Prometheus an empty label is none: of models with one replica, which have no label for it."""
+    family.samples = [
+        sample._replace(labels={name: value for name, value in sample.labels.items() if value})
+        for sample in family.samples
+    ]
+    return family
 
 
 class _Planning(Collector):

@@ -1,71 +1,36 @@
-"""The models that the scheduler can ask: each an inference service, started here or running elsewhere."""
+"""The models that the scheduler can ask: each one or several inference services, here or elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import logging
-import secrets
-import ssl
-from dataclasses import dataclass
-from typing import Any, NoReturn
+import random
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any
 
-from gati.errors import (
-    CompositionError,
-    ConfigError,
-    DeadlineError,
-    GatiError,
-    NotFoundError,
-    RequestError,
-    UnavailableError,
-    one_line,
-)
-from services.again import keep_on
+from gati.errors import ConfigError, GatiError, NotFoundError, OverloadError, RequestError, UnavailableError
+from services.hosted import Hosted
+from services.scheduler.choice import choose, of_place
 from services.scheduler.kept import KeptVersions
-from services.states import BASE_VERSION, STUCK
-from services.supervisor import Supervised
-from services.wire.client import WireClient, connect_to
-from services.wire.codec import Service
-from services.wire.gen import Inference
-from services.wire.gen.ttypes import InferRequest, VersionSource
+from services.scheduler.merging import merged_statistics, merged_versions
+from services.scheduler.replicas import Asked, Link, Replica
 
 __all__ = ["Asked", "Model"]
 
 _log = logging.getLogger("gati.scheduler")
 
-_SERVICE = Service(Inference)
-_POLL_S = 0.1
-_LONGEST_PAUSE_S = 2.0
-_CONTROL_TIMEOUT_S = 10.0
-_STATISTICS_TIMEOUT_S = 2.0  # a page over all models must not wait for one that hangs
-_HANG_TIMEOUT_S = 60.0
-_BEATS = 4  # so often in that time it is asked; it is not ready while it owes an answer for longer
-_LOAD_TIMEOUT_S = 600.0
-_GRACE_S = 0.25  # the service says itself that a deadline has passed; only a dead one does not
-_OBITUARY_S = 0.05  # until it is known what a process died of
-_PROCESS = secrets.token_hex(8)  # several schedulers may ask one service
-_REQUEST_IDS = itertools.count(1)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A request's parameters. `latency_slo_ms` is the remaining SLO, None without one.
-
-    `place` names what the inputs show, for memory; None uses none.
-    """
-
-    time_remaining_ms: float
-    latency_slo_ms: float | None
-    priority: int
-    trace_id: str
-    place: str | None = None
-
 
 class Model:
-    """One inference service, by name. `start` keeps it connected until `stop`.
+    """One model, by name: `replicas` inference services that answer alike, or the one at `address`.
 
-    One that does not answer for `hang_timeout_s` is ended where it is ours, and started again.
+    `host` makes who starts and watches the process of a replica, by its number. `start` keeps all of them
+    connected until `stop`. A request is answered by one replica, with one version; when that replica dies,
+    another one is asked, once. One that does not answer for `link.hang_timeout_s` is ended where it is ours,
+    and started again.
     """
 
     def __init__(
@@ -73,86 +38,71 @@ class Model:
         name: str,
         *,
         address: str | None = None,
-        supervised: Supervised | None = None,
-        hang_timeout_s: float = _HANG_TIMEOUT_S,
-        secret: bytes | None = None,
-        tls: ssl.SSLContext | None = None,
+        host: Callable[[int], Hosted] | None = None,
+        replicas: int = 1,
+        link: Link | None = None,
         kept: KeptVersions | None = None,
+        chance: random.Random | None = None,
     ) -> None:
         self.name = name
         self.info: Any = None  # ModelInfo, once it has been ready
-        self._fixed_address = address
-        self._supervised = supervised
-        self._client: WireClient | None = None
-        self._ready = False
-        self._cause = "it has not been started"
-        self._state = "starting"
-        self._keeping: asyncio.Task[None] | None = None
+        self._address, self._host = address, host
+        self._link = link or Link()
+        self._kept = kept or KeptVersions(name)
+        self._chance = chance or random.Random()
         self._changed = asyncio.Event()  # of now: each change sets it, and leaves a new one
         self._certificates: dict[str, dict[str, Any]] = {}
-        self._kept = kept or KeptVersions(name)
-        self._hang_timeout_s = hang_timeout_s
-        self._secret, self._tls = secret, tls  # for an address
         self._lock = asyncio.Lock()  # starting and stopping take turns
+        self._leaving: set[asyncio.Task[None]] = set()
         self.wanted = False  # between `start` and `stop`
+        self.asked_again = 0  # requests
+        self.on_outcome: Callable[[Any], None] = (
+            _nothing  # told each response; None: there was too much to do
+        )
+        self.replicas: tuple[Replica, ...] = tuple(map(self._replica, range(replicas)))
 
     @property
     def ready(self) -> bool:
-        """Whether it is loaded, warmed up, connected, and answers health checks."""
-        return self.wanted and self._ready and self._client is not None and self._client.connected
+        """Whether a replica is loaded, warmed up, connected, and answers health checks."""
+        return any(replica.ready for replica in self.replicas)
 
     @property
     def hopeless(self) -> str | None:
-        """The error that keeps its process from ever serving, if a restart cannot help."""
-        return None if self._supervised is None else self._supervised.hopeless
+        """The error that keeps its processes from ever serving, if a restart cannot help."""
+        return next((each.hopeless for each in self.replicas if each.hopeless is not None), None)
 
     @property
     def state(self) -> str:
         """The state in one word, for every client: without causes, which may be private."""
-        if self.ready:
-            return "ready"
-        return self._state if self.wanted else "unloaded"
+        return "ready" if self.ready else self.replicas[0].state
 
     @property
     def supervised(self) -> bool:
-        """Whether its process is ours."""
-        return self._supervised is not None
+        """Whether its processes are ours."""
+        return self._host is not None
 
     @property
     def restarts(self) -> int:
-        """Number of restarts of its process."""
-        return 0 if self._supervised is None else self._supervised.restarts
+        """Number of restarts of its processes."""
+        return sum(replica.restarts for replica in self.replicas)
 
     @property
     def cause(self) -> str:
         """Why it is not ready."""
-        if self._supervised is not None and not self._supervised.running:
-            return self._supervised.cause
-        return self._cause if self.wanted else "it was unloaded"
+        return self.replicas[0].cause
 
     async def start(self) -> None:
-        """Start its process if that is ours, and connect; waits for a running `stop`."""
+        """Start its processes if they are ours, and connect; waits for a running `stop`."""
         async with self._lock:
             if self.wanted:
                 return
             self.wanted = True
-            self._cause, self._state = "it is being started", "starting"
             self._kept.open()
-            if self._supervised is not None:
-                self._supervised.start()
-            self._keeping = asyncio.create_task(
-                keep_on(
-                    f"connection of model '{self.name}'",
-                    self._serve_one_connection,
-                    every_s=_POLL_S,
-                    longest_s=_LONGEST_PAUSE_S,
-                    failed=self._failed,
-                    level=logging.DEBUG,
-                )
-            )
+            for replica in self.replicas:
+                replica.start()
 
     async def stop(self, timeout_s: float) -> None:
-        """Refuse what is new, let what is under way be answered, and end its process where that is ours.
+        """Refuse what is new, let what is under way be answered, and end its processes where they are ours.
 
         It completes even if its caller is cancelled.
         """
@@ -160,8 +110,8 @@ class Model:
 
     def retire(self) -> None:
         """Start no process again from now on."""
-        if self._supervised is not None:
-            self._supervised.retire()
+        for replica in self.replicas:
+            replica.retire()
 
     async def wait_until_ready(self, timeout_s: float) -> None:
         """Wait for it.
@@ -184,55 +134,84 @@ class Model:
                 raise ConfigError(f"model '{self.name}' cannot be served: {self.hopeless}")
             raise self._unavailable()
 
+    async def scale(self, count: int, timeout_s: float) -> None:
+        """Have so many replicas, at least one. Those that go answer what they have, for so long at most."""
+        if self._host is None:
+            raise RequestError(f"model '{self.name}' runs elsewhere; start and end its replicas there")
+        async with self._lock:
+            count = max(1, count)
+            kept, gone = self.replicas[:count], self.replicas[count:]
+            numbers = range(len(kept), count)
+            await self._left(set(numbers))
+            added = tuple(map(self._replica, numbers))
+            self.replicas = kept + added
+            for replica in added if self.wanted else ():
+                replica.start()
+            for replica in gone:
+                task = asyncio.create_task(replica.stop(timeout_s), name=str(replica.number))
+                self._leaving.add(task)
+                task.add_done_callback(self._leaving.discard)
+
     # Calls ----------------------------------------------------------------------------------------------
 
     async def infer(self, tensor: Any, asked: Asked, version: str | None = None) -> Any:
-        """Answer a tensor; cancelled, the service drops it, too. Raises what the service refuses with."""
-        client = self._connected()
-        request_id = f"{_PROCESS}-{next(_REQUEST_IDS)}"
-        request = InferRequest(
-            request_id=request_id,
-            input=tensor,
-            time_remaining_ms=max(1, round(asked.time_remaining_ms)),
-            trace_id=asked.trace_id,
-            priority=asked.priority,
-            latency_slo_ms=asked.latency_slo_ms,
-            version=version,
-            place=asked.place,
-        )
+        """Answer a tensor; cancelled, the service drops it, too. Raises what the service refuses with.
+
+        When the replica dies, or goes, another one is asked in the time that remains.
+        """
         try:
-            return await client.call("infer", request, timeout_s=asked.time_remaining_ms / 1e3 + _GRACE_S)
-        except asyncio.CancelledError:
-            client.post("cancel", request_id)
+            response = await self._infer(tensor, asked, version)
+        except OverloadError:
+            self.on_outcome(None)
             raise
-        except UnavailableError as error:
-            if client.connected:  # it says so itself
-                raise
-            await asyncio.sleep(_OBITUARY_S)
-            raise self._unavailable() from error
+        self.on_outcome(response)
+        return response
 
     async def statistics(self) -> Any:
         """Its counts, and how its versions stand. Raises `UnavailableError`."""
-        found = await self._connected().call("statistics", timeout_s=_STATISTICS_TIMEOUT_S)
-        if found.versions and any(version.active for version in found.versions):
-            await self._told(found.versions)
-        return found
+        found = await self.statistics_by_replica()
+        return merged_statistics(list(found.values()), self.info.versions)
+
+    async def statistics_by_replica(self) -> dict[int, Any]:
+        """The counts of each replica that answers, by number. Raises `UnavailableError` if none does."""
+        ready = [replica for replica in self.replicas if replica.ready] or [*self.replicas[:1]]
+        found = await asyncio.gather(*(each.statistics() for each in ready), return_exceptions=True)
+        answers = {}
+        for replica, each in zip(ready, found, strict=True):
+            if isinstance(each, BaseException) and not isinstance(each, GatiError):
+                raise each
+            if not isinstance(each, BaseException):
+                answers[replica.number] = each
+        if not answers:
+            raise found[0] if isinstance(found[0], GatiError) else self._unavailable()
+        return answers
 
     async def load(self, version: str, composition: str | None) -> None:
-        """Load a version and let it answer, at once or when it is proven."""
-        client = self._connected()
-        source = VersionSource(version=version, composition=composition)
-        await client.call("load", source, timeout_s=_LOAD_TIMEOUT_S)
-        await client.call("activate", version, timeout_s=_CONTROL_TIMEOUT_S)
+        """Load a version, replica by replica, and let it answer, at once or when it is proven.
+
+        Where one cannot load it, none has it. One that is not ready loads it when it comes.
+        """
+        done: list[Replica] = []
+        while new := await self._load_on_all(version, composition, done):  # some may have come meanwhile
+            for replica in new:
+                await self._unless_gone(replica, replica.activate(version))
+            done += new
         self._kept.loaded(version, composition)
-        await self._describe(client)
+        await self._describe(done)
+        self._kept.changes += 1  # it is known by now that it answers
 
     async def unload(self, version: str) -> None:
         """Forget a version that is not active."""
-        client = self._connected()
-        await client.call("unload", version, timeout_s=_CONTROL_TIMEOUT_S)
+        ready = self._ready()
+        if len(ready) > 1:
+            await self._describe(ready)
+            if any(each.version == version and each.active for own in ready for each in own.info.versions):
+                raise RequestError(f"version '{version}' is the active one; activate another first")
+        having = [replica for replica in ready if replica.has(version)] or ready[:1]
+        for replica in having:
+            await self._unless_gone(replica, replica.unload_version(version))
         self._kept.forget(version)
-        await self._describe(client)
+        await self._describe(ready)
 
     def version(self, name: str) -> Any:
         """The `VersionInfo` of a loaded version. Raises `NotFoundError`."""
@@ -260,139 +239,123 @@ class Model:
 
     # ----------------------------------------------------------------------------------------------------
 
-    def _connected(self) -> WireClient:
-        if self._client is None or not self.ready:
+    async def _infer(self, tensor: Any, asked: Asked, version: str | None) -> Any:
+        began_s = time.monotonic()
+        inputs = tensor.shape[0] if tensor.shape else 1
+        first = self._choose(inputs, version, asked.place)
+        try:
+            return await first.infer(tensor, asked, version)
+        except UnavailableError as error:
+            remaining_ms = asked.time_remaining_ms - 1e3 * (time.monotonic() - began_s)
+            others = [each for each in self._able(version) if each is not first]
+            if not others or remaining_ms <= 0.0:
+                raise await first.explained(error) from error
+        # It was admitted already: it may be late, but it is not refused for that.
+        again = replace(asked, time_remaining_ms=remaining_ms, latency_slo_ms=None)
+        second = choose(others, inputs, self._chance)
+        self.asked_again += 1
+        _log.info("asked again", extra={"model": self.name, "replica": second.number})
+        try:
+            return await second.infer(tensor, again, version)
+        except UnavailableError as error:
+            raise await second.explained(error) from error
+
+    def _replica(self, number: int) -> Replica:
+        where = self._address if self._host is None else self._host(number)
+        if where is None:
+            raise AssertionError("a model has an address or somebody who starts it")
+        return Replica(self.name, number, where, self._link, self._kept, told=self._told, changed=self._tell)
+
+    def _able(self, version: str | None) -> list[Replica]:
+        """The replicas that may be asked: those with the version that is asked for, if any has it."""
+        ready = [replica for replica in self.replicas if replica.ready]
+        if version is None or len(ready) < 2:
+            return ready
+        return [replica for replica in ready if replica.has(version)] or ready
+
+    def _choose(self, inputs: int, version: str | None, place: str | None) -> Replica:
+        able = self._able(version)
+        if not able:
             raise self._unavailable()
-        return self._client
+        if place is not None:
+            return of_place(able, place)
+        return choose(able, inputs, self._chance)
+
+    def _ready(self) -> list[Replica]:
+        """The replicas that answer. Raises `UnavailableError` if none does."""
+        ready = [replica for replica in self.replicas if replica.ready]
+        if not ready:
+            raise self._unavailable()
+        return ready
 
     def _unavailable(self) -> UnavailableError:
-        return UnavailableError(f"model '{self.name}' does not answer: {self.cause}", retry_after_s=1.0)
+        return self.replicas[0].unavailable()
+
+    async def _load_on_all(
+        self, version: str, composition: str | None, done: Sequence[Replica]
+    ) -> list[Replica]:
+        """Load a version on each replica that answers and is not `done`, one after the other.
+
+        Raises what loading raises; none of them has the version then, unless it had one of that name before.
+        """
+        new: list[Replica] = []
+        had = {replica for replica in (self.replicas if done else self._ready()) if replica.has(version)}
+        while todo := [each for each in self.replicas if each.ready and each not in (*done, *new)]:
+            try:
+                await todo[0].load_version(version, composition)
+            except GatiError:
+                if not todo[0].ready and (len(todo) > 1 or done or new):
+                    continue  # it has died, and loads the version when it comes back
+                for replica in (each for each in new if each not in had):
+                    await self._unless_gone(replica, replica.unload_version(version))
+                raise
+            new.append(todo[0])
+        return new
+
+    async def _unless_gone(self, replica: Replica, call: Coroutine[Any, Any, None]) -> None:
+        """Await a call to a replica; nothing is raised where that has died, and others answer."""
+        try:
+            await call
+        except GatiError:
+            if replica.ready or not self.ready:
+                raise
+
+    async def _describe(self, replicas: Sequence[Replica]) -> None:
+        for replica in replicas:
+            await self._unless_gone(replica, replica.describe())
+
+    async def _left(self, numbers: set[int]) -> None:
+        """Wait until replicas of these numbers, which are to come back, have gone."""
+        leaving = [task for task in self._leaving if int(task.get_name()) in numbers]
+        if leaving:
+            await asyncio.wait(leaving)
 
     async def _stop(self, timeout_s: float) -> None:
         async with self._lock:
             self.wanted = False
-            self._tell()
-            if self._client is not None:
-                await self._client.idle(timeout_s)
-            if self._keeping is not None:
-                self._keeping.cancel()
-                await asyncio.wait([self._keeping])
-                self._keeping = None
-            if self._supervised is not None:
-                await self._supervised.stop(timeout_s)
+            await asyncio.gather(*(replica.stop(timeout_s) for replica in self.replicas))
+            if self._leaving:
+                await asyncio.wait(self._leaving)
             self._kept.close()
-
-    def _failed(self, error: Exception) -> None:
-        """Why there is no connection."""
-        self._ready = False
-        if not isinstance(error, UnavailableError):
-            ours = isinstance(error, GatiError)
-            self._cause = str(error) if ours else f"connecting failed: {one_line(error)}"
-        self._tell()
 
     def _tell(self) -> None:
         """Wake up who waits for a change."""
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _serve_one_connection(self) -> None:
-        address = self._fixed_address
-        if self._supervised is not None:
-            address = await self._supervised.address()
-        if address is None:
-            raise AssertionError("a model has an address or a process")
-        if self._fixed_address:
-            self._cause, self._state = f"nothing answers at {address}", "not connected"
-        self._client = client = connect_to(_SERVICE, address, secret=self._secret, tls=self._tls)
-        await client.connect()
-        try:
-            self._cause, self._state = "it is loading", "loading"
-            while not (await self._health(client)).ready:
-                await asyncio.sleep(_POLL_S)
-            await self._load_again(client)
-            await self._describe(client)
-            if self._supervised is not None:
-                self._supervised.served = True
-            self._ready = True
-            self._tell()
-            _log.info("model ready", extra={"model": self.name, "version": self.active.version})
-            await self._watch(client)
-        finally:
-            self._ready = False
-            self._cause, self._state = "the connection was lost", "restarting"
-            await client.close()
-
-    async def _load_again(self, client: WireClient) -> None:
-        """Load what had been loaded before the process, or we, began anew; what cannot be is forgotten."""
-        found = await client.call("describe", timeout_s=_CONTROL_TIMEOUT_S)
-        there = {each.version for each in found.versions}
-        answering = self._kept.began(found.versions)
-        for version, composition in self._kept.in_turn():
-            try:
-                # a name that is there may have been given to another composition
-                if version not in there or version != (composition or BASE_VERSION):
-                    await self._load(client, version, composition)
-                if version in answering:
-                    await client.call("activate", version, timeout_s=_CONTROL_TIMEOUT_S)
-            except (RequestError, NotFoundError, CompositionError) as error:
-                self._kept.forget(version)
-                _log.warning("not loaded again", extra={"version": version, "reason": str(error)})
-
-    async def _load(self, client: WireClient, version: str, composition: str | None) -> None:
-        """Load a version again; one that ends each process is forgotten. Raises what loading raises."""
-        source = VersionSource(version=version, composition=composition)
-        try:
-            await client.call("load", source, timeout_s=_LOAD_TIMEOUT_S)
-        except (UnavailableError, DeadlineError):
-            if self.wanted and self._kept.failed(version):
-                _log.error("not loaded again: each process ended", extra={"version": version})
-            raise
-
-    async def _watch(self, client: WireClient) -> None:
-        """Ask how it is, again and again, until the connection is lost. One that hangs is ended.
-
-        Raises `UnavailableError` then.
-        """
-        every_s = self._hang_timeout_s / _BEATS
-        while not await client.lost(every_s):
-            asking = asyncio.create_task(self._health(client))
-            try:
-                await asyncio.wait([asking], timeout=every_s)
-                if not asking.done():
-                    self._ready, self._cause, self._state = False, "it does not answer", "not answering"
-                    _log.warning("model does not answer", extra={"model": self.name})
-                found = await asking
-            finally:
-                asking.cancel()
-            self._ready = bool(found.ready)
-            self._tell()
-
-    async def _health(self, client: WireClient) -> Any:
-        """Its health. A process that does not answer, or is stuck, is killed: raises `UnavailableError`."""
-        try:
-            found = await client.call("health", timeout_s=self._hang_timeout_s)
-        except DeadlineError:
-            self._hangs(f"it has not answered for {self._hang_timeout_s:g} s")
-        if found.state == STUCK:
-            self._hangs("its engine has not come to an end")
-        return found
-
-    def _hangs(self, why: str) -> NoReturn:
-        _log.error("model hangs", extra={"model": self.name, "reason": why})
-        if self._supervised is not None:
-            self._supervised.kill(why)
-        raise UnavailableError(why, retry_after_s=1.0)
-
-    async def _describe(self, client: WireClient) -> None:
-        info = await client.call("describe", timeout_s=_CONTROL_TIMEOUT_S)
-        if not any(version.active for version in info.versions):
-            raise RequestError(f"model '{self.name}' has no active version")
-        self.info = info
-        await self._told(info.versions)
-
-    async def _told(self, versions: list[Any]) -> None:
-        self.info.versions = versions
+    async def _told(self, replica: Replica) -> None:
+        """Take in which versions a replica has."""
+        known = [each for each in self.replicas if each.info is not None and (each.ready or each is replica)]
+        if not known:  # it is on its way out
+            return
+        known.sort(key=lambda each: not each.ready)  # one that comes does not say yet what answers
+        self.info = copy(known[0].info)
+        self.info.versions = versions = merged_versions(each.info.versions for each in known)
         self._certificates = {
             each.version: json.loads(each.certificate_json) for each in versions if each.certificate_json
         }
         await self._kept.told(versions)
+
+
+def _nothing(response: Any) -> None:
+    """Nobody wants to know."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -15,6 +16,7 @@ from services.scheduler import documents
 from services.scheduler.adapting import adaptation_status
 from services.scheduler.bodies import read_body
 from services.scheduler.models import Model
+from services.scheduler.replicas import Replica
 from services.scheduler.replies import without_folders
 from services.scheduler.scheduler import Scheduler, scheduler_of
 
@@ -119,7 +121,7 @@ async def unload(request: Request, model: str) -> dict[str, Any]:
 @router.get("/v2/models/stats", summary="Counts of all models", responses=documents.SERVER)
 async def all_statistics(request: Request) -> dict[str, Any]:
     """As of one model, for all that answer."""
-    found = await _statistics(scheduler_of(request))
+    found = await _statistics(scheduler_of(request), Model.statistics)
     return {"model_stats": [row for name, each in found.items() for row in _rows(name, each)]}
 
 
@@ -130,21 +132,37 @@ async def statistics(request: Request, model: str) -> dict[str, Any]:
     return {"model_stats": _rows(model, await found.statistics())}
 
 
+@router.get("/v1/models/{model}/replicas", summary="Replicas of a model", responses=documents.MODEL)
+async def replicas(request: Request, model: str) -> dict[str, Any]:
+    """The services that share a model's requests: their states, and what they are expected to take.
+
+    `input_ms` is what each outstanding input adds to the time of an answer, as learned from answers; null
+    before the first.
+    """
+    found = scheduler_of(request).model(model)
+    return {
+        "name": model,
+        "asked_again": found.asked_again,
+        "replicas": [_replica(each) for each in found.replicas],
+    }
+
+
 @router.get("/metrics", summary="Metrics of all processes, for Prometheus", responses=documents.METRICS)
 async def metrics(request: Request) -> Response:
     """Counters, gauges and histograms; rates are for the reader to compute."""
     scheduler = scheduler_of(request)
-    page = scheduler.metrics.render(await _statistics(scheduler), scheduler.models, scheduler.pipelines)
+    found = await _statistics(scheduler, Model.statistics_by_replica)
+    page = scheduler.metrics.render(found, scheduler.models, scheduler.pipelines)
     return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 
 # --------------------------------------------------------------------------------------------------------
 
 
-async def _statistics(scheduler: Scheduler) -> dict[str, Any]:
+async def _statistics(scheduler: Scheduler, ask: Callable[[Model], Awaitable[Any]]) -> dict[str, Any]:
     async def of(model: Model) -> Any:
         try:
-            return await model.statistics()
+            return await ask(model)
         except GatiError:  # it went between being asked whether it is ready and this
             return None
 
@@ -178,6 +196,19 @@ def _rows(name: str, found: Any) -> list[dict[str, Any]]:
         }
         for version, exits in versions.items()
     ]
+
+
+def _replica(found: Replica) -> dict[str, Any]:
+    each_s = found.load.seconds_an_input
+    row = {
+        "replica": found.number,
+        "state": found.state,
+        "version": found.active.version if found.ready else None,
+        "outstanding_inputs": found.load.outstanding,
+        "input_ms": None if each_s is None else 1e3 * each_s,
+        "restarts": found.restarts,
+    }
+    return row if found.ready else {**row, "reason": without_folders(found.cause)}
 
 
 async def _document(request: Request) -> dict[str, Any]:

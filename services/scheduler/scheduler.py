@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from starlette.requests import Request
@@ -22,6 +22,7 @@ from services.scheduler.lag import LagMeter
 from services.scheduler.metrics import Metrics
 from services.scheduler.models import Asked, Model
 from services.scheduler.pipelines import ServedPipeline
+from services.scheduler.scaling import Autoscaler
 from services.scheduler.telemetry import open_telemetry
 from services.scheduler.timing import Timing, trace_id_of
 from services.supervisor import Supervised
@@ -46,6 +47,7 @@ class Scheduler:
         models: dict[str, Model],
         pipelines: dict[str, ServedPipeline],
         adaptation: Supervised | None = None,
+        autoscalers: Sequence[Autoscaler] = (),
     ) -> None:
         self.config = config
         self.models = models
@@ -57,6 +59,7 @@ class Scheduler:
         self.pool = BoundedPool("gati-reader")
         self.adaptation = adaptation
         self.dashboards = {name: Dashboard(model) for name, model in models.items()}
+        self._autoscalers = autoscalers
         self._looking: list[asyncio.Task[None]] = []
         self.leaving = False  # no longer ready, and still answering
         self.draining = False
@@ -78,6 +81,7 @@ class Scheduler:
         """Start and connect all models."""
         self._lag.start()
         self._looking = [asyncio.create_task(each.keep_looking()) for each in self.dashboards.values()]
+        self._looking += [asyncio.create_task(each.keep_looking()) for each in self._autoscalers]
         for model in self.models.values():
             await model.start()
         if self.adaptation is not None:

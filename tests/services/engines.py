@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gati.errors import CompositionError
+from gati.errors import CompositionError, NotFoundError
 from services.wire.codec import Service
 from services.wire.gen import Inference
 from services.wire.gen.ttypes import (
@@ -32,9 +32,9 @@ class Engine:
     """A service whose answers a test can hold back."""
 
     def __init__(self) -> None:
-        self.answers, self.healthy = asyncio.Event(), asyncio.Event()
-        self.answers.set()
-        self.healthy.set()
+        self.answers, self.healthy, self.loads = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        for event in (self.answers, self.healthy, self.loads):
+            event.set()
         self.state = "serving"
         self.begun = 0
         self.versions, self.active = ["first"], "first"
@@ -44,7 +44,10 @@ class Engine:
     async def infer(self, request: Any) -> Any:
         self.begun += 1
         await self.answers.wait()
-        return InferResponse([Answer(1, b"\0" * 8, "base")], "first", 0.0, 0.0)
+        if request.version not in (None, *self.versions):
+            raise NotFoundError(f"no version '{request.version}'")
+        answering = request.version or (self.active if self.active in self.versions else "first")
+        return InferResponse([Answer(1, b"\0" * 8, "base")], answering, 0.0, 0.0)
 
     async def health(self) -> Any:
         await self.healthy.wait()
@@ -67,6 +70,7 @@ class Engine:
         self.calls.append(f"load {source.version} {source.composition}")
         if source.version == self.refused:
             raise CompositionError("it has gone")
+        await self.loads.wait()
         self.versions = [*self.versions, source.version]
         return VersionInfo(source.version, False, "torch", exits=["base"], memory_bytes=0)
 

@@ -10,7 +10,7 @@ import pytest
 
 from gati.errors import ConfigError
 from services.config import read_config
-from services.serve import with_pipeline_models
+from services.serve import build_scheduler, with_pipeline_models
 from tests.waiting import LONG_S
 
 
@@ -47,6 +47,11 @@ def test_a_library_a_folder_and_a_pipeline_are_configurations(folder: Path) -> N
         ("[models.m]\nlibrary='l'\nmodel='x:y'", "give a library or a model, not both"),
         ("[models.'a b']\nlibrary='l'", "'a b' cannot be a name"),
         ("[models.m]\naddress='nowhere'", "setting 'models.m.address': string should match"),
+        ("[models.m]\naddress='a:1'\nreplicas=2", "an address is of one service"),
+        ("[models.m]\nlibrary='l'\nreplicas_min=2", "replicas_min needs replicas_max"),
+        ("[models.m]\nlibrary='l'\nreplicas_max=2\nreplicas_min=3", "must not be above replicas_max"),
+        ("[models.m]\nlibrary='l'\nreplicas_max=3\nreplicas_min=3\nreplicas=2", "give at least replicas_min"),
+        ("[models.m]\nlibrary='l'\nreplicas=0", "setting 'models.m.replicas': input should be greater"),
         ("", "nothing to serve"),
         ("port =", "not readable as TOML"),
     ],
@@ -99,6 +104,23 @@ def test_files_of_a_configuration_lie_beside_it(folder: Path) -> None:
     assert ("drain_s", "5.0", "command line --drain") in rows
     with pytest.raises(ConfigError, match="certificate_key needs its certificate"):
         read_config(file, {"certificate_key": Path("k")}, {})
+
+
+def test_replicas_are_of_a_model_or_of_all(folder: Path) -> None:
+    file = folder / "replicas.toml"
+    text = '[models.two]\nlibrary = "library"\nreplicas = 2\n[models.many]\nlibrary = "library"\n'
+    file.write_text(text + '[models.far]\naddress = "far:1"\n', encoding="utf-8")
+    scheduler = build_scheduler(read_config(file, {"replicas": 5}, {}).config)
+    counts = {name: len(model.replicas) for name, model in scheduler.models.items()}
+    assert counts == {"two": 2, "many": 5, "far": 1}
+
+
+def test_a_model_that_is_scaled_begins_with_as_many_as_it_is_told(folder: Path) -> None:
+    file = folder / "scaled.toml"
+    bounds = 'library = "library"\nreplicas_min = 2\nreplicas_max = 4\n'
+    file.write_text(f"[models.few]\n{bounds}[models.more]\n{bounds}replicas = 3\n", encoding="utf-8")
+    scheduler = build_scheduler(read_config(file, {"replicas": 9}, {}).config)
+    assert {name: len(model.replicas) for name, model in scheduler.models.items()} == {"few": 2, "more": 3}
 
 
 def test_an_address_has_a_port(tmp_path: Path) -> None:

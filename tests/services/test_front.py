@@ -37,7 +37,7 @@ class Dead:
 def run(test: Callable[[httpx.AsyncClient], Awaitable[None]], **config: Any) -> None:
     async def main() -> None:
         dead: Any = Dead()
-        model = Model("m", supervised=dead)
+        model = Model("m", host=lambda number: dead)
         await model.start()
         scheduler = Scheduler(ServeConfig(**config), {"m": model}, {})
         transport = httpx.ASGITransport(Front(create_app(scheduler)))

@@ -11,6 +11,7 @@ import pytest
 from gati.errors import ConfigError, UnavailableError
 from services.scheduler.dashboard import Dashboard
 from services.scheduler.models import Asked, Model
+from services.scheduler.replicas import Link
 from services.states import STUCK
 from services.wire.client import WireClient
 from services.wire.gen.ttypes import Tensor
@@ -64,7 +65,7 @@ def run(test: Test, **options: Any) -> None:
         server = WireServer(SERVICE, engine.handlers())
         port = await server.start("127.0.0.1", 0)
         process: Any = Process(f"127.0.0.1:{port}")
-        model = Model("m", supervised=process, **options)
+        model = Model("m", host=lambda number: process, link=Link(**options))
         try:
             await test(engine, model, process)
         finally:

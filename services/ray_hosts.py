@@ -1,0 +1,274 @@
+"""Inference services on the nodes of a Ray cluster: every name of Ray that serving needs is in this file.
+
+Each replica is an actor that reserves what its service uses, and starts and watches that service's process as
+`services.supervisor` does, on the node where Ray has placed it. The scheduler is told where the process
+listens and asks it over Thrift, as anywhere else; no request goes through Ray. Where a node is lost, Ray
+starts the actor on another one.
+
+A service listens on its node's address and asks for a secret that is made anew for each server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, RayError
+
+from gati.errors import ConfigError, UnavailableError, one_line
+from services.again import Backoff
+from services.inference.settings import InferenceSettings
+from services.scratch import Scratch
+from services.supervisor import Supervised
+
+__all__ = ["RayCluster", "RayReplica"]
+
+_log = logging.getLogger("gati.ray")
+
+_LOOK_S = 0.1  # how often an actor looks at its process
+_TELL_S = 5.0  # so long at most it says nothing: who waits longer has lost it
+_LOST_S = 30.0
+_ADDRESS_TIMEOUT_S = 60.0
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 5.0
+_STOP_GRACE_S = 5.0
+_CALLS = 16  # of one actor at a time
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What an actor tells of its process."""
+
+    address: str | None = None
+    running: bool = False
+    cause: str = ""
+    hopeless: str | None = None
+    restarts: int = 0
+
+
+class _Actor:
+    """Runs on a node: starts the process of one service there, and tells what becomes of it."""
+
+    def __init__(self, settings: str, secret: bytes) -> None:
+        found = InferenceSettings.model_validate_json(settings)
+        self._scratch = Scratch("secret")
+        file = self._scratch.path / "secret"
+        file.write_bytes(secret)
+        host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        where = {"host": host, "secret_file": file}
+        self._process = Supervised(
+            found.label, "services.inference", found.model_copy(update=where), for_this_machine=False
+        )
+
+    async def changed(self, seen: _Seen, served: bool) -> _Seen:
+        """What there is to be told, as soon as it is not what was `seen`, or after a while."""
+        self._process.start()
+        self._process.served = self._process.served or served
+        end_s = time.monotonic() + _TELL_S
+        while (now := self._seen()) == seen and time.monotonic() < end_s:
+            await asyncio.sleep(_LOOK_S)
+        return now
+
+    async def kill(self, why: str) -> None:
+        """End a process that hangs."""
+        self._process.kill(why)
+
+    async def retire(self) -> None:
+        """Start no other process."""
+        self._process.retire()
+
+    async def stop(self, timeout_s: float) -> None:
+        """Let the process drain, and end it."""
+        await self._process.stop(timeout_s)
+        self._scratch.close()
+
+    def _seen(self) -> _Seen:
+        process = self._process
+        return _Seen(process.listening, process.running, process.cause, process.hopeless, process.restarts)
+
+
+class RayReplica:
+    """One replica as an actor: `services.hosted.Hosted`. Its methods belong to the event loop's thread."""
+
+    def __init__(self, settings: InferenceSettings, secret: bytes) -> None:
+        self._settings = settings
+        self._secret = secret
+        self._actor: Any = None
+        self._seen = _Seen()
+        self._address: asyncio.Future[str] | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._lost = 0  # actors, with their processes
+        self._processes = 0  # restarted by actors that were lost
+        self._placed = False
+        self.served = False
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process."""
+        return self._seen.running
+
+    @property
+    def restarts(self) -> int:
+        """Number of restarts, of the process or of its actor."""
+        return self._lost + self._processes + self._seen.restarts
+
+    @property
+    def cause(self) -> str:
+        """Why there is no process."""
+        return self._seen.cause
+
+    @property
+    def hopeless(self) -> str | None:
+        """What no restart can mend."""
+        return self._seen.hopeless
+
+    def start(self) -> None:
+        """Have Ray start the actor, and follow it until `stop`."""
+        if self._following is not None and not self._following.done():
+            return
+        self.served, self._placed = False, False
+        self._seen = _Seen(cause=f"Ray has not placed it yet; it asks for {self._asks}")
+        self._address = asyncio.get_running_loop().create_future()
+        self._following = asyncio.create_task(self._follow())
+
+    async def address(self) -> str:
+        """The address of the process, once it listens. Raises `UnavailableError`, or `ConfigError`."""
+        try:
+            async with asyncio.timeout(_ADDRESS_TIMEOUT_S):
+                while self._address is None:
+                    await asyncio.sleep(_LOOK_S)
+                return await asyncio.shield(self._address)
+        except TimeoutError:
+            raise UnavailableError(self.cause, retry_after_s=1.0) from None
+
+    def kill(self, why: str) -> None:
+        """End a process that hangs; its actor starts another."""
+        if self._actor is not None:
+            self._actor.kill.remote(why)
+
+    def retire(self) -> None:
+        """Start no other process."""
+        if self._actor is not None:
+            self._actor.retire.remote()
+
+    async def stop(self, timeout_s: float) -> None:
+        """Let the process drain for so long, then end it and its actor."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+        actor, self._actor = self._actor, None
+        if actor is not None:
+            with suppress(RayError, TimeoutError):  # one that has gone has drained
+                async with asyncio.timeout(timeout_s + _STOP_GRACE_S):
+                    await actor.stop.remote(timeout_s)
+            ray.kill(actor)
+        self._take(_Seen(cause="it was unloaded"))
+
+    # ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _asks(self) -> str:
+        gpu = " and a GPU" if self._gpus else ""
+        return f"{self._settings.threads} CPUs{gpu}" if self._settings.threads > 1 else f"1 CPU{gpu}"
+
+    @property
+    def _gpus(self) -> int:
+        return int(self._settings.device.startswith("cuda"))
+
+    async def _follow(self) -> None:
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        while True:
+            began_s = time.monotonic()
+            if self._actor is None:
+                self._actor = self._new_actor()
+            try:
+                await self._listen(self._actor)
+            except Exception as error:  # whatever it is, Ray may have a node for it later
+                self._failed(error)
+            await asyncio.sleep(backoff.after_s(time.monotonic() - began_s))
+
+    async def _listen(self, actor: Any) -> None:
+        """Take in what an actor tells. Raises what Ray raises when it is lost; it is placed before."""
+        if not self._placed:
+            self._take(await actor.changed.remote(_Seen(), self.served))
+            self._placed = True
+        while True:
+            async with asyncio.timeout(_LOST_S):
+                self._take(await actor.changed.remote(self._seen, self.served))
+
+    def _new_actor(self) -> Any:
+        kind = ray.remote(_Actor).options(
+            num_cpus=self._settings.threads,
+            num_gpus=self._gpus,
+            max_restarts=-1,
+            max_concurrency=_CALLS,
+            scheduling_strategy="SPREAD",
+            enable_task_events=False,
+        )
+        return kind.remote(self._settings.model_dump_json(), self._secret)
+
+    def _failed(self, error: Exception) -> None:
+        if self._seen.running:  # it had been there
+            self._lost += 1
+        self._processes += self._seen.restarts
+        cause = "its node, or the actor on it, is lost; Ray starts another"
+        if isinstance(error, ActorDiedError):  # not to be restarted: it has not come to its first call
+            cause = f"its actor cannot be started: {one_line(error)}"
+            self._actor = None
+        _log.error("replica lost", extra={"replica": self._settings.label, "reason": one_line(error)})
+        self._placed = False
+        self._take(_Seen(cause=cause))
+
+    def _take(self, seen: _Seen) -> None:
+        self._seen = seen
+        if self._address is None or (self._address.done() and seen.address is None):
+            self._address = asyncio.get_running_loop().create_future()
+        if seen.hopeless is not None and not self._address.done():
+            self._address.set_exception(ConfigError(seen.hopeless))
+            self._address.exception()  # there may be no waiter
+        elif seen.address is not None:
+            if self._address.done():  # another process, which came between two looks
+                self._address = asyncio.get_running_loop().create_future()
+            self._address.set_result(seen.address)
+
+
+class RayCluster:
+    """The nodes of a Ray cluster: `services.hosted.Hosting`."""
+
+    def __init__(self) -> None:
+        self.secret: bytes | None = secrets.token_hex(32).encode()
+
+    @classmethod
+    @contextmanager
+    def connect(cls, address: str) -> Iterator[RayCluster]:
+        """Connect to the cluster at an address, `auto` for that of this machine. Raises `ConfigError`."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
+            raise ConfigError(
+                f"no Ray cluster answers at '{address}' ({one_line(error)[:200]}); "
+                "start one with ray start --head, and this on one of its nodes"
+            ) from error
+        try:
+            yield cls()
+        finally:
+            ray.shutdown()
+
+    def threads(self, replicas: int) -> int:
+        """One: more are reserved where the configuration says so."""
+        return 1
+
+    def host(self, settings: InferenceSettings) -> RayReplica:
+        """An actor, not started yet."""
+        if self.secret is None:
+            raise AssertionError("services on other machines ask for a secret")
+        return RayReplica(settings, self.secret)

@@ -1,0 +1,91 @@
+"""What the replicas of a model say of themselves, as if one service said it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from copy import copy
+from typing import Any
+
+from services.wire.gen.ttypes import ExitStatistics, Histogram
+
+__all__ = ["merged_statistics", "merged_versions"]
+
+_SUMS = (
+    "inputs",
+    "waiting",
+    "running",
+    "resident_bytes",
+    "audits_agreed",
+    "audits_disagreed",
+    "trials_agreed",
+    "trials_disagreed",
+    "left_out",
+)
+
+
+def merged_statistics(found: Sequence[Any], versions: list[Any]) -> Any:
+    """The wire's `Statistics` of all replicas: counts are added, waits averaged. One is returned as it is."""
+    if len(found) == 1:
+        return found[0]
+    merged = copy(found[0])
+    for name in _SUMS:
+        setattr(merged, name, sum(getattr(each, name) or 0 for each in found))
+    merged.refused = dict(sum((Counter(each.refused) for each in found), Counter()))
+    merged.exits = _exits(found)
+    merged.queue_seconds = _histogram([each.queue_seconds for each in found])
+    merged.service_seconds = _histogram([each.service_seconds for each in found])
+    merged.expected_wait_ms = sum(each.expected_wait_ms for each in found) / len(found)
+    merged.memory = _memory([each.memory for each in found if each.memory is not None])
+    merged.stopped = any(each.stopped for each in found)
+    merged.versions = versions
+    return merged
+
+
+def merged_versions(found: Iterable[Sequence[Any]]) -> list[Any]:
+    """The `VersionInfo` of every version that a replica has; the first replica says which one answers.
+
+    Audits and losses are of all replicas. Each replica has proofs of its own: shown is the first one's.
+    """
+    first, *others = found
+    versions = {each.version: each for each in first}
+    if not others:
+        return list(first)
+    versions = {name: copy(each) for name, each in versions.items()}
+    for each in (each for other in others for each in other):
+        known = versions.get(each.version)
+        if known is None:
+            known = versions[each.version] = copy(each)
+            known.active = known.pending = False
+        else:
+            known.audits = (known.audits or 0) + (each.audits or 0)
+            known.losses = (known.losses or 0) + (each.losses or 0)
+    return list(versions.values())
+
+
+def _memory(found: Sequence[Any]) -> Any:
+    """Each replica has places and proofs of its own: places are added, shown is the first one's proof."""
+    if not found:
+        return None
+    merged = copy(found[0])
+    for name in ("places", "forgotten", "answers"):
+        setattr(merged, name, sum(getattr(each, name) for each in found))
+    return merged
+
+
+def _exits(found: Sequence[Any]) -> list[Any]:
+    """One row for each version and exit, in the order in which they are named first."""
+    rows: dict[tuple[str, str], Any] = {}
+    for row in (row for each in found for row in each.exits):
+        known = rows.get((row.version, row.exit))
+        if known is None:
+            rows[row.version, row.exit] = ExitStatistics(row.version, row.exit, row.queries, row.hits)
+        else:
+            known.queries += row.queries
+            known.hits += row.hits
+    return list(rows.values())
+
+
+def _histogram(found: Sequence[Any]) -> Any:
+    counts = [sum(column) for column in zip(*(each.counts for each in found), strict=True)]
+    return Histogram(found[0].upper_bounds_s, counts, sum(each.sum_s for each in found))

@@ -1,0 +1,372 @@
+"""One inference service of a model: connected, watched, and asked over Thrift."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from gati.errors import (
+    CompositionError,
+    DeadlineError,
+    GatiError,
+    NotFoundError,
+    RequestError,
+    UnavailableError,
+    one_line,
+)
+from services.again import keep_on
+from services.hosted import Hosted
+from services.scheduler.choice import ReplicaLoad
+from services.scheduler.kept import KeptVersions
+from services.states import BASE_VERSION, STUCK
+from services.wire.client import WireClient, connect_to
+from services.wire.codec import Service
+from services.wire.gen import Inference
+from services.wire.gen.ttypes import InferRequest, VersionSource
+
+__all__ = ["HANG_TIMEOUT_S", "Asked", "Link", "Replica"]
+
+_log = logging.getLogger("gati.scheduler")
+
+HANG_TIMEOUT_S = 60.0
+
+_SERVICE = Service(Inference)
+_POLL_S = 0.1
+_LONGEST_PAUSE_S = 2.0
+_CONTROL_TIMEOUT_S = 10.0
+_STATISTICS_TIMEOUT_S = 2.0  # a page over all models must not wait for one that hangs
+_BEATS = 4  # so often in that time it is asked; it is not ready while it owes an answer for longer
+_LOAD_TIMEOUT_S = 600.0
+_GRACE_S = 0.25  # the service says itself that a deadline has passed; only a dead one does not
+_OBITUARY_S = 0.05  # until it is known what a process died of
+_PROCESS = secrets.token_hex(8)  # several schedulers may ask one service
+_REQUEST_IDS = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request's parameters. `latency_slo_ms` is the remaining SLO, None without one.
+
+    `place` names what the inputs show, for memory; None uses none.
+    """
+
+    time_remaining_ms: float
+    latency_slo_ms: float | None
+    priority: int
+    trace_id: str
+    place: str | None = None
+
+
+@dataclass(frozen=True)
+class Link:
+    """How services are reached: how long one may say nothing, and what an address needs."""
+
+    hang_timeout_s: float = HANG_TIMEOUT_S
+    secret: bytes | None = None
+    tls: ssl.SSLContext | None = None
+
+
+class _LostError(UnavailableError):
+    """The connection was lost; what of is known a moment later."""
+
+
+class Replica:
+    """One inference service, by number. `start` keeps it connected until `stop`.
+
+    One that does not answer for `hang_timeout_s` is ended where it is ours, and started again. `told` is
+    awaited when it is known which versions it has; `changed` is called whenever it comes or goes.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        number: int,
+        where: str | Hosted,
+        link: Link,
+        kept: KeptVersions,
+        *,
+        told: Callable[[Replica], Awaitable[None]],
+        changed: Callable[[], None],
+    ) -> None:
+        self.number = number
+        self.info: Any = None  # ModelInfo, once it has been ready
+        self.load = ReplicaLoad()
+        self._model = model
+        self._fixed_address = where if isinstance(where, str) else None
+        self._hosted = None if isinstance(where, str) else where
+        self._link = link
+        self._kept = kept
+        self._told, self._changed = told, changed
+        self._client: WireClient | None = None
+        self._ready = False
+        self._cause = "it has not been started"
+        self._state = "starting"
+        self._keeping: asyncio.Task[None] | None = None
+        self.wanted = False  # between `start` and `stop`
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is loaded, warmed up, connected, and answers health checks."""
+        return self.wanted and self._ready and self._client is not None and self._client.connected
+
+    @property
+    def hopeless(self) -> str | None:
+        """The error that keeps its process from ever serving, if a restart cannot help."""
+        return None if self._hosted is None else self._hosted.hopeless
+
+    @property
+    def state(self) -> str:
+        """The state in one word, for every client: without causes, which may be private."""
+        if self.ready:
+            return "ready"
+        return self._state if self.wanted else "unloaded"
+
+    @property
+    def supervised(self) -> bool:
+        """Whether its process is ours."""
+        return self._hosted is not None
+
+    @property
+    def restarts(self) -> int:
+        """Number of restarts of its process."""
+        return 0 if self._hosted is None else self._hosted.restarts
+
+    @property
+    def cause(self) -> str:
+        """Why it is not ready."""
+        if self._hosted is not None and not self._hosted.running:
+            return self._hosted.cause
+        return self._cause if self.wanted else "it was unloaded"
+
+    @property
+    def active(self) -> Any:
+        """The `VersionInfo` of the version that answers, once it has been ready."""
+        return next(version for version in self.info.versions if version.active)
+
+    def start(self) -> None:
+        """Start its process if that is ours, and connect."""
+        self.wanted = True
+        self._cause, self._state = "it is being started", "starting"
+        if self._hosted is not None:
+            self._hosted.start()
+        self._keeping = asyncio.create_task(
+            keep_on(
+                f"connection of model '{self._model}'",
+                self._serve_one_connection,
+                every_s=_POLL_S,
+                longest_s=_LONGEST_PAUSE_S,
+                failed=self._failed,
+                level=logging.DEBUG,
+            )
+        )
+
+    async def stop(self, timeout_s: float) -> None:
+        """Refuse what is new, let what is under way be answered, and end its process where that is ours."""
+        self.wanted = False
+        self._changed()
+        if self._client is not None:
+            await self._client.idle(timeout_s)
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait([self._keeping])
+            self._keeping = None
+        if self._hosted is not None:
+            await self._hosted.stop(timeout_s)
+
+    def retire(self) -> None:
+        """Start no process again from now on."""
+        if self._hosted is not None:
+            self._hosted.retire()
+
+    def has(self, version: str) -> bool:
+        """Whether a version is loaded, as far as is known."""
+        return self.info is not None and any(each.version == version for each in self.info.versions)
+
+    # Calls ----------------------------------------------------------------------------------------------
+
+    async def infer(self, tensor: Any, asked: Asked, version: str | None) -> Any:
+        """Answer a tensor; cancelled, the service drops it, too. Raises what the service refuses with."""
+        client = self._connected()
+        request_id = f"{_PROCESS}-{next(_REQUEST_IDS)}"
+        request = InferRequest(
+            request_id=request_id,
+            input=tensor,
+            time_remaining_ms=max(1, round(asked.time_remaining_ms)),
+            trace_id=asked.trace_id,
+            priority=asked.priority,
+            latency_slo_ms=asked.latency_slo_ms,
+            version=version,
+            place=asked.place,
+        )
+        try:
+            with self.load.asked(tensor.shape[0] if tensor.shape else 1):
+                return await client.call("infer", request, timeout_s=asked.time_remaining_ms / 1e3 + _GRACE_S)
+        except asyncio.CancelledError:
+            client.post("cancel", request_id)
+            raise
+        except UnavailableError as error:
+            if client.connected:  # it says so itself
+                raise
+            raise _LostError(str(error), retry_after_s=error.retry_after_s) from error
+
+    async def explained(self, error: UnavailableError) -> UnavailableError:
+        """The error for a caller: what it said itself, or what it died of."""
+        if not isinstance(error, _LostError):
+            return error
+        await asyncio.sleep(_OBITUARY_S)
+        return self.unavailable()
+
+    def unavailable(self) -> UnavailableError:
+        """The error that says why it does not answer."""
+        return UnavailableError(f"model '{self._model}' does not answer: {self.cause}", retry_after_s=1.0)
+
+    async def statistics(self) -> Any:
+        """Its counts, and how its versions stand. Raises `UnavailableError`."""
+        found = await self._connected().call("statistics", timeout_s=_STATISTICS_TIMEOUT_S)
+        if found.versions and any(version.active for version in found.versions):
+            self.info.versions = found.versions
+            await self._told(self)
+        return found
+
+    async def load_version(self, version: str, composition: str | None) -> None:
+        """Load a version beside those that serve."""
+        source = VersionSource(version=version, composition=composition)
+        await self._connected().call("load", source, timeout_s=_LOAD_TIMEOUT_S)
+
+    async def activate(self, version: str) -> None:
+        """Let a loaded version answer, at once or when it is proven."""
+        await self._connected().call("activate", version, timeout_s=_CONTROL_TIMEOUT_S)
+
+    async def unload_version(self, version: str) -> None:
+        """Forget a version that is not active."""
+        await self._connected().call("unload", version, timeout_s=_CONTROL_TIMEOUT_S)
+
+    async def describe(self) -> None:
+        """Look which versions it has."""
+        await self._describe(self._connected())
+
+    # ----------------------------------------------------------------------------------------------------
+
+    def _connected(self) -> WireClient:
+        if self._client is None or not self.ready:
+            raise self.unavailable()
+        return self._client
+
+    def _failed(self, error: Exception) -> None:
+        """Why there is no connection."""
+        self._ready = False
+        if not isinstance(error, UnavailableError):
+            ours = isinstance(error, GatiError)
+            self._cause = str(error) if ours else f"connecting failed: {one_line(error)}"
+        self._changed()
+
+    async def _serve_one_connection(self) -> None:
+        address = self._fixed_address
+        if self._hosted is not None:
+            address = await self._hosted.address()
+        if address is None:
+            raise AssertionError("a replica has an address or a process")
+        if self._fixed_address:
+            self._cause, self._state = f"nothing answers at {address}", "not connected"
+        self._client = client = connect_to(_SERVICE, address, secret=self._link.secret, tls=self._link.tls)
+        await client.connect()
+        try:
+            self._cause, self._state = "it is loading", "loading"
+            while not (await self._health(client)).ready:
+                await asyncio.sleep(_POLL_S)
+            await self._catch_up(client)
+            if self._hosted is not None:
+                self._hosted.served = True
+            self.load.forget()
+            self._ready = True
+            self._changed()
+            extra = {"model": self._model, "version": self.active.version, "replica": self.number}
+            _log.info("model ready", extra=extra)
+            await self._watch(client)
+        finally:
+            self._ready = False
+            self._cause, self._state = "the connection was lost", "restarting"
+            await client.close()
+
+    async def _catch_up(self, client: WireClient) -> None:
+        """Load what the others have; until nothing was loaded there meanwhile."""
+        seen = -1
+        while seen != self._kept.changes:
+            seen = self._kept.changes
+            await self._load_again(client)
+            await self._describe(client)
+
+    async def _load_again(self, client: WireClient) -> None:
+        """Load what had been loaded before the process, or we, began anew; what cannot be is forgotten."""
+        found = await client.call("describe", timeout_s=_CONTROL_TIMEOUT_S)
+        there = {each.version for each in found.versions}
+        answering = self._kept.began(found.versions)
+        for version, composition in self._kept.in_turn():
+            try:
+                # a name that is there may have been given to another composition
+                if version not in there or version != (composition or BASE_VERSION):
+                    await self._load(client, version, composition)
+                if version in answering:
+                    await client.call("activate", version, timeout_s=_CONTROL_TIMEOUT_S)
+            except (RequestError, NotFoundError, CompositionError) as error:
+                self._kept.forget(version)
+                _log.warning("not loaded again", extra={"version": version, "reason": str(error)})
+
+    async def _load(self, client: WireClient, version: str, composition: str | None) -> None:
+        """Load a version again; one that ends each process is forgotten. Raises what loading raises."""
+        source = VersionSource(version=version, composition=composition)
+        try:
+            await client.call("load", source, timeout_s=_LOAD_TIMEOUT_S)
+        except (UnavailableError, DeadlineError):
+            if self.wanted and self._kept.failed(version):
+                _log.error("not loaded again: each process ended", extra={"version": version})
+            raise
+
+    async def _watch(self, client: WireClient) -> None:
+        """Ask how it is, again and again, until the connection is lost. One that hangs is ended.
+
+        Raises `UnavailableError` then.
+        """
+        every_s = self._link.hang_timeout_s / _BEATS
+        while not await client.lost(every_s):
+            asking = asyncio.create_task(self._health(client))
+            try:
+                await asyncio.wait([asking], timeout=every_s)
+                if not asking.done():
+                    self._ready, self._cause, self._state = False, "it does not answer", "not answering"
+                    _log.warning("model does not answer", extra={"model": self._model})
+                found = await asking
+            finally:
+                asking.cancel()
+            self._ready = bool(found.ready)
+            self._changed()
+
+    async def _health(self, client: WireClient) -> Any:
+        """Its health. A process that does not answer, or is stuck, is killed: raises `UnavailableError`."""
+        timeout_s = self._link.hang_timeout_s
+        try:
+            found = await client.call("health", timeout_s=timeout_s)
+        except DeadlineError:
+            self._hangs(f"it has not answered for {timeout_s:g} s")
+        if found.state == STUCK:
+            self._hangs("its engine has not come to an end")
+        return found
+
+    def _hangs(self, why: str) -> NoReturn:
+        _log.error("model hangs", extra={"model": self._model, "reason": why})
+        if self._hosted is not None:
+            self._hosted.kill(why)
+        raise UnavailableError(why, retry_after_s=1.0)
+
+    async def _describe(self, client: WireClient) -> None:
+        info = await client.call("describe", timeout_s=_CONTROL_TIMEOUT_S)
+        if not any(version.active for version in info.versions):
+            raise RequestError(f"model '{self._model}' has no active version")
+        self.info = info
+        await self._told(self)

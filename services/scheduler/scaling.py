@@ -1,0 +1,142 @@
+"""How many replicas a model has: as few as keep the wait for a replica short.
+
+What is looked at is the queueing delay, not how busy cores are: a network may keep all cores busy with an
+empty queue, and wait for a disk with a long one. Load that does not fit has to be seen for a moment before a
+replica comes, load that would fit into one less for a while before one goes; and after each change nothing
+is changed until the new number has had time to show.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from services.again import keep_on
+from services.scheduler.models import Model
+
+__all__ = ["Autoscaler", "Bounds", "Sizing"]
+
+_log = logging.getLogger("gati.scheduler")
+
+_LOOK_S = 1.0
+_LATE_SHARE = 0.1  # of the requests of late: so many waited too long, or were refused
+_FULL = 0.7  # of what the replicas that stay can do, at most, when one goes
+_MOST_PATIENCE = 32
+_FEWEST = 3  # requests that say something
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Between `fewest` and `most` replicas such that nine of ten requests wait no longer than `delay_ms`.
+
+    What counts are the requests of the last `up_s`. A replica comes when too many of them have waited too
+    long for `up_s`; one goes when one less would have done for `down_s`, or, after it had to come back soon,
+    for a multiple of that.
+    """
+
+    fewest: int
+    most: int
+    delay_ms: float
+    up_s: float = 5.0
+    down_s: float = 60.0
+
+
+class _Answer(NamedTuple):
+    at_s: float
+    waited_ms: float  # infinite: refused, for there was too much to do
+    work_s: float  # of one replica
+
+
+class Sizing:
+    """Decides about the number of replicas of one model from what became of its requests."""
+
+    def __init__(self, bounds: Bounds, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bounds = bounds
+        self._clock = clock
+        self._answers: deque[_Answer] = deque()
+        self._shrunk_s = -math.inf
+        self._patience = 1
+        self._changed_s = clock()
+        self._awaited_s = clock()  # when not all of them were there last
+        self._needed_s = clock()  # when all of them were needed last
+        self._enough_s = clock()  # when they were enough last
+
+    def answered(self, waited_ms: float, work_s: float) -> None:
+        """Take in a request: how long it waited for a replica, and for how long it kept one."""
+        self._answers.append(_Answer(self._clock(), waited_ms, work_s))
+
+    def refused(self) -> None:
+        """Take in a request that was refused because there was too much to do."""
+        self.answered(math.inf, 0.0)
+
+    def wanted(self, count: int, ready: int) -> int:
+        """How many replicas there should be, of which there are `count` now, and `ready` answer."""
+        now_s, bounds = self._clock(), self._bounds
+        while self._answers and self._answers[0].at_s < now_s - bounds.up_s:
+            self._answers.popleft()
+        late = sum(answer.waited_ms > bounds.delay_ms for answer in self._answers)
+        is_late = len(self._answers) >= _FEWEST and late > _LATE_SHARE * len(self._answers)
+        busy = sum(answer.work_s for answer in self._answers) / bounds.up_s  # replicas that are, on average
+        if is_late or busy > _FULL * (count - 1):
+            self._needed_s = now_s
+        if not is_late:
+            self._enough_s = now_s
+        if ready < count:  # one that comes may be all that is needed
+            self._awaited_s = now_s
+        if count != min(max(count, bounds.fewest), bounds.most):
+            return self._change(min(max(count, bounds.fewest), bounds.most))
+        late_s = now_s - max(self._changed_s, self._awaited_s, self._enough_s)
+        idle_s = now_s - max(self._changed_s, self._needed_s)
+        patience_s = self._patience * bounds.down_s
+        held = now_s - self._shrunk_s > 2.0 * patience_s
+        if late_s >= bounds.up_s and count < bounds.most:
+            self._patience = 1 if held else min(2 * self._patience, _MOST_PATIENCE)
+            return self._change(count + 1)
+        if idle_s >= patience_s and count > bounds.fewest:
+            self._shrunk_s = now_s
+            return self._change(count - 1)
+        return count
+
+    def _change(self, count: int) -> int:
+        self._changed_s = self._clock()
+        self._answers.clear()
+        return count
+
+
+class Autoscaler:
+    """Gives one model as many replicas as its requests need, until it is cancelled."""
+
+    def __init__(self, model: Model, bounds: Bounds, drain_timeout_s: float) -> None:
+        self._model = model
+        self._sizing = Sizing(bounds)
+        self._drain_timeout_s = drain_timeout_s
+        model.on_outcome = self._take
+
+    async def keep_looking(self) -> None:
+        """Look every second, until cancelled."""
+        what = f"replicas of '{self._model.name}'"
+        await keep_on(what, self._look, every_s=_LOOK_S, longest_s=_LOOK_S)
+
+    async def _look(self) -> None:
+        model = self._model
+        if not model.wanted:
+            return
+        count = len(model.replicas)
+        wanted = self._sizing.wanted(count, sum(replica.ready for replica in model.replicas))
+        if wanted != count:
+            _log.info("replicas", extra={"model": model.name, "before": count, "now": wanted})
+            await model.scale(wanted, self._drain_timeout_s)
+
+    def _take(self, response: Any) -> None:
+        loads = [replica.load for replica in self._model.replicas if replica.ready]
+        if response is not None:
+            known = [each_s for load in loads if (each_s := load.seconds_an_input) is not None]
+            each_s = sum(known) / len(known) if known else 0.0
+            self._sizing.answered(response.queue_ms, each_s * len(response.answers))
+        elif loads and all(load.outstanding for load in loads):  # else more replicas would refuse it, too
+            self._sizing.refused()

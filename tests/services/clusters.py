@@ -1,0 +1,107 @@
+"""Servers of a model with two replicas: processes of this machine, or actors on two nodes of Ray."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.services.running import Serving
+from tests.waiting import until
+
+__all__ = ["MODEL", "Replicated", "on_ray", "on_this_machine"]
+
+MODEL = "library"
+_STORE_BYTES = 80 * 2**20  # of /dev/shm, for each node; nothing is put there
+
+
+@dataclass
+class Replicated:
+    """A server, and where its replicas run."""
+
+    serving: Serving
+    mark: str  # in the environment of its processes
+    nodes: list[Any] = field(default_factory=list)  # that may be lost
+    cluster: Any = None
+
+    def replicas(self) -> list[dict[str, Any]]:
+        """As the server tells of them."""
+        found = self.serving.client.get(f"/v1/models/{MODEL}/replicas").json()["replicas"]
+        assert isinstance(found, list)
+        return found
+
+    def wait_for_all(self) -> None:
+        """Until both answer."""
+        until(lambda: [each["state"] for each in self.replicas()] == ["ready"] * 2, every_s=0.05)
+
+    def processes(self) -> dict[str, int]:
+        """Process ids of the replicas, on whatever node."""
+        return _processes(self.mark)
+
+    def lose_a_node(self) -> None:
+        """End a node without a word."""
+        self.cluster.remove_node(self.nodes.pop(), allow_graceful=False)
+
+
+@contextmanager
+def on_this_machine(library: Path) -> Iterator[Replicated]:
+    """Replicas that the server supervises itself."""
+    mark = uuid.uuid4().hex
+    with Serving(library, "--replicas", "2", environment={"MARK": mark}) as serving:
+        yield Replicated(serving, mark)
+    assert not _processes(mark)
+
+
+@contextmanager
+def on_ray(library: Path) -> Iterator[Replicated]:
+    """Replicas on a head with room for two, and a node with room for one, which may be lost."""
+    mark = uuid.uuid4().hex
+    environment = {
+        "MARK": mark,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # nodes are on the loopback interface only
+        "RAY_TMPDIR": tempfile.mkdtemp(prefix="gati-ray-", dir="/tmp"),  # sockets have short names
+    }
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    from ray.cluster_utils import Cluster  # reads the environment
+
+    cluster = Cluster()
+    try:
+        settings = {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
+        cluster.add_node(num_cpus=2, **settings)
+        node = cluster.add_node(num_cpus=1, **settings)
+        with Serving(
+            library, "--replicas", "2", "--ray", cluster.address, environment=environment
+        ) as serving:
+            yield Replicated(serving, mark, [node], cluster)
+        until(lambda: not _processes(mark))
+    finally:
+        cluster.shutdown()
+        shutil.rmtree(environment["RAY_TMPDIR"], ignore_errors=True)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _processes(mark: str) -> dict[str, int]:
+    found = {}
+    for folder in Path("/proc").iterdir():
+        try:
+            if not folder.name.isdigit() or mark.encode() not in (folder / "environ").read_bytes():
+                continue
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:  # it has ended, or is another user's
+            continue
+        if name := re.search(r"services\.inference - (\S+)", command):
+            found[name[1]] = int(folder.name)
+    return found

@@ -1,0 +1,340 @@
+"""A model of several replicas, in front of services that do as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gati.errors import CompositionError, DeadlineError, NotFoundError, RequestError, UnavailableError
+from services.scheduler.metrics import Metrics
+from services.scheduler.models import Asked, Model
+from services.scheduler.scaling import Autoscaler, Bounds
+from services.wire.gen.ttypes import ExitStatistics, Histogram, Tensor
+from services.wire.server import WireServer
+from tests.services.engines import SERVICE, Engine
+from tests.waiting import LONG_S, in_the_end
+
+ASKED = Asked(1e3 * LONG_S, None, 2, "0" * 32)
+TENSOR = Tensor("FP32", [1], b"\0" * 4)
+
+
+class Place:
+    """Where a replica runs: it can die, and come back empty."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.engine = Engine()
+        self.running, self.served = False, False
+        self.hopeless: str | None = None
+        self.cause, self.restarts = "it was unloaded", 0
+        self.starts = 0
+        self.handlers = self.engine.handlers()
+        self._server: WireServer | None = None
+        self._address = ""
+
+    def start(self) -> None:
+        self.starts += 1
+        self.running = True
+
+    async def address(self) -> str:
+        if not self.running:
+            raise UnavailableError(self.cause)
+        if self._server is None:
+            self._server = WireServer(SERVICE, self.handlers)
+            self._address = f"127.0.0.1:{await self._server.start('127.0.0.1', 0)}"
+        return self._address
+
+    async def die(self) -> None:
+        self.running, self.cause = False, f"replica {self.number} was killed"
+        assert self._server is not None
+        server, self._server = self._server, None
+        await server.drain(0.0)
+        self.engine = Engine()
+        self.handlers = self.engine.handlers()
+
+    def come_back(self) -> None:
+        self.restarts += 1
+        self.running = True
+
+    def kill(self, why: str) -> None:
+        raise AssertionError("nobody hangs")
+
+    def retire(self) -> None:
+        raise AssertionError("nobody drains")
+
+    async def stop(self, timeout_s: float) -> None:
+        if self._server is not None:
+            await self.die()
+
+
+Test = Callable[[Model, list[Any]], Awaitable[None]]
+
+
+def run(test: Test, count: int = 2) -> None:
+    async def main() -> None:
+        places: list[Any] = []
+
+        def host(number: int) -> Any:
+            places.append(Place(number))
+            return places[-1]
+
+        model = Model("m", host=host, replicas=count, chance=random.Random(0))
+        await model.start()
+        await all_ready(model)
+        try:
+            await test(model, places)
+        finally:
+            for place in places:
+                place.engine.answers.set()
+            await model.stop(LONG_S)
+
+    asyncio.run(main())
+
+
+async def all_ready(model: Model) -> None:
+    await in_the_end(lambda: all(replica.ready for replica in model.replicas))
+
+
+def test_requests_are_spread_and_counted() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        for place in places:
+            place.engine.answers.clear()
+        asking = [asyncio.create_task(model.infer(TENSOR, ASKED)) for _ in range(12)]
+        await in_the_end(lambda: sum(place.engine.begun for place in places) == 12)
+        assert [place.engine.begun for place in places] == [4, 4, 4]
+        assert [replica.load.outstanding for replica in model.replicas] == [4, 4, 4]
+        for place in places:
+            place.engine.answers.set()
+        await asyncio.gather(*asking)
+        assert [replica.load.outstanding for replica in model.replicas] == [0, 0, 0]
+        assert all(replica.load.seconds_an_input for replica in model.replicas)
+
+    run(test, count=3)
+
+
+def test_what_a_dead_replica_was_asked_another_one_answers() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        for place in places:
+            place.engine.answers.clear()
+        asking = [asyncio.create_task(model.infer(TENSOR, ASKED)) for _ in range(6)]
+        await in_the_end(lambda: sum(place.engine.begun for place in places) == 6)
+        await places[0].die()
+        await in_the_end(lambda: places[1].engine.begun == 6)
+        assert not any(task.done() for task in asking) and model.ready
+        places[1].engine.answers.set()
+        assert {(await task).version for task in asking} == {"first"}
+        assert model.asked_again == 3
+        places[0].come_back()
+        await all_ready(model)
+        assert model.restarts == 1
+
+    run(test)
+
+
+def test_nobody_is_asked_a_third_time_and_the_cause_is_told() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        for place in places:
+            place.engine.answers.clear()
+        asking = asyncio.create_task(model.infer(TENSOR, ASKED))
+        for _ in range(2):
+            await in_the_end(lambda: any(place.engine.begun for place in places))
+            victim = next(place for place in places if place.engine.begun)
+            await victim.die()
+        with pytest.raises(UnavailableError, match=f"'m' does not answer: {victim.cause}"):
+            await asking
+        assert model.ready and model.asked_again == 1
+
+    run(test, count=3)
+
+
+def test_no_other_replica_is_asked_when_no_time_is_left() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        for place in places:
+            place.engine.answers.clear()
+        asking = asyncio.create_task(model.infer(TENSOR, dataclasses.replace(ASKED, time_remaining_ms=60.0)))
+        await in_the_end(lambda: any(place.engine.begun for place in places))
+        victim = next(place for place in places if place.engine.begun)
+        await asyncio.sleep(0.08)
+        await victim.die()
+        with pytest.raises((UnavailableError, DeadlineError)):  # the later the test, the more it is late
+            await asking
+        assert model.asked_again == 0
+
+    run(test)
+
+
+def test_a_version_is_loaded_by_all_and_each_answer_says_its_version() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        versions: Counter[str] = Counter()
+        ended = asyncio.Event()
+
+        async def ask() -> None:
+            while not ended.is_set():
+                versions[(await model.infer(TENSOR, ASKED)).version] += 1
+
+        asking = [asyncio.create_task(ask()) for _ in range(4)]
+        await in_the_end(lambda: versions["first"] > 20)
+        await model.load("next", "fast")
+        assert [place.engine.calls for place in places] == [["load next fast"]] * 2
+        assert model.active.version == "next"
+        before = versions["next"]
+        await in_the_end(lambda: versions["next"] > before + 20)
+        ended.set()
+        await asyncio.gather(*asking)
+        assert set(versions) == {"first", "next"}
+        assert (await model.infer(TENSOR, ASKED, "first")).version == "first"
+        await model.unload("first")
+        assert all(place.engine.versions == ["next"] for place in places)
+        with pytest.raises(RequestError, match="active"):
+            await model.unload("next")
+
+    run(test)
+
+
+def test_a_version_that_one_replica_cannot_load_none_has() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        places[1].engine.refused = "next"
+        with pytest.raises(CompositionError):
+            await model.load("next", "fast")
+        assert all(place.engine.versions == ["first"] for place in places)
+        with pytest.raises(NotFoundError):
+            model.version("next")
+        assert (await model.infer(TENSOR, ASKED)).version == "first"
+
+    run(test)
+
+
+def test_a_replica_that_was_away_loads_what_the_others_have() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        await places[1].die()
+        await in_the_end(lambda: not model.replicas[1].ready)
+        await model.load("next", "fast")
+        places[1].come_back()
+        await all_ready(model)
+        assert places[1].engine.calls == ["load next fast"] and places[1].engine.active == "next"
+
+    run(test)
+
+
+def test_a_replica_that_comes_while_a_version_is_loaded_loads_it_too() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        await places[1].die()
+        await in_the_end(lambda: not model.replicas[1].ready)
+        places[0].engine.loads.clear()
+        loading = asyncio.create_task(model.load("next", "fast"))
+        await in_the_end(lambda: places[0].engine.calls == ["load next fast"])
+        places[1].come_back()
+        await all_ready(model)
+        places[0].engine.loads.set()
+        await loading
+        assert [place.engine.active for place in places] == ["next", "next"]
+
+    run(test)
+
+
+def test_a_version_is_asked_of_who_has_it() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        places[1].engine.versions = ["first", "7"]  # of the repository; the other one has not seen it yet
+        await model.statistics()
+        for _ in range(10):
+            assert (await model.infer(TENSOR, ASKED, "7")).version == "7"
+        assert model.active.version == "first" and model.version("7").active is False
+        with pytest.raises(NotFoundError):
+            await model.infer(TENSOR, ASKED, "8")
+
+    run(test)
+
+
+def test_replicas_come_and_go_while_requests_are_answered() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        places[0].engine.answers.clear()
+        asking = asyncio.create_task(model.infer(TENSOR, ASKED))
+        await in_the_end(lambda: places[0].engine.begun == 1)
+        await model.load("next", "fast")
+        await model.scale(3, LONG_S)
+        await all_ready(model)
+        assert [place.number for place in places] == [0, 1, 2]
+        assert places[2].engine.calls == ["load next fast"] and places[2].engine.active == "next"
+        places[2].engine.answers.clear()
+        last = asyncio.create_task(model.replicas[2].infer(TENSOR, ASKED, None))
+        await in_the_end(lambda: places[2].engine.begun == 1)
+        await model.scale(1, LONG_S)
+        assert len(model.replicas) == 1
+        await in_the_end(lambda: not places[1].running)
+        assert not last.done() and places[2].running
+        places[2].engine.answers.set()
+        assert (await last).version == "next"
+        places[0].engine.answers.set()
+        assert (await asking).version in ("first", "next")
+        await model.scale(2, LONG_S)
+        await all_ready(model)
+        assert places[3].number == 1
+
+    run(test, count=1)
+
+
+def test_a_model_grows_when_its_requests_wait() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        scaler = Autoscaler(model, Bounds(1, 2, delay_ms=5.0, up_s=0.01, down_s=1e9), LONG_S)
+        original = places[0].engine.infer
+
+        async def late(request: Any) -> Any:
+            response = await original(request)
+            response.queue_ms = 50.0
+            return response
+
+        places[0].handlers["infer"] = late
+        looking = asyncio.create_task(scaler.keep_looking())
+        while len(model.replicas) < 2:
+            await model.infer(TENSOR, ASKED)
+        await all_ready(model)
+        looking.cancel()
+        assert len(places) == 2
+
+    run(test, count=1)
+
+
+def test_counts_are_added_and_metrics_tell_replicas_apart() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        for place, inputs in zip(places, (3, 4), strict=True):
+            found = await place.engine.statistics()
+            found.inputs, found.refused, found.stopped = inputs, {"UNAVAILABLE": inputs}, inputs == 4
+            found.exits = [ExitStatistics("first", "base", inputs, inputs)]
+            found.queue_seconds = Histogram([1.0], [inputs, 1], float(inputs))
+
+            async def statistics(found: Any = found) -> Any:
+                return found
+
+            place.handlers["statistics"] = statistics
+        merged = await model.statistics()
+        assert (merged.inputs, merged.refused, merged.stopped) == (7, {"UNAVAILABLE": 7}, True)
+        assert [(row.exit, row.queries, row.hits) for row in merged.exits] == [("base", 7, 7)]
+        assert (merged.queue_seconds.counts, merged.queue_seconds.sum_s) == ([7, 2], 7.0)
+        page = Metrics().render({"m": await model.statistics_by_replica()}, {"m": model}).decode()
+        assert 'gati_exits_total{block="base",model="m",replica="1",version="first"} 4.0' in page
+        assert 'gati_replicas{model="m"} 2.0' in page and 'gati_replicas_ready{model="m"} 2.0' in page
+        assert 'gati_asked_again_total{model="m"} 0.0' in page
+
+    run(test)
+
+
+def test_one_replica_has_no_label() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        page = Metrics().render({"m": await model.statistics_by_replica()}, {"m": model}).decode()
+        assert 'gati_queue_inputs{model="m"} 0.0' in page and "replica=" not in page
+
+    run(test, count=1)
+
+
+def test_nothing_is_merged_of_one() -> None:
+    from services.scheduler.merging import merged_statistics, merged_versions
+
+    only = SimpleNamespace(version="a")
+    assert merged_versions([[only]])[0] is only and merged_statistics([only], []) is only
