@@ -317,7 +317,7 @@ def test_counts_are_added_and_metrics_tell_replicas_apart() -> None:
         assert (merged.inputs, merged.refused, merged.stopped) == (7, {"UNAVAILABLE": 7}, True)
         assert [(row.exit, row.queries, row.hits) for row in merged.exits] == [("base", 7, 7)]
         assert (merged.queue_seconds.counts, merged.queue_seconds.sum_s) == ([7, 2], 7.0)
-        page = Metrics().render({"m": await model.statistics_by_replica()}, {"m": model}).decode()
+        page = Metrics().render({"m": await model.statistics_by_replica()}, {"m": model}, {}).decode()
         assert 'gati_exits_total{block="base",model="m",replica="1",version="first"} 4.0' in page
         assert 'gati_replicas{model="m"} 2.0' in page and 'gati_replicas_ready{model="m"} 2.0' in page
         assert 'gati_asked_again_total{model="m"} 0.0' in page
@@ -327,7 +327,7 @@ def test_counts_are_added_and_metrics_tell_replicas_apart() -> None:
 
 def test_one_replica_has_no_label() -> None:
     async def test(model: Model, places: list[Place]) -> None:
-        page = Metrics().render({"m": await model.statistics_by_replica()}, {"m": model}).decode()
+        page = Metrics().render({"m": await model.statistics_by_replica()}, {"m": model}, {}).decode()
         assert 'gati_queue_inputs{model="m"} 0.0' in page and "replica=" not in page
 
     run(test, count=1)
