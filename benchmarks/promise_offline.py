@@ -328,7 +328,20 @@ def pareto(world: World) -> Judge:
         key = trials, thresholds
         if key not in truths:
             pairs = zip(trials, thresholds, strict=True)
-            setting = [Candidate(TrialId(t), int(t[-1]), "", at, 0, 0, 0, 0, 0) for t, at in pairs]
+            setting = [
+                Candidate(
+                    trial_id=TrialId(t),
+                    block_index=int(t[-1]),
+                    variant="",
+                    threshold=at,
+                    hit_rate=0,
+                    accuracy=0,
+                    lookup_ms=0,
+                    penalty_ms=0,
+                    memory_bytes=0,
+                )
+                for t, at in pairs
+            ]
             truths[key] = world.truth(proposal, tuple(setting))
         return truths[key]
 

@@ -284,11 +284,18 @@ def test_evaluate_writes_the_json_it_printed(
 
     measured = Evaluation(
         n=100, agreement=0.98, accuracy=0.93, base_accuracy=0.94, hit_rate=0.6,
-        latency_ms=Latency(0.5, 0.4, 1.0, 1.1), base_latency_ms=Latency(1.0, 1.0, 1.0, 1.05),
+        latency_ms=Latency(mean=0.5, p50=0.4, p90=1.0, p99=1.1),
+        base_latency_ms=Latency(mean=1.0, p50=1.0, p90=1.0, p99=1.05),
         gain=2.0, tail_ratio=1.048, memory_bytes=2048, backend="torch",
         exits=(
-            ExitCount("layer1.0", "fc(512)", 0.9, "inline", 60, 0.97),
-            ExitCount("layer2.0", "fc(512)", 0.9, "inline", 0, None),
+            ExitCount(
+                block="layer1.0", variant="fc(512)", threshold=0.9, placement="inline",
+                hits=60, agreement=0.97,
+            ),
+            ExitCount(
+                block="layer2.0", variant="fc(512)", threshold=0.9, placement="inline",
+                hits=0, agreement=None,
+            ),
         ),
     )  # fmt: skip
     monkeypatch.setattr(gati, "evaluate", lambda *arguments, **options: measured)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["AccuracyDrop", "accuracy_drop"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AccuracyDrop:
     """How many labelled inputs lose the right answer by leaving early, and an upper bound on their share.
 
@@ -66,4 +66,10 @@ def accuracy_drop(
     rows = counted(became_wrong, np.ones(len(label), dtype=np.int64) if copies is None else copies)
     spoiled = int(became_wrong[rows].sum())
     bound = rate_upper_bound(spoiled, len(rows), share * delta / max(1, settings))
-    return AccuracyDrop(len(rows), spoiled, became_right, bound, 1.0 - delta)
+    return AccuracyDrop(
+        n=len(rows),
+        became_wrong=spoiled,
+        became_right=became_right,
+        upper_bound=bound,
+        confidence=1.0 - delta,
+    )

@@ -58,7 +58,7 @@ class ClassCounts:
     inputs: int = field(metadata=key("n"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WalkedOn:
     """What the walk was taken on: the engine, the seed of the split, a digest of the settings in order.
 
@@ -73,7 +73,7 @@ class WalkedOn:
     hit_rate: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineWalk:
     """One of several engines that shared delta. Where nothing was counted, `tested` is None."""
 
@@ -103,7 +103,7 @@ class FurtherCount:
     note: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recount:
     """What `gati certify` adds: the data, and a comparison with the certificate before."""
 
@@ -114,7 +114,7 @@ class Recount:
     created: str = ""  # ISO 8601, in UTC; "" where it was not written into a composition
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Certificate:
     """What a walk found. `deployed` is the position of the last setting that passed, None if none did.
 

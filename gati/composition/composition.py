@@ -65,7 +65,7 @@ class Expected:
     memory_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Composition:
     """The exits of a cache library that serve together, in forward order.
 

@@ -24,7 +24,7 @@ from gati.exploration.library import SELECT, Library
 __all__ = ["Explanation", "explain"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Explanation:
     """One exit, and what the composition comes to with it and without it, all other exits as they are.
 
@@ -73,15 +73,15 @@ def explain(composition: Composition, library: Library | str | Path) -> tuple[Ex
         )
         explained.append(
             Explanation(
-                exit_,
-                whole.mean_latency_ms,
-                whole.agreement,
-                without.mean_latency_ms,
-                without.agreement,
-                rivals,
-                _sentence(exit_, composition, whole, without, rivals, as_float32=as_float32),
-                headroom.exits[position],
-                as_float32,
+                exit=exit_,
+                with_mean_latency_ms=whole.mean_latency_ms,
+                with_agreement=whole.agreement,
+                without_mean_latency_ms=without.mean_latency_ms,
+                without_agreement=without.agreement,
+                rivals=rivals,
+                sentence=_sentence(exit_, composition, whole, without, rivals, as_float32=as_float32),
+                headroom=headroom.exits[position],
+                as_float32=as_float32,
             )
         )
     return tuple(explained)

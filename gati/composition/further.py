@@ -43,7 +43,7 @@ __all__ = ["ExtendedOutcomes", "Further", "further_inputs"]
 _BATCH = 64
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Further:
     """Distinct inputs that explore has not seen, and the answers of base model and caches to them.
 
@@ -185,7 +185,11 @@ def further_inputs(library: Library, data: Any) -> Further:
     given = load_data(data, library.preprocessing, what="further certification data")
     fresh = fresh_inputs(library, given)
     return Further(
-        fresh.inputs, fresh.copies, f"{given.name} {given.fingerprint}", fresh.identity, fresh.note
+        inputs=fresh.inputs,
+        copies=fresh.copies,
+        data=f"{given.name} {given.fingerprint}",
+        identity=fresh.identity,
+        note=fresh.note,
     )
 
 

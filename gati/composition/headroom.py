@@ -20,7 +20,7 @@ from gati.types import TrialId
 __all__ = ["ExitHeadroom", "Headroom", "Prospect"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Prospect:
     """What the whole composition would come to."""
 

@@ -32,7 +32,7 @@ __all__ = ["ParetoPoint", "compose_within_latency", "pareto"]
 LARGEST_SHARE = 0.15  # of inputs answered differently; more would never be deployed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ParetoPoint:
     """One composition of the frontier; the certified agreements of all points hold together."""
 

@@ -19,7 +19,7 @@ __all__ = ["Candidate", "Selection", "Estimate", "Problem", "estimate"]
 SLACK_MS = 1e-9  # rounding of sums of latencies is no violation
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Candidate:
     """One variant at one block with one threshold."""
 
@@ -79,7 +79,7 @@ class Selection:
     alpha: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """What the averages of the trials table expect: inputs that hit early are taken to hit later too."""
 
@@ -110,4 +110,10 @@ def estimate(problem: Problem, chosen: Sequence[Candidate]) -> Estimate:
     spent_ms += (1.0 - caught) * (problem.base_ms + penalty_ms)
     if not math.isfinite(spent_ms):
         raise CompositionError("the trials table holds latencies that are not finite; explore again")
-    return Estimate(spent_ms, caught, 1.0 - wrong, tuple(effective), tuple(exits_ms))
+    return Estimate(
+        mean_latency_ms=spent_ms,
+        hit_rate=caught,
+        agreement=1.0 - wrong,
+        effective_hit_rates=tuple(effective),
+        exit_ms=tuple(exits_ms),
+    )

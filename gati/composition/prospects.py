@@ -124,4 +124,4 @@ def _by_table(problem: Problem, trials: dict[TrialId, Trial]) -> _Reckon:
 
 def _prospect(problem: Problem, mean_latency_ms: float, agreement: float) -> Prospect:
     counted_ms = max(mean_latency_ms, _LEAST * problem.base_ms)
-    return Prospect(mean_latency_ms, problem.base_ms / counted_ms, agreement)
+    return Prospect(mean_latency_ms=mean_latency_ms, gain=problem.base_ms / counted_ms, agreement=agreement)

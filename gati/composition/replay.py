@@ -32,7 +32,7 @@ class ReplayExit:
     cost: ExitCost
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Replay:
     """The outcome over all n inputs."""
 

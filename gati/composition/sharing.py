@@ -114,7 +114,9 @@ def deploy_one(
     for entrant in entrants:
         if best is not None and best[1].expected.mean_latency_ms <= entrant.hoped_ms:
             continue
-        walk = EngineWalk(entrant.backend, entrant.share, entrant.hoped_ms, certified=False)
+        walk = EngineWalk(
+            backend=entrant.backend, share_of_delta=entrant.share, hoped_ms=entrant.hoped_ms, certified=False
+        )
         try:
             proposal = entrant.proposal()
             plan = proposal.deploy(certified_on(proposal), entrant.share)

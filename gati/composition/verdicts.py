@@ -104,7 +104,11 @@ def with_certificate(
 
     `path` is what was walked through: the certificate names it, so that a repetition can be told.
     """
-    on = WalkedOn(library.manifest.profile.backend, library.manifest.seed, _fingerprint(path))
+    on = WalkedOn(
+        backend=library.manifest.profile.backend,
+        split_seed=library.manifest.seed,
+        path_sha256=_fingerprint(path),
+    )
     drop = None
     if split is not None and plan.exits:
         outcome = replay_of(library, settings, plan.choice.candidates, split)

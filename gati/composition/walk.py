@@ -110,7 +110,14 @@ def _walk(
         if not passed:
             break
         deployed = position
-    return Certificate(accuracy, delta, deployed, tuple(tested), settings, share=share), counted
+    return Certificate(
+        accuracy=accuracy,
+        delta=delta,
+        deployed=deployed,
+        tested=tuple(tested),
+        settings=settings,
+        share=share,
+    ), counted
 
 
 def count_by_class(

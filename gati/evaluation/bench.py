@@ -162,13 +162,13 @@ class _Field:
         try:
             peers = build_peers(served.library, served.module, served.composition.accuracy_target)
         except GatiError as error:
-            self.left_out.append(LeftOut("BranchyNet-style and SDN-style exits", str(error)))
+            self.left_out.append(LeftOut(name="BranchyNet-style and SDN-style exits", reason=str(error)))
             peers = ()
         for peer in peers:
             self._add(f"{peer.name} {own}", "peer", peer.exits, own, peer.detail)
         if cascade is None:
             reason = "needs a library of a smaller network: --cascade DIR"
-            self.left_out.append(LeftOut("cascade of two base models", reason))
+            self.left_out.append(LeftOut(name="cascade of two base models", reason=reason))
         else:
             self._add_cascade(Library.open(cascade))
 
@@ -190,7 +190,7 @@ class _Field:
             accuracy = self.served.composition.accuracy_target
             built = build_cascade(self.served.library, smaller, then, first, accuracy)
         except GatiError as error:
-            self.left_out.append(LeftOut(name, str(error)))
+            self.left_out.append(LeftOut(name=name, reason=str(error)))
             return
         self.contenders.append(built)
         self.kinds[name] = "peer"
@@ -216,7 +216,7 @@ class _Field:
                 graphs=self._quantised(self.served.library, own.traced, backend, inline),
             )
         except GatiError as error:
-            self.left_out.append(LeftOut(name, str(error)))
+            self.left_out.append(LeftOut(name=name, reason=str(error)))
             return
         self.contenders.append(BenchEntry(name, engine, bool(exits)))
         self.kinds[name] = kind
@@ -290,7 +290,7 @@ def _rows(
                 name=each.name,
                 kind=field.kinds[each.name],
                 backend=each.engine.backend,
-                latency_ms=Latency(float(times.mean()), p50, p90, p99),
+                latency_ms=Latency(mean=float(times.mean()), p50=p50, p90=p90, p99=p99),
                 gain_same=spread([base / mine for base, mine in zip(same, own, strict=True)]),
                 gain_fastest=spread([base / mine for base, mine in zip(means[fastest], own, strict=True)]),
                 agreement=float(np.mean(answers == reference)),

@@ -16,7 +16,7 @@ FORMAT = 1
 Kind = Literal["base", "gati", "peer"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Spread:
     """A figure over the repetitions."""
 
@@ -51,7 +51,7 @@ class BenchRow:
     detail: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LeftOut:
     """A way to answer that could not be measured here, and why."""
 
@@ -59,7 +59,7 @@ class LeftOut:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Bench:
     """Every way to answer, measured in turns on the same inputs in one process.
 
@@ -92,4 +92,4 @@ class Bench:
 
 def spread(values: list[float]) -> Spread:
     """Least, middle and largest of the repetitions."""
-    return Spread(float(min(values)), float(np.median(values)), float(max(values)))
+    return Spread(min=float(min(values)), median=float(np.median(values)), max=float(max(values)))

@@ -19,7 +19,7 @@ __all__ = ["ClassCount", "Share", "count_classes", "exact_interval"]
 CONFIDENCE = 0.95  # of each interval on its own
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Share:
     """A share of inputs with its exact two-sided 95 % confidence interval (Clopper, Pearson)."""
 
@@ -68,4 +68,5 @@ def count_classes(
 
 def _share(happened: NDArray[np.bool_]) -> Share:
     successes, trials = int(happened.sum()), len(happened)
-    return Share(successes / trials, *exact_interval(successes, trials))
+    low, high = exact_interval(successes, trials)
+    return Share(value=successes / trials, low=low, high=high)

@@ -65,7 +65,13 @@ class Recertification:
             self.certificate,
             accuracy_drop=self.accuracy_drop,
             attempt=AttemptCount(self.attempt.number, self.attempt.compositions),
-            recount=Recount(self.data, self.hit_rate, self.comparison, self.note, created),
+            recount=Recount(
+                data=self.data,
+                hit_rate=self.hit_rate,
+                comparison=self.comparison,
+                note=self.note,
+                created=created,
+            ),
             previous=self.previous,
         )
 

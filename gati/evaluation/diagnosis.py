@@ -26,7 +26,7 @@ __all__ = [
 TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DoctorFinding:
     """Something to know, with what to do about it; `refuses` where `explore` would end with that line."""
 
@@ -35,7 +35,7 @@ class DoctorFinding:
     refuses: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineSpeed:
     """The plain network on one engine: median milliseconds for one input, or why there are none."""
 
@@ -45,7 +45,7 @@ class EngineSpeed:
     reason: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CheapestLookup:
     """The cheapest cache that `explore` would train at a block; milliseconds for one input, on torch."""
 
@@ -71,7 +71,7 @@ class CheapestLookup:
         return max(0.0, needed_ms / saved_ms) if saved_ms > 0.0 and needed_ms <= saved_ms else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExploreForecast:
     """What `explore` would train by default, and how far it comes, estimated from a few steps of training.
 

@@ -174,7 +174,7 @@ class _Examination:
 
     def note(self, about: str, message: str) -> None:
         """Keep something that refuses nothing."""
-        self.findings.append(DoctorFinding(about, message, refuses=False))
+        self.findings.append(DoctorFinding(about=about, message=message, refuses=False))
 
     def ask(self, about: str, question: Callable[[], T]) -> T | None:
         """The answer, or None with a finding that says why there is none."""
@@ -186,7 +186,7 @@ class _Examination:
         try:
             return question()
         except GatiError as error:
-            self.findings.append(DoctorFinding(about, str(error), refuses=True))
+            self.findings.append(DoctorFinding(about=about, message=str(error), refuses=True))
             return None
 
 
@@ -308,7 +308,11 @@ def _cheapest(specifications: Sequence[Specification], profile: Profile) -> tupl
         if trial.status != "trained" or trial.lookup_ms is None:
             continue
         one = CheapestLookup(
-            trial.block, trial.variant, reach_ms[trial.block], trial.lookup_ms, profile.base_ms
+            block=trial.block,
+            variant=trial.variant,
+            reach_ms=reach_ms[trial.block],
+            lookup_ms=trial.lookup_ms,
+            base_ms=profile.base_ms,
         )
         if trial.block not in found or one.lookup_ms < found[trial.block].lookup_ms:
             found[trial.block] = one
@@ -347,7 +351,7 @@ def _timed_engines(
         examination.note("engines", f"the latencies may be wrong: {steady.note}")
     base_ms = {entry.name: float(np.median(entry.times_ms[0])) for entry in ready}
     return tuple(
-        EngineSpeed(name, BACKENDS[name].precision, base_ms.get(name), reason)
+        EngineSpeed(name=name, precision=BACKENDS[name].precision, base_ms=base_ms.get(name), reason=reason)
         for name, reason in reasons.items()
     )
 

@@ -34,7 +34,7 @@ _EAGER_SAMPLES = 200
 _CHUNK = 256  # inputs preprocessed at a time, outside the timing
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Latency:
     """Milliseconds of one request, over all requests."""
 
@@ -44,7 +44,7 @@ class Latency:
     p99: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExitCount:
     """The hits of one learned cache; `agreement` is with the base model among them, None without hits."""
 
@@ -56,7 +56,7 @@ class ExitCount:
     agreement: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Gain, agreement and latencies of Gati on a data set; the accuracies are None without labels.
 
@@ -319,7 +319,7 @@ def _warm_up(engine: Engine, eager: Callable[[Tensor], Any] | None, rows: Tensor
 def _latency(times_ms: Sequence[float]) -> Latency:
     times = np.asarray(times_ms)
     p50, p90, p99 = (float(value) for value in np.percentile(times, (50, 90, 99)))
-    return Latency(float(times.mean()), p50, p90, p99)
+    return Latency(mean=float(times.mean()), p50=p50, p90=p90, p99=p99)
 
 
 def _accuracy(answers: npt.NDArray[np.int64], labels: npt.NDArray[np.int64] | None) -> float | None:
@@ -335,6 +335,13 @@ def _exit_counts(
         hits = int(here.sum())
         agreement = float(agrees[here].mean()) if hits else None
         counts.append(
-            ExitCount(leaving.block, leaving.variant, leaving.threshold, leaving.placement, hits, agreement)
+            ExitCount(
+                block=leaving.block,
+                variant=leaving.variant,
+                threshold=leaving.threshold,
+                placement=leaving.placement,
+                hits=hits,
+                agreement=agreement,
+            )
         )
     return tuple(counts)

@@ -26,11 +26,31 @@ WALK = certify([(0, 500), (2, 500)], 0.97, 0.05)
 
 COMPLETE = replace(
     certify([(0, 400), (1, 400)], 0.97, 0.05, share=0.3),
-    walked_on=WalkedOn("openvino-int8", 7, "ab" * 32, 0.5, 2.0, 0.9),
-    accuracy_drop=AccuracyDrop(400, 1, 2, 0.01, 0.95),
+    walked_on=WalkedOn(
+        backend="openvino-int8",
+        split_seed=7,
+        path_sha256="ab" * 32,
+        mean_latency_ms=0.5,
+        gain=2.0,
+        hit_rate=0.9,
+    ),
+    accuracy_drop=AccuracyDrop(n=400, became_wrong=1, became_right=2, upper_bound=0.01, confidence=0.95),
     engines=(
-        EngineWalk("openvino-bf16", 0.9, 0.4, certified=False, reason="it loses too many answers"),
-        EngineWalk("torch", 0.1, 0.6, certified=True, path_sha256="cd" * 32, tested=WALK.tested),
+        EngineWalk(
+            backend="openvino-bf16",
+            share_of_delta=0.9,
+            hoped_ms=0.4,
+            certified=False,
+            reason="it loses too many answers",
+        ),
+        EngineWalk(
+            backend="torch",
+            share_of_delta=0.1,
+            hoped_ms=0.6,
+            certified=True,
+            path_sha256="cd" * 32,
+            tested=WALK.tested,
+        ),
     ),
     use=2,
     attempt=AttemptCount(3, 2),
@@ -39,7 +59,13 @@ COMPLETE = replace(
 RENEWED = replace(
     certify([(3, 300)], 0.97, 0.05, share=0.75),
     attempt=AttemptCount(1, 1),
-    recount=Recount("new.npz 34cd", 0.8, "more than chance explains", "a note", "2026-01-01T00:00:00Z"),
+    recount=Recount(
+        data="new.npz 34cd",
+        hit_rate=0.8,
+        comparison="more than chance explains",
+        note="a note",
+        created="2026-01-01T00:00:00Z",
+    ),
     previous=COMPLETE,
 )
 

@@ -78,7 +78,12 @@ def more_of(library: Library) -> Path:
 def test_base_model_and_caches_answer_as_they_did_when_explored(library: Library) -> None:
     inputs, split = held_out(library)
     again = np.flatnonzero(split == CERTIFY)
-    further = Further(inputs.subset(again), np.ones(len(again), dtype=np.int64), "again", "again")
+    further = Further(
+        inputs=inputs.subset(again),
+        copies=np.ones(len(again), dtype=np.int64),
+        data="again",
+        identity="again",
+    )
     own = SplitOutcomes(library, CERTIFY)
     extended = further.after(own, ())
     count = len(own)
@@ -250,7 +255,15 @@ def drawn(population: SplitOutcomes, library: Library, rows: np.ndarray) -> Furt
     """Further inputs from a large library of the same caches, already answered."""
     some = Rows(population, rows)
     outcomes = {trial.trial_id: some.trial(trial.trial_id) for trial in library.trials}
-    return Further(None, some.copies, "drawn", "drawn", "", some.base_class, outcomes)  # type: ignore[arg-type]
+    return Further(
+        inputs=None,
+        copies=some.copies,
+        data="drawn",
+        identity="drawn",
+        note="",
+        base_class=some.base_class,
+        outcomes=outcomes,
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,17 @@ def small(tmp_path_factory):
 
 def chosen_problem(library, places, thresholds):
     candidates = tuple(
-        Candidate(f"b{block:02d}-v{variant}", block, "fc(64)", threshold, 0.5, 0.9, 0.04, penalty_ms, 1000)
+        Candidate(
+            trial_id=f"b{block:02d}-v{variant}",
+            block_index=block,
+            variant="fc(64)",
+            threshold=threshold,
+            hit_rate=0.5,
+            accuracy=0.9,
+            lookup_ms=0.04,
+            penalty_ms=penalty_ms,
+            memory_bytes=1000,
+        )
         for (block, variant, penalty_ms), threshold in zip(places, thresholds, strict=True)
     )
     profile = library.manifest.profile

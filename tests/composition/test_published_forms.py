@@ -69,7 +69,17 @@ def test_the_check_accepts_exactly_the_choices_that_brute_force_enumerates(probl
 
 
 def candidate(block: int, **changes: object) -> Candidate:
-    plain = Candidate(TrialId(f"t{block}"), block, "fc(64)", 0.5, 0.5, 0.99, 0.1, 0.1, 1000)
+    plain = Candidate(
+        trial_id=TrialId(f"t{block}"),
+        block_index=block,
+        variant="fc(64)",
+        threshold=0.5,
+        hit_rate=0.5,
+        accuracy=0.99,
+        lookup_ms=0.1,
+        penalty_ms=0.1,
+        memory_bytes=1000,
+    )
     return replace(plain, **changes)
 
 

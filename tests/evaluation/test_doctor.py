@@ -215,7 +215,9 @@ few = settings(max_examples=40, deadline=None)
 def test_the_share_for_a_gain_gives_that_gain(
     base: float, reached: float, lookup: float, gain: float
 ) -> None:
-    one = CheapestLookup("block", "variant", reached * base, lookup, base)
+    one = CheapestLookup(
+        block="block", variant="variant", reach_ms=reached * base, lookup_ms=lookup, base_ms=base
+    )
     share = one.share_for(gain)
     if share is None:
         assert one.gain(1.0) <= gain * (1.0 + 1e-9)
