@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import socket
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,6 +43,7 @@ LOCAL = "local"
 _SLICE_S = 2.0
 _MOST_DEATHS = 3  # of workers, one after the other, without any progress
 _PATIENCE_S = 20.0
+_CONNECT_S = 10.0
 _BACKWARD = 3.0  # times the arithmetic of answering is what a step of training takes
 
 
@@ -397,12 +399,21 @@ def _connect(ray: Any, address: str) -> None:
     if address == LOCAL:
         settings["include_dashboard"] = False
     try:
+        _check_reachable(address)
         ray.init(address=address, **settings)
     except Exception as error:  # ConnectionError, ValueError, RuntimeError and more, by what is wrong
+        where = "on this machine" if address == "auto" else f"at {address}"
         raise BackendError(
-            f"no Ray cluster at {address} ({first_line(error)}): start one with ray start --head, or give "
+            f"no Ray cluster {where} ({first_line(error)}): start one with ray start --head, or give "
             f"--ray {LOCAL}"
         ) from error
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes where nothing listens. Raises `OSError`."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
 
 
 def _own_error(cause: BaseException, host: str, called: str) -> GatiError:

@@ -116,7 +116,8 @@ class TrainingStages:
     def _first_tasks(self, lesson: Lesson) -> Iterator[GroupTask]:
         """Those at the input that have this lesson, in their share of the time."""
         waiting = self._waiting(self.first)
-        todo = [item for item in waiting if is_reduced(item.trial.variant) == (lesson.name == _REDUCED)]
+        own = [item for item in self.first if is_reduced(item.trial.variant) == (lesson.name == _REDUCED)]
+        todo = [item for item in waiting if item in own]
         if not todo:
             return
         left_s = self._left_s([*waiting, *self._waiting(self.exits)], passes=2)
@@ -124,7 +125,7 @@ class TrainingStages:
         if left_s is not None:
             of_all_s, _ = self._divided(left_s, len(waiting))
             allowed_s = of_all_s * len(todo) / len(waiting)
-        yield from self._tasks(lesson, todo, allowed_s)
+        yield from self._tasks(lesson, own, allowed_s)
 
     def _exit_tasks(self, allowed_s: float | None) -> Iterator[GroupTask]:
         """Exits, in `allowed_s` or, where that is None, in the time that is left."""
@@ -133,7 +134,7 @@ class TrainingStages:
             return
         left_s = self._left_s([*self.first, *todo], passes=1) if allowed_s is None else allowed_s
         lesson = self._lesson(_EXITS, EXITS, self.prepared.augmentation, self._emphasis())
-        yield from self._tasks(lesson, todo, left_s)
+        yield from self._tasks(lesson, self.exits, left_s)
 
     def _planned_for_exits_s(self) -> float | None:
         """The seconds of exits, decided before anything trains; None without a budget.
@@ -216,8 +217,12 @@ class TrainingStages:
     def _tasks(
         self, lesson: Lesson, items: Sequence[Specification], left_s: float | None
     ) -> Iterator[GroupTask]:
-        """One task a group, planned when it is taken, in its share of what the others left of `left_s`."""
-        groups = self.executor.groups(items, self.prepared.traced)
+        """One task a group, planned when it is taken, in its share of what the others left of `left_s`.
+
+        Groups are made of all `items`, so that a resumed run has the same ones; finished ones are left out.
+        """
+        every = self.executor.groups(items, self.prepared.traced)
+        groups = [group for group in every if self._waiting(group)]
         promised_s = self._promised_s()
         end_s = None if left_s is None else self.budget.spent_s + left_s
         for number, group in enumerate(groups):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -309,3 +310,13 @@ def test_a_worker_without_a_core_is_one_line() -> None:
     with pytest.raises(BackendError, match="at least 1 core"):
         trained_on("auto", 0, 0)
     assert trained_on("auto", 2, 1) == {"workers": "2 cores, 1 GPUs"}
+
+
+def test_where_no_cluster_listens_it_is_one_line_at_once() -> None:
+    pytest.importorskip("ray", reason="needs gati[ray]")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # bound, but not listening: refused
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        message = rf"^no Ray cluster at {address} \(.*refused\): start one with ray start --head, or give"
+        with pytest.raises(BackendError, match=message), opened_executor(address):
+            raise AssertionError("nothing was opened")
