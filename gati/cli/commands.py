@@ -242,7 +242,11 @@ _verb("gati report runs/mine", "gati report runs/mine --out mine.html")(compare.
 app.add_typer(pipelines.pipeline)
 app.add_typer(evict.evict)
 app.add_typer(adapt.adapt)
-_verb("gati serve runs/mine", "gati serve examples/pipeline/pipeline.toml --port 0")(serve.serve)
+_verb(
+    "gati serve runs/mine",
+    "gati serve examples/pipeline/pipeline.toml --port 0",
+    "gati serve serve.toml --replicas 2 --ray",
+)(serve.serve)
 _verb("gati query cifar10 cat.png --slo 80ms", "gati query intents 'where is my card?'")(query.query)
 _verb("gati stream runs/mine --source camera:0 --adapt --page")(stream.stream)
 _verb("gati replay runs/mine --source road.mp4 --interval 10s --interval 60s")(stream.replay)

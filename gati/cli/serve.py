@@ -77,7 +77,7 @@ def serve(
         bool, typer.Option("--dry-run", help="Show the effective settings and their origins; start nothing.")
     ] = False,
 ) -> None:
-    """Serve models and pipelines over REST, one process per model.
+    """Serve models and pipelines over REST, one process or more per model.
 
     Single models speak the Open Inference Protocol (V2), pipelines take an image and a latency SLO; /docs
     documents both. Caches answer if they are certified or proven by audits, else the base model does;

@@ -56,9 +56,8 @@ class Model:
         self._leaving: set[asyncio.Task[None]] = set()
         self.wanted = False  # between `start` and `stop`
         self.asked_again = 0  # requests
-        self.on_outcome: Callable[[Any], None] = (
-            _nothing  # told each response; None: there was too much to do
-        )
+        # Told each response, and None for each request for which there was too much to do.
+        self.on_outcome: Callable[[Any], None] = _nothing
         self.replicas: tuple[Replica, ...] = tuple(map(self._replica, range(replicas)))
 
     @property

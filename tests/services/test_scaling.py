@@ -97,7 +97,7 @@ def test_a_steady_load_does_not_swing_for_long(seed: int, busy: float) -> None:
     before = len(found.changes)
     found.run(240.0, rate=busy / INPUT_S)
     assert len(found.free_s) >= busy
-    assert len(found.changes) - before <= 3, found.changes
+    assert len(found.changes) - before <= 5, found.changes  # without patience, 8
     for (earlier_s, many), (later_s, few) in zip(found.changes, found.changes[1:], strict=False):
         assert later_s - earlier_s >= (BOUNDS.up_s if few > many else BOUNDS.down_s)
 
