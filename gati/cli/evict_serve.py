@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gati.errors import ConfigError
+from gati.errors import ConfigError, EvictError
 from gati.units import parse_bytes, parse_duration
 
 __all__ = ["EXAMPLES", "serve"]
@@ -70,6 +71,8 @@ def serve(
     from gati.cli.serve import check_installed
 
     check_installed()
+    if find_spec("lightgbm") is None:
+        raise EvictError("fitting predictors needs LightGBM: pip install 'gati[evict]'")
     from services.config import ServeConfig
     from services.eviction.server import serve_eviction
     from services.eviction.settings import FitterSettings

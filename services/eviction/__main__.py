@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 
+from gati.errors import StorageError
 from gati.evict.learn.fitting import VersionFitter
 from gati.evict.learn.folder import access_of, status_of
 from gati.evict.learn.reading import AccessReader
@@ -48,8 +49,7 @@ class _Fitting:
         self._tell_s = 0.0
 
     def look(self) -> None:
-        """Read and learn from what is new. Raises StorageError where the status cannot be written."""
-        self._fitter.publish_waiting()
+        """Read and learn from what is new. Raises StorageError where a version still waits for the disk."""
         for record in self._reader.read():
             if self._stopped.is_set():
                 return
@@ -58,6 +58,7 @@ class _Fitting:
                 self._tell()
         self._reader.sweep(self._settings.log_bytes)
         self._tell()
+        self._fitter.publish_waiting()
 
     def stop(self) -> None:
         """Let `look` end soon."""
@@ -67,8 +68,11 @@ class _Fitting:
         found = {**self._fitter.status(), "damaged": self._reader.damaged, "lost": self._reader.lost}
         text = json.dumps(found, indent=1)
         if text != self._told:
-            atomic_write_text(status_of(self._settings.folder), text + "\n")
-            self._told = text
+            try:
+                atomic_write_text(status_of(self._settings.folder), text + "\n")
+                self._told = text
+            except StorageError as error:  # what was read must still be learned from
+                _log.warning("the status is an old one", extra={"reason": str(error)})
         self._tell_s = time.monotonic() + _TELL_EVERY_S
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import orjson
 
 from gati.errors import DataError, RequestError, TooLargeError
-from gati.evict.trace.dialogues import Prompts, prompts_of, utterance_of
+from gati.evict.trace.dialogues import Prompts, newest_prompts, utterance_of
 
 __all__ = ["MOST_CONVERSATIONS", "MOST_MESSAGES", "AskedConversations", "read_asked"]
 
@@ -63,8 +62,7 @@ def _conversations(rows: Any) -> list[Prompts]:
 def _newest(messages: Any, where: str) -> Prompts:
     if not isinstance(messages, list):
         raise RequestError(f"{where}: messages must be a list")
-    said: Sequence[Any] = [utterance_of(each, where) for each in messages]
-    prompts = prompts_of(said)
-    if not prompts:
+    prompts = newest_prompts([utterance_of(each, where) for each in messages])
+    if prompts is None:
         raise DataError(f"{where} has no message of a user, whose words tell whether it goes on")
-    return prompts[-1]
+    return prompts

@@ -15,7 +15,14 @@ from scipy import stats
 
 from gati.errors import EvictError, TraceError
 from gati.evict import read_trace
-from gati.evict.trace.dialogues import Dialogue, Utterance, halves, prompts_of, read_dialogues
+from gati.evict.trace.dialogues import (
+    Dialogue,
+    Utterance,
+    halves,
+    newest_prompts,
+    prompts_of,
+    read_dialogues,
+)
 from gati.evict.trace.synthesise import StreamSettings, TimedRequest, synthesise, trace_of, trace_text
 from tests.evict.talking import talks, write
 
@@ -178,3 +185,10 @@ def test_streams_without_prompts_or_blocks_are_refused() -> None:
 def test_dialogues_written_by_the_generator_are_read_again(tmp_path: Path) -> None:
     dialogues = talks(10)
     assert read_dialogues(write(tmp_path / "talks.jsonl", dialogues)) == dialogues
+
+
+def test_the_newest_prompts_are_the_last_of_all() -> None:
+    for dialogue in talks(30):
+        for end in range(len(dialogue.messages) + 1):
+            said = dialogue.messages[:end]
+            assert newest_prompts(said) == (prompts_of(said) or [None])[-1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ __all__ = ["VersionFitter"]
 _log = logging.getLogger("gati.eviction")
 
 _KEPT = 5  # versions
+_MOST_ENGINES = 32  # that histories are kept of
 _CONTRACT = hashlib.sha256(json.dumps(FEATURES).encode()).hexdigest()  # what all versions have in common
 
 
@@ -48,7 +50,7 @@ class VersionFitter:
         self._trial_capacities = trial_capacities
         self._seed = seed
         self._samples = ReuseSamples(settings.window)
-        self._histories: dict[str, RequestHistory] = {}
+        self._histories: OrderedDict[str, RequestHistory] = OrderedDict()  # of engines, the latest last
         self._figures: dict[str, dict[str, Any]] = {}
         self._due = settings.first_fit
         self._now_s = self._first_s = 0.0
@@ -70,10 +72,7 @@ class VersionFitter:
             self._figures[record.engine] = dict(record.figures)
         self._now_s = max(self._now_s, record.time_s)
         self._first_s = self._first_s or record.time_s
-        history = self._histories.get(record.engine)
-        if history is None:
-            most = self._settings.history_blocks * record.capacity_blocks
-            history = self._histories[record.engine] = RequestHistory(most, self._samples)
+        history = self._history(record)
         try:
             history.access(record.ids, counts["records"], self._now_s)
             if self._trial is not None:
@@ -117,6 +116,18 @@ class VersionFitter:
             "last_trial": self._last_trial,
             "waits_for_disk": self._waiting is not None,
         }
+
+    def _history(self, record: AccessRecord) -> RequestHistory:
+        """Of the engine; that of the one unheard of for longest goes where there are too many."""
+        histories = self._histories
+        if record.engine not in histories:
+            most = self._settings.history_blocks * record.capacity_blocks
+            histories[record.engine] = RequestHistory(most, self._samples)
+            if len(histories) > _MOST_ENGINES:
+                gone, _ = histories.popitem(last=False)
+                self._figures.pop(gone, None)
+        histories.move_to_end(record.engine)
+        return histories[record.engine]
 
     def _fit(self) -> None:
         settings = self._settings

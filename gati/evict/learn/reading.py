@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 import os
@@ -51,11 +52,10 @@ class AccessReader:
         self._places: dict[str, _Place] = {}
 
     def read(self) -> Iterator[AccessRecord]:
-        """What is new, in parts by engine and each engine's in order; engines that are gone are forgotten."""
-        engines = sorted(path.name for path in self._folder.glob("*") if path.is_dir())
+        """What is new, of all engines in the order of time; engines that are gone are forgotten."""
+        engines = sorted(path.name for path in self._folder.glob("*/"))
         self._places = {name: self._places.get(name, _Place()) for name in engines}
-        for name in engines:
-            yield from self._engine(name)
+        return heapq.merge(*map(self._engine, engines), key=lambda record: record.time_s)
 
     def sweep(self, limit_bytes: int) -> None:
         """Remove segments until the others fit, the oldest first, those that engines write now last.

@@ -38,6 +38,8 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+# A text that is short enough to be read as it is however many there are, or what is read of a longer one.
+_Key = str | tuple[str]
 
 MOST = 0.999  # of a probability, and 1 - MOST the least: nothing is certain
 _CHARACTERS = 3072
@@ -47,7 +49,7 @@ _TURNS = 32  # from here on, counts of prompts are alike
 _ONE = 2.0**24  # of a weight as a whole number
 _LARGEST = 64.0  # of a weight
 _REMEMBERED, _REMEMBERED_CHARACTERS = 16_384, 2**23  # prompts, and as many that were used before these
-_AT_ONCE = 65_536  # characters that are hashed together: arrays that fit into a processor's own memory
+_AT_ONCE = 16_384  # characters that are hashed together: arrays that fit into a processor's own memory
 
 
 @dataclass(frozen=True)
@@ -92,42 +94,43 @@ class ContinuationModel:
     def _add_texts(self, prompts: Sequence[Prompts], totals: list[int]) -> None:
         """Add to `totals` [prompts] what the texts show: at once what is known of them, then the others."""
         new, before = self._known.new, self._known.before
-        unknown_new: list[tuple[int, str]] = []
-        unknown_before: list[tuple[int, str]] = []
+        other_new: list[tuple[int, _Key]] = []
+        other_before: list[tuple[int, _Key]] = []
         for row, each in enumerate(prompts):
             texts = each.texts if len(each.texts) <= _READ else each.texts[-_READ:]
-            last = len(texts) - 1
-            total = totals[row]
-            for place, text in enumerate(texts):
-                if len(text) > _LEAST:
-                    text = _read(text, len(texts))
-                found = (before if place < last else new).get(text)
-                if found is not None:
-                    total += found
-                else:
-                    (unknown_before if place < last else unknown_new).append((row, text))
-            totals[row] = total
-        if not unknown_new and not unknown_before:
+            newest = new.get(texts[-1])
+            if newest is None:
+                other_new.append((row, _key(texts[-1], len(texts))))
+            else:
+                totals[row] += newest
+            try:
+                totals[row] += sum(map(before.__getitem__, texts[:-1]))
+            except KeyError:
+                other_before += [(row, _key(text, len(texts))) for text in texts[:-1]]
+        if not other_new and not other_before:
             return
-        self._learn_of(dict.fromkeys(text for part in (unknown_new, unknown_before) for _, text in part))
-        for row, text in unknown_new:
-            totals[row] += new[text]
-        for row, text in unknown_before:
-            totals[row] += before[text]
+        self._learn_of(dict.fromkeys(key for part in (other_new, other_before) for _, key in part))
+        for row, key in other_new:
+            totals[row] += new[key]
+        for row, key in other_before:
+            totals[row] += before[key]
         self._forget()
 
-    def _learn_of(self, texts: Iterable[str]) -> None:
-        """Know what these texts show, which are as short as they are read."""
+    def _learn_of(self, keys: Iterable[_Key]) -> None:
+        """Know what these texts show."""
         known, former = self._known, self._former
-        unknown = []
-        for text in texts:
-            if text in former.new:
-                known.new[text], known.before[text] = former.new[text], former.before[text]
-            elif text not in known.new:
-                unknown.append(text)
-            known.characters += len(text)
+        unknown: list[_Key] = []
+        for key in keys:
+            if key in known.new:
+                continue
+            found = former.new.get(key)
+            if found is None:
+                unknown.append(key)
+            else:
+                known.new[key], known.before[key] = found, former.before[key]
+            known.characters += len(_text(key))
         for part in _parts(unknown):
-            shown_new, shown_before = self._shown(self._hasher.texts(part))
+            shown_new, shown_before = self._shown(self._hasher.texts(list(map(_text, part))))
             known.new.update(zip(part, shown_new.tolist(), strict=True))
             known.before.update(zip(part, shown_before.tolist(), strict=True))
 
@@ -154,8 +157,8 @@ class ContinuationModel:
 class _Shown:
     """What texts add to the log odds, and how many characters they have."""
 
-    new: dict[str, int] = field(default_factory=dict)
-    before: dict[str, int] = field(default_factory=dict)
+    new: dict[_Key, int] = field(default_factory=dict)
+    before: dict[_Key, int] = field(default_factory=dict)
     characters: int = 0
 
 
@@ -241,16 +244,24 @@ def _read(text: str, count: int) -> str:
     return f"{text[: room - room // 2 - 1]} {text[len(text) - room // 2 :]}"
 
 
-def _parts(texts: list[str]) -> Iterator[list[str]]:
+def _key(text: str, count: int) -> _Key:
+    return text if len(text) <= _LEAST else (_read(text, count),)
+
+
+def _text(key: _Key) -> str:
+    return key if isinstance(key, str) else key[0]
+
+
+def _parts(keys: list[_Key]) -> Iterator[list[_Key]]:
     """The texts in parts that are small enough to be hashed at once."""
-    part: list[str] = []
+    part: list[_Key] = []
     characters = 0
-    for text in texts:
-        if part and characters + len(text) > _AT_ONCE:
+    for key in keys:
+        if part and characters + len(_text(key)) > _AT_ONCE:
             yield part
             part, characters = [], 0
-        part.append(text)
-        characters += len(text)
+        part.append(key)
+        characters += len(_text(key))
     if part:
         yield part
 
@@ -261,19 +272,20 @@ def _features_of(prompts: Sequence[Prompts], settings: ContinuationSettings) -> 
 
     hasher = TextHasher(settings.features)
     turns = hasher.turns([min(each.turn, _TURNS) for each in prompts])
-    rows: list[list[str]] = []
+    rows: list[list[_Key]] = []
     for each in prompts:
         said = each.texts[-_READ:] if settings.text else ()
-        rows.append([_read(text, len(said)) for text in said])
-    shown: dict[str, tuple[Places, Places]] = {}
-    for part in _parts(list(dict.fromkeys(text for texts in rows for text in texts))):
-        shown.update(zip(part, _by_text(hasher.texts(part), letters=settings.letters), strict=True))
+        rows.append([_key(text, len(said)) for text in said])
+    shown: dict[_Key, tuple[Places, Places]] = {}
+    for part in _parts(list(dict.fromkeys(key for keys in rows for key in keys))):
+        hashed = hasher.texts(list(map(_text, part)))
+        shown.update(zip(part, _by_text(hashed, letters=settings.letters), strict=True))
     found: list[Places] = []
     lengths = np.ones(len(rows) + 1, dtype=np.int64)
     lengths[0] = 0
-    for row, texts in enumerate(rows):
-        pieces = [turns[row : row + 1], *(shown[text][1] for text in texts[:-1])]
-        pieces += [shown[text][0] for text in texts[-1:]]
+    for row, keys in enumerate(rows):
+        pieces = [turns[row : row + 1], *(shown[key][1] for key in keys[:-1])]
+        pieces += [shown[key][0] for key in keys[-1:]]
         found += pieces
         lengths[row + 1] = sum(map(len, pieces))
     indices = np.concatenate(found) if found else np.zeros(0, dtype=np.intp)

@@ -17,6 +17,7 @@ __all__ = [
     "Prompts",
     "Utterance",
     "halves",
+    "newest_prompts",
     "prompts_of",
     "read_dialogues",
     "utterance_of",
@@ -58,6 +59,12 @@ def prompts_of(messages: Iterable[Utterance]) -> list[Prompts]:
     """The prompts as each message of the user arrives, with up to four earlier ones; no responses."""
     said = [message.text for message in messages if message.user]
     return [Prompts(tuple(said[max(turn - 1 - EARLIER, 0) : turn]), turn) for turn in range(1, len(said) + 1)]
+
+
+def newest_prompts(messages: Iterable[Utterance]) -> Prompts | None:
+    """The last of `prompts_of`, None where no user has said anything."""
+    said = [message.text for message in messages if message.user]
+    return Prompts(tuple(said[-1 - EARLIER :]), len(said)) if said else None
 
 
 def halves(dialogues: Sequence[Dialogue], *, seed: int = 0) -> tuple[list[Dialogue], list[Dialogue]]:
@@ -114,6 +121,8 @@ def utterance_of(said: Any, where: str) -> Utterance:
     """
     role: Any = None
     text: Any = None
+    if type(said) is dict and type(said.get("role")) is type(said.get("content")) is str:  # most are
+        return Utterance(said["role"].lower() in _USERS, said["content"])
     if isinstance(said, Mapping):
         role = next((said[key] for key in _ROLES if key in said), None)
         text = next((said[key] for key in _TEXTS if key in said), None)

@@ -133,6 +133,14 @@ def test_blocks_that_are_no_tree_are_counted_and_passed_over(tmp_path: Path) -> 
     assert (fitter.status()["records"], fitter.status()["no_tree"]) == (7, 1)
 
 
+def test_engines_that_are_gone_are_forgotten(tmp_path: Path) -> None:
+    fitter = VersionFitter(tmp_path, EARLY)
+    for number in range(50):
+        for record in records(1, first=number, engine=f"engine {number}"):
+            fitter.take(record._replace(figures={"evicted": 2}))
+    assert (fitter.status()["engines"], fitter.status()["evicted"]) == (32, 64)
+
+
 def replayed(predictor: Reuse, requests: list[list[int]], begin: int) -> Callable[[], None]:
     """Observe requests one after the other; slot i is the run of request i."""
     places = iter(range(begin, begin + len(requests)))

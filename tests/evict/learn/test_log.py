@@ -69,6 +69,15 @@ def test_segments_that_went_unread_are_counted(tmp_path: Path) -> None:
     assert reader.lost == 2  # 2 and 3
 
 
+def test_requests_of_several_engines_are_read_in_the_order_of_time(tmp_path: Path) -> None:
+    for engine, times in (("b", (1, 4, 5)), ("a", (2, 3, 9)), ("c", (7,))):
+        path = segment_path(tmp_path / engine, 1)
+        path.parent.mkdir()
+        rows = [{"timestamp": 1000 * t, "hash_ids": [t], "hits": 0, "capacity_blocks": 5} for t in times]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [record.ids[0] for record in AccessReader(tmp_path).read()] == [1, 2, 3, 4, 5, 7, 9]
+
+
 @pytest.mark.parametrize("bytes_lost", [1, 20, 60])
 def test_a_line_that_was_cut_short_costs_itself_alone(tmp_path: Path, bytes_lost: int) -> None:
     log = written(tmp_path, 10)

@@ -1,0 +1,138 @@
+"""How long it takes to say which conversations go on: in process, and from `gati evict serve`.
+
+    python -m benchmarks.continuation [--dialogues FILE] [--rounds 40] [--requests 500]
+
+Batches are 512 prompts of different dialogues, unpacked from JSON right before. `Known` prompts were
+predicted when they were new, as where conversations are seen from their first prompt on; without them four
+times as much is read. Times over REST are those of a client on the same machine that keeps its connection.
+The load of the machine is printed, and CPU time next to the clock's: others take the difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from benchmarks.evict_policies import DATA
+from gati.evict import ContinuationClient
+from gati.evict.predict.continuation import ContinuationModel, fit_continuation
+from gati.evict.predict.continuation_stored import save_continuation
+from gati.evict.trace.dialogues import Dialogue, Prompts, halves, read_dialogues
+from gati.evict.train import samples_of
+
+DIALOGUES = DATA / "text" / "sgd_dialogues.jsonl.gz"
+BATCH = 512
+Batch = Sequence[Prompts]
+Messages = list[dict[str, str]]
+
+
+def spread(name: str, work: Callable[[Any], object], rounds: int, given: Callable[[int], Any]) -> None:
+    """Print percentiles of how long `work` takes for what it is `given`: by the clock, and CPU time."""
+    clock, cpu = [], []
+    for number in range(rounds):
+        argument = given(number)
+        began, spent = time.perf_counter(), time.thread_time()
+        work(argument)
+        cpu.append(time.thread_time() - spent)
+        clock.append(time.perf_counter() - began)
+    p10, p50, p99 = 1e3 * np.percentile(clock, [10, 50, 99])
+    busy = 1e3 * np.percentile(cpu, [10, 50])
+    print(f"| {name} | {p10:.2f} | {p50:.2f} | {p99:.2f} | {busy[0]:.2f}, {busy[1]:.2f} |", flush=True)
+
+
+def in_process(model: ContinuationModel, batches: Sequence[Batch]) -> None:
+    """One prediction, and batches of which nothing, the earlier prompts, or everything is known."""
+    packed = [orjson.dumps([(each.texts, each.turn) for each in batch]) for batch in batches]
+    before = [
+        [Prompts(each.texts[:-1], each.turn - 1) for each in batch if each.turn > 1] for batch in batches
+    ]
+    singles = [prompts for batch in batches for prompts in batch][:2000]
+
+    def unpacked(number: int) -> Batch:
+        return [Prompts(tuple(texts), turn) for texts, turn in orjson.loads(packed[number])]
+
+    def asked(known: Callable[[int], Batch]) -> Callable[[int], tuple[ContinuationModel, Batch]]:
+        def given(number: int) -> tuple[ContinuationModel, Batch]:
+            fresh = ContinuationModel(model.weights, model.bias, model.settings)
+            fresh.predict(known(number))
+            return fresh, unpacked(number)
+
+        return given
+
+    gc.collect()
+    gc.freeze()  # as the service does
+    for name, known in (
+        ("nothing known", lambda number: []),
+        ("earlier prompts known", lambda number: before[number]),
+        ("everything known", unpacked),
+    ):
+        spread(
+            f"{BATCH} at once, {name}", lambda given: given[0].predict(given[1]), len(batches), asked(known)
+        )
+    spread("one", lambda prompts: model.predict([prompts]), len(singles), lambda number: singles[number])
+
+
+def over_rest(folder: Path, conversations: Sequence[Messages], requests: int) -> None:
+    """One conversation a request, and 512."""
+    command = [sys.executable, "-m", "gati", "evict", "serve", str(folder / "learned"), "--port", "0"]
+    command += ["--continuation", str(folder / "model"), "--log-level", "error"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        url = service.stdout.readline().split()[2]
+        with ContinuationClient(url, timeout_s=60.0) as client:
+            client.probabilities(conversations[:BATCH])
+            many = [conversations[begin : begin + BATCH] for begin in range(0, len(conversations), BATCH)]
+            spread("REST, one", client.probability, requests, lambda n: conversations[n % len(conversations)])
+            spread("REST, 512 in a request", client.probabilities, len(many), lambda number: many[number])
+        service.terminate()
+
+
+def messages_of(dialogue: Dialogue, turn: int) -> Messages:
+    """A chat until its prompt number `turn`."""
+    found: Messages = []
+    for said in dialogue.messages:
+        found.append({"role": "user" if said.user else "assistant", "content": said.text})
+        turn -= said.user
+        if turn == 0:
+            break
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dialogues", type=Path, default=DIALOGUES)
+    parser.add_argument("--rounds", type=int, default=40, help="batches")
+    parser.add_argument("--requests", type=int, default=500, help="over REST")
+    given = parser.parse_args()
+    learned, held_out = halves(read_dialogues(given.dialogues))
+    model = fit_continuation(*samples_of(learned[:1000]))
+    chance = np.random.default_rng(0)
+    prompts = samples_of(held_out)[0]
+    order = chance.permutation(len(prompts))[: BATCH * given.rounds]
+    batches = [[prompts[at] for at in part] for part in np.array_split(order, given.rounds)]
+    conversations = [messages_of(each, int(chance.integers(1, 8))) for each in held_out[: 8 * BATCH]]
+    del learned, held_out, prompts
+    print(f"load {', '.join(f'{each:.1f}' for each in os.getloadavg())} on {os.cpu_count()} processors")
+    print("| ms | p10 | p50 | p99 | CPU p10, p50 |\n|---|---|---|---|---|")
+    in_process(model, batches)
+    with tempfile.TemporaryDirectory(prefix="gati-continuation-") as folder:
+        save_continuation(model, Path(folder) / "model", {})
+        over_rest(Path(folder), conversations, given.requests)
+    print(f"load {', '.join(f'{each:.1f}' for each in os.getloadavg())}")
+
+
+if __name__ == "__main__":
+    main()
