@@ -28,6 +28,7 @@ from gati.evict.engine.driver import EngineDriver
 from gati.evict.engine.engine import PrefixEngine, PrefixEngineLimits, pool_for
 from gati.evict.engine.generation import GenerationRequest
 from gati.evict.engine.pages import KeptPrefixes
+from gati.evict.engine.stored import save_decoder
 from gati.evict.engine.tokens import ByteTokens
 from services.completions.app import CompletionsApp
 from services.completions.asking import read_completion
@@ -199,6 +200,7 @@ def test_an_engine_that_fails_ends_every_request(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(failing.engine, "_sample", broken)
         with pytest.raises(openai.InternalServerError, match="the engine failed"):
             failing.client().completions.create(model="tiny", prompt="x")
+        until(lambda: bool(failing.failures))
         assert [str(error) for error in failing.failures] == ["out of luck"]
         with pytest.raises(openai.InternalServerError, match="closed"):
             failing.client().completions.create(model="tiny", prompt="x")
@@ -298,6 +300,17 @@ def test_no_text_goes_out_that_a_stop_takes_back(text: str, stops: list[str]) ->
     else:
         assert out == text
     assert writer.stopped == bool(ends)
+
+
+def test_a_network_in_a_folder_is_called_as_the_folder_is(tmp_path: Path) -> None:
+    save_decoder(DECODER, tmp_path / "stories")
+    settings = CompletionsSettings(tmp_path / "stories", budget_bytes=2**20, kept=KeptPrefixes("lru"))
+    app, engine = completions_app(settings, listening_config(port=0))
+    assert app.name == "stories"
+    generation = engine.submit(GenerationRequest(tuple(b"a prompt"), 5))
+    engine.run_until_idle()
+    assert "".join(map(ByteTokens().writer(), generation.generated)) == expected("a prompt", 5)
+    engine.close()
 
 
 def test_settings_that_are_wrong_are_told() -> None:
