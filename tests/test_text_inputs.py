@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from importlib import import_module
@@ -76,12 +77,15 @@ def test_answers_are_measured_on_texts(folder: Path) -> None:
     assert found.accuracy is not None
 
 
-def test_texts_are_predicted(folder: Path, served: Served, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = texts(3, seed=7)
-    expected = served.engine(served.model.preprocessing.from_texts(rows))
-    assert [each.class_name for each in gati.predict(folder / "library", rows)] == [
-        each.class_name for each in expected
-    ]
+def test_texts_are_predicted(
+    folder: Path, served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("gati.evaluation.predict"), "load", lambda *_, **__: served.engine)
+    rows = texts(3, seed=7, longest=4)
+    assert run(["predict", str(folder / "library"), *rows]) == 0
+    said = capsys.readouterr().out
+    for text, answer in zip(rows, served.engine(served.model.preprocessing.from_texts(rows)), strict=True):
+        assert re.search(rf"{text} +{answer.class_name} .* {answer.exit}", said)
     assert run(["predict", str(folder / "library"), "where is my card", " "]) == 2
     assert "predict: text 1 is empty" in capsys.readouterr().err
 
@@ -115,7 +119,7 @@ def test_neither_padding_nor_batch_changes_an_answer(
             assert (each.class_index, each.exit) == (answer.class_index, answer.exit)
         with torch.inference_mode():
             padded = served.module(row[None]).softmax(1)  # as the network is, executed at the full length
-        (base,) = engine.base(row[None])
+        (base,) = served.engine.base(row[None])
         torch.testing.assert_close(base.probabilities[None], padded, atol=1e-4, rtol=1e-3)
 
 
