@@ -20,7 +20,7 @@ from tests.composition.libraries import make_library
 
 VERBS = [
     "blocks", "doctor", "explore", "compose", "evaluate", "certify", "bench", "report", "serve", "query",
-    "stream", "replay", "predict", "export", "demo", "pipeline", "evict",
+    "stream", "replay", "predict", "export", "demo", "pipeline", "evict", "adapt",
 ]  # fmt: skip
 
 

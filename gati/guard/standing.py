@@ -140,7 +140,8 @@ class Standing:
                 self._distrust(f"version {identity}: {error}")
             else:
                 if abs(watch.agreement - agreement) < 1e-9 and watch.settings == settings:
-                    if not self._is_recent(self._heard_s.get(identity), self._max_age_s):
+                    of_before = identity not in self._watches  # of an earlier run, that is
+                    if of_before and not self._is_recent(self._heard_s.get(identity), self._max_age_s):
                         watch.forget()
                     if self._surer and watch.may_hit and (watch.proven_on or not proven):
                         watch.prove_anew()

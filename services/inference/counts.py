@@ -69,7 +69,7 @@ class Counts:
         rows = []
         for version, left in self.exits.items():
             came = left.total() - left[RECALL]  # memory answers in place of the version
-            for name in order.get(version, tuple(left)):
+            for name in order.get(version, tuple(each for each in left if each != RECALL)):
                 rows.append(ExitStatistics(version, name, came, left[name]))
                 came -= left[name]
         return rows

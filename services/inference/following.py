@@ -244,7 +244,8 @@ class Following:
     def _new_draws(self) -> Draws:
         """Draws at rates that depend on who takes part, never on answers."""
         shared = self._shared
-        cost = self._cost + (_COST_OF_TRIAL if self._beside is not None else 0.0)
+        probes = self.post is not None and bool(self.post.settings)  # all of them, with every audit
+        cost = self._cost + _COST_OF_TRIAL * (probes + (self._beside is not None))
         audits = audit_share(shared.settings.audit_budget, shared.sampling, cost)
         return Draws(audits, shared.sampling, shared.settings.trials)
 
