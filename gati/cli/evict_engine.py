@@ -43,6 +43,10 @@ def engine(
     waiting: Annotated[
         int, typer.Option(metavar="N", help="Requests that may wait; others are refused with status 429.")
     ] = 256,
+    service: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The folder of gati evict serve, which then fits the predictor."),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="What clients call the network; its folder's name.")
     ] = None,
@@ -91,7 +95,9 @@ def engine(
         seed=seed,
         budget_bytes=parse_bytes(budget),
         page_tokens=page,
-        kept=KeptPrefixes(policy, predictor, parse_duration(gap), seed, reuse),
+        kept=KeptPrefixes(
+            policy, predictor, parse_duration(gap), seed, reuse, None if service is None else str(service)
+        ),
         limits=PrefixEngineLimits(running, waiting, chunk),
         access_log=access_log,
         threads=threads,

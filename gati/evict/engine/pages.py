@@ -35,7 +35,8 @@ __all__ = ["KeptPrefixes", "PageTable", "PrefixPages", "page_bytes_for_tokens", 
 class KeptPrefixes:
     """What decides which prefixes stay. `reuse=False` keeps none, for comparison.
 
-    `gap_s` is the mean pause of users, for `lpc` and `laru+lpc`.
+    `gap_s` is the mean pause of users, for `lpc` and `laru+lpc`. `service` is the folder of
+    `gati evict serve`, which then fits the predictor; no step waits for it.
     """
 
     policy: str = "gati"
@@ -43,6 +44,7 @@ class KeptPrefixes:
     gap_s: float = 100.0
     seed: int = 0
     reuse: bool = True
+    service: str | None = None
 
     def books(self, capacity: int) -> EngineBooks:
         """Books of a cache of so many pages. Raises EvictError for what is unknown or not installed."""
@@ -56,7 +58,9 @@ class KeptPrefixes:
         else:
             if policy.predicts and self.predictor == "reuse":
                 lightgbm_module()  # else it would be missed at the first fit, hours from now
-            books = PluginSettings(self.policy, self.predictor, self.seed).books(capacity)
+            books = PluginSettings(self.policy, self.predictor, self.seed, service=self.service).books(
+                capacity
+            )
         assert isinstance(books, EngineBooks)
         return books
 
