@@ -36,7 +36,6 @@ class Replanning:
 
     def __init__(self, planner: LivePlanner, models: Mapping[tuple[str, str], Model]) -> None:
         self.took_s = 0.0  # all planning together
-        self.last_s = 0.0  # the last one that made a new plan
         self._planner = planner
         self._options: dict[Model, list[tuple[str, str]]] = {}  # that each model serves
         for option, model in models.items():
@@ -60,17 +59,14 @@ class Replanning:
         began_s = time.monotonic()
         try:
             self.take_in_audits()
-            anew = await asyncio.to_thread(self._planner.refresh)
+            await asyncio.to_thread(self._planner.refresh)
         except GatiError as error:  # the plan that is there goes on
             _log.error("not planned again", extra={"reason": str(error)})
-            anew = False
         finally:
             ended_s = time.monotonic()
             self.took_s += ended_s - began_s
             self._not_before_s = ended_s + (ended_s - began_s) / _LARGEST_PART
             self._task = None
-        if anew:
-            self.last_s = ended_s - began_s
 
     def take_in_audits(self) -> None:
         """Tell the planner what the models' certificates say, and what audits have come since."""
