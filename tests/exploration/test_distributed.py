@@ -22,8 +22,8 @@ from gati.exploration import distributed
 from gati.exploration.augment import Augmentation
 from gati.exploration.budget import Budget
 from gati.exploration.candidates import Specification, trial_name
-from gati.exploration.distributed import RayExecutor, divided, opened_executor, trained_on
-from gati.exploration.executors import Executor, LocalExecutor, OngoingRun
+from gati.exploration.distributed import RayExecutor, opened_executor, trained_on
+from gati.exploration.executors import Executor, LocalExecutor, OngoingRun, divided
 from gati.exploration.explore import explore
 from gati.exploration.groups import Classroom, GroupTask, Lesson, TrainedTrial
 from gati.exploration.pace import allowance
