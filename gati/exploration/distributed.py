@@ -11,9 +11,7 @@ the last has ended.
 from __future__ import annotations
 
 import importlib
-import logging
 import os
-import socket
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,11 +21,10 @@ from typing import Any
 
 import torch
 
-from gati.caches import build_predictor, reads_input
-from gati.costs.least import Arithmetic
 from gati.errors import BackendError, GatiError, first_line, one_line
 from gati.exploration.candidates import Specification
-from gati.exploration.executors import Executor, LocalExecutor, OngoingRun, announcement, packed
+from gati.exploration.connecting import connect
+from gati.exploration.executors import Executor, LocalExecutor, OngoingRun, announcement, divided
 from gati.exploration.groups import Classroom, GroupTask, TrainedTrial
 from gati.exploration.pace import allowance
 from gati.exploration.train import LATENESS
@@ -37,14 +34,11 @@ from gati.model.segments import TracedModel
 from gati.model.source import UserFile, install_user_files, user_files
 from gati.version import __version__
 
-__all__ = ["RayExecutor", "divided", "opened_executor", "trained_on"]
+__all__ = ["RayExecutor", "opened_executor", "trained_on"]
 
-LOCAL = "local"
 _SLICE_S = 2.0
 _MOST_DEATHS = 3  # of workers, one after the other, without any progress
 _PATIENCE_S = 20.0
-_CONNECT_S = 10.0
-_BACKWARD = 3.0  # times the arithmetic of answering is what a step of training takes
 
 
 def trained_on(address: str | None, cores: int, gpus: int) -> dict[str, str]:
@@ -77,7 +71,7 @@ def opened_executor(address: str | None, *, cores: int = 1, gpus: int = 0) -> It
     ray: Any = importlib.import_module("ray")
     connects = not ray.is_initialized()
     if connects:
-        _connect(ray, address)
+        connect(ray, address)
     executor = RayExecutor(ray, cores=cores, gpus=gpus)
     try:
         yield executor
@@ -85,31 +79,6 @@ def opened_executor(address: str | None, *, cores: int = 1, gpus: int = 0) -> It
         executor.close()
         if connects:
             ray.shutdown()
-
-
-def divided(items: Sequence[Specification], traced: TracedModel) -> list[list[Specification]]:
-    """Groups small enough to be spread, and the same on every cluster.
-
-    What reads the input is a group of its own. Exits share the base model's forward pass: as many follow one
-    another in a group as it takes until their own training costs as much as that pass, so that splitting them
-    never doubles the work.
-    """
-    arithmetic = Arithmetic(traced)
-    groups: list[list[Specification]] = []
-    cost = 1.0
-    for item in items:
-        trial = item.trial
-        alone = reads_input(trial.variant)
-        if alone or cost >= 1.0:
-            groups.append([])
-            cost = 0.0
-        groups[-1].append(item)
-        if alone:
-            cost = 1.0
-            continue
-        predictor = build_predictor(trial.variant, item.hidden_shape, traced.classes).to(traced.device)
-        cost += _BACKWARD * arithmetic.share(predictor.eval(), trial.block)
-    return [part for group in groups for part in packed(group)]
 
 
 @dataclass
@@ -392,28 +361,6 @@ class _Process:
         if self._trainer is None:
             raise ValueError("start first")
         return self._trainer
-
-
-def _connect(ray: Any, address: str) -> None:
-    settings: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    if address == LOCAL:
-        settings["include_dashboard"] = False
-    try:
-        _check_reachable(address)
-        ray.init(address=address, **settings)
-    except Exception as error:  # ConnectionError, ValueError, RuntimeError and more, by what is wrong
-        where = "on this machine" if address == "auto" else f"at {address}"
-        raise BackendError(
-            f"no Ray cluster {where} ({first_line(error)}): start one with ray start --head, or give "
-            f"--ray {LOCAL}"
-        ) from error
-
-
-def _check_reachable(address: str) -> None:
-    """Ray itself tries for minutes where nothing listens. Raises `OSError`."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdigit() and "/" not in host:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
 
 
 def _own_error(cause: BaseException, host: str, called: str) -> GatiError:

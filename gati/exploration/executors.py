@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
 
-from gati.caches import reads_input
+from gati.caches import build_predictor, reads_input
+from gati.costs.least import Arithmetic
 from gati.exploration.budget import Budget
 from gati.exploration.candidates import Specification
 from gati.exploration.groups import (
@@ -21,10 +22,11 @@ from gati.exploration.progress import Progress
 from gati.exploration.state import RunState
 from gati.model.segments import TracedModel
 
-__all__ = ["Executor", "LocalExecutor", "OngoingRun", "announcement", "packed"]
+__all__ = ["Executor", "LocalExecutor", "OngoingRun", "announcement", "divided", "packed"]
 
 _GROUP_PARAMETERS = 60_000_000  # weights, gradients and two moments of these take 1 GB
 _GROUP_TRIALS = 80
+_BACKWARD = 3.0  # times the arithmetic of answering is what a step of training takes
 
 
 class OngoingRun(NamedTuple):
@@ -130,3 +132,28 @@ def packed(items: Sequence[Specification]) -> list[list[Specification]]:
         groups[-1].append(item)
         size += item.trial.parameters
     return groups
+
+
+def divided(items: Sequence[Specification], traced: TracedModel) -> list[list[Specification]]:
+    """Groups small enough to be spread, and the same on every cluster.
+
+    What reads the input is a group of its own. Exits share the base model's forward pass: as many follow one
+    another in a group as it takes until their own training costs as much as that pass, so that splitting them
+    never doubles the work.
+    """
+    arithmetic = Arithmetic(traced)
+    groups: list[list[Specification]] = []
+    cost = 1.0
+    for item in items:
+        trial = item.trial
+        alone = reads_input(trial.variant)
+        if alone or cost >= 1.0:
+            groups.append([])
+            cost = 0.0
+        groups[-1].append(item)
+        if alone:
+            cost = 1.0
+            continue
+        predictor = build_predictor(trial.variant, item.hidden_shape, traced.classes).to(traced.device)
+        cost += _BACKWARD * arithmetic.share(predictor.eval(), trial.block)
+    return [part for group in groups for part in packed(group)]

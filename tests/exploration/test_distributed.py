@@ -22,8 +22,8 @@ from gati.exploration import distributed
 from gati.exploration.augment import Augmentation
 from gati.exploration.budget import Budget
 from gati.exploration.candidates import Specification, trial_name
-from gati.exploration.distributed import RayExecutor, divided, opened_executor, trained_on
-from gati.exploration.executors import Executor, LocalExecutor, OngoingRun
+from gati.exploration.distributed import RayExecutor, opened_executor, trained_on
+from gati.exploration.executors import Executor, LocalExecutor, OngoingRun, divided
 from gati.exploration.explore import explore
 from gati.exploration.groups import Classroom, GroupTask, Lesson, TrainedTrial
 from gati.exploration.pace import allowance
@@ -234,7 +234,8 @@ def test_groups_keep_every_trial_in_order_and_share_what_is_dear() -> None:
     groups = divided(items, traced)
     assert [item for group in groups for item in group] == items
     assert all(len(group) == 1 for group in groups if reads_input(group[0].trial.variant))
-    assert len(groups) == 2 + 4, "pyramid(64) costs more than these four blocks: it ends a group"
+    ends = [group[-1].trial.variant for group in groups[2:]]
+    assert ends == [*4 * ["pyramid(64)"], "fc(16)"], "what costs more than four such blocks ends a group"
     cheap = [specification(block, "grid(16)", (8, 8, 8)) for block in blocks]
     assert len(divided(cheap, traced)) == 1
 
@@ -262,7 +263,7 @@ def test_a_slow_worker_hurries_only_when_the_budget_would_not_last(
     found = trained(RayExecutor(FakeRay(2)), classroom, tmp_path, given=tasks(planned_s=1200.0))
     assert_same(expected, found)
     late = trained(RayExecutor(FakeRay(1)), classroom, tmp_path / "late", given=tasks(planned_s=1e-9))
-    assert all(trial.images_seen == 0 for trials in late.values() for trial in trials)
+    assert all(trial.images_seen < 12 * 32 for trials in late.values() for trial in trials)
 
 
 # What travels ---------------------------------------------------------------------------------------------

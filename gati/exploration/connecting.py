@@ -1,0 +1,37 @@
+"""Connecting to a Ray cluster, or saying in one line why that fails."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from typing import Any
+
+from gati.errors import BackendError, first_line
+
+__all__ = ["connect"]
+
+LOCAL = "local"
+_CONNECT_S = 10.0
+
+
+def connect(ray: Any, address: str) -> None:
+    """Connect the module `ray` to the cluster at `address`. Raises `BackendError` where there is none."""
+    settings: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if address == LOCAL:
+        settings["include_dashboard"] = False
+    try:
+        _check_reachable(address)
+        ray.init(address=address, **settings)
+    except Exception as error:  # ConnectionError, ValueError, RuntimeError and more, by what is wrong
+        where = "on this machine" if address == "auto" else f"at {address}"
+        raise BackendError(
+            f"no Ray cluster {where} ({first_line(error)}): start one with ray start --head, or give "
+            f"--ray {LOCAL}"
+        ) from error
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes where nothing listens. Raises `OSError`."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
