@@ -28,7 +28,7 @@ from gati.exploration.executors import Executor, LocalExecutor, OngoingRun, anno
 from gati.exploration.groups import Classroom, GroupTask, TrainedTrial
 from gati.exploration.pace import allowance
 from gati.exploration.train import LATENESS
-from gati.exploration.workers import GroupTrainer, Place, Slice
+from gati.exploration.workers import GroupTrainer, Slice, WorkerPlace
 from gati.files import atomic_write_bytes
 from gati.model.segments import TracedModel
 from gati.model.source import UserFile, install_user_files, user_files
@@ -183,7 +183,7 @@ class RayExecutor:
             elif called == "install":
                 device = "cuda" if self._gpus else "cpu"
                 self._call(worker, "start", self._share(classroom), self._cores, device)
-            elif isinstance(answer, Place):
+            elif isinstance(answer, WorkerPlace):
                 self._welcome(worker, answer, run)
                 self._give(worker, stage)
             elif isinstance(answer, list):
@@ -235,7 +235,7 @@ class RayExecutor:
     def _call(self, worker: _Worker, method: str, *arguments: Any) -> None:
         self._calls[getattr(worker.actor, method).remote(*arguments)] = worker, method
 
-    def _welcome(self, worker: _Worker, place: Place, run: OngoingRun) -> None:
+    def _welcome(self, worker: _Worker, place: WorkerPlace, run: OngoingRun) -> None:
         """Take in a worker that has started. Raises `BackendError` for other versions than ours."""
         self._failed_starts = 0
         worker.host = place.host
@@ -339,7 +339,7 @@ class _Process:
         install_user_files(files, folders)
         return True
 
-    def start(self, classroom: Classroom, threads: int, device: str) -> Place:
+    def start(self, classroom: Classroom, threads: int, device: str) -> WorkerPlace:
         """Get ready to train with so many threads on that device."""
         self._trainer = GroupTrainer(classroom, threads=threads, device=device)
         return self._trainer.place()

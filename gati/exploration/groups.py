@@ -31,7 +31,7 @@ from gati.types import OutputsKind, TrialId
 __all__ = [
     "Classroom",
     "GroupTask",
-    "Lesson",
+    "GroupLesson",
     "TrainedTrial",
     "batch_size_of",
     "group_training",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-class Lesson(NamedTuple):
+class GroupLesson(NamedTuple):
     """How a group trains."""
 
     name: str
@@ -70,7 +70,7 @@ class GroupTask:
     """One group to train; `weights` are what its learners start from where they do not start anew."""
 
     name: str
-    lesson: Lesson
+    lesson: GroupLesson
     specifications: tuple[Specification, ...]
     plan: StagePlan
     weights: Mapping[TrialId, Mapping[str, Tensor]] = field(default_factory=dict)
@@ -112,7 +112,7 @@ def group_training(
     )
 
 
-def batch_size_of(classroom: Classroom, lesson: Lesson) -> int:
+def batch_size_of(classroom: Classroom, lesson: GroupLesson) -> int:
     """Inputs a step."""
     return min(classroom.batch_size, lesson.recipe.most_inputs or classroom.batch_size)
 

@@ -16,8 +16,8 @@ from gati.exploration.candidates import Specification
 from gati.exploration.executors import Executor, OngoingRun
 from gati.exploration.groups import (
     Classroom,
+    GroupLesson,
     GroupTask,
-    Lesson,
     TrainedTrial,
     batch_size_of,
     group_training,
@@ -113,7 +113,7 @@ class TrainingStages:
 
     # The stages -----------------------------------------------------------------------------------------
 
-    def _first_tasks(self, lesson: Lesson) -> Iterator[GroupTask]:
+    def _first_tasks(self, lesson: GroupLesson) -> Iterator[GroupTask]:
         """Those at the input that have this lesson, in their share of the time."""
         waiting = self._waiting(self.first)
         own = [item for item in self.first if is_reduced(item.trial.variant) == (lesson.name == _REDUCED)]
@@ -178,10 +178,10 @@ class TrainingStages:
         augmentation: Augmentation,
         emphasis: Emphasis | None = None,
         feature_block: str | None = None,
-    ) -> Lesson:
+    ) -> GroupLesson:
         if self.before:
             recipe = replace(recipe, learning_rate=_AGAIN * recipe.learning_rate)
-        return Lesson(name, recipe, augmentation, emphasis, feature_block)
+        return GroupLesson(name, recipe, augmentation, emphasis, feature_block)
 
     def _emphasis(self) -> Emphasis | None:
         """What the best of those at the input is sure of and right about need not be known by exits."""
@@ -215,7 +215,7 @@ class TrainingStages:
             self.budget.note()
 
     def _tasks(
-        self, lesson: Lesson, items: Sequence[Specification], left_s: float | None
+        self, lesson: GroupLesson, items: Sequence[Specification], left_s: float | None
     ) -> Iterator[GroupTask]:
         """One task a group, planned when it is taken, in its share of what the others left of `left_s`.
 
@@ -234,7 +234,9 @@ class TrainingStages:
             self._under_way[task.name] = task
             yield task
 
-    def _task(self, lesson: Lesson, group: Sequence[Specification], allowed_s: float | None) -> GroupTask:
+    def _task(
+        self, lesson: GroupLesson, group: Sequence[Specification], allowed_s: float | None
+    ) -> GroupTask:
         name = "+".join((lesson.name, group[0].trial.trial_id))
         weights = {
             item.trial.trial_id: load_file(self.library.training_path(known.trial_id))

@@ -23,10 +23,10 @@ from gati.exploration.precision import bfloat16_pays
 from gati.exploration.train import SharedTraining
 from gati.version import __version__
 
-__all__ = ["GroupTrainer", "Place", "Slice"]
+__all__ = ["GroupTrainer", "WorkerPlace", "Slice"]
 
 
-class Place(NamedTuple):
+class WorkerPlace(NamedTuple):
     """Where a worker runs, and what decides whether it computes the same bits as others."""
 
     host: str
@@ -66,11 +66,11 @@ class GroupTrainer:
         self._loss = 0.0
         self._held = ExitStack()
 
-    def place(self) -> Place:
+    def place(self) -> WorkerPlace:
         """Where this is."""
         processor = torch.backends.cpu.get_cpu_capability() if self._classroom.device.type == "cpu" else "GPU"
         processor += " with bfloat16" if bfloat16_pays() else ""
-        return Place(socket.gethostname(), __version__, torch.__version__, processor)
+        return WorkerPlace(socket.gethostname(), __version__, torch.__version__, processor)
 
     def begin(self, task: GroupTask, state: bytes | None, allowed_s: float | None) -> int:
         """Get ready to train `task`, from `state` if there is one; return the steps done.

@@ -25,7 +25,7 @@ from gati.exploration.candidates import Specification, trial_name
 from gati.exploration.distributed import RayExecutor, opened_executor, trained_on
 from gati.exploration.executors import Executor, LocalExecutor, OngoingRun, divided
 from gati.exploration.explore import explore
-from gati.exploration.groups import Classroom, GroupTask, Lesson, TrainedTrial
+from gati.exploration.groups import Classroom, GroupLesson, GroupTask, TrainedTrial
 from gati.exploration.pace import allowance
 from gati.exploration.progress import SilentProgress
 from gati.exploration.recipes import EXITS, STUDENTS
@@ -77,7 +77,10 @@ def tasks(planned_s: float | None = None) -> list[GroupTask]:
     plan = StagePlan(12, planned_s, "torch")
     student = specification("input", "student(8)", (1, 8, 8))
     exits = [specification(f"blocks.{index}", "grid(8)", (8, 8, 8)) for index in (1, 2)]
-    students, lesson = Lesson("students", STUDENTS, Augmentation()), Lesson("exits", EXITS, Augmentation())
+    students, lesson = (
+        GroupLesson("students", STUDENTS, Augmentation()),
+        GroupLesson("exits", EXITS, Augmentation()),
+    )
     return [
         GroupTask("students", students, (student,), plan),
         *(GroupTask(item.trial.block, lesson, (item,), plan) for item in exits),
