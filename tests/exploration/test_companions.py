@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import gati
-from gati.adaptation.tune import GroupLesson, TuneRecipe, tuned
+from gati.adaptation.tune import Lesson, TuneRecipe, tuned
 from gati.caches import Companion, LearnedCache, Reader, Reading, is_companion, load_cache, save_cache
 from gati.cli import run
 from gati.composition.load import open_model
@@ -229,7 +229,7 @@ def test_it_can_be_trained_on(library: Library, files: dict[str, Path], tmp_path
     cache = load_cache(library.cache_path(TrialId("input--companion-Small-2")))
     x = inputs(files, 300)
     wanted = load_cache(library.cache_path(TrialId("input--companion-Small")))(x)[0]
-    lesson = GroupLesson(x, wanted.clamp_min(1e-6).log(), torch.ones(300))
+    lesson = Lesson(x, wanted.clamp_min(1e-6).log(), torch.ones(300))
     taught = tuned(cache.predictor, lesson, TuneRecipe(epochs=8.0, limit_s=600.0, learning_rate=3e-3), seed=0)
     assert isinstance(taught, Companion)
     before, after = (each(x).argmax(1) == wanted.argmax(1) for each in (cache.predictor, taught))
