@@ -206,6 +206,7 @@ def test_explore_hands_every_option_to_the_library(monkeypatch: pytest.MonkeyPat
         + ["--out", "runs/v", "--blocks", "blocks.*", "--variants", "fc(512), conv(3,1)", "--device", "cuda"]
         + ["--budget", "10m", "--seed", "7", "--mean", "0.5", "--std", "0.25,0.5,1", "--resize", "256"]
         + ["--sample-rate", "16000", "--seconds", "1.5"]
+        + ["--ray", "10.0.0.1:6379", "--ray-cores", "2", "--ray-gpus", "1"]
         + ["--tokenizer", "tokenizer.json", "--max-length", "64", "--text-column", "query"]
         + ["--label-column", "intent"]
         + ["--epochs", "2.5", "--class-names", "names.txt", "--label-map", "map.json"]
@@ -224,6 +225,9 @@ def test_explore_hands_every_option_to_the_library(monkeypatch: pytest.MonkeyPat
         "epochs": 2.5,
         "budget_s": 600.0,
         "seed": 7,
+        "ray": "10.0.0.1:6379",
+        "ray_cores": 2,
+        "ray_gpus": 1,
         "tokenizer": Path("tokenizer.json"),
         "max_length": 64,
         "text_column": "query",

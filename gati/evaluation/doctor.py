@@ -108,12 +108,9 @@ def doctor(
     )
     if loaded.note:
         examination.note("model", loaded.note)
-    given = _Given(train_data, confidence, seed)
-    opened = None if data is None else examination.ask("data", partial(fitted, loaded, data))
-    inputs = None
-    if opened is not None:
-        loaded, held = opened
-        inputs = examination.ask("data", partial(_inputs, loaded, held, given, examination))
+    given = _Given(data, train_data, confidence, seed)
+    inputs = None if data is None else examination.ask("data", partial(_inputs, loaded, given, examination))
+    loaded = loaded if inputs is None else inputs.loaded
     asked = inputs.sample if inputs is not None else None
     answered = examination.ask("network", partial(_answers, loaded, asked, size, clock))
     cut = (
@@ -194,6 +191,7 @@ class _Examination:
 class _Given:
     """What the user gave in addition to the network."""
 
+    data: Any
     train_data: Any
     confidence: float
     seed: int
@@ -203,6 +201,7 @@ class _Given:
 class _FoundInputs:
     """The inputs as `explore` would divide them, and some of them."""
 
+    loaded: LoadedModel  # as one that takes what they hold
     sample: Tensor
     training: Data
     held_out: int
@@ -226,7 +225,8 @@ class _Cut:
     profile: Profile
 
 
-def _inputs(loaded: LoadedModel, held: Data, given: _Given, examination: _Examination) -> _FoundInputs:
+def _inputs(loaded: LoadedModel, given: _Given, examination: _Examination) -> _FoundInputs:
+    loaded, held = fitted(loaded, given.data)
     separate = given.train_data is not None
     more = load_data(given.train_data, loaded.preprocessing, what="--train-data") if separate else None
     sample = held.images(np.unique(np.linspace(0, len(held) - 1, _SAMPLED).astype(np.int64)))
@@ -246,7 +246,7 @@ def _inputs(loaded: LoadedModel, held: Data, given: _Given, examination: _Examin
         examination.note("data", f"copies were not looked for among more than {_COUNTED:,} inputs")
     targets = forecast_targets(certify, given.confidence, separate)
     forecast = DataForecast(len(held), train, select, certify, exact, given.confidence, targets)
-    return _FoundInputs(sample, training, select + certify, forecast)
+    return _FoundInputs(loaded, sample, training, select + certify, forecast)
 
 
 @torch.inference_mode()

@@ -126,7 +126,7 @@ def test_labels_make_no_difference(library: Library, tmp_path: Path) -> None:
         compose(library.directory, accuracy=0.9, certify_data=data, backend="torch").certificate
         for data in (more_of(library), tmp_path / "unlabelled.npz")
     ]
-    labelled, unlabelled = ({**each, "further": None} for each in found if each is not None)
+    labelled, unlabelled = (replace(each, further=None) for each in found if each is not None)
     assert labelled == unlabelled  # the very same attempt, too
 
 
@@ -290,7 +290,7 @@ def test_more_inputs_allow_a_larger_share_of_losses(numbers: Library, everything
     ]
     certificates = [each.certificate for each in found if each.certificate is not None]
     assert [each.inputs for each in certificates] == [400, 1800, 15_300]
-    allowed = [each["losses"] / each.inputs for each in certificates]
+    allowed = [each.losses / each.inputs for each in certificates]
     assert allowed == sorted(allowed) and allowed[2] > allowed[0] + 0.01
     assert found[2].expected.mean_latency_ms < found[0].expected.mean_latency_ms
 

@@ -248,7 +248,8 @@ def test_a_damaged_npz_is_one_line(tmp_path: Path, content: bytes | None) -> Non
         ("nowhere.npz", "data: no file nowhere.npz; check the path"),
         (
             "nowhere",
-            "data: nothing at nowhere; give an .npz file, a folder of one folder per class, "
+            "data: nothing at nowhere; give an .npz file, a CSV or Parquet file of texts, a folder of one "
+            "folder per class, "
             "package.module:callable or file.py:callable",
         ),
         (str(Path(__file__)), f"data: cannot read {__file__} as data; give an .npz file"),

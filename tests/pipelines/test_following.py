@@ -90,7 +90,8 @@ def test_traffic_as_in_the_profile_plans_as_the_profile(found: Pipeline, draw: r
     }
     offline, live = (DynamicPolicy(each, 0.95) for each in (replace(found, stages=stages), planner.pipeline))
     for slo_ms in SLOS:
-        assert live.forecast(slo_ms) == pytest.approx(offline.forecast(slo_ms), abs=1e-6)
+        # two plans may be worth the same and differ in what they trade
+        assert live.forecast(slo_ms).worth == pytest.approx(offline.forecast(slo_ms).worth, abs=1e-6)
 
 
 def test_traffic_as_in_the_profile_chooses_as_the_profile() -> None:

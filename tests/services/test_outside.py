@@ -46,13 +46,15 @@ def test_no_stage_has_no_service() -> None:
 def test_a_query_whose_stages_ran_side_by_side_never_takes_less_than_nothing_outside() -> None:
     """The quantile is shared: below nothing, requests of every model were let in that came too late."""
 
+    asked = {"option": "small", "model": "small", "version": "default", "exit": "base"}
+
     class SideBySide:
         channels, default_slo_ms = 1, None
         planner = SimpleNamespace(policy="equal")
 
         async def answer(self, tensor: object, timing: Timing, place: str | None) -> PipelineAnswer:
             await asyncio.sleep(0.02)
-            return PipelineAnswer("north", [{"option": "small"} | stage(0.0, 20.0, 20.0) for _ in range(3)])
+            return PipelineAnswer("north", [asked | stage(0.0, 20.0, 20.0) for _ in range(3)])
 
     async def main() -> float:
         served: Any = SideBySide()

@@ -87,7 +87,7 @@ def test_memory_answers_where_a_place_is_named_and_survives_a_kill(made: Path) -
         assert "version default: serving, answers" in shown.output, shown.output
         assert "memory: setting " in shown.output and "audits" in shown.output
         document = json.loads(
-            CliRunner().invoke(app, ["adapt", "status", "--url", running.url, "--json"]).output
+            CliRunner().invoke(app, ["adapt", "status", "--url", running.url, "--json"]).stdout
         )
         assert document["models"][0]["memory"]["places"] == 2 and document["error"] is None
         wrong = running.client.post(f"/v2/models/{MODEL}/infer", json=request(1, place=7))

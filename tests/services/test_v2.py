@@ -230,8 +230,9 @@ def test_keys_for_requests_and_for_management(folder: Path) -> None:
         for password, expected in (("one", 200), ("two", 401), ("", 401)):
             for path in ("/docs", "/dashboard/library/"):
                 assert running.client.get(path, auth=("anybody", password)).status_code == expected
-        for nonsense in ("Basic", "Basic one", "Basic ////", "Bearer one"):
+        for nonsense in ("Basic", "Basic one", "Basic ////", "Bearer two"):
             assert running.client.get("/docs", headers={"Authorization": nonsense}).status_code == 401
+        assert running.client.get("/docs", headers={"Authorization": "Bearer one"}).status_code == 200
         infer = "/v2/models/library/infer"
         assert running.client.post(infer, json={}, auth=("anybody", "one")).status_code == 401
 
