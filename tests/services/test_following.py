@@ -173,9 +173,7 @@ def test_the_guard_stops_caches_for_good_though_the_process_is_killed(made: Path
         assert any("caches stopped by the guard" in line for line in running.said)
         kill(running)
         assert exits(ask(running)) == {"base"} and stopped(running)
-    with serve(made, audit_budget=0.5) as running:
-        assert exits(ask(running)) == {"base"} and stopped(running)
-    with serve(made, audit_budget=0.0) as running:  # nor by switching the guard off
+    with serve(made, audit_budget=0.0) as running:  # of everything, with the guard switched off
         assert exits(ask(running)) == {"base"}
 
 
