@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -23,6 +23,7 @@ __all__ = [
     "PipelineConfig",
     "ServeConfig",
     "read_config",
+    "validated",
     "without_password",
 ]
 
@@ -44,6 +45,9 @@ _SECRET = ("api_key", "management_key")
 _LOGIN = re.compile(r"(\w://)[^\s?]*@")
 _QUERY = re.compile(r"(\w://[^\s?]*)\?\S+")
 _LARGEST_PORT = 65_535
+
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class _Strict(BaseModel):
@@ -251,6 +255,16 @@ def read_config(
     if not (config.models or config.pipelines):
         raise ConfigError(f"{target}: nothing to serve; name a cache library or a pipeline")
     return Effective(config, origins)
+
+
+def validated(kind: type[M], **given: Any) -> M:
+    """Settings that no file names; None stands for what was not given. Raises `ConfigError`."""
+    try:
+        return kind.model_validate({name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        # Without the cause, which may show a key.
+        raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def _from_target(target: Path) -> tuple[dict[str, Any], dict[str, str]]:

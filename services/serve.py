@@ -39,7 +39,7 @@ from services.scheduler.replicas import Link
 from services.scheduler.scaling import Autoscaler, Bounds
 from services.scheduler.scheduler import Scheduler
 from services.supervisor import Supervised
-from services.web import listen, web_server
+from services.web import listen, url_of, web_server
 from services.wire.handshake import client_tls, read_secret
 
 __all__ = ["ThisMachine", "build_scheduler", "serve", "with_pipeline_models"]
@@ -138,8 +138,7 @@ async def _serve(
     loop.add_signal_handler(signal.SIGHUP, scheduler.keys.reload)
     await scheduler.start()
     serving = asyncio.create_task(server.serve([listening]))
-    scheme = "http" if config.certificate is None else "https"
-    url = f"{scheme}://{config.host}:{listening.getsockname()[1]}"
+    url = url_of(config, listening)
     announcing = asyncio.create_task(_announce(scheduler, url, announce))
     stopped = asyncio.create_task(stop.wait())
     hopeless = asyncio.create_task(_hopeless(announcing))

@@ -18,7 +18,7 @@ from services.config import ServeConfig
 from services.http import HttpLimits, http_protocol
 from services.wire.handshake import server_tls
 
-__all__ = ["listen", "web_server"]
+__all__ = ["listen", "url_of", "web_server"]
 
 _KEEP_ALIVE_S = 75
 _OTHER_FILES = 128  # open files other than connections of clients
@@ -55,6 +55,12 @@ def listen(config: ServeConfig) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {config.host}:{config.port} ({error.strerror or error}); choose another --port"
         ) from error
+
+
+def url_of(config: ServeConfig, listening: socket.socket) -> str:
+    """Where clients reach it."""
+    scheme = "http" if config.certificate is None else "https"
+    return f"{scheme}://{config.host}:{listening.getsockname()[1]}"
 
 
 # --------------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gati.cli.options import examples_below
+from gati.cli.asking import AskedServer
+from gati.cli.options import SERVER_URL, ServerKey, ServerUrl, examples_below
 from gati.errors import UnavailableError
 
 __all__ = ["adapt"]
@@ -30,14 +31,12 @@ def _adapt() -> None:
 
 @adapt.command(epilog=_EPILOG)
 def status(
-    url: Annotated[str, typer.Option(help="Where gati serve listens.")] = "http://127.0.0.1:8000",
+    url: ServerUrl = SERVER_URL,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
-    api_key: Annotated[
-        str | None, typer.Option("--api-key", envvar="GATI_API_KEY", help="If the server requires one.")
-    ] = None,
+    api_key: ServerKey = None,
 ) -> None:
     """List models: versions, proofs, memory, the last retraining, and when the next is due."""
-    document = _asked(url, api_key)
+    document = AskedServer(url, api_key, UnavailableError).ask("GET", "/v1/adaptation", timeout_s=30.0)
     if as_json:
         import json
 
@@ -103,21 +102,3 @@ def _retraining(found: Mapping[str, Any], now_s: float) -> str:
 def _duration(seconds: float) -> str:
     seconds = max(0.0, seconds)
     return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
-
-
-def _asked(url: str, api_key: str | None) -> Any:
-    from importlib.util import find_spec
-
-    if find_spec("httpx") is None:
-        raise UnavailableError("asking a server needs httpx; install it with pip install 'gati[serve]'")
-    import httpx
-
-    headers = {} if api_key is None else {"X-API-Key": api_key}
-    try:
-        reply = httpx.get(f"{url}/v1/adaptation", headers=headers, timeout=30)
-        document = reply.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise UnavailableError(f"no Gati answers at {url} ({error}); start one with gati serve") from error
-    if reply.is_error:
-        raise UnavailableError(f"{document.get('error', reply.reason_phrase)} (status {reply.status_code})")
-    return document

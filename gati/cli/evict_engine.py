@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from gati.cli.options import Certificate, CertificateKey, Host, LogLevel, Port
 from gati.errors import EvictError
 from gati.units import parse_bytes, parse_duration
 
@@ -58,21 +59,15 @@ def engine(
             metavar="FILE", help="Append a line a request, a trace for gati evict replay and train."
         ),
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless given.")] = None,
-    port: Annotated[int | None, typer.Option(help="8000 unless given; 0 picks a free port.")] = None,
+    host: Host = None,
+    port: Port = None,
     keys: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Of clients, as for gati serve."),
     ] = None,
-    certificate: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate (PEM).")
-    ] = None,
-    certificate_key: Annotated[
-        Path | None, typer.Option("--certificate-key", metavar="FILE", help="The certificate's key (PEM).")
-    ] = None,
-    log_level: Annotated[
-        str | None, typer.Option("--log-level", help="debug, info (one line per request), warning, error.")
-    ] = None,
+    certificate: Certificate = None,
+    certificate_key: CertificateKey = None,
+    log_level: LogLevel = None,
 ) -> None:
     """Serve a language model on the CPU over /v1/completions, /v1/models and /metrics.
 
@@ -86,8 +81,8 @@ def engine(
 
     from gati.evict.engine.engine import PrefixEngineLimits
     from gati.evict.engine.pages import KeptPrefixes
-    from services.completions.serve import CompletionsSettings, listening_config, serve_completions
-    from services.config import ENVIRONMENT_PREFIX
+    from services.completions.serve import CompletionsSettings, serve_completions
+    from services.config import ENVIRONMENT_PREFIX, ServeConfig, validated
 
     settings = CompletionsSettings(
         network=network,
@@ -102,7 +97,8 @@ def engine(
         access_log=access_log,
         threads=threads,
     )
-    config = listening_config(
+    config = validated(
+        ServeConfig,
         host=host,
         port=port,
         api_key=os.environ.get(f"{ENVIRONMENT_PREFIX}API_KEY"),

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from gati.errors import ConfigError, EvictError
+from gati.cli.options import Certificate, CertificateKey, KeysFile
+from gati.errors import EvictError
 from gati.units import parse_bytes, parse_duration
 
 __all__ = ["EXAMPLES", "serve"]
@@ -34,16 +35,9 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 picks a free port.")] = 8001,
-    keys: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Several keys, with rights and quotas; read again on SIGHUP."),
-    ] = None,
-    certificate: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate (PEM).")
-    ] = None,
-    certificate_key: Annotated[
-        Path | None, typer.Option("--certificate-key", metavar="FILE", help="The certificate's key (PEM).")
-    ] = None,
+    keys: KeysFile = None,
+    certificate: Certificate = None,
+    certificate_key: CertificateKey = None,
     first_fit: Annotated[
         int, typer.Option("--first-fit", metavar="N", help="Samples before the first predictor is fitted.")
     ] = 2_500,
@@ -66,41 +60,35 @@ def serve(
     missed fewer blocks than the active one, or LRU, on requests that came after it was fitted. Engines never
     wait for this service. The key for all clients is GATI_SERVE_API_KEY.
     """
-    from pydantic import ValidationError
-
     from gati.cli.serve import check_installed
 
     check_installed()
     if find_spec("lightgbm") is None:
         raise EvictError("fitting predictors needs LightGBM: pip install 'gati[evict]'")
-    from services.config import ServeConfig
+    from services.config import ServeConfig, validated
     from services.eviction.server import serve_eviction
     from services.eviction.settings import FitterSettings
 
-    try:
-        config = ServeConfig.model_validate(
-            {
-                "host": host,
-                "port": port,
-                "keys_file": keys,
-                "certificate": certificate,
-                "certificate_key": certificate_key,
-                "log_level": log_level,
-                "api_key": os.environ.get("GATI_SERVE_API_KEY"),
-            }
-        )
-        fitter = FitterSettings(
-            folder=folder.absolute(),
-            first_fit=first_fit,
-            step=step,
-            trial_capacities=trial,
-            log_bytes=parse_bytes(log_limit),
-            look_every_s=parse_duration(look_every),
-            log_level=log_level,
-        )
-    except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    config = validated(
+        ServeConfig,
+        host=host,
+        port=port,
+        keys_file=keys,
+        certificate=certificate,
+        certificate_key=certificate_key,
+        log_level=log_level,
+        api_key=os.environ.get("GATI_SERVE_API_KEY"),
+    )
+    fitter = validated(
+        FitterSettings,
+        folder=folder.absolute(),
+        first_fit=first_fit,
+        step=step,
+        trial_capacities=trial,
+        log_bytes=parse_bytes(log_limit),
+        look_every_s=parse_duration(look_every),
+        log_level=log_level,
+    )
     serve_eviction(
         config,
         fitter,

@@ -239,3 +239,26 @@ def with_addresses(arguments: Sequence[str]) -> list[str]:
         if argument == "--ray" and following.startswith("-"):
             found.append(_THIS_CLUSTER)
     return found
+
+
+# Of the verbs that listen for HTTP requests, and of those that ask them.
+Certificate = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate (PEM).")
+]
+CertificateKey = Annotated[
+    Path | None, typer.Option("--certificate-key", metavar="FILE", help="The certificate's key (PEM).")
+]
+Host = Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless given.")]
+KeysFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Several keys, with rights and quotas; read again on SIGHUP."),
+]
+LogLevel = Annotated[
+    str | None, typer.Option("--log-level", help="debug, info (one line per request), warning, error.")
+]
+Port = Annotated[int | None, typer.Option(help="8000 unless given; 0 picks a free port.")]
+ServerUrl = Annotated[str, typer.Option("--url", help="Where gati serve listens.")]
+ServerKey = Annotated[
+    str | None, typer.Option("--api-key", envvar="GATI_API_KEY", help="If the server requires one.")
+]
+SERVER_URL = "http://127.0.0.1:8000"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gati.cli import render
-from gati.cli.options import Device, examples_below
-from gati.errors import RequestError, UnavailableError
+from gati.cli.asking import AskedServer
+from gati.cli.options import SERVER_URL, Device, ServerKey, ServerUrl, examples_below
 
 if TYPE_CHECKING:
     from gati.pipelines.pipeline import Pipeline
@@ -64,13 +64,11 @@ def measure(
 @pipeline.command()
 def status(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline in gati serve.")],
-    url: Annotated[str, typer.Option(help="Where gati serve listens.")] = "http://127.0.0.1:8000",
-    api_key: Annotated[
-        str | None, typer.Option("--api-key", envvar="GATI_API_KEY", help="If the server requires one.")
-    ] = None,
+    url: ServerUrl = SERVER_URL,
+    api_key: ServerKey = None,
 ) -> None:
     """Show what a served pipeline is planned with now, and what that is based on."""
-    found = _described(url, name, api_key)
+    found = AskedServer(url, api_key).ask("GET", f"/v1/pipelines/{name}")
     follows = f"planned again {found['replans']} times" if found["live"] else "offline figures only"
     typer.echo(f"{name}: policy {found['policy']}, {follows}")
     for stage in found["stages"]:
@@ -78,21 +76,6 @@ def status(
         for option in stage["options"]:
             planned = f"{option['accuracy']:.1%} right, {option['mean_latency_ms']:.2f} ms"
             typer.echo(f"  {option['name']}: {planned}{_based_on(option['live'])}")
-
-
-def _described(url: str, name: str, api_key: str | None) -> Any:
-    """The server's description of a pipeline. Raises `UnavailableError`, `RequestError`."""
-    import httpx
-
-    headers = {} if api_key is None else {"X-API-Key": api_key}
-    try:
-        reply = httpx.get(f"{url}/v1/pipelines/{name}", headers=headers, timeout=60)
-        document = reply.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise UnavailableError(f"no Gati answers at {url} ({error}); start one with gati serve") from error
-    if reply.is_error:
-        raise RequestError(f"{document.get('error', reply.reason_phrase)} (status {reply.status_code})")
-    return document
 
 
 def _based_on(live: Mapping[str, Any] | None) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
+from gati.cli.asking import AskedServer
+from gati.cli.options import SERVER_URL, ServerKey, ServerUrl
 from gati.cli.serve import check_installed
-from gati.errors import DataError, RequestError, UnavailableError
+from gati.errors import DataError, RequestError
 from gati.units import parse_duration
 
 __all__ = ["query"]
@@ -36,15 +37,13 @@ def query(
     slo: Annotated[
         str | None, typer.Option("--slo", metavar="TIME", help="Latency SLO, such as 80ms.")
     ] = None,
-    url: Annotated[str, typer.Option(help="Where gati serve listens.")] = "http://127.0.0.1:8000",
+    url: ServerUrl = SERVER_URL,
     priority: Annotated[int | None, typer.Option(help="1 is served first.")] = None,
-    api_key: Annotated[
-        str | None, typer.Option("--api-key", envvar="GATI_API_KEY", help="If the server requires one.")
-    ] = None,
+    api_key: ServerKey = None,
 ) -> None:
     """Query a served pipeline with an image, or a model with text: answers, exits, and latency."""
     check_installed()
-    server = _Server(url, api_key)
+    server = AskedServer(url, api_key, _RefusedError)
     wishes: dict[str, Any] = {}
     if slo is not None:
         wishes["latency_slo_ms"] = 1e3 * parse_duration(slo)
@@ -58,7 +57,7 @@ def query(
         _query_texts(server, name, text or [str(image)], wishes)
 
 
-def _query_texts(server: _Server, name: str, texts: Sequence[str], wishes: Mapping[str, Any]) -> None:
+def _query_texts(server: AskedServer, name: str, texts: Sequence[str], wishes: Mapping[str, Any]) -> None:
     """Ask a pipeline one text after the other, or a model all of them at once."""
     if name in {each["name"] for each in server.ask("GET", "/v1/pipelines")["pipelines"]}:
         for one in texts:
@@ -86,48 +85,6 @@ def _read(path: Path) -> bytes:
         raise DataError(
             f"cannot read {path} ({error.strerror}); give an image file, or a text with --text"
         ) from error
-
-
-@dataclass(frozen=True)
-class _Server:
-    """A `gati serve` to ask."""
-
-    url: str
-    api_key: str | None
-
-    def ask(
-        self,
-        method: str,
-        path: str,
-        parameters: Mapping[str, Any] | None = None,
-        content: bytes | None = None,
-        kind: str | None = None,
-    ) -> Any:
-        """Its reply as JSON. Raises `UnavailableError` where nothing answers, and for what it refuses."""
-        import httpx
-
-        headers = {} if kind is None else {"Content-Type": kind}
-        if self.api_key is not None:
-            headers["X-API-Key"] = self.api_key
-        try:
-            reply = httpx.request(
-                method,
-                f"{self.url}{path}",
-                content=content,
-                params=dict(parameters or {}),
-                headers=headers,
-                timeout=60,
-            )
-            document = reply.json()
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise UnavailableError(
-                f"no Gati answers at {self.url} ({error}); start one with gati serve"
-            ) from error
-        if reply.is_error:
-            again = reply.headers.get("Retry-After")
-            message = f"{document.get('error', reply.reason_phrase)} (status {reply.status_code})"
-            raise _RefusedError(message + (f"; ask again in {again} s" if again else ""))
-        return document
 
 
 class _RefusedError(RequestError):

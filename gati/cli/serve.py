@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gati.cli.options import Certificate, CertificateKey, Host, KeysFile, LogLevel, Port
 from gati.errors import GatiError
 from gati.units import parse_duration
 
@@ -35,8 +36,8 @@ def serve(
             "\\[pipelines].",
         ),
     ],
-    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless given.")] = None,
-    port: Annotated[int | None, typer.Option(help="8000 unless given; 0 picks a free port.")] = None,
+    host: Host = None,
+    port: Port = None,
     composition: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Composition of the cache library; 'default' unless given."),
@@ -53,16 +54,9 @@ def serve(
             "given: HOST:PORT.",
         ),
     ] = None,
-    keys: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Several keys, with rights and quotas; read again on SIGHUP."),
-    ] = None,
-    certificate: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate (PEM).")
-    ] = None,
-    certificate_key: Annotated[
-        Path | None, typer.Option("--certificate-key", metavar="FILE", help="The certificate's key (PEM).")
-    ] = None,
+    keys: KeysFile = None,
+    certificate: Certificate = None,
+    certificate_key: CertificateKey = None,
     drain: Annotated[
         str | None,
         typer.Option(
@@ -70,9 +64,7 @@ def serve(
             help="After SIGTERM, keep answering this long while not ready, for load balancers.",
         ),
     ] = None,
-    log_level: Annotated[
-        str | None, typer.Option("--log-level", help="debug, info (one line per request), warning, error.")
-    ] = None,
+    log_level: LogLevel = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the effective settings and their origins; start nothing.")
     ] = False,

@@ -9,13 +9,11 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import uvloop
-from pydantic import ValidationError
 
-from gati.errors import ConfigError, UnavailableError
+from gati.errors import UnavailableError
 from gati.evict.engine.access import AccessFile
 from gati.evict.engine.decoder import Decoder, DecoderSettings
 from gati.evict.engine.driver import EngineDriver
@@ -27,9 +25,9 @@ from services import logs
 from services.completions.app import CompletionsApp
 from services.config import ServeConfig
 from services.scheduler.admission import check_exposure
-from services.web import listen, web_server
+from services.web import listen, url_of, web_server
 
-__all__ = ["CompletionsSettings", "completions_app", "listening_config", "serve_completions"]
+__all__ = ["CompletionsSettings", "completions_app", "serve_completions"]
 
 _log = logging.getLogger("gati.completions")
 
@@ -47,15 +45,6 @@ class CompletionsSettings:
     limits: PrefixEngineLimits = PrefixEngineLimits()
     access_log: Path | None = None
     threads: int | None = None
-
-
-def listening_config(**given: Any) -> ServeConfig:
-    """Addresses, keys and bounds, as of `gati serve`. Raises ConfigError for values out of range."""
-    try:
-        return ServeConfig.model_validate({name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
 def completions_app(
@@ -117,8 +106,7 @@ async def _serve(
     loop.add_signal_handler(signal.SIGHUP, app.keys.reload)
     driver.start()
     serving = asyncio.create_task(server.serve([listening]))
-    scheme = "http" if config.certificate is None else "https"
-    announce(f"{scheme}://{config.host}:{listening.getsockname()[1]}", app.name)
+    announce(url_of(config, listening), app.name)
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
     app.ready = False

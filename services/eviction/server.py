@@ -23,7 +23,7 @@ from services.scheduler.admission import check_exposure
 from services.scheduler.front import Front
 from services.scheduler.scheduler import Scheduler
 from services.supervisor import Supervised
-from services.web import listen, web_server
+from services.web import listen, url_of, web_server
 
 __all__ = ["serve_eviction"]
 
@@ -87,8 +87,7 @@ async def _serve(
             longest_s=_LONGEST_PAUSE_S,
         )
     )
-    scheme = "http" if config.certificate is None else "https"
-    announce(f"{scheme}://{config.host}:{listening.getsockname()[1]}")
+    announce(url_of(config, listening))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
     _log.info("draining")

@@ -12,16 +12,14 @@ from starlette.types import Message, Send
 
 from services.scheduler.telemetry import NO_TELEMETRY, Telemetry
 from services.scheduler.timing import trace_id_of
-from services.scheduler.tracing import trace_of
+from services.scheduler.tracing import LONGEST_PATH, WATCHED_PATHS, follow, trace_of
 
 __all__ = ["Access"]
 
 _requests = logging.getLogger("gati.access")
 _audits = logging.getLogger("gati.audit")
 
-_WATCHED = ("/v2/health/", "/metrics")  # asked every few seconds by those who watch
 _MANAGEMENT = "/v2/repository/"
-_LONGEST = 200  # characters of a path
 
 
 class Access:
@@ -37,6 +35,8 @@ class Access:
         self._began_s = time.monotonic()
         self.status = 0
         self.key = ""  # the name of it
+        if telemetry is not NO_TELEMETRY:
+            follow(request.scope)
 
     async def send(self, message: Message) -> None:
         """Pass a message on to the client."""
@@ -47,12 +47,13 @@ class Access:
     def ended(self) -> None:
         """Write the line. Management is always written, and to a log of its own."""
         scope = self._request.scope
-        self._telemetry.ended(scope, trace_of(scope), self._status, time.monotonic() - self._began_s)
+        if (trace := trace_of(scope)) is not None:
+            self._telemetry.ended(scope, trace, self._status, time.monotonic() - self._began_s)
         path: str = scope["path"]
         if path.startswith(_MANAGEMENT) and self._request.method != "GET":
             _audits.info("management", extra=self._line(path))
             return
-        level = logging.DEBUG if path.startswith(_WATCHED) else logging.INFO
+        level = logging.DEBUG if path.startswith(WATCHED_PATHS) else logging.INFO
         if _requests.isEnabledFor(level) and (self._share >= 1.0 or random.random() < self._share):
             _requests.log(level, "http", extra=self._line(path))
 
@@ -64,7 +65,7 @@ class Access:
         client = self._request.scope.get("client")
         return {
             "method": self._request.method,
-            "path": path[:_LONGEST],
+            "path": path[:LONGEST_PATH],
             "status": self._status,
             "ms": round(1e3 * (time.monotonic() - self._began_s), 2),
             "key": self.key,

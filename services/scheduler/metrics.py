@@ -12,10 +12,26 @@ from prometheus_client.registry import Collector
 
 from gati.pipelines import OptionReport
 
-__all__ = ["Metrics"]
+__all__ = ["REQUEST_BOUNDS_S", "Metrics"]
 
 _SERVICE = ("model", "replica")
-_BOUNDS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+REQUEST_BOUNDS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.0075,
+    0.01,
+    0.015,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+)
 
 
 class Metrics:
@@ -31,14 +47,14 @@ class Metrics:
             "gati_request_seconds",
             "Requests for a model, from arrival to answer",
             ["model"],
-            buckets=_BOUNDS_S,
+            buckets=REQUEST_BOUNDS_S,
             registry=self._registry,
         )
         self.pipeline_seconds = Histogram(
             "gati_pipeline_seconds",
             "Queries to a pipeline, from arrival to answer",
             ["pipeline"],
-            buckets=_BOUNDS_S,
+            buckets=REQUEST_BOUNDS_S,
             registry=self._registry,
         )
         self.slo_missed = Counter(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -24,7 +24,7 @@ from services.scheduler.reading import largest_body, parse_inference
 from services.scheduler.replies import Json
 from services.scheduler.scheduler import Scheduler, scheduler_of
 from services.scheduler.timing import in_services_ms
-from services.scheduler.tracing import called, trace_of
+from services.scheduler.tracing import TracedCall, called, trace_of
 from services.wire.tensors import text_tensor
 
 __all__ = ["answer", "router"]
@@ -84,17 +84,8 @@ async def answer(request: Request, pipeline: str) -> Response:
         found = await unless_gone(request, served.answer(tensor, timing, place(wishes.get("place"))))
     latency_ms = timing.elapsed_ms()
     scheduler.answered(latency_ms, in_services_ms(found.stages))
-    calls = [
-        called(
-            stage["model"],
-            stage["version"],
-            [stage["exit"]],
-            (stage["started_ms"], stage["started_ms"] + stage["latency_ms"]),
-            stage["service_ms"],
-        )
-        for stage in found.stages
-    ]
-    trace_of(request.scope).answered(timing.trace_id, {"gati.pipeline": pipeline}, calls)
+    if (trace := trace_of(request.scope)) is not None:
+        trace.answered(timing.trace_id, {"gati.pipeline": pipeline}, map(_call_of, found.stages))
     scheduler.metrics.pipeline_seconds.labels(pipeline).observe(latency_ms / 1e3)
     _log.debug(
         "query",
@@ -122,6 +113,12 @@ async def answer(request: Request, pipeline: str) -> Response:
             "trace_id": timing.trace_id,
         }
     )
+
+
+def _call_of(stage: Mapping[str, Any]) -> TracedCall:
+    began_ms = stage["started_ms"]
+    between_ms = (began_ms, began_ms + stage["latency_ms"])
+    return called(stage["model"], stage["version"], [stage["exit"]], between_ms, stage["service_ms"])
 
 
 async def _read(

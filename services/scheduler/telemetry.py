@@ -18,8 +18,9 @@ from starlette.types import Scope
 from gati.errors import ConfigError
 from gati.version import __version__
 from services.config import ServeConfig
+from services.scheduler.metrics import REQUEST_BOUNDS_S
 from services.scheduler.timing import parse_traceparent
-from services.scheduler.tracing import RequestTrace
+from services.scheduler.tracing import LONGEST_PATH, WATCHED_PATHS, RequestTrace
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -29,10 +30,8 @@ __all__ = ["NO_TELEMETRY", "OpenTelemetry", "Telemetry", "open_telemetry"]
 
 _log = logging.getLogger("gati.telemetry")
 
-_BOUNDS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _NAME = re.compile(r"/(v1/pipelines|v2/models|v2/repository/models|dashboard)/[^/]+")
 _VERSION = re.compile(r"/versions/[^/]+")
-_WATCHED = ("/v2/health/", "/metrics")  # asked every few seconds by those who watch
 _SEND_EVERY_S = 15.0
 _LAST_SEND_S = 3.0
 _SERVER_ERROR = 500
@@ -119,7 +118,7 @@ class OpenTelemetry:
             "http.server.request.duration",
             unit="s",
             description="HTTP requests, from head to end of reply",
-            explicit_bucket_boundaries_advisory=_BOUNDS_S,
+            explicit_bucket_boundaries_advisory=REQUEST_BOUNDS_S,
         )
         self._answers = meter.create_counter(
             "gati.answers", unit="{input}", description="Answered inputs by where their answer came from"
@@ -128,7 +127,7 @@ class OpenTelemetry:
     def ended(self, scope: Scope, trace: RequestTrace, status: int, seconds: float) -> None:
         """Make the spans of a request that has just ended, and count it."""
         path: str = scope["path"]
-        if path.startswith(_WATCHED):
+        if path.startswith(WATCHED_PATHS):
             return
         route = _VERSION.sub("/versions/{version}", _NAME.sub(r"/\1/{name}", path)) if status != 404 else ""
         about = {
@@ -141,7 +140,7 @@ class OpenTelemetry:
             where = {name: call.attributes[name] for name in ("gati.model", "gati.version")}
             for left in call.attributes["gati.exits"]:
                 self._answers.add(1, {**where, "gati.exit": left})
-        self._trace(scope, trace, {**about, "url.path": path[:200]}, seconds)
+        self._trace(scope, trace, {**about, "url.path": path[:LONGEST_PATH]}, seconds)
 
     def _trace(self, scope: Scope, trace: RequestTrace, about: dict[str, Any], seconds: float) -> None:
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context

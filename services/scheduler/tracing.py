@@ -8,9 +8,11 @@ from typing import Any
 
 from starlette.types import Scope
 
-__all__ = ["RequestTrace", "TracedCall", "called", "trace_of"]
+__all__ = ["LONGEST_PATH", "WATCHED_PATHS", "RequestTrace", "TracedCall", "called", "follow", "trace_of"]
 
 _KEY = "gati.trace"
+WATCHED_PATHS = ("/v2/health/", "/metrics")  # asked every few seconds by those who watch
+LONGEST_PATH = 200  # characters of one that are told
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class TracedCall:
 
 @dataclass
 class RequestTrace:
-    """Filled in by who answers. Empty for what was refused before."""
+    """Filled in by who answers. Empty for what was refused before, and made only where somebody follows."""
 
     trace_id: str = ""
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -38,9 +40,14 @@ class RequestTrace:
         self.calls.extend(calls)
 
 
-def trace_of(scope: Scope) -> RequestTrace:
-    """The notes of the request with that scope, made when they are first asked for."""
-    found: RequestTrace = scope.setdefault(_KEY, RequestTrace())
+def follow(scope: Scope) -> None:
+    """Have notes made of the request with that scope."""
+    scope[_KEY] = RequestTrace()
+
+
+def trace_of(scope: Scope) -> RequestTrace | None:
+    """The notes of the request with that scope; None where nobody follows."""
+    found: RequestTrace | None = scope.get(_KEY)
     return found
 
 

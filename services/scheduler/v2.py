@@ -133,8 +133,9 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
         found = await unless_gone(request, model.infer(asked.tensor, parameters, version))
     latency_ms = timing.elapsed_ms()
     exits = [each.exit for each in found.answers]
-    call = called(name, found.version, exits, (called_ms, latency_ms), found.latency_ms)
-    trace_of(request.scope).answered(timing.trace_id, {}, [call])
+    if (trace := trace_of(request.scope)) is not None:
+        call = called(name, found.version, exits, (called_ms, latency_ms), found.latency_ms)
+        trace.answered(timing.trace_id, {}, [call])
     scheduler.answered(latency_ms, found.latency_ms)
     scheduler.dashboards[name].answered(found, latency_ms)
     scheduler.metrics.request_seconds.labels(name).observe(latency_ms / 1e3)

@@ -32,9 +32,9 @@ from gati.evict.engine.stored import save_decoder
 from gati.evict.engine.tokens import ByteTokens
 from services.completions.app import CompletionsApp
 from services.completions.asking import read_completion
-from services.completions.serve import CompletionsSettings, completions_app, listening_config
+from services.completions.serve import CompletionsSettings, completions_app
 from services.completions.writing import TextWriter
-from services.config import ServeConfig
+from services.config import ServeConfig, validated
 from services.web import listen, web_server
 from tests.conftest import REPOSITORY
 from tests.waiting import LONG_S, until
@@ -305,7 +305,7 @@ def test_no_text_goes_out_that_a_stop_takes_back(text: str, stops: list[str]) ->
 def test_a_network_in_a_folder_is_called_as_the_folder_is(tmp_path: Path) -> None:
     save_decoder(DECODER, tmp_path / "stories")
     settings = CompletionsSettings(tmp_path / "stories", budget_bytes=2**20, kept=KeptPrefixes("lru"))
-    app, engine = completions_app(settings, listening_config(port=0))
+    app, engine = completions_app(settings, validated(ServeConfig, port=0))
     assert app.name == "stories"
     generation = engine.submit(GenerationRequest(tuple(b"a prompt"), 5))
     engine.run_until_idle()
@@ -315,9 +315,10 @@ def test_a_network_in_a_folder_is_called_as_the_folder_is(tmp_path: Path) -> Non
 
 def test_settings_that_are_wrong_are_told() -> None:
     with pytest.raises(ConfigError, match="port"):
-        listening_config(port=100_000)
+        validated(ServeConfig, port=100_000)
     app, engine = completions_app(
-        CompletionsSettings(seed=3, budget_bytes=2**20, kept=KeptPrefixes("lru")), listening_config(port=0)
+        CompletionsSettings(seed=3, budget_bytes=2**20, kept=KeptPrefixes("lru")),
+        validated(ServeConfig, port=0),
     )
     assert app.name == "random-3"
     assert engine.pages == 2**20 // (4 * 2 * 16 * 64 * 4)

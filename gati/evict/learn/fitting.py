@@ -18,7 +18,7 @@ from gati.evict.learn.folder import MODEL, versions_of
 from gati.evict.learn.following import fetch_model
 from gati.evict.learn.reading import AccessRecord
 from gati.evict.learn.trial import VersionTrial
-from gati.evict.predict.hazard import HazardModel, fit_hazards
+from gati.evict.predict.hazard import HazardModel
 from gati.evict.predict.history import FEATURES, RequestHistory
 from gati.evict.predict.reuse import ReuseSettings
 from gati.evict.predict.samples import ReuseSamples
@@ -130,17 +130,8 @@ class VersionFitter:
         return histories[record.engine]
 
     def _fit(self) -> None:
-        settings = self._settings
-        self._due = min(int(self._due * settings.growth), self._due + settings.longest_step)
-        self._due = max(self._due, self._samples.taken_in_all + 1)
-        model = fit_hazards(
-            self._samples.labels(self._now_s),
-            bins=settings.bins,
-            rounds=settings.rounds,
-            leaves=settings.leaves,
-            rate=settings.rate,
-            seed=self._seed + self._counts["fits"],
-        )
+        self._due = max(self._settings.due_after(self._due), self._samples.taken_in_all + 1)
+        model = self._settings.fit(self._samples, self._now_s, self._seed + self._counts["fits"])
         if model is None:
             return
         self._counts["fits"] += 1

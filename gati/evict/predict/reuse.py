@@ -44,6 +44,21 @@ class ReuseSettings:
     leaves: int = 8
     rate: float = 0.1
 
+    def due_after(self, samples: int) -> int:
+        """How many samples there are at the next fit, after one at `samples`."""
+        return min(int(samples * self.growth), samples + self.longest_step)
+
+    def fit(self, samples: ReuseSamples, now_s: float, seed: int) -> HazardModel | None:
+        """Fit from what is known of the samples now; None where that is too little."""
+        return fit_hazards(
+            samples.labels(now_s),
+            bins=self.bins,
+            rounds=self.rounds,
+            leaves=self.leaves,
+            rate=self.rate,
+            seed=seed,
+        )
+
 
 class _Offer(NamedTuple):
     """A model from outside, with predictions [slots, bins] for what was cached at the request `since`."""
@@ -143,17 +158,9 @@ class Reuse:
 
     def refit(self) -> None:
         """Fit from all that is known now, and predict again for everything cached."""
-        settings = self._settings
-        self._due = min(int(self._due * settings.growth), self._due + settings.longest_step)
+        self._due = self._settings.due_after(self._due)
         began = time.perf_counter()
-        model = fit_hazards(
-            self._samples.labels(self._now_s),
-            bins=settings.bins,
-            rounds=settings.rounds,
-            leaves=settings.leaves,
-            rate=settings.rate,
-            seed=self._seed + self._refits,
-        )
+        model = self._settings.fit(self._samples, self._now_s, self._seed + self._refits)
         if model is None:
             return
         self._model = model

@@ -12,12 +12,12 @@ import pytest
 
 from gati.errors import EvictError, StorageError
 from gati.evict import PrefixCache, bound
-from gati.evict.learn import fitting
 from gati.evict.learn.fitting import VersionFitter
 from gati.evict.learn.folder import MODEL, versions_of
 from gati.evict.learn.following import fetch_model
 from gati.evict.learn.trial import VersionTrial
 from gati.evict.policy.guard import ShadowLru
+from gati.evict.predict import reuse
 from gati.evict.predict.hazard import HazardModel
 from gati.evict.predict.reuse import Reuse, ReuseSettings
 from gati.evict.replays.replay import build
@@ -89,7 +89,7 @@ def test_a_trial_is_lost_as_soon_as_the_guard_would_step_in(model: HazardModel) 
 def test_a_candidate_that_is_worse_leaves_the_active_version(
     folder: Path, model: HazardModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fitting, "fit_hazards", lambda *_, **__: Reversed(model))
+    monkeypatch.setattr(reuse, "fit_hazards", lambda *_, **__: Reversed(model))
     fitter = fitted(folder, 1500)
     status = fitter.status()
     assert status["fits"] >= 1 and status["lost_trials"] == status["fits"] and status["adopted"] == 0
