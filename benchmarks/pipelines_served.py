@@ -124,7 +124,7 @@ def tensor(image: Any) -> bytes:
 
 
 def prepare(path: Path, document: dict[str, Any], until_done: ExitStack) -> tuple[Path, list[str]]:
-    """Write the fixed pipelines and the configuration, all beside PIPELINE; names of the fixed."""
+    """Write the fixed pipelines and the configuration, all next to PIPELINE; names of the fixed."""
     measured = json.loads(beside(path).read_text(encoding="utf-8"))
     root = next(name for name in document["stages"] if all(edge["to"] != name for edge in document["edges"]))
     options = list(document["stages"][root]["options"])

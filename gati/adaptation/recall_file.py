@@ -1,4 +1,4 @@
-"""Keeps a memory over restarts: what it may answer beside the watches, what it knows in a file of its own.
+"""Keeps a memory over restarts: what it may answer with the watches, what it knows in a file of its own.
 
     keeper = MemoryKeeper(standing, path, identity)
     recall = Recall(..., known=keeper.known())

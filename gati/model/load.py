@@ -350,7 +350,7 @@ def _with_text(
     text_column: str | None,
     label_column: str | None,
 ) -> Preprocessing:
-    """With the tokenizer that was given, or that lies beside the network. Raises `DataError`."""
+    """With the tokenizer that was given, or that lies next to the network. Raises `DataError`."""
     own = Path(source) / TOKENIZER
     if tokenizer is None and not own.is_file():
         if max_length is not None or text_column is not None or label_column is not None:

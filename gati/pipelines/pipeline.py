@@ -73,7 +73,7 @@ class Option:
     `levels` are falling confidences that tell easy inputs from hard ones, and `behaviours` what the option
     does with inputs on which the stage before it found something: an input that was hard there is hard here.
 
-    `overhead` is what an answer takes beside the network: the queue, and the way there and back. None where
+    `overhead` is what an answer takes besides the network: the queue, and the way there and back. None where
     it was not measured, as offline.
     """
 

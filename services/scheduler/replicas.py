@@ -235,7 +235,7 @@ class Replica:
         return found
 
     async def load_version(self, version: str, composition: str | None) -> None:
-        """Load a version beside those that serve."""
+        """Load a version alongside those that serve."""
         source = VersionSource(version=version, composition=composition)
         await self._connected().call("load", source, timeout_s=_LOAD_TIMEOUT_S)
 

@@ -27,7 +27,7 @@ VARIANTS = ("student(8)", "student(12)", "pyramid(32)")
 
 
 class _Cluster:
-    """Nodes of one core each beside a head without any; no dashboard, little memory."""
+    """Nodes of one core each, and a head without any; no dashboard, little memory."""
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
