@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RECALL", "Needs", "Auditor", "Decided", "Compared", "Given", "Probed", "Remembering"]
 
+_EAGER = 3  # times the audits that complete a proof without a loss: so many requests in a row are looked at
+
 RECALL = "recall"  # Prediction.exit of an answer from memory
 
 
@@ -118,6 +120,32 @@ class Compared(NamedTuple, Generic[Version]):
 
 
 @dataclass
+class _Effort:
+    """How many requests are looked at for the proof under way, known before anything of them is.
+
+    All are until the proof has had as many as would complete it several times over if nothing disagreed: what
+    is proven early answers longest. Then it is the share at which base answers were computed when the proof
+    began.
+    """
+
+    _proof: Proof | None = None
+    _then: float = 0.0
+    _left: int = 0
+
+    def share(self, proof: Proof | None, share: float) -> float:
+        """Of requests now, for `proof`; `share` are computed for other reasons."""
+        if proof is not None and proof is not self._proof:
+            self._proof, self._then, self._left = proof, share, _EAGER * proof.required
+        if proof is None:
+            return 0.0
+        return 1.0 if self._left else self._then
+
+    def looked(self) -> None:
+        """Count a request that is looked at."""
+        self._left = max(0, self._left - 1)
+
+
+@dataclass
 class Auditor(Generic[Version]):
     """Decides which requests are looked at, and tells watches and memory what came of it. Not thread-safe.
 
@@ -133,8 +161,7 @@ class Auditor(Generic[Version]):
     audits: int = field(default=0, init=False)
     losses: int = field(default=0, init=False)
     left_out: int = field(default=0, init=False)  # requests for which there was no time
-    _proving: Proof | None = field(default=None, init=False, repr=False)  # memory's proof under way
-    _share: float = field(default=0.0, init=False, repr=False)  # of requests that are looked at for it
+    _for_memory: _Effort = field(default_factory=_Effort, init=False, repr=False)
 
     def decide(
         self,
@@ -157,6 +184,7 @@ class Auditor(Generic[Version]):
         may_hit = post is None or post.may_hit or unguarded
         drawn = draws.draw(more_samples)
         lookups = may_hit and lookups_pay
+        proof = None if self.memory is None else self.memory.proving
         decided = Decided(
             post,
             None if post is None else post.deployed,
@@ -170,11 +198,13 @@ class Auditor(Generic[Version]):
                 for each in ((trial,) if may_hit else (post, trial))
                 if each is not None and self._is_looked_up(each, post, drawn, lookups=lookups)
             ),
-            places and drawn.chance < self._trying(more_samples),
+            places and drawn.chance < self._for_memory.share(proof, more_samples),
         )
         if decided.looked_at and not room():
             self.left_out += 1
             return replace(decided, drawn=NOTHING, shadows=(), tried=False)
+        if decided.tried:
+            self._for_memory.looked()
         return decided
 
     def _is_looked_up(
@@ -184,16 +214,6 @@ class Auditor(Generic[Version]):
         if not self.guarded:
             return drawn.sample and each is post
         return drawn.audit or (drawn.trial and not lookups and not each.hopeless)
-
-    def _trying(self, share: float) -> float:
-        """The share of requests that are audits for a proof of memory: the same as long as it takes.
-
-        It is the share sampled when the proof begins: base answers are computed for no more than was allowed.
-        """
-        proof = None if self.memory is None else self.memory.proving
-        if proof is not self._proving:
-            self._proving, self._share = proof, 0.0 if proof is None else share
-        return self._share
 
     def known(self, decided: Decided[Version], given: Given) -> Prediction | None:
         """The reference's answer, where it is the one that was given."""

@@ -19,6 +19,7 @@ from gati.engine.exits import BASE, Prediction
 from gati.guard.auditor import RECALL, Auditor, Given, Probed
 from gati.guard.draws import Draws
 from gati.guard.posts import Post
+from gati.guard.proof import Proof
 from gati.guard.roster import Roster, RosterChange
 from gati.guard.standing import Standing
 from gati.guard.watch import Event, Watch
@@ -229,3 +230,38 @@ def test_a_trial_that_comes_to_nothing_is_given_up() -> None:
         stream.request(lost=True)
         stream.roster.give_up()
     assert stream.roster.told[-2:] == ["given up", "kept"] and stream.roster.serving is stream.serving
+
+
+class Proving:
+    """Memory whose proof is under way, and which is asked about every request."""
+
+    def __init__(self) -> None:
+        self.proving: Proof | None = Proof(AGREEMENT, DELTA)
+        self.tried = 0
+
+    def learn(self, looked: Any, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
+        self.tried += tried
+
+
+def test_many_requests_in_a_row_are_looked_at_for_a_proof_of_memory_and_then_a_share() -> None:
+    memory, draws = Proving(), Draws(0.05, seed=0)
+    auditor = Auditor[str](memory=memory)
+
+    def tried(requests: int, *, room: bool = True) -> int:
+        before = memory.tried
+        for _ in range(requests):
+            decided = auditor.decide(None, None, draws, room=lambda: room, more_samples=0.25)
+            auditor.learn(decided, Given(TRUE, looked="its place"), TRUE)
+        return memory.tried - before
+
+    assert memory.proving is not None
+    burst = 3 * memory.proving.required
+    assert tried(20, room=False) == 0  # what there is no time for is left out, and has not been spent
+    assert tried(burst) == burst
+    assert 0.15 < tried(400) / 400 < 0.35
+    known, memory.proving = memory.proving, None  # it has no prospects for a while
+    assert tried(100) == 0
+    memory.proving = known
+    assert tried(100) < 50
+    memory.proving = Proof(AGREEMENT, DELTA)
+    assert tried(burst) == burst
