@@ -1,10 +1,12 @@
-"""Exact binomial tests and limits: what a count of losses among a number of inputs proves about a rate."""
+"""Exact binomial tests and limits: what a count of losses among a number of inputs proves about a rate.
+
+SciPy is imported on first use: it takes a fifth of a second, and who serves a composition seldom counts.
+`scipy.stats` would take a whole one.
+"""
 
 from __future__ import annotations
 
 import math
-
-from scipy.special import betainc, betaincinv  # scipy.stats takes a second to import
 
 from gati.errors import CompositionError
 
@@ -13,6 +15,8 @@ __all__ = ["agreement_lower_bound", "check_levels", "p_value", "rate_upper_bound
 
 def p_value(losses: int, inputs: int, accuracy: float) -> float:
     """Return P(Bin(inputs, 1 - accuracy) <= losses): how likely so few losses are below the target."""
+    from scipy.special import betainc
+
     return 1.0 if losses >= inputs else float(betainc(inputs - losses, losses + 1, accuracy))
 
 
@@ -35,6 +39,8 @@ def agreement_lower_bound(losses: int, inputs: int, delta: float) -> float:
     """Return the exact one-sided lower confidence limit (Clopper, Pearson) of agreement; 0 without inputs."""
     if losses >= inputs:
         return 0.0
+    from scipy.special import betaincinv
+
     return float(betaincinv(inputs - losses, losses + 1, delta))
 
 

@@ -1,10 +1,10 @@
 """A traced network as flat Python source.
 
 At batch size 1 a small network spends most of its time between the operators: module calls, attribute
-look-ups, dispatch through Python wrappers. Here a `torch.export` graph in training IR (whose operators,
-in-place ones included, are those that eager mode runs) becomes a list of statements, and any range of them
-becomes one Python function over locals, with every operator bound to the fastest callable that gives the
-same result bit for bit.
+look-ups, dispatch through Python wrappers. Here it becomes a list of statements, and any range of them
+becomes one Python function over locals. What eager mode calls is listed where that is enough; of the other
+networks a `torch.export` graph in training IR (whose operators, in-place ones included, are those that eager
+mode runs) is taken, with every operator bound to the fastest callable that gives the same result bit for bit.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 import operator
 import warnings
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from gati.model.bindings import (
     storage,
     storages,
 )
+from gati.model.eager import eager_program, plain_attention
 from gati.model.program import FlatFunction, Program, Statement
 
 __all__ = ["export_program", "flatten", "lower"]
@@ -52,8 +52,15 @@ def lower(
     Raises:
         ModelError: `torch.export` cannot follow the network, or fixes its batch size.
     """
-    exported = export_program(module, example)
-    return _Lowering(exported, example.clone(), observe).run()  # it may work in place on what it is given
+    program = eager_program(module, example)
+    if program is None:
+        exported = export_program(module, example)
+        return _Lowering(exported, example.clone(), observe).run()  # it may work in place on what it is given
+    if observe is not None:
+        with torch.inference_mode():
+            for statement, value in program.steps(example.clone()):
+                observe(statement.name, statement.scopes, value)
+    return program
 
 
 def flatten(module: nn.Module, example: Tensor, structure: Hashable = None) -> FlatFunction:
@@ -95,7 +102,7 @@ def export_program(module: nn.Module, example: Tensor) -> torch.export.ExportedP
     """
     batch = torch.export.Dim.DYNAMIC
     try:
-        with torch.no_grad(), _plain_attention(), warnings.catch_warnings():
+        with torch.no_grad(), plain_attention(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")  # of an RNN
             return torch.export.export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
     except Exception as error:  # torch.export raises many unrelated types for what it cannot follow
@@ -104,17 +111,6 @@ def export_program(module: nn.Module, example: Tensor) -> torch.export.ExportedP
             "data-dependent control flow or fixed batch sizes from its forward"
         )
     raise ModelError(message)
-
-
-@contextmanager
-def _plain_attention() -> Iterator[None]:
-    """Transformer layers as operators that every engine has, not as the one in which torch fuses them."""
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 class _Lowering:

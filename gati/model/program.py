@@ -79,6 +79,13 @@ class Program:
         source = f"def {name}({', '.join(parameters)}):\n" + "".join(f"    {line}\n" for line in lines)
         return compiled(name, source, self.constants)
 
+    def steps(self, x: Any) -> Iterator[tuple[Statement, Any]]:
+        """Run the network on `x` [B, ...], and give each statement with what it computed, at that moment."""
+        values = {**self.constants, self.input: x}
+        for statement in self.statements:
+            exec(statement.text, values)
+            yield statement, values[statement.name]
+
     def whole(self, name: str = "network") -> FlatFunction:
         """The whole network as one function."""
         return self.function(name, (self.input,), self.statements, self.output, self.output_uses)

@@ -368,7 +368,8 @@ def _scalars(
                 f"cannot cut the network before block '{block or 'output'}': the number "
                 f"{statement.name} = {expression} crosses the cut; choose another block"
             )
-        lines.append(f"{statement.name} = {expression}")
+        if expression != statement.name:
+            lines.append(f"{statement.name} = {expression}")
     return tuple(lines)
 
 

@@ -13,6 +13,7 @@ from gati.engine.exits import EngineExit
 from gati.errors import BackendError
 from gati.model.segments import TracedModel
 from tests.engine.networks import BLOCKS, Cache, traced_network
+from tests.starting import heavy_imports_of
 
 NAMES = sorted(
     name for name, kind in BACKENDS.items() if issubclass(kind, GraphBackend) and kind.in_float32()
@@ -153,6 +154,18 @@ def test_segments_are_asked_of_torch(backend: str) -> None:
         segment_backend(backend)
 
 
+KEPT = """
+import sys
+from pathlib import Path
+from gati.engine.engine import Engine
+from tests.engine.networks import exits, inputs, traced_network
+
+backend, *kept = sys.argv[1:]
+engine = Engine(traced_network(), exits()[:1], backend=backend, graphs=tuple(map(Path, kept)))
+engine(inputs(5)), engine.base(inputs(5))
+"""
+
+
 @graph_backend
 def test_a_converted_network_is_kept_and_read_again(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -161,6 +174,7 @@ def test_a_converted_network_is_kept_and_read_again(
     first = Engine(traced_network(), exits(0.5), backend=backend, graphs=kept)
     answers = [*first(x), *first.base(x)]
     assert all(path.is_file() for path in kept)
+    assert not heavy_imports_of(KEPT, backend, *map(str, kept))
     monkeypatch.setattr(
         "gati.engine.graph.stages.build_stages", lambda *arguments: pytest.fail("it was converted again")
     )

@@ -23,6 +23,7 @@ from services.inference.settings import InferenceSettings
 from services.wire.gen.ttypes import InferRequest, VersionSource
 from services.wire.tensors import to_tensor
 from tests.engine.served import images
+from tests.starting import heavy_imports_of
 from tests.waiting import LONG_S, in_the_end
 
 Test = Callable[[InferenceService], Awaitable[None]]
@@ -203,3 +204,18 @@ def test_samples_are_kept_for_as_long_as_the_window_says(folder: Path, tmp_path:
         assert store.window("m")[0].source == "old"
 
     run(folder, test, records=url, sampling=1.0, records_max_age_s=window_s)
+
+
+STARTED = """
+import sys
+import services.inference.__main__
+from services.inference.opening import Opener
+from services.inference.settings import InferenceSettings
+
+settings = InferenceSettings(name="m", library=sys.argv[1], threads=1, workers=1)
+assert Opener(settings).open("default", None).engine.exits
+"""
+
+
+def test_a_service_that_starts_imports_nothing_that_it_does_not_need(directory: Path) -> None:
+    assert not heavy_imports_of(STARTED, str(directory))

@@ -1,0 +1,206 @@
+"""The operators that a network calls, listed while it runs.
+
+Every call of an operator passes by a mode of torch. What torch itself has in Python, such as
+`functional.batch_norm`, is entered, so that the list holds what it calls in turn. Calls that only ask for
+shapes are left out, and so is what gives back what it was given, as dropout does in evaluation mode.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import CellType, FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from gati.errors import ModelError
+from gati.model.bindings import storages
+
+__all__ = ["INPUT", "Call", "Calls", "Given", "calls_of"]
+
+_OVERRIDDEN = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+# What a network may know of a tensor without looking at its values.
+_ABOUT_FORM = frozenset({
+    "__get__", "can_cast", "dim", "element_size", "get_device", "is_complex", "is_conj", "is_contiguous",
+    "is_floating_point", "is_inference", "is_neg", "is_same_size", "is_signed", "ndimension", "nelement",
+    "numel", "result_type", "size", "storage_offset", "stride", "type",
+})  # fmt: skip
+
+
+class Given(NamedTuple):
+    """What call number `call` gave, or its part number `part` where it gave several tensors."""
+
+    call: int
+    part: int | None = None
+
+
+INPUT = Given(-1)  # of the network
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call; in its arguments, however nested, a `Given` stands for each tensor that another call gave.
+
+    `scopes` are the qualified names of the modules that it is part of, `changed` the memories it wrote to.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    result: Any
+    scopes: frozenset[str]
+    changed: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What a network calls for one batch. All that was computed stays alive with it."""
+
+    x: Tensor
+    every: list[Call]
+    outputs: Sequence[Any]
+    given: tuple[Any, ...]  # the same, as `Call` has its arguments
+
+
+def calls_of(module: nn.Module, x: Tensor) -> Calls:
+    """Run `module` on `x` [B, ...], and list its calls. It needs a network that stays as it is meanwhile.
+
+    **Raises:** `ModelError` for a network that looks at values; and whatever the network raises.
+    """
+    with _scopes_of(module) as scopes, torch.inference_mode(False), torch.no_grad():
+        mode = _Listing(x, scopes)
+        with mode:
+            outputs = module(x)
+        leaves = torch.utils._pytree.tree_leaves(outputs)
+        return Calls(x, mode.calls, leaves, tuple(map(mode.noted, leaves)))
+
+
+@contextmanager
+def _scopes_of(module: nn.Module) -> Iterator[list[str]]:
+    """The names of the modules that the calling thread is in."""
+    inside: list[str] = []
+    thread = threading.get_ident()
+
+    def entering(name: str) -> Callable[[nn.Module, Any], None]:
+        def enter(_module: nn.Module, _arguments: Any) -> None:
+            if threading.get_ident() == thread:
+                inside.append(name)
+
+        return enter
+
+    def leave(_module: nn.Module, _arguments: Any, _output: Any) -> None:
+        if threading.get_ident() == thread:
+            inside.pop()
+
+    with ExitStack() as handles:
+        for name, child in module.named_modules():
+            if name:
+                handles.enter_context(child.register_forward_pre_hook(entering(name)))
+                handles.enter_context(child.register_forward_hook(leave))
+        yield inside
+
+
+@dataclass(eq=False)
+class _Listing(TorchFunctionMode):
+    """Lists calls; tensors are told by identity, so all of them are kept."""
+
+    x: Tensor
+    scopes: list[str]
+    calls: list[Call] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._known: dict[int, Given] = {id(self.x): INPUT}
+        self._inside: list[FunctionType] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """As torch calls it, for every function that can be overridden."""
+        kwargs = kwargs or {}
+        if isinstance(func, FunctionType) and func not in self._inside:
+            self._inside.append(func)
+            try:
+                with self:
+                    return _entered(func)(*args, **kwargs)
+            finally:
+                self._inside.pop()
+        taken = list(_tensors((args, kwargs)))
+        versions = [each._version for each in taken]  # those of inference mode have none, and raise
+        arguments, keywords = self.noted(args), self.noted(kwargs)
+        result = func(*args, **kwargs)
+        changed = [each for each, before in zip(taken, versions, strict=True) if each._version != before]
+        if changed or self._computed(func, taken, result):
+            self._know(result)
+            scopes, memories = frozenset(self.scopes), frozenset(storages(changed))
+            self.calls.append(Call(func, arguments, keywords, result, scopes, memories))
+        return result
+
+    def noted(self, value: Any) -> Any:
+        """Nested arguments with a `Given` for every tensor that was computed."""
+        if isinstance(value, Tensor):
+            return self._known.get(id(value), value)
+        if isinstance(value, slice):
+            return slice(*map(self.noted, (value.start, value.stop, value.step)))
+        if isinstance(value, dict):
+            return {key: self.noted(each) for key, each in value.items()}
+        if isinstance(value, (list, tuple)):
+            return (list if isinstance(value, list) else tuple)(map(self.noted, value))
+        return value
+
+    def _computed(self, function: Callable[..., Any], taken: Sequence[Tensor], result: Any) -> bool:
+        """Whether the call is to be listed, having changed nothing. Raises ModelError as `calls_of`."""
+        if isinstance(result, Tensor):
+            return not any(result is each for each in taken)
+        if next(_tensors(result), None) is not None:
+            return True
+        if taken and result is not None and getattr(function, "__name__", "") not in _ABOUT_FORM:
+            raise ModelError(f"{getattr(function, '__name__', function)} looks at values")
+        return False
+
+    def _know(self, result: Any) -> None:
+        number = len(self.calls)
+        if isinstance(result, Tensor):
+            self._known[id(result)] = Given(number)
+        elif isinstance(result, (list, tuple)):
+            for part, each in enumerate(result):
+                if not (each is None or isinstance(each, Tensor)):
+                    raise ModelError(f"a call gives a {type(each).__name__} among tensors")
+                if each is not None:
+                    self._known[id(each)] = Given(number, part)
+        elif result is not None:
+            raise ModelError(f"a call that changes a tensor gives a {type(result).__name__}")
+
+
+def _entered(function: FunctionType) -> FunctionType:
+    """The same function of torch, which goes on where it would let a mode take over."""
+    cells = []
+    for cell in function.__closure__ or ():
+        inner = cell.cell_contents
+        is_inner = isinstance(inner, FunctionType) and inner is not function
+        cells.append(CellType(_entered(inner)) if is_inner else cell)
+    known = {**function.__globals__, **dict.fromkeys(_OVERRIDDEN, _never)}
+    entered = FunctionType(function.__code__, known, function.__name__, function.__defaults__, tuple(cells))
+    entered.__kwdefaults__ = function.__kwdefaults__
+    return entered
+
+
+def _never(*_: object) -> bool:
+    return False
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors of nested arguments."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+    elif isinstance(value, slice):
+        yield from _tensors([value.start, value.stop, value.step])
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)

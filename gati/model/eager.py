@@ -1,0 +1,255 @@
+"""A network as the statements that eager mode runs, found by running it on two batches.
+
+What differs between the calls for n and for n + 1 inputs, and may differ, is a number that follows the batch
+size, such as a shape given to `view`. This takes about as long as running the network. `torch.export` follows
+more networks, such as those that switch automatic casts on; importing what it needs takes seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload, OpOverloadPacket
+
+from gati.errors import ModelError, one_line
+from gati.model.bindings import equal_values, storage, storages
+from gati.model.calls import INPUT, Call, Calls, Given, calls_of
+from gati.model.program import Program, Statement
+
+__all__ = ["eager_program", "plain_attention"]
+
+_BATCH = "batch"
+_NO_NAME = re.compile(r"\W+")
+
+_log = logging.getLogger(__name__)
+
+
+def eager_program(module: nn.Module, example: Tensor) -> Program | None:
+    """`module` as a program for any batch size, equal bit for bit for those tried; None where that fails.
+
+    It runs on `example` [2 or more, ...], on one input more, and on the first alone. The weights are shared.
+    """
+    with torch.inference_mode(False), torch.no_grad(), plain_attention():
+        batches = [example.clone(), torch.cat([example, example[:1]])]
+        try:
+            few, many = (calls_of(module, x.clone()) for x in batches)
+            program = _Lowering(module, few, many).run()
+            flat = program.whole()
+            alone = torch.utils._pytree.tree_leaves(module(example[:1].clone()))
+            for x, outputs in zip(
+                (*batches, example[:1].clone()), (few.outputs, many.outputs, alone), strict=True
+            ):
+                if not equal_values(torch.utils._pytree.tree_leaves(flat(x)), list(outputs)):
+                    raise ModelError(f"the statements do not compute the same for {len(x)} inputs")
+        except Exception as error:  # networks raise whatever they like where they meet what is new to them
+            _log.debug("%s is left to torch.export: %s", type(module).__name__, one_line(error))
+            return None
+    return program
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Transformer layers as operators that every engine has, not as the one in which torch fuses them."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
+class _Lowering:
+    """Makes statements of the calls for n inputs (`few`) and for n + 1 (`many`)."""
+
+    def __init__(self, module: nn.Module, few: Calls, many: Calls) -> None:
+        self._few, self._many = few, many
+        self._rows = few.x.shape[0]
+        owned = [*module.named_parameters(), *module.named_buffers()]
+        self._owned = {id(tensor): name for name, tensor in reversed(owned)}
+        self._taken = {_BATCH, "slice", "Ellipsis"}
+        self._constants: dict[str, Any] = {}
+        self._named: dict[int, str] = {}  # constants by identity
+        self._weights: dict[str, str] = {}
+        self._names: dict[Given, str] = {INPUT: self._new_name("x")}
+        self._statements: list[Statement] = []
+        self._uses: dict[str, None] = {}  # of the statement in the making
+
+    def run(self) -> Program:
+        """The program. Raises ModelError where the two runs differ in more than the batch size."""
+        few, many = self._few, self._many
+        if len(few.every) != len(many.every):
+            raise ModelError("what is called depends on the batch size")
+        for number, (one, other) in enumerate(zip(few.every, many.every, strict=True)):
+            self._add(number, one, other)
+        if not few.outputs or not all(isinstance(each, Tensor) for each in few.outputs):
+            raise ModelError("the network returns other things than tensors")
+        texts = [self._text(one, other) for one, other in zip(few.given, many.given, strict=True)]
+        return Program(
+            input=self._names[INPUT],
+            input_shape=tuple(few.x.shape),
+            input_storage=storage(few.x),
+            statements=tuple(self._with_batch_size()),
+            output=texts[0] if len(texts) == 1 else f"({', '.join(texts)})",
+            output_uses=tuple(text for text in texts if text not in self._constants),
+            output_shapes=tuple(tuple(each.shape) for each in few.outputs),
+            constants=self._constants,
+            weights=self._weights,
+        )
+
+    def _with_batch_size(self) -> Iterator[Statement]:
+        if any(_BATCH in statement.uses for statement in self._statements):
+            given = self._names[INPUT]
+            yield Statement(
+                name=_BATCH,
+                text=f"{_BATCH} = {given}.size(0)",
+                uses=(given,),
+                scopes=frozenset(),
+                shape=None,
+                batched=False,
+                batch_free=False,
+                scalar=_BATCH,
+                storages=frozenset(),
+                mutated=frozenset(),
+            )
+        yield from self._statements
+
+    def _add(self, number: int, one: Call, other: Call) -> None:
+        if one.function != other.function or isinstance(one.function, (OpOverload, OpOverloadPacket)):
+            raise ModelError("calls differ, or are of the operators that torch.export leaves behind")
+        label = _label(one.function)
+        self._uses = {}
+        text = self._call(one, other, label)
+        name = self._names[Given(number)] = self._new_name(label)
+        self._state(name, text, one.result, other.result, one)
+        if isinstance(one.result, (list, tuple)):
+            for part, (each, its_other) in enumerate(zip(one.result, other.result, strict=True)):
+                if each is not None:
+                    self._uses = {name: None}
+                    part_name = self._names[Given(number, part)] = self._new_name("getitem")
+                    self._state(part_name, f"{name}[{part}]", each, its_other, one, changed=frozenset())
+
+    def _state(
+        self,
+        name: str,
+        text: str,
+        value: Any,
+        other: Any,
+        call: Call,
+        changed: frozenset[int] | None = None,
+    ) -> None:
+        shape = tuple(value.shape) if isinstance(value, Tensor) else None
+        other_shape = tuple(other.shape) if isinstance(other, Tensor) else None
+        batched = shape is not None and other_shape == (self._rows + 1, *shape[1:]) and shape[0] == self._rows
+        self._statements.append(
+            Statement(
+                name=name,
+                text=f"{name} = {text}",
+                uses=tuple(self._uses),
+                scopes=call.scopes,
+                shape=shape,
+                batched=batched,
+                batch_free=shape is not None and shape == other_shape,
+                scalar=None,
+                storages=frozenset(storages(value)),
+                mutated=call.changed if changed is None else changed,
+            )
+        )
+
+    def _call(self, one: Call, other: Call, label: str) -> str:
+        if len(one.arguments) != len(other.arguments) or one.keywords.keys() != other.keywords.keys():
+            raise ModelError("arguments depend on the batch size")
+        kind = getattr(one.function, "__name__", "")
+        if kind == "__set__":
+            raise ModelError("an attribute of a tensor is set")
+        if kind == "__getitem__":
+            given, index = zip(one.arguments, other.arguments, strict=True)
+            return f"{self._text(*given)}[{self._index(*index)}]"
+        pairs = zip(one.arguments, other.arguments, strict=True)
+        texts = [self._text(*pair) for pair in pairs]
+        if kind == "__get__":
+            return f"{texts[0]}.{label}"
+        texts += [f"{key}={self._text(each, other.keywords[key])}" for key, each in one.keywords.items()]
+        return f"{self._constant(f'op_{label}', one.function)}({', '.join(texts)})"
+
+    def _index(self, one: Any, other: Any) -> str:
+        """What stands between square brackets; made once where nothing in it was computed."""
+        used = dict(self._uses)
+        text = self._text(one, other)
+        fixed = self._uses == used and not isinstance(one, (int, list, Tensor))
+        return self._constant("index", one) if fixed else text
+
+    def _text(self, one: Any, other: Any) -> str:
+        """An argument as Python text, being `one` for n inputs and `other` for n + 1."""
+        if type(one) is not type(other):
+            raise ModelError("the kind of an argument depends on the batch size")
+        if isinstance(one, Given):
+            if one != other:
+                raise ModelError("what is taken depends on the batch size")
+            return self._used(self._names[one])
+        if isinstance(one, slice):
+            ends = ((one.start, other.start), (one.stop, other.stop), (one.step, other.step))
+            return f"slice({', '.join(self._text(*pair) for pair in ends)})"
+        if isinstance(one, (list, tuple)):
+            texts = "".join(f"{self._text(*pair)}, " for pair in zip(one, other, strict=True))
+            return f"[{texts}]" if isinstance(one, list) else f"({texts})"
+        if isinstance(one, int) and not isinstance(one, bool) and one != other:
+            return self._used(_BATCH, _line(self._rows, one, other))
+        if one is None or isinstance(one, (bool, int, str)) or one is Ellipsis:
+            return _equal(repr(one), repr(other))
+        if isinstance(one, float) and math.isfinite(one):
+            return _equal(repr(one), repr(other))
+        if one is not other and (isinstance(one, Tensor) or one != other):
+            raise ModelError(f"a {type(one).__name__} is made anew for each batch")
+        return self._constant(f"constant_{type(one).__name__}", one)
+
+    def _used(self, name: str, text: str = "") -> str:
+        self._uses[name] = None
+        return text or name
+
+    def _constant(self, name: str, value: Any) -> str:
+        """A global name for `value`; the same value keeps its name."""
+        if id(value) not in self._named:
+            owner = self._owned.get(id(value)) if isinstance(value, Tensor) else None
+            self._named[id(value)] = known = self._new_name(name if owner is None else f"own_{owner}")
+            self._constants[known] = value.detach() if isinstance(value, Tensor) else value
+            if owner is not None:
+                self._weights[known] = owner
+        return self._named[id(value)]
+
+    def _new_name(self, wish: str) -> str:
+        base = _NO_NAME.sub("_", wish)
+        name, count = base, 0
+        while name in self._taken:
+            count += 1
+            name = f"{base}_{count}"
+        self._taken.add(name)
+        return name
+
+
+def _label(function: Callable[..., Any]) -> str:
+    """What a call is called: the name of the function, or of the attribute that it reads."""
+    name = function.__name__
+    owner = getattr(function, "__self__", None)
+    return str(owner.__name__) if name == "__get__" and owner is not None else str(name)
+
+
+def _line(rows: int, one: int, other: int) -> str:
+    """The number that is `one` for `rows` inputs and `other` for one more, as it follows the batch size."""
+    step = other - one
+    rest = one - step * rows
+    if rest:
+        return f"({_BATCH} * {step} + {rest})"
+    return _BATCH if step == 1 else f"({_BATCH} * {step})"
+
+
+def _equal(one: str, other: str) -> str:
+    if one != other:
+        raise ModelError(f"{one} is {other} for another batch")
+    return one
