@@ -6,7 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-__all__ = ["hold"]
+__all__ = ["KEPT", "hold"]
+
+KEPT = "another process keeps it"
 
 
 def hold(path: Path) -> IO[bytes] | str:
@@ -23,5 +25,5 @@ def hold(path: Path) -> IO[bytes] | str:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             handle.close()
-            return "another process keeps it"
+            return KEPT
     return handle

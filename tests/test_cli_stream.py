@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from gati.cli import run
+from gati.errors import AdaptError
+from services.locks import hold
 from tests.adaptation.deployed import make_deployed
 from tests.video.films import Camera, film, plays
 from tests.waiting import LONG_S, until
@@ -46,6 +48,20 @@ def test_stream_writes_results_of_every_region_and_an_annotated_video(
     assert all(result["version"] == "0" and result["latency_ms"] > 0 for result in results)
     printed = capsys.readouterr()
     assert f"{FRAMES} pictures, {2 * FRAMES} answers" in printed.err and "hits" in printed.out
+
+
+def test_streams_do_not_share_what_they_prove_and_remember(
+    library: Path, video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file was whose who wrote last: a restart could believe of one camera what another had proven."""
+    arguments = ["stream", str(library), "--source", str(video), "--every", "1s", "--json", "-"]
+    taken = hold(tmp_path / "standing-default.lock")
+    assert not isinstance(taken, str)
+    assert run([*arguments, "--state", str(tmp_path)]) == AdaptError.exit_status
+    assert "another gati stream keeps its state in" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"standing-default.lock"}
+    taken.close()
+    assert run([*arguments, "--state", str(tmp_path)]) == 0
 
 
 def test_stream_prints_results_alone_where_they_are_asked_for(

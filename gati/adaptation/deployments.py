@@ -87,10 +87,14 @@ class Deployments:
             return self._first, str(error)
 
     def newest(self) -> Deployed | None:
-        """The version published last; None where there is none, or it cannot serve this library."""
-        numbers = [stored.version for stored in self._repository.versions(self._model)]
+        """The version published last, if it has never served; None, too, where it cannot serve this library.
+
+        One that has served was replaced by another since: nobody waits for it.
+        """
+        number = max((stored.version for stored in self._repository.versions(self._model)), default=None)
+        served = {activation.version for activation in self._repository.history(self._model)}
         try:
-            return self.open(max(numbers)) if numbers else None
+            return None if number is None or number in served else self.open(number)
         except (RepositoryError, CompositionError):
             return None
 

@@ -67,6 +67,9 @@ class Succession(Roster[Deployed]):
         active, why_not = self._deployments.active()
         post = self._post(active) if active.number else self.serving
         waits = post is not self.serving and not post.may_hit
+        if waits:
+            self.serving.watch.bring_back()
+            self.standing.save()
         self.serve(self.serving if waits else post)
         self.trial = post if waits else None
         newest = self._deployments.newest()

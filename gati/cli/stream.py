@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gati.cli.options import CompositionName, JsonFile, LibraryDir, split_list
+from gati.errors import AdaptError
 from gati.units import parse_duration
 
 if TYPE_CHECKING:
@@ -182,6 +183,7 @@ def _run(
         view.change(shown)
         shown_on.change(shown)
 
+    _hold(stack, state / f"standing-{composition}.lock")
     kept = _kept(stack, directory, state) if settings.enabled else {}
     adaptation = stack.enter_context(
         Adaptation.open(
@@ -222,6 +224,22 @@ def _sinks(stack: ExitStack, json_file: str | None, webhook: str | None, out: Pa
     if out is not None:
         sinks.append(stack.enter_context(AnnotatedVideoSink(out)))
     return sinks
+
+
+def _hold(stack: ExitStack, path: Path) -> None:
+    """Keep others from the state: what two streams prove, and remember, must not be mixed up.
+
+    Raises AdaptError where another stream has it.
+    """
+    from services.locks import KEPT, hold
+
+    lock = hold(path)
+    if lock == KEPT:
+        raise AdaptError(
+            f"another gati stream keeps its state in {path.parent}; give this one a folder by --state"
+        )
+    if not isinstance(lock, str):
+        stack.enter_context(lock)
 
 
 def _kept(stack: ExitStack, directory: Path, state: Path) -> dict[str, Any]:

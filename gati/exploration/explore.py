@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from gati.caches import parse_variant
-from gati.errors import DataError, VariantError
+from gati.errors import DataError, LibraryError, VariantError
 from gati.exploration.budget import Budget, Clock
 from gati.exploration.candidates import wanted
 from gati.exploration.companions import NamedNetwork, load_companions, measure_companions
@@ -116,7 +116,7 @@ def explore(
     **Returns:** the finished library.
 
     **Raises:** `ModelError`, `DataError`, `VariantError`, `BackendError`, `StorageError`; `LibraryError` when
-    `out` holds another exploration or another process writes to it.
+    `out` holds another exploration, unfinished or with compositions, or another process writes to it.
     """
     began = clock()
     directory = Path(out)
@@ -157,6 +157,7 @@ def explore(
         if library.manifest_path.is_file() and library.manifest.settings == settings:
             reporter.note(f"{directory} is finished already: gati explore --more trains it further")
             return library
+        _check_nothing_depends_on(library)
         state.claim({**settings, "families": FAMILIES})
         budget = Budget(budget_s, clock, began, state)
         prepared = prepare(
@@ -176,6 +177,7 @@ def explore(
         )
         if loaded.preprocessing.text is not None:
             library.write_tokenizer(loaded.preprocessing.text)
+        library.manifest_path.unlink(missing_ok=True)  # of another exploration: nothing is composed of both
         library.write_input_record(prepared.inputs.record)
         library.write_base_outcomes(
             BaseOutcomes(prepared.held_out.base_class, prepared.labels, prepared.inputs.split)
@@ -199,6 +201,16 @@ def explore(
         library.write_manifest(_manifest(prepared, settings, seed, budget.spent_s, notes))
         state.clear()
     return library
+
+
+def _check_nothing_depends_on(library: Library) -> None:
+    """Refuse to replace the caches of compositions: their certificates count what these caches answer."""
+    named = sorted(path.stem for path in library.composition_path().parent.glob("*.json"))
+    if library.manifest_path.is_file() and named:
+        raise LibraryError(
+            f"{library.directory} holds another exploration, and its caches serve in {', '.join(named)}: "
+            f"choose another --out, or delete {library.composition_path().parent} first"
+        )
 
 
 def _settings(

@@ -93,6 +93,15 @@ class Roster(ABC, Generic[Version]):
         self.serving, self.trial, self.alarmed = post, None, False
         self._serves(post)
 
+    def bring_back(self, post: Post[Version]) -> None:
+        """Take back what audits proved of a version that does not serve: they were of other requests.
+
+        A certificate stands; so does the proof of a version on trial.
+        """
+        under_way = [each.watch for each in (self.serving, self.trial) if each is not None]
+        if post.watch not in under_way:
+            post.watch.bring_back()
+
     def give_up(self) -> None:
         """End a trial that came to nothing, and let the version that serves begin its proof anew."""
         if self.serving.hopeless:
@@ -152,7 +161,7 @@ class Roster(ABC, Generic[Version]):
             post.opening = True
             self.begin_opening(post, post.watch.level, kind, counted)
         trial = self.trial
-        if trial is not None and trial.may_hit and (not self.may_hit or trial.faster):
+        if trial is not None and trial.may_hit and (not self.may_hit or self._is_faster(trial)):
             self.serve(trial)
             self.on_promoted(trial)
 
@@ -174,6 +183,11 @@ class Roster(ABC, Generic[Version]):
         if post is self.trial:
             self.trial = None
             self.on_given_up(post)
+
+    def _is_faster(self, trial: Post[Version]) -> bool:
+        """Whether it is known to be; where a trial goes on after a restart, nothing is compared yet."""
+        comparable = bool(trial.settings) and self._costs is not None
+        return trial.faster and (trial.compared > 0 or not comparable)
 
     def _serves(self, post: Post[Version]) -> None:
         """Count anew for what answers from now on."""

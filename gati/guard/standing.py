@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 _FORMAT = 1
 _SAVED_EVERY_S = 1.0
-_MOST_VERSIONS = 100
+_MOST_VERSIONS = 100  # without a certificate: forgotten, they are on probation
 _PRESUMED_SPENT = 20  # proofs, where the count was lost
 _WEEK_S = 7 * 86_400.0
 _CLOCK_ERROR_S = 60.0
@@ -96,6 +96,7 @@ class Standing:
         self._failing = False
         self._watches: dict[str, Watch] = {}
         self._kept: dict[str, Any] = {}
+        self._certified: set[str] = set()  # forgotten, they would serve: how they stand is never forgotten
         self.distrusted = ""  # why what was kept is not believed
         self._surer = False  # than what was kept: more confidence is asked for
         self.spending = Spending(delta)
@@ -122,6 +123,8 @@ class Standing:
         Where it was kept for another promise or proven with less confidence, or the file is damaged, the
         version is on probation. Its proofs err with probability `delta` in all, the model's unless given.
         """
+        if proven:
+            self._certified.add(identity)
 
         def spend() -> float:
             share = self.spending.next()
@@ -206,8 +209,9 @@ class Standing:
         self._saved_s = self._clock()
         self._taken += 1
         versions = {**self._kept, **{name: self._written_down(name) for name in self._watches}}
-        while len(versions) > _MOST_VERSIONS:
-            del versions[next(iter(versions))]
+        others = [name for name in versions if name not in self._certified]
+        for name in others[: max(0, len(others) - _MOST_VERSIONS)]:
+            del versions[name]
         document = {
             "format": _FORMAT,
             "delta": self.spending.delta,
@@ -225,7 +229,8 @@ class Standing:
         stands = self._watches[identity].to_json()
         if stands != self._said.get(identity):
             self._said[identity], self._heard_s[identity] = stands, self._now()
-        return {**stands, "heard_s": self._heard_s[identity]}
+        certified = identity in self._certified
+        return {**stands, "certified": certified, "heard_s": self._heard_s[identity]}
 
     def _is_recent(self, then_s: Any, max_age_s: float) -> bool:
         """Whether that was not too long ago, nor is yet to come."""
@@ -258,6 +263,8 @@ class Standing:
             written_s = path.stat().st_mtime  # of files that do not say when
             for name, kept in self._kept.items():
                 self._heard_s[name] = float(kept.get("heard_s", written_s))
+                if kept.get("certified", kept.get("state") == "stopped"):  # older files do not say
+                    self._certified.add(name)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             self._distrust(f"{path}: {error}")
 

@@ -128,11 +128,16 @@ class Watch:
         Caches that serve do not any more: what was proven of them was proven of other requests.
         """
         proof = self.proof
-        if self.level == 0 and proof is not None and proof.log_evidence >= 0.0:
+        if self.level == 0 and proof is not None and (not proof.audits or proof.log_evidence >= 0.0):
             return
         self._ladder.prove_anew()
         self.state = "probation" if self.state == "serving" else self.state
         self.epoch += 1
+
+    def bring_back(self) -> None:
+        """Take back what audits proved: they were of other requests. A certificate stands."""
+        if self.may_hit and self.proven_on:
+            self.prove_anew()
 
     def forget(self) -> None:
         """Believe nothing good of what requests have shown so far: proofs begin anew, also those completed.

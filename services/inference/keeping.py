@@ -2,14 +2,16 @@
 
 `STATE/NAME.json`, in the folder `standing` of the library unless the settings name another; `NAME@1.json` and
 so on of further replicas, each of which has proofs of its own and a part of the error that all of them may
-make. Who cannot write there, or finds another process at it, reads what is there and keeps what follows in
-memory: said in one line.
+make. Caches that the guard of one replica stops are not trusted by the others either: whoever finds that in
+its file, at the start or while it serves, has them prove themselves again. Who cannot write there, or finds
+another process at it, reads what is there and keeps what follows in memory: said in one line.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,10 +31,15 @@ class ServedStanding(Standing):
     """A `Standing` whose evidence is written by a thread of its own.
 
     A change of state is still written before anybody acts on it. Versions of the same caches share a watch.
+    `others` are the files of other replicas.
     """
 
-    def __init__(self, path: Path | None, *, writable: bool = True, replicas: int = 1) -> None:
+    def __init__(
+        self, path: Path | None, *, writable: bool = True, replicas: int = 1, others: Sequence[Path] = ()
+    ) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gati-standing")
+        self._others = others
+        self._stopped_there = self._heeded = _stopped_in(others)
         self._writable = writable
         self._shared: dict[str, Watch] = {}
         self._listeners: dict[str, OnEvent] = {}
@@ -65,13 +72,30 @@ class ServedStanding(Standing):
                 delta=delta,
                 on_event=lambda event: self._listeners[identity](event),
             )
+            self._heed(identity, known)
         return known
 
     def audited(self) -> None:
         """Some watch has taken in an audit: write it down soon, without waiting for the disk."""
         snapshot = super().audited()
         if snapshot is not None:
-            self._thread.submit(self.write, snapshot)
+            self._thread.submit(self._exchange, snapshot)
+        if self._stopped_there != self._heeded:
+            before, self._heeded = self._heeded, self._stopped_there
+            for identity in self._heeded - before:
+                if identity in self._shared:
+                    self._heed(identity, self._shared[identity])
+
+    def _heed(self, identity: str, watch: Watch) -> None:
+        """What the guard of another replica has stopped is proven anew here, too."""
+        if identity in self._heeded and watch.may_hit:
+            watch.prove_anew()
+            self.save()
+            _log.warning("caches stopped by the guard of another replica", extra={"caches": identity})
+
+    def _exchange(self, snapshot: Snapshot) -> None:
+        self.write(snapshot)
+        self._stopped_there = _stopped_in(self._others)
 
     def write(self, snapshot: Snapshot) -> None:
         """As `Standing.write`, where the file is this process's to write."""
@@ -93,14 +117,30 @@ def open_standing(settings: InferenceSettings) -> tuple[ServedStanding, Callable
     if folder is None:
         return ServedStanding(None, replicas=settings.replicas), _nothing
     path = folder / f"{settings.label}.json"
+    labels = [settings.model_copy(update={"replica": each}).label for each in range(settings.replicas)]
+    others = [folder / f"{label}.json" for label in labels if label != settings.label]
     lock = hold(path.with_suffix(".lock"))
     if isinstance(lock, str):
         _log.warning(
             "how versions stand is kept in memory only; name a folder with `state`",
             extra={"file": str(path), "reason": lock},
         )
-        return ServedStanding(path, writable=False, replicas=settings.replicas), _nothing
-    return ServedStanding(path, replicas=settings.replicas), lock.close
+        return ServedStanding(path, writable=False, replicas=settings.replicas, others=others), _nothing
+    return ServedStanding(path, replicas=settings.replicas, others=others), lock.close
+
+
+def _stopped_in(files: Sequence[Path]) -> frozenset[str]:
+    """The caches that are stopped by the files of other replicas, as far as these can be read."""
+    stopped: set[str] = set()
+    for path in files:
+        try:
+            versions = json.loads(path.read_text(encoding="utf-8"))["versions"]
+            stopped |= {name for name, each in versions.items() if each["state"] == "stopped"}
+        except FileNotFoundError:
+            continue  # it has never been started
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            _log.debug("how versions stand in another replica is not known", extra={"reason": str(error)})
+    return frozenset(stopped)
 
 
 def _nothing() -> None:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from gati.composition.composition import Composition
 from gati.guard.posts import Post
 from gati.guard.roster import Roster, RosterChange
+from gati.guard.watch import Event
 from services.inference.following import Answering
+from services.inference.last_run import LastRun
 from services.inference.proven_settings import ProvenSettings
 
 __all__ = ["ServedRoster"]
@@ -19,8 +21,9 @@ _log = logging.getLogger("gati.inference")
 class ServedRoster(Roster[Answering]):
     """Its methods belong to the event loop's thread.
 
-    `settings` opens those that are proven. `on_change` hears of a post
-    that answers from now on, or by another setting, `on_takeover` of a version that was proven.
+    `settings` opens those that are proven; `last_run` tells which versions go on where they were, if another
+    one than `serving` was there last. `on_change` hears of a post that answers from now on, or by another
+    setting, `on_takeover` of a version that was proven.
     """
 
     def __init__(
@@ -28,12 +31,43 @@ class ServedRoster(Roster[Answering]):
         serving: Post[Answering],
         *,
         settings: ProvenSettings,
+        last_run: LastRun,
         on_change: Callable[[Post[Answering]], None],
         on_takeover: Callable[[Post[Answering]], None],
     ) -> None:
-        self._settings = settings
+        self._settings, self._last_run = settings, last_run
         self._on_change, self._on_takeover = on_change, on_takeover
         super().__init__(serving)
+        if last_run.goes_on(serving):
+            last_run.followed(self, serving)
+        elif last_run.is_known:
+            serving.watch.bring_back()
+
+    def activate(self, post: Post[Answering], may_hit: Callable[[], bool]) -> bool:
+        """Let a version serve from now on, or wait until it is proven; whether it serves.
+
+        `may_hit`: it may answer early, asked when it is known what is proven of it.
+        """
+        waited = self._last_run.waited(post)
+        self.come_back(post)
+        serves = post is self.serving or (may_hit() and not waited)
+        if serves:
+            self.serve(post)
+        else:
+            self.trial = post
+        self._last_run.followed(self, post)
+        return serves
+
+    def come_back(self, post: Post[Answering]) -> None:
+        """Let a version that was away prove itself again, unless it goes on where the last run ended."""
+        if not self._last_run.goes_on(post):
+            self.bring_back(post)
+
+    def heard(self, post: Post[Answering], event: Event) -> None:
+        """As any roster; what is proven in this run counts more than the last one."""
+        super().heard(post, event)
+        if post is self.serving and event.state == "serving":
+            self._last_run.followed(self, post)
 
     def tell(self, kind: RosterChange, message: str) -> None:
         """One line in the log."""

@@ -21,6 +21,7 @@ from gati.types import is_name
 from services.inference.counts import Counts
 from services.inference.following import Answering, Following, Shared
 from services.inference.keeping import open_standing
+from services.inference.last_run import LastRun
 from services.inference.line import Line
 from services.inference.loaded import LoadedVersion
 from services.inference.opening import Opened, Opener
@@ -59,6 +60,7 @@ class Versions:
         self._settings = settings
         self.on_change = on_change
         self._standing, self._unlock = open_standing(settings)
+        self._last_run = LastRun(self._standing)
         self._line = Line(counts)
         self._prober = ThreadPoolExecutor(
             1, "gati-prober", initializer=let_others_first, initargs=(_NICENESS,)
@@ -170,10 +172,13 @@ class Versions:
             opened = await loop.run_in_executor(self._loader, self._opener.open, composition, folder)
         finally:
             self._loading -= 1
-        before = self._loaded.get(name)
         version = self._version(name, opened)
+        watched = [each.post.watch for each in self.loaded]
+        if self._roster is not None and version.post.watch not in watched:
+            self._roster.come_back(version.post)
         await self._proven.open_known(version.post)
         version.following.counts_anew()
+        before = self._loaded.get(name)  # another of that name may have come meanwhile
         self._loaded[name] = version
         if before is not None:
             self._replace(before, version)
@@ -274,22 +279,23 @@ class Versions:
     def activate(self, name: str) -> None:
         """Let a loaded version answer from now on. Raises `NotFoundError`.
 
-        One whose caches may not answer waits while another version serves, and takes over once it is proven.
+        One whose caches may not answer waits while another version serves, and takes over once it is proven;
+        so does one that is brought back after others have served.
         """
         version = self.get(name)
         if self._roster is None:
             self._roster = ServedRoster(
                 version.post,
                 settings=self._proven,
+                last_run=self._last_run,
                 on_change=self._counts_anew,
                 on_takeover=self._taken_over,
             )
             self._taken_over(version.post)
-        elif version.following.may_hit or self._active == name:
-            self._roster.serve(version.post)
+        elif self._roster.activate(version.post, lambda: version.following.may_hit):
             self._taken_over(version.post)
         else:
-            self._roster.trial = version.post
+            self._standing.save()
             _log.info(
                 "version waits until it is proven; the base model, or the version before, answers",
                 extra={"version": name, "serving": self._active, "promise": version.standing.sentence},
@@ -302,6 +308,7 @@ class Versions:
 
     def _taken_over(self, post: Post[Answering]) -> None:
         name = post.version.name
+        self._standing.save()  # a restart begins with it
         promise = self._loaded[name].standing.sentence
         _log.info("version activated", extra={"version": name, "promise": promise})
         self.on_change()

@@ -6,11 +6,14 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.promise_streams import AGREEMENT, CONFIDENCE, RIGHT, TRUE, WRONG, World, X, composition
+from gati.adaptation.deployments import Deployments
 from gati.adaptation.follow import FollowUp
 from gati.adaptation.renewal import Promise, RenewalOutcome
 from gati.adaptation.samples import Samples
@@ -175,16 +178,78 @@ def test_a_version_that_is_brought_back_has_to_prove_itself_like_any_other() -> 
     version = requests.world.version(1)
     requests.world.wrong[1] = (0.0, 0.0, 0.0)
     requests.succession.take(RenewalOutcome("activated", version, ""))
-    while requests.succession.trial is not None:
-        requests(RIGHT)
-        requests.settle()
+    prove(requests)
     requests.succession.take(RenewalOutcome("activated", requests.world.version(2), ""))
     requests.world.wrong[2] = (0.0, 0.0, 0.0)
-    while requests.succession.trial is not None:
-        requests(RIGHT)
-        requests.settle()
+    prove(requests)
     spent = requests.succession.standing.spending.used
     requests.succession.take(RenewalOutcome("reused", version, ""))
     assert requests.succession.serving.deployed.number == 2 and requests.succession.trial is not None
     assert not requests.succession.trial.watch.may_hit
     assert requests.succession.standing.spending.used == spent + 1
+
+
+def prove(requests: Requests) -> None:
+    while requests.succession.trial is not None:
+        requests(RIGHT)
+        requests.settle()
+
+
+def test_a_restart_brings_nothing_back_that_had_been_replaced(tmp_path: Path) -> None:
+    """Version 2 was proven, then 1 was brought back in its place; a restart let 2 take over at once."""
+    made = SimpleNamespace(version=1), SimpleNamespace(version=2)
+    repository: Any = SimpleNamespace(versions=lambda model: made, history=lambda model: [made[1], made[0]])
+    served: Any = SimpleNamespace(composition=composition(0))
+    deployments = Deployments(served, repository, "model", tmp_path)
+    deployments.open = World(np.random.default_rng(0)).version  # type: ignore[method-assign]
+    assert deployments.newest() is None
+    repository.history = lambda model: [made[0]]
+    newest = deployments.newest()
+    assert newest is not None and newest.number == 2
+
+
+def test_a_trial_that_goes_on_after_a_restart_has_to_be_faster_still(tmp_path: Path) -> None:
+    """What was proven of it, but slow, took over at once, for nothing had been compared yet."""
+    first = Requests(path=tmp_path / "standing.json")
+    first.world.wrong[1] = (0.0, 0.0, 0.0)
+    first.succession.take(RenewalOutcome("activated", first.world.version(1), ""))
+    trial = first.succession.trial
+    assert trial is not None
+    trial.compared, trial._serving_ms = 1, -1e9  # whatever it takes, it is slower
+    while not trial.may_hit:
+        first(RIGHT)
+        first.settle()
+    first.succession.standing.save()
+    again = Requests(path=tmp_path / "standing.json")
+    again.world.wrong[1] = (0.0, 0.0, 0.0)
+    again.world.newest = lambda: again.world.version(1)  # type: ignore[method-assign]
+    again.succession.begin(0)
+    again.succession.give_up()
+    assert again.succession.trial is not None and again.succession.trial.may_hit
+    assert again.succession.serving.deployed.number == 0
+    for _ in range(2):
+        again(RIGHT)
+        again.settle()
+        again.succession.give_up()  # as after every request
+    assert again.succession.trial is None and again.succession.serving.deployed.number == 1
+
+
+def test_where_the_active_version_is_stopped_the_first_one_needs_a_proof_of_this_time(tmp_path: Path) -> None:
+    """The library's own caches were stopped and proven again; then another version served."""
+    first = Requests(path=tmp_path / "standing.json")
+    while first.succession.may_hit:
+        first(WRONG)
+        first.settle()
+    first.world.wrong[0] = (0.0, 0.0, 0.0)
+    while not first.succession.may_hit:
+        first(RIGHT)
+        first.settle()
+    assert first.succession.serving.watch.proven_on
+    first.succession.standing.save()
+    again = Requests(path=tmp_path / "standing.json")
+    again.world.activated = 1  # of which nothing is proven
+    again.succession.begin(0)
+    assert again.succession.serving.deployed.number == 0 and not again.succession.may_hit
+    once_more = Requests(path=tmp_path / "standing.json")
+    once_more.succession.begin(0)
+    assert not once_more.succession.may_hit, "and a further restart gives it nothing back"

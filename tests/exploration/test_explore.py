@@ -218,6 +218,24 @@ def test_a_finished_exploration_is_returned_as_it_is(library: Library, files: di
     assert again.manifest_path.stat().st_mtime_ns == before
 
 
+def test_caches_that_compositions_name_are_never_replaced(
+    library: Library, files: dict[str, str], tmp_path: Path
+) -> None:
+    """Other caches of the same names would serve under a certificate that counted the old ones."""
+    directory = tmp_path / "library"
+    shutil.copytree(library.directory, directory)
+    composition = directory / "compositions" / "default.json"
+    composition.parent.mkdir(exist_ok=True)
+    composition.write_text("{}")
+    kept = {path: path.read_bytes() for path in directory.rglob("*.safetensors")}
+    with pytest.raises(LibraryError, match="its caches serve in default: choose another --out, or delete"):
+        explore(NET, **files, out=directory, variants=VARIANTS, epochs=1)
+    assert kept == {path: path.read_bytes() for path in directory.rglob("*.safetensors")}
+    assert not (directory / ".state").exists() and explore(
+        NET, **files, out=directory, variants=VARIANTS, epochs=2
+    ), "the same exploration is what it was"
+
+
 def test_a_budget_ends_training_in_time(files: dict[str, str], tmp_path: Path) -> None:
     """A clock that runs a second a reading: the library is whole, and the time is not exceeded."""
     ticks = iter(range(10**6))

@@ -200,6 +200,30 @@ def test_a_stop_and_a_certificate_never_age(tmp_path: Path) -> None:
     assert later.watch("b", 0.97, proven=True).state == "serving" and later.spending.used == 1
 
 
+def test_a_stop_is_not_forgotten_for_the_many_versions_that_came_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the newest hundred were kept: then the certificate let stopped caches serve after a restart."""
+    monkeypatch.setattr("gati.guard.standing._MOST_VERSIONS", 2)
+    path = tmp_path / "standing.json"
+    before = Standing(0.05, path)
+    stop(before)
+    for name in "bcde":
+        before.watch(name, 0.97, proven=False)
+    assert set(json.loads(path.read_text())["versions"]) == {"a", "d", "e"}
+    later = Standing(0.05, path)
+    later.watch("f", 0.97, proven=False)
+    assert Standing(0.05, path).watch("a", 0.97, proven=True).state == "stopped"
+    document = json.loads(path.read_text())
+    for each in document["versions"].values():  # as an older Gati wrote it
+        each.pop("certified", None)
+    path.write_text(json.dumps(document))
+    older = Standing(0.05, path)
+    for name in "ghi":
+        older.watch(name, 0.97, proven=False)
+    assert Standing(0.05, path).watch("a", 0.97, proven=True).state == "stopped"
+
+
 def test_parts_of_others_are_kept_while_they_are_young(tmp_path: Path) -> None:
     path = tmp_path / "standing.json"
     before = Standing(0.05, path, now=lambda: 1e9)

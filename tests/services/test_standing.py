@@ -21,6 +21,7 @@ from services.inference.line import Line
 from services.inference.settings import InferenceSettings
 from services.inference.standing import Stands, stands
 from tests.engine.served import composed, exit_at
+from tests.waiting import until
 
 CERTIFICATE = certify([(0, 1500)], 0.97, 0.05)
 
@@ -106,6 +107,32 @@ def test_who_finds_another_process_at_the_file_reads_it_and_keeps_to_memory(
     third, _ = open_standing(chosen)
     assert state_of(third) == state_of(first) == "stopped"
     third.save()
+
+
+def test_what_the_guard_of_one_replica_stops_no_other_frees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that is started, or that serves already, has the same caches prove themselves again."""
+    monkeypatch.setattr("gati.guard.standing._SAVED_EVERY_S", 0.0)
+    running, unlock = open_standing(settings(state=tmp_path, replica=1, replicas=3))
+    assert state_of(running) == "serving"
+    stopped(tmp_path / "small.json")
+    added, unlock_added = open_standing(settings(state=tmp_path, replica=2, replicas=3))
+    assert state_of(added) == "probation", "a new replica believes the certificate"
+
+    def noticed() -> bool:
+        running.audited()
+        return state_of(running) == "probation"
+
+    until(noticed)
+    again = running.of("a", 0.9, proven=True, delta=0.05, on_event=lambda event: None)
+    while not again.may_hit:
+        again.audited(agreed=True)
+    running.audited()
+    assert again.may_hit and again.proven_on, "its own proof counts, whatever has become of the other"
+    for each, free in ((running, unlock), (added, unlock_added)):
+        each.close()
+        free()
 
 
 def test_a_library_that_cannot_be_written_is_said_in_one_line(
