@@ -130,7 +130,8 @@ async def _read(
     is_tensor = kind == "application/json" or HEADER_LENGTH in request.headers
     config = scheduler.config
     largest_bytes = largest_body(request, config) if is_tensor else config.largest_body_bytes
-    body = await read_body(request, largest_bytes, charge, scheduler.pool)
+    with scheduler.receiving():
+        body = await read_body(request, largest_bytes, charge, scheduler.pool)
     if is_tensor:
         asked = await parse_inference(request, body, scheduler, charge)
         if asked.tensor.shape[:1] != [1]:

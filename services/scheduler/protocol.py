@@ -52,6 +52,8 @@ _LARGEST_TIME_MS = 3_600_000.0
 _LONGEST_NUMBER = 40  # characters of one that comes as text
 _MOST_OUTPUTS = 64
 _LONGEST_PLACE = 128
+_PART_NUMBERS = 2**15  # of a list, read in one go
+_MOST_NESTED = 64  # lists, as numpy has it
 
 
 @dataclass(frozen=True)
@@ -324,18 +326,45 @@ def _array(data: Any, datatype: str, shape: list[int]) -> NDArray[Any]:
     if not isinstance(data, list):
         raise RequestError("the input has no `data`; give a list of numbers")
     expected = elements(shape)  # before anything is made of the data
-    dtype = DATATYPES[datatype]
     try:
-        array = np.array(data)
-        if array.dtype.kind not in "biuf" and array.size:
-            raise ValueError("not numbers")
-        _check_range(array, dtype)
-        array = array.astype(dtype)
+        array = _numbers(data, DATATYPES[datatype])
     except (ValueError, TypeError, OverflowError) as error:
         raise RequestError(f"`data` is no {datatype} tensor ({first_line(error)})") from error
     if array.size != expected:
         raise RequestError(f"`data` has {array.size} numbers and shape {shape} takes {expected}; correct one")
     return array.reshape(shape)
+
+
+def _numbers(data: list[Any], dtype: np.dtype[Any], depth: int = 0) -> NDArray[Any]:
+    """Nested lists of numbers as an array, a part at a time: while numpy reads a list, no other thread runs."""
+    if depth > _MOST_NESTED:
+        raise ValueError("lists in too many lists")
+    in_first = _first_count(data[0]) if data else 1
+    if in_first > _PART_NUMBERS:
+        if not all(isinstance(each, list) for each in data):
+            raise ValueError("numbers beside lists")
+        return np.stack([_numbers(each, dtype, depth + 1) for each in data])
+    step = max(1, _PART_NUMBERS // max(1, in_first))
+    if len(data) <= step:
+        return _part(data, dtype)
+    return np.concatenate([_part(data[start : start + step], dtype) for start in range(0, len(data), step)])
+
+
+def _first_count(value: Any) -> int:
+    """How many numbers there are in a value of nested lists, if all lists of a depth are as long as the first."""
+    count = 1
+    while isinstance(value, list) and value:
+        count *= len(value)
+        value = value[0]
+    return count
+
+
+def _part(data: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    array = np.array(data)
+    if array.dtype.kind not in "biuf" and array.size:
+        raise ValueError("not numbers")
+    _check_range(array, dtype)
+    return array.astype(dtype)
 
 
 def _check_range(array: NDArray[Any], dtype: np.dtype[Any]) -> None:

@@ -29,7 +29,8 @@ async def read_inference(
     Raises `GatiError` for what cannot be taken.
     """
     largest_bytes = largest_body(request, scheduler.config)
-    body = await read_body(request, largest_bytes, charge, scheduler.pool)
+    with scheduler.receiving():
+        body = await read_body(request, largest_bytes, charge, scheduler.pool)
     return await parse_inference(request, body, scheduler, charge, arrays)
 
 
