@@ -3,9 +3,9 @@
     python -m benchmarks.hostile [--connections 990] [--seconds 6] [--times 3] [--only KIND]
 
 For each body, the worst of some times that it is sent: by how much the scheduler's memory rose at most, and
-how long its event loop stood still at most, told by a client that asks whether it lives, again and again.
-Then the latency of honest clients, in turns with and without silent and half-sent connections; beside those
-no request may be refused. Everything runs on this machine. The status is 1 where a bound is not kept: 100 MiB,
+how long its event loop stood still at most, told by a client that asks again and again whether it lives. Then
+the latency of honest clients, in turns with and without silent and half-sent connections; beside those no
+request may be refused. Everything runs on this machine. The status is 1 where a bound is not kept: 100 MiB,
 200 ms, 1.2 times the p99.
 """
 
@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import io
 import json
 import resource
 import socket
+import struct
 import sys
 import tempfile
 import threading
@@ -28,6 +30,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
+from PIL import Image
 
 from services.config import ServeConfig
 from tests.services.running import Serving, make_folder, request
@@ -49,6 +52,32 @@ def binary() -> tuple[bytes, dict[str, str]]:
     tensor = {"name": "input", "shape": [1, count], "datatype": "FP32"}
     text = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": 4 * count}}]}).encode()
     return text + bytes(4 * count), {"Inference-Header-Content-Length": str(len(text))}
+
+
+def text_and_binary() -> tuple[bytes, dict[str, str]]:
+    """A tensor in binary behind as much JSON as the server parses."""
+    text = b'{"id":"' + b"x" * (SIZE // 6 - 100) + b'"}'
+    return text + bytes(SIZE - len(text)), {"Inference-Header-Content-Length": str(len(text))}
+
+
+def texts_in_binary(text: bytes) -> tuple[bytes, dict[str, str]]:
+    """As many texts as fit."""
+    each = struct.pack("<I", len(text)) + text
+    count = (SIZE - 1024) // len(each)
+    tensor = {"name": "text", "shape": [count], "datatype": "BYTES"}
+    size = {"binary_data_size": count * len(each)}
+    head = json.dumps({"inputs": [{**tensor, "parameters": size}]}).encode()
+    return head + each * count, {"Inference-Header-Content-Length": str(len(head))}
+
+
+def picture(side: int = 3500, noise: bool = False) -> bytes:
+    """An image with about as many pixels as the server decodes, a few bytes of it or many."""
+    pixels = np.zeros((side, side, 3), np.uint8)
+    if noise:
+        pixels[:] = np.random.default_rng(0).integers(0, 256, pixels.shape, np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG", compress_level=1)
+    return out.getvalue()
 
 
 def form() -> tuple[bytes, dict[str, str]]:
@@ -107,10 +136,16 @@ KINDS: dict[str, Callable[[], tuple[str, bytes, dict[str, str]]]] = {
     "keys, just parsed": lambda: (INFER, keys(), JSON),
     "numbers in a query, just parsed": lambda: (QUERY, just_parsed(b"1,", 48), JSON),
     "a tensor in binary": lambda: (INFER, *binary()),
+    "JSON and a tensor": lambda: (INFER, *text_and_binary()),
+    "empty texts in binary": lambda: (QUERY, *texts_in_binary(b"")),
+    "wide texts in binary": lambda: (QUERY, *texts_in_binary(b"x" * 200_000 + "🜂".encode())),
+    "a wide text in a query": lambda: (QUERY, b"x" * SIZE + "🜂".encode(), {"Content-Type": "text/plain"}),
     "packed zeros": lambda: (INFER, gzip.compress(bytes(SIZE)), PACKED),
     "packed twice the limit": lambda: (INFER, gzip.compress(bytes(2 * SIZE)), PACKED),
     "packed numbers, just parsed": lambda: (INFER, gzip.compress(just_parsed(b"1,", 48)), PACKED),
     "an image that is none": lambda: (QUERY, bytes(SIZE), {"Content-Type": "image/png"}),
+    "an empty image": lambda: (QUERY, picture(), {"Content-Type": "image/png"}),
+    "an image of noise": lambda: (QUERY, picture(noise=True), {"Content-Type": "image/png"}),
     "a form": lambda: (QUERY, *form()),
 }
 
@@ -198,7 +233,7 @@ def latencies_ms(url: str, seconds: float) -> tuple[list[float], list[str]]:
 
 
 def silent(running: Serving, count: int, seconds: float) -> bool:
-    """Honest clients, beside so many that say nothing or half of something, and alone; whether they notice."""
+    """Honest clients, alone and beside so many that say nothing or half of something: as bounded?"""
     address = urlsplit(running.url)
     place = (str(address.hostname), int(address.port or 0))
     whole = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n{{".encode()
@@ -245,7 +280,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gati-hostile-") as name:
         folder = make_folder(Path(name))
         file = folder / "serve.toml"
-        text = file.read_text().replace("largest_body_bytes = 400000\n", "")
+        text = (
+            file.read_text()
+            .replace("largest_body_bytes = 400000\n", "")
+            .replace("largest_image_pixels = 4096\n", "")
+        )
         file.write_text(f"head_timeout_s = 60.0\nbody_timeout_s = 60.0\n{text}", encoding="utf-8")
         with Serving(file, "--log-level", "error") as running:
             kept = bodies(running, given.only or list(KINDS), given.times)

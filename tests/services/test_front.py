@@ -34,6 +34,9 @@ class Dead:
         await asyncio.Event().wait()
         raise AssertionError("never")
 
+    def retire(self) -> None:
+        self.running = False
+
     async def stop(self, timeout_s: float) -> None:
         self.running = False
 

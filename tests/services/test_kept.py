@@ -156,6 +156,7 @@ def test_a_version_at_which_every_process_ends_is_given_up(
                 self.dead += 1
                 for transport in self.transports:
                     transport.abort()
+                raise CompositionError("nobody hears this")
             return await super().load(source)
 
     engine = Dying()
