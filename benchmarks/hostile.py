@@ -110,11 +110,12 @@ def text_of(character: bytes, width: int = 1) -> bytes:
 
 def keys() -> bytes:
     """A request with as many names in it as the server parses."""
-    count = fitting(b'"123456":1,', 144)
+    count = fitting(b'"123456":1,', 504)
     return b"{" + b",".join(b'"%06d":1' % number for number in range(count)) + b"}"
 
 
 KINDS: dict[str, Callable[[], tuple[str, bytes, dict[str, str]]]] = {
+    "an honest one": lambda: (INFER, json.dumps(request()).encode(), JSON),
     "no JSON": lambda: (INFER, b"x" * SIZE, JSON),
     "spaces": lambda: (INFER, b" " * SIZE, JSON),
     "brackets": lambda: (INFER, b"[" * SIZE, JSON),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 
+from services.collecting import uncollected
 from services.config import ServeConfig
 from services.scheduler.bodies import read_body
 from services.scheduler.budget import Charge, check_json
@@ -47,7 +49,12 @@ async def parse_inference(
     """As `read_inference`, of a body that has been read."""
     header_length = request.headers.get(HEADER_LENGTH)
     read = partial(_read, body, header_length, scheduler.config.largest_json_bytes, charge, info)
-    return read() if len(body) < _LONG_BYTES else await scheduler.pool.run(read)
+    return read() if len(body) < _LONG_BYTES else await scheduler.pool.run(_long, read)
+
+
+def _long(read: Callable[[], InferenceRequest]) -> InferenceRequest:
+    with uncollected():
+        return read()
 
 
 def _read(

@@ -139,6 +139,9 @@ def test_documents_that_would_fill_the_memory_are_refused_unparsed() -> None:
             check_json(text, largest)
     assert check_json(b'"' + b"x" * MIB + b'"', largest) < 1.01 * MIB
     assert check_json('"é"'.encode() + b"x" * MIB, largest) > 4 * MIB
+    for letters in (2**18 - 1, 2**18, 2**18 + 1):  # wherever it is noticed that letters are wide
+        assert check_json(b"x" * letters + b"\\u00e9", largest) >= 4 * letters
+        assert check_json(b"x" * letters + b"\\n", largest) < 1.01 * letters
     sixteen_pictures = orjson.dumps(np.zeros(16 * 224 * 224 * 3, np.uint8).tolist())
     assert check_json(sixteen_pictures, largest)
 
