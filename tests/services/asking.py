@@ -17,6 +17,7 @@ import httpx
 __all__ = ["Asking", "Question", "capacity"]
 
 _MOST_OUTSTANDING = 512  # later ones wait for an earlier one to come back
+_LARGEST_DEBT_S = 1.0
 _AT_ONCE = 16  # requests, to find the capacity
 _PAUSE_S = 0.02  # after a refusal
 
@@ -75,8 +76,8 @@ class Asking:
                 await room.acquire()
                 task = asked.create_task(_one(client, self._dice.choice(self._questions), self._take_in))
                 task.add_done_callback(lambda _: room.release())
-                # Poisson; what this machine was too busy to send is not sent later, all at once
-                due_s = max(due_s + self._dice.expovariate(self._rate), time.monotonic() - 1.0 / self._rate)
+                # Poisson; what this machine was too busy to send for longer is not sent later
+                due_s = max(due_s + self._dice.expovariate(self._rate), time.monotonic() - _LARGEST_DEBT_S)
                 await asyncio.sleep(due_s - time.monotonic())
 
 
