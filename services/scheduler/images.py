@@ -61,4 +61,4 @@ def _pixels(image: Image.Image, mode: str) -> NDArray[np.uint8]:
 
 def _content(pixels: NDArray[np.uint8]) -> bytes | memoryview:
     """The bytes of an array; of a large one the array's own."""
-    return memoryview(pixels).cast("B") if pixels.nbytes > LARGE_BYTES else pixels.tobytes()
+    return pixels.data.cast("B") if pixels.nbytes > LARGE_BYTES else pixels.tobytes()
