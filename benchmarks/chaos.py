@@ -1,12 +1,13 @@
 """A server under load to which a fault happens every few seconds: what became of every request.
 
-    python -m benchmarks.chaos [--minutes 5] [--every 5] [--seed 0] [--only FAULT] [--json FILE]
+    python -m benchmarks.chaos [--minutes 30] [--every 5] [--load 0.7] [--only FAULT] [--json FILE]
 
 Faults, in turn: processes killed, stopped and hanging; connections cut, half sent and slow; a full disk, no
 files left, a clock that jumps; the record store and the repository gone and back; versions loaded meanwhile.
 Every request must be answered rightly or refused with a reason, nothing may be left behind, and memory must
-not grow. The status is 1 where that is not so. Clients, server and faults run on this machine, at about a
-hundred requests a second.
+not grow. The status is 1 where that is not so. Clients, server and faults run on this machine. First it is
+measured how many requests a second the server can answer, clients beside it; it is then asked at `--load`
+times that rate, whether or not it answers.
 """
 
 from __future__ import annotations
@@ -57,12 +58,13 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--every", type=float, default=5.0, help="seconds from fault to fault")
+    parser.add_argument("--load", type=float, default=0.7, help="of the capacity that is measured first")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", action="append", choices=list(KINDS), help="these faults; all unless given")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gati-chaos-") as folder:
-        chaos = Chaos(Path(folder), seed=given.seed)
+        chaos = Chaos(Path(folder), seed=given.seed, load=given.load)
         report = chaos.run(60.0 * given.minutes, given.every, tuple(given.only or ()))
     found = verdicts(report)
     document = {**report.to_json(), "growth": growth(report), "verdicts": found}

@@ -169,9 +169,9 @@ class ServeConfig(_Strict):
     highest_priority: int = Field(default=1, ge=1, le=10)  # that a client may ask for; 1 is first
     late_factor: float = Field(default=2.0, ge=1.0)  # a query is given up at so many times its SLO
     largest_body_bytes: int = Field(default=64 * MIB, ge=1024)
-    largest_json_bytes: int = Field(default=96 * MIB, ge=1024)  # of the memory: JSON and what is read of it
+    largest_json_bytes: int = Field(default=80 * MIB, ge=1024)  # of the memory: JSON and what is read of it
     largest_held_bytes: int = Field(default=448 * MIB, ge=1024)  # of the memory, for all requests under way
-    largest_image_pixels: int = Field(default=16_000_000, ge=1)
+    largest_image_pixels: int = Field(default=12_500_000, ge=1)
     replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)  # of models that do not say it
     ray: str | None = Field(default=None, min_length=1)  # address of the Ray cluster whose nodes serve
     drain_s: float = Field(default=0.0, ge=0.0)  # after SIGTERM: not ready any more, but still answering

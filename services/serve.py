@@ -26,6 +26,7 @@ from gati.pipelines import (
 )
 from services import logs
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
+from services.collecting import keep_for_good
 from services.config import ModelConfig, PipelineConfig, ServeConfig
 from services.hosted import Hosted, Hosting
 from services.inference.settings import InferenceSettings
@@ -171,6 +172,7 @@ async def _leave(scheduler: Scheduler, hurry: asyncio.Event, drain_s: float) -> 
 async def _announce(scheduler: Scheduler, url: str, announce: Callable[[str], None]) -> None:
     """Tell the URL once every model answers. Raises `ConfigError` where one never will."""
     await asyncio.gather(*(_first_ready(model) for model in scheduler.models.values()))
+    keep_for_good()
     announce(url)
 
 

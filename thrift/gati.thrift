@@ -141,6 +141,8 @@ struct VersionInfo {
   16: optional bool resting
   /** The agreement that is promised, or to be proven. */
   17: optional double target
+  /** What it was loaded from; absent from services that do not tell. */
+  18: optional VersionSource source
 }
 
 /** One array that a network takes. */

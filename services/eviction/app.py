@@ -141,7 +141,8 @@ async def answer(request: Request) -> Response:
     """The reply to `POST /v1/continue`. Raises what reading the request raises, and `UnavailableError`."""
     scheduler, continuations = scheduler_of(request), _state(request).continuations
     with scheduler.under_way() as charge:
-        body = await read_body(request, scheduler.config.largest_body_bytes, charge, scheduler.pool)
+        with scheduler.receiving():
+            body = await read_body(request, scheduler.config.largest_body_bytes, charge, scheduler.pool)
         charge.add(check_json(body, scheduler.config.largest_json_bytes))
         if len(body) <= _INLINE_BYTES:
             return Json(_answered(body, continuations))

@@ -22,7 +22,7 @@ __all__ = ["LoadedVersion"]
 class LoadedVersion:
     """A loaded version: what answers as it was published, and its `post`, with the settings that are open.
 
-    `base` gives the reference answer.
+    `base` gives the reference answer. `source` is what it was loaded from, as the wire has it.
     """
 
     answering: Answering
@@ -30,6 +30,7 @@ class LoadedVersion:
     following: Following
     base: RequestQueue | None
     retrained: bool
+    source: Any
 
     @property
     def name(self) -> str:
@@ -93,4 +94,5 @@ class LoadedVersion:
             settings=0 if watch is None else watch.settings,
             resting=self.following.resting,
             target=None if watch is None else watch.agreement,
+            source=self.source,
         )

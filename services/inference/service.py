@@ -35,7 +35,7 @@ from services.wire.gen.ttypes import (
     Statistics,
     TextInput,
 )
-from services.wire.tensors import TEXT, datatype_of, from_tensor, texts_of
+from services.wire.tensors import LONGEST_TEXT, TEXT, datatype_of, from_tensor, texts_of
 
 if TYPE_CHECKING:
     from gati.samples.writer import BackgroundWriter  # needs SQLAlchemy
@@ -46,7 +46,6 @@ _log = logging.getLogger("gati.inference")
 
 _LARGE_INPUT_BYTES = 128 * 1024  # from here on preprocessing is not done between two requests
 _LONG_TEXT_BYTES = 8 * 1024  # the same of text
-_LONGEST_TEXT = 64 * 1024  # characters; however few tokens are kept of them
 _HIGHEST, _LOWEST = 1, 10
 _LONGEST_PLACE = 128  # characters of its name
 
@@ -311,8 +310,8 @@ def _tokens(version: LoadedVersion, tensor: Any) -> NDArray[Any]:
         )
     texts = texts_of(tensor)
     longest = max(map(len, texts), default=0)
-    if longest > _LONGEST_TEXT:
-        raise RequestError(f"a text of {longest} characters; send at most {_LONGEST_TEXT}")
+    if longest > LONGEST_TEXT:
+        raise RequestError(f"a text of {longest} characters; send at most {LONGEST_TEXT}")
     return preprocessing.from_texts(texts).numpy()
 
 

@@ -30,6 +30,7 @@ from services.inference.queue import RequestQueue
 from services.inference.remembering import ServedMemory
 from services.inference.roster import ServedRoster
 from services.inference.settings import InferenceSettings
+from services.wire.gen.ttypes import VersionSource
 
 if TYPE_CHECKING:
     from gati.composition.load import OpenedModel  # slow: brings in onnx
@@ -172,7 +173,8 @@ class Versions:
             opened = await loop.run_in_executor(self._loader, self._opener.open, composition, folder)
         finally:
             self._loading -= 1
-        version = self._version(name, opened)
+        source = VersionSource(name, composition, None if folder is None else str(folder))
+        version = self._version(source, opened)
         watched = [each.post.watch for each in self.loaded]
         if self._roster is not None and version.post.watch not in watched:
             self._roster.come_back(version.post)
@@ -204,7 +206,8 @@ class Versions:
                 f"unload one: {', '.join(self._loaded)}"
             )
 
-    def _version(self, name: str, opened: Opened) -> LoadedVersion:
+    def _version(self, source: Any, opened: Opened) -> LoadedVersion:
+        name = source.version
         capacity = self._settings.queue_capacity
         queue = RequestQueue(opened.runner, capacity=capacity, times=opened.times)
         base = None
@@ -231,7 +234,7 @@ class Versions:
             memory=None if self._memory is None else self._memory.recall,
             compare=self._compare,
         )
-        return LoadedVersion(answering, post, following, base, opened.retrained)
+        return LoadedVersion(answering, post, following, base, opened.retrained, source)
 
     def _new_memory(self, composition: Composition, watch: Watch) -> ServedMemory:
         """What is remembered for the promise of the first version that makes one."""

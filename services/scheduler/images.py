@@ -7,17 +7,20 @@ import warnings
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from gati.errors import RequestError, TooLargeError
 from services.scheduler.budget import Charge
-from services.wire.tensors import to_tensor
+from services.wire.codec import LARGE_BYTES
+from services.wire.gen.ttypes import Tensor
 
 __all__ = ["decode_image"]
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")
-_DECODED_BYTES = 8  # a pixel, as the file has it and in the mode that is wanted
+_DECODED_BYTES = 8  # a pixel, as a decoder has it, at most
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_STRIP_PIXELS = 2**18
 
 
 def decode_image(data: bytes, channels: int, largest_pixels: int, charge: Charge) -> Any:
@@ -34,12 +37,28 @@ def decode_image(data: bytes, channels: int, largest_pixels: int, charge: Charge
             image = Image.open(io.BytesIO(data), formats=_FORMATS)
             if image.width * image.height > largest_pixels:
                 raise TooLargeError(f"an image of {image.width}x{image.height} pixels; send a smaller one")
-            charge.add(image.width * image.height * (_DECODED_BYTES + 2 * channels))
-            pixels = np.asarray(image.convert(_MODES.get(channels, "RGB")))
+            charge.add(image.width * image.height * (_DECODED_BYTES + channels))
+            pixels = _pixels(image, _MODES.get(channels, "RGB"))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise TooLargeError("the image has too many pixels; send a smaller one") from error
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError, MemoryError) as error:
         raise RequestError(
             f"not an image that can be read ({type(error).__name__}); send {', '.join(_FORMATS)}"
         ) from error
-    return to_tensor(pixels.reshape(1, image.height, image.width, -1))
+    return Tensor("UINT8", [1, *pixels.shape], _content(pixels))
+
+
+def _pixels(image: Image.Image, mode: str) -> NDArray[np.uint8]:
+    """Pixels [height, width, channels]: converted strip by strip, so that they are in memory once."""
+    found = np.empty((image.height, image.width, len(mode)), np.uint8)
+    rows = max(1, _STRIP_PIXELS // max(1, image.width))
+    for top in range(0, image.height, rows):
+        bottom = min(image.height, top + rows)
+        strip = image.crop((0, top, image.width, bottom)).convert(mode)
+        found[top:bottom] = np.asarray(strip).reshape(bottom - top, image.width, -1)
+    return found
+
+
+def _content(pixels: NDArray[np.uint8]) -> bytes | memoryview:
+    """The bytes of an array; of a large one the array's own."""
+    return pixels.data.cast("B") if pixels.nbytes > LARGE_BYTES else pixels.tobytes()

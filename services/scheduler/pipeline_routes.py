@@ -25,7 +25,7 @@ from services.scheduler.replies import Json
 from services.scheduler.scheduler import Scheduler, scheduler_of
 from services.scheduler.timing import in_services_ms
 from services.scheduler.tracing import TracedCall, called, trace_of
-from services.wire.tensors import text_tensor
+from services.wire.tensors import LONGEST_TEXT_BYTES, text_tensor
 
 __all__ = ["answer", "router"]
 
@@ -34,6 +34,8 @@ router = APIRouter(tags=["pipelines"])
 _log = logging.getLogger("gati.rest")
 
 _MOST_PARTS = 16
+_FILE_BYTES = 4  # a pixel of an image's file, at most
+_OTHER_BYTES = 64 * 1024  # of a form around the file, or of the file around the pixels
 _FORM_STEP_BYTES = 2**18
 
 
@@ -128,9 +130,15 @@ async def _read(
     wishes: dict[str, Any] = dict(request.query_params)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_tensor = kind == "application/json" or HEADER_LENGTH in request.headers
-    config = scheduler.config
-    largest_bytes = largest_body(request, config) if is_tensor else config.largest_body_bytes
-    body = await read_body(request, largest_bytes, charge, scheduler.pool)
+    most = scheduler.config.largest_image_pixels
+    if is_tensor:
+        largest_bytes = largest_body(request, scheduler.config)
+    elif kind == "text/plain":
+        largest_bytes = min(scheduler.config.largest_body_bytes, LONGEST_TEXT_BYTES)
+    else:  # a file is not larger than what it holds
+        largest_bytes = min(scheduler.config.largest_body_bytes, _FILE_BYTES * most + _OTHER_BYTES)
+    with scheduler.receiving():
+        body = await read_body(request, largest_bytes, charge, scheduler.pool)
     if is_tensor:
         asked = await parse_inference(request, body, scheduler, charge)
         if asked.tensor.shape[:1] != [1]:
@@ -152,7 +160,6 @@ async def _read(
         raise RequestError("the body is empty; send an image, a form with a file `image`, text or a tensor")
     if kind == "text/plain":
         return _text(body), wishes
-    most = scheduler.config.largest_image_pixels
     return await scheduler.pool.run(decode_image, body, channels, most, charge), wishes
 
 

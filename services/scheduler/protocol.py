@@ -19,17 +19,18 @@ from numpy.typing import NDArray
 
 from gati.errors import RequestError, first_line
 from gati.model.arrays import one_of
+from services.scheduler.nested import array_of
 from services.wire.codec import LARGE_BYTES
 from services.wire.gen.ttypes import Tensor
 from services.wire.tensors import (
     DATATYPES,
     TEXT,
+    check_texts,
     datatype_of,
     elements,
     from_bytes,
     packed_texts,
     text_tensor,
-    texts_of,
     to_tensor,
 )
 
@@ -90,11 +91,15 @@ def split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
 
 
 def parse_request(
-    text: bytes, rest: bytes | memoryview = b"", arrays: Sequence[Any] = ()
+    text: bytes,
+    rest: bytes | memoryview = b"",
+    arrays: Sequence[Any] = (),
+    largest_batch: int | None = None,
 ) -> InferenceRequest:
     """Read a request: JSON, and the binary tensors behind it.
 
-    `arrays` are the `InputArray`s of a model that takes several: they are packed to one.
+    `arrays` are the `InputArray`s of a model that takes several: they are packed to one. A larger batch than
+    the largest is refused before anything is made of it.
 
     **Raises:** `RequestError`, one line that says what is wrong where.
     """
@@ -103,6 +108,8 @@ def parse_request(
     inputs = document.get("inputs")
     if not isinstance(inputs, list) or not 1 <= len(inputs) <= max(1, len(arrays)) or not _objects(inputs):
         raise RequestError("`inputs` must be a list with one tensor: name, shape, datatype, data")
+    if largest_batch is not None:
+        _check_batch(inputs, largest_batch)
     identifier = document.get("id")
     if identifier is not None and not isinstance(identifier, str):
         raise RequestError("`id` must be text")
@@ -229,6 +236,12 @@ def _objects(values: list[Any]) -> bool:
     return all(isinstance(each, dict) for each in values)
 
 
+def _check_batch(entries: list[dict[str, Any]], largest: int) -> None:
+    for shape in (entry.get("shape") for entry in entries):
+        if isinstance(shape, list) and shape and _is_whole(shape[0]) and shape[0] > largest:
+            raise RequestError(f"a batch of {shape[0]} inputs; send 1 to {largest} at a time")
+
+
 def _packed(entries: list[dict[str, Any]], rest: bytes | memoryview, arrays: Sequence[Any]) -> Any:
     """The one tensor of a request, or the arrays that a model takes packed to one."""
     names = [each.name for each in arrays]
@@ -286,7 +299,7 @@ def _tensor(entry: dict[str, Any], rest: bytes | memoryview) -> Any:
         raise RequestError(f"`binary_data_size` is {_shown(size)}, but {len(rest)} bytes follow the JSON")
     found = Tensor(datatype, shape, rest if len(rest) > LARGE_BYTES else bytes(rest))
     if datatype == TEXT:
-        texts_of(found)  # do they fit?
+        check_texts(found)
     else:
         from_bytes(datatype, shape, rest)
     return found
@@ -296,13 +309,13 @@ def _text(data: Any, shape: list[int]) -> Any:
     """Texts as JSON has them, in a list or a list of lists of one. Raises `RequestError`."""
     if not isinstance(data, list):
         raise RequestError("the input has no `data`; give a list of texts")
+    if len(data) != elements(shape):
+        raise RequestError(
+            f"`data` has {len(data)} texts and shape {shape} takes {elements(shape)}; correct one"
+        )
     texts = [each[0] if isinstance(each, list) and len(each) == 1 else each for each in data]
     if not all(isinstance(text, str) for text in texts):
         raise RequestError("`data` is no BYTES tensor; give a list of texts")
-    if len(texts) != elements(shape):
-        raise RequestError(
-            f"`data` has {len(texts)} texts and shape {shape} takes {elements(shape)}; correct one"
-        )
     found = text_tensor(texts)
     found.shape = shape
     return found
@@ -324,29 +337,13 @@ def _array(data: Any, datatype: str, shape: list[int]) -> NDArray[Any]:
     if not isinstance(data, list):
         raise RequestError("the input has no `data`; give a list of numbers")
     expected = elements(shape)  # before anything is made of the data
-    dtype = DATATYPES[datatype]
     try:
-        array = np.array(data)
-        if array.dtype.kind not in "biuf" and array.size:
-            raise ValueError("not numbers")
-        _check_range(array, dtype)
-        array = array.astype(dtype)
+        array = array_of(data, DATATYPES[datatype])
     except (ValueError, TypeError, OverflowError) as error:
         raise RequestError(f"`data` is no {datatype} tensor ({first_line(error)})") from error
     if array.size != expected:
         raise RequestError(f"`data` has {array.size} numbers and shape {shape} takes {expected}; correct one")
     return array.reshape(shape)
-
-
-def _check_range(array: NDArray[Any], dtype: np.dtype[Any]) -> None:
-    """Refuse numbers that another type would silently change."""
-    if dtype.kind not in "iu" or not array.size:
-        return
-    bounds = np.iinfo(dtype)
-    if array.dtype.kind == "f" and not np.equal(np.mod(array, 1), 0).all():
-        raise ValueError("numbers with a fraction")
-    if array.min() < bounds.min or array.max() > bounds.max:
-        raise ValueError(f"numbers outside {bounds.min} to {bounds.max}")
 
 
 def _outputs(entries: Any, binary: bool) -> tuple[Output, ...]:

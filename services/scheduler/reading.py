@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 
+from services.collecting import uncollected
 from services.config import ServeConfig
 from services.scheduler.bodies import read_body
 from services.scheduler.budget import Charge, check_json
@@ -18,19 +19,21 @@ __all__ = ["largest_body", "parse_inference", "read_inference"]
 
 _COPIES = 1  # of a binary tensor, on its way from the body to the socket of a service
 _JSON_COPIES = 3  # as it came, as the parser takes it, and at least that much for its values
+_LEAST_JSON = 0.125  # of the memory for JSON, however much comes in binary beside it
 _LONG_BYTES = 64 * 1024  # from here on it is not parsed between two requests
 
 
 async def read_inference(
-    request: Request, scheduler: Scheduler, charge: Charge, arrays: Sequence[Any] = ()
+    request: Request, scheduler: Scheduler, charge: Charge, info: Any = None
 ) -> InferenceRequest:
-    """Read a request of the Open Inference Protocol; `arrays` are the inputs of a model that takes several.
+    """Read a request of the Open Inference Protocol; `info` is the `ModelInfo` of a model that is known.
 
     Raises `GatiError` for what cannot be taken.
     """
     largest_bytes = largest_body(request, scheduler.config)
-    body = await read_body(request, largest_bytes, charge, scheduler.pool)
-    return await parse_inference(request, body, scheduler, charge, arrays)
+    with scheduler.receiving():
+        body = await read_body(request, largest_bytes, charge, scheduler.pool)
+    return await parse_inference(request, body, scheduler, charge, info)
 
 
 def largest_body(request: Request, config: ServeConfig) -> int:
@@ -41,18 +44,28 @@ def largest_body(request: Request, config: ServeConfig) -> int:
 
 
 async def parse_inference(
-    request: Request, body: bytes, scheduler: Scheduler, charge: Charge, arrays: Sequence[Any] = ()
+    request: Request, body: bytes, scheduler: Scheduler, charge: Charge, info: Any = None
 ) -> InferenceRequest:
     """As `read_inference`, of a body that has been read."""
     header_length = request.headers.get(HEADER_LENGTH)
-    read = partial(_read, body, header_length, scheduler.config.largest_json_bytes, charge, arrays)
-    return read() if len(body) < _LONG_BYTES else await scheduler.pool.run(read)
+    read = partial(_read, body, header_length, scheduler.config.largest_json_bytes, charge, info)
+    return read() if len(body) < _LONG_BYTES else await scheduler.pool.run(_long, read)
+
+
+def _long(read: Callable[[], InferenceRequest]) -> InferenceRequest:
+    with uncollected():
+        return read()
 
 
 def _read(
-    body: bytes, header_length: str | None, largest_json_bytes: int, charge: Charge, arrays: Sequence[Any]
+    body: bytes, header_length: str | None, largest_json_bytes: int, charge: Charge, info: Any
 ) -> InferenceRequest:
     text, rest = split(body, header_length)
-    held = (_JSON_COPIES - 1) * len(text)
-    charge.add(held + check_json(text, largest_json_bytes - held) + _COPIES * len(rest))
-    return parse_request(text, rest, arrays)
+    copies = _JSON_COPIES if rest else _JSON_COPIES - 1  # it is cut off what follows it
+    held = copies * len(text)
+    # Beside a large tensor in binary there is little room for JSON, which need not say much then.
+    room = max(largest_json_bytes - len(rest), int(_LEAST_JSON * largest_json_bytes))
+    charge.add(held + check_json(text, room - held) + _COPIES * len(rest))
+    if info is None:
+        return parse_request(text, rest)
+    return parse_request(text, rest, info.inputs or (), info.largest_batch)

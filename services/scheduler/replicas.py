@@ -305,12 +305,11 @@ class Replica:
     async def _load_again(self, client: WireClient) -> None:
         """Load what had been loaded before the process, or we, began anew; what cannot be is forgotten."""
         found = await client.call("describe", timeout_s=_CONTROL_TIMEOUT_S)
-        there = {each.version for each in found.versions}
+        there = {each.version: each for each in found.versions}
         answering = self._kept.began(found.versions)
         for version, composition in self._kept.in_turn():
             try:
-                # a name that is there may have been given to another composition
-                if version not in there or version != (composition or BASE_VERSION):
+                if not _was_loaded(there.get(version), version, composition):
                     await self._load(client, version, composition)
                 if version in answering:
                     await client.call("activate", version, timeout_s=_CONTROL_TIMEOUT_S)
@@ -370,3 +369,15 @@ class Replica:
             raise RequestError(f"model '{self._model}' has no active version")
         self.info = info
         await self._told(self)
+
+
+def _was_loaded(found: Any, version: str, composition: str | None) -> bool:
+    """Whether the `VersionInfo` of that name, if there is one, is of that composition; None is no caches.
+
+    The name may have been given to another one. A service that does not tell is taken by its name.
+    """
+    if found is None:
+        return False
+    if found.source is None:
+        return version == (composition or BASE_VERSION)
+    return found.source.folder is None and found.source.composition == composition

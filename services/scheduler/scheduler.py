@@ -33,7 +33,7 @@ _log = logging.getLogger("gati.scheduler")
 
 _IN_TIME = 0.98  # of admitted requests should be
 _RECOVERY = 0.98  # of what is expected outside the services, for each request that is refused
-_MANY = 8  # requests under way
+_MANY = 8  # requests at work
 _QUIET_S = 1.0  # between lines of the log about who was not let in
 _LARGEST_LAG_MS = 8.0  # of the event loop: beyond it, requests are refused before they are read
 
@@ -64,6 +64,7 @@ class Scheduler:
         self.leaving = False  # no longer ready, and still answering
         self.draining = False
         self._under_way = 0
+        self._receiving = 0  # of them: their clients have not sent all
         self._turned_away = 0
         self._said_s = -math.inf
         self._lag = LagMeter()
@@ -89,8 +90,8 @@ class Scheduler:
 
     def check_lag(self) -> None:
         """Refuse a request while the event loop is far behind. Raises `OverloadError`."""
-        # With few under way it is another program that holds us up, and refusing would not help.
-        if self._lag.lag_ms > _LARGEST_LAG_MS and self._under_way >= _MANY:
+        # With few at work it is another program that holds us up, and refusing would not help.
+        if self._lag.lag_ms > _LARGEST_LAG_MS and self._at_work >= _MANY:
             self.metrics.rejected.labels("resource_exhausted").inc()
             raise OverloadError(
                 f"the scheduler is {self._lag.lag_ms:.0f} ms behind", retry_after_s=2e-3 * self._lag.lag_ms
@@ -187,6 +188,22 @@ class Scheduler:
             if not self._under_way:
                 self._idle.set()
 
+    @contextmanager
+    def receiving(self) -> Iterator[None]:
+        """The body of a request under way is read: it waits for its client, and is not at work yet.
+
+        Otherwise bodies that never come would make the server look busy, and keep out others.
+        """
+        self._receiving += 1
+        try:
+            yield
+        finally:
+            self._receiving -= 1
+
+    @property
+    def _at_work(self) -> int:
+        return self._under_way - self._receiving
+
     def asked(self, timing: Timing) -> Asked:
         """Parameters for an inference service: the remaining time.
 
@@ -195,7 +212,7 @@ class Scheduler:
         elapsed_ms = timing.elapsed_ms()
         slo_ms = timing.latency_slo_ms
         if slo_ms is not None:
-            alone = self._under_way == 1  # what was learned under load says nothing of it
+            alone = self._at_work == 1  # what was learned under load says nothing of it
             slo_ms -= elapsed_ms if alone else max(elapsed_ms, self._outside_ms.value)
             if slo_ms <= 0.0:
                 raise OverloadError(

@@ -119,8 +119,7 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
     arrived_s = scheduler.arrival_s()
     with scheduler.under_way() as charge:
         model = scheduler.model(name)
-        arrays = () if model.info is None else model.info.inputs or ()
-        asked = await read_inference(request, scheduler, charge, arrays)
+        asked = await read_inference(request, scheduler, charge, model.info)
         timing = scheduler.timing(
             arrived_s,
             asked.latency_slo_ms,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,10 @@ from services.wire.gen.ttypes import Tensor
 
 __all__ = [
     "DATATYPES",
+    "LONGEST_TEXT",
+    "LONGEST_TEXT_BYTES",
     "TEXT",
+    "check_texts",
     "datatype_of",
     "elements",
     "from_bytes",
@@ -27,6 +30,8 @@ __all__ = [
 ]
 
 TEXT = "BYTES"  # the datatype of text
+LONGEST_TEXT = 64 * 1024  # characters; however few tokens are kept of them
+LONGEST_TEXT_BYTES = 4 * LONGEST_TEXT
 
 DATATYPES = {
     "BOOL": np.dtype("?"),
@@ -45,6 +50,7 @@ DATATYPES = {
 _NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 _MOST_DIMENSIONS = 8
 _LARGEST_SIZE = 2**40
+_MOST_TEXTS = 2**16
 
 
 def datatype_of(array: NDArray[Any]) -> str:
@@ -77,26 +83,39 @@ def packed_texts(texts: Sequence[str]) -> bytes:
 def texts_of(tensor: Any) -> list[str]:
     """The texts of a wire's `Tensor`, BYTES [n] or [n, 1].
 
-    **Raises:** `RequestError` for another shape, bytes that do not fit it, or text that is not UTF-8.
+    **Raises:** `RequestError` for another shape, bytes that do not fit it, texts that are too many or too
+    long, or not UTF-8.
     """
+    return list(_texts(tensor))
+
+
+def check_texts(tensor: Any) -> None:
+    """Raise as `texts_of` does. One text at a time is in memory, where each may take four times as much."""
+    for _ in _texts(tensor):
+        continue
+
+
+def _texts(tensor: Any) -> Iterator[str]:
     shape, data = list(tensor.shape), memoryview(tensor.data)
     if len(shape) not in (1, 2) or shape[1:] not in ([], [1]):
         raise RequestError(f"text has shape {shape[:_MOST_DIMENSIONS]}; send BYTES [batch] or [batch, 1]")
-    count, start = elements(shape), 0
-    found: list[str] = []
-    while start < len(data) and len(found) < count:
+    count, found, start = elements(shape), 0, 0
+    if count > _MOST_TEXTS:
+        raise RequestError(f"{count} texts; send at most {_MOST_TEXTS} at a time")
+    while start < len(data) and found < count:
         length = int.from_bytes(data[start : start + 4], "little")
         start, end = start + 4, start + 4 + length
         if end > len(data):
             break
+        if length > LONGEST_TEXT_BYTES:
+            raise RequestError(f"text {found} has {length} bytes; send at most {LONGEST_TEXT_BYTES}")
         try:
-            found.append(str(data[start:end], "utf-8"))
+            yield str(data[start:end], "utf-8")
         except UnicodeDecodeError as error:
-            raise RequestError(f"text {len(found)} is not UTF-8; send UTF-8") from error
-        start = end
-    if len(found) != count or start != len(data):
+            raise RequestError(f"text {found} is not UTF-8; send UTF-8") from error
+        found, start = found + 1, end
+    if found != count or start != len(data):
         raise RequestError(f"shape {shape} of BYTES does not fit {len(data)} bytes; correct it")
-    return found
 
 
 def elements(shape: Sequence[int]) -> int:

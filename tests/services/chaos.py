@@ -25,6 +25,7 @@ from gati.composition.load import open_served
 from tests.conftest import REPOSITORY
 from tests.engine.served import images
 from tests.services import faults
+from tests.services.asking import Asking, Question, capacity
 from tests.services.faults import Census, census
 from tests.services.running import Serving, make_folder
 from tests.waiting import until
@@ -34,6 +35,7 @@ __all__ = ["KINDS", "Chaos", "Report"]
 MODELS = ("small", "other")
 INPUTS = 32
 TIMEOUT_S = 4.0  # that requests ask for
+MEASURED_S = 8.0  # for so long it is found what the server can answer
 HANG_S = 120.0  # who has no answer by then will have none
 REFUSALS = (429, 503, 504)
 CLOSE = 1e-4  # of probabilities; those of two inputs differ by more than eight times that
@@ -43,6 +45,7 @@ hang_timeout_s = 4.0
 head_timeout_s = 5.0
 body_timeout_s = 5.0
 drain_timeout_s = 5.0
+log_sampling = 0.01
 [models.small]
 library = "library"
 threads = 1
@@ -63,6 +66,8 @@ class Report:
     """What happened. `wrong`, `unexplained` and `left` must be empty."""
 
     seconds: float = 0.0
+    capacity: float = 0.0  # requests a second, before there were faults; 0 where that was not measured
+    rate: float = 0.0  # at which it was asked
     faults: Counter[str] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)  # answers of another input
@@ -88,9 +93,12 @@ class Report:
 
 
 class Chaos:
-    """A server in `folder`; `run` lets faults happen to it, and ends it."""
+    """A server in `folder`; `run` lets faults happen to it, and ends it.
 
-    def __init__(self, folder: Path, *, seed: int = 0, clients: int = 2, pause_s: float = 0.02) -> None:
+    It is asked `rate` times a second, or `load` times as often as it could answer when it was asked before.
+    """
+
+    def __init__(self, folder: Path, *, seed: int = 0, load: float = 0.7, rate: float | None = None) -> None:
         self._folder = make_folder(folder)
         self._temporary = folder / "t"
         self._temporary.mkdir()
@@ -98,10 +106,9 @@ class Chaos:
         (folder / "versions").mkdir()
         (folder / "chaos.toml").write_text(CONFIGURATION.format(folder=folder), encoding="utf-8")
         self._dice = random.Random(seed)
-        self._clients, self._pause_s = clients, pause_s
+        self._load_share, self._rate, self._seed = load, rate, seed
         self._inputs = images(INPUTS)
         self.answers = _answers(folder / "library", self._inputs)
-        self._over = threading.Event()
         self._lock = threading.Lock()
         self._seen: set[int] = set()
         self.report = Report()
@@ -119,19 +126,13 @@ class Chaos:
             for model, _ in itertools.product(MODELS, range(20)):
                 assert running.client.post(f"/v2/models/{model}/infer", json=self._body(0)).status_code == 200
             self.report.before = census(running.process.pid)
-            threads = [
-                threading.Thread(target=self._ask, args=(running.url, number))
-                for number in range(self._clients)
-            ]
-            for thread in threads:
-                thread.start()
-            try:
+            questions = self._questions()
+            if self._rate is None:
+                self.report.capacity = capacity(running.url, questions, MEASURED_S)
+            self.report.rate = rate = self._rate or self._load_share * self.report.capacity
+            with Asking(running.url, questions, self._asked, rate=rate, hang_s=HANG_S, seed=self._seed):
                 self._let_happen(running, seconds, every_s, kinds or tuple(KINDS))
                 self._settle(running)
-            finally:
-                self._over.set()
-                for thread in threads:
-                    thread.join(2 * HANG_S)
             self._count(running)
         self.report.status = running.stop()
         self.read_log(running.said)
@@ -207,20 +208,18 @@ class Chaos:
         }
         return {"inputs": [tensor], "parameters": {"timeout_ms": 1e3 * TIMEOUT_S}}
 
-    def _ask(self, url: str, seed: int) -> None:
-        dice = random.Random(seed)
-        with httpx.Client(base_url=url, timeout=HANG_S) as client:
-            while not self._over.is_set():
-                number, model = dice.randrange(INPUTS), dice.choice(MODELS)
-                began_s = time.monotonic()
-                try:
-                    reply = client.post(f"/v2/models/{model}/infer", json=self._body(number))
-                except httpx.HTTPError as error:
-                    with self._lock:
-                        self.report.unexplained.append(f"{model}: {error!r}")
-                    continue
-                self.take_in(number, reply, time.monotonic() - began_s)
-                time.sleep(self._pause_s)
+    def _questions(self) -> list[Question]:
+        return [
+            Question(number, model, json.dumps(self._body(number)).encode())
+            for number, model in itertools.product(range(INPUTS), MODELS)
+        ]
+
+    def _asked(self, question: Question, reply: httpx.Response | httpx.HTTPError, took_s: float) -> None:
+        if isinstance(reply, httpx.Response):
+            self.take_in(question.number, reply, took_s)
+        else:
+            with self._lock:
+                self.report.unexplained.append(f"{question.model} after {took_s:.1f} s: {reply!r}")
 
     def take_in(self, number: int, reply: httpx.Response, took_s: float) -> None:
         """Judge a reply to an input."""

@@ -40,6 +40,8 @@ class Engine:
         self.versions, self.active = ["first"], "first"
         self.calls: list[str] = []
         self.refused = ""
+        self.tells_sources = True
+        self._sources: dict[str, Any] = {}
 
     async def infer(self, request: Any) -> Any:
         self.begun += 1
@@ -56,7 +58,14 @@ class Engine:
     async def describe(self) -> Any:
         active = self.active if self.active in self.versions else "first"
         versions = [
-            VersionInfo(name, name == active, "torch", exits=["base"], memory_bytes=0)
+            VersionInfo(
+                name,
+                name == active,
+                "torch",
+                exits=["base"],
+                memory_bytes=0,
+                source=self._sources.get(name) if self.tells_sources else None,
+            )
             for name in self.versions
         ]
         return ModelInfo("m", [1], 2, None, [1, 1, 1], 1, versions)
@@ -71,7 +80,8 @@ class Engine:
         if source.version == self.refused:
             raise CompositionError("it has gone")
         await self.loads.wait()
-        self.versions = [*self.versions, source.version]
+        self._sources[source.version] = source
+        self.versions = [*(name for name in self.versions if name != source.version), source.version]
         return VersionInfo(source.version, False, "torch", exits=["base"], memory_bytes=0)
 
     async def activate(self, version: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import io
 import json
+import struct
 import sys
 import threading
 import tracemalloc
@@ -26,11 +27,12 @@ from services.pool import BoundedPool
 from services.scheduler.bodies import read_body
 from services.scheduler.budget import ByteBudget, check_json
 from services.scheduler.images import decode_image
+from services.scheduler.nested import array_of
 from services.scheduler.protocol import parse_request, positive, priority, split
 from services.wire.codec import Limits, Service, encode_parts
 from services.wire.gen import Inference
-from services.wire.gen.ttypes import InferRequest
-from services.wire.tensors import elements, from_bytes
+from services.wire.gen.ttypes import InferRequest, Tensor
+from services.wire.tensors import check_texts, elements, from_bytes
 from tests.waiting import in_the_end
 
 MIB = 2**20
@@ -56,6 +58,13 @@ def test_a_shape_has_few_dimensions_and_costs_nothing(count: int) -> None:
 
 def nested(depth: int) -> Any:
     found: Any = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+def deepest(count: int, depth: int) -> Any:
+    found: Any = [1] * count
     for _ in range(depth):
         found = [found]
     return found
@@ -130,6 +139,9 @@ def test_documents_that_would_fill_the_memory_are_refused_unparsed() -> None:
             check_json(text, largest)
     assert check_json(b'"' + b"x" * MIB + b'"', largest) < 1.01 * MIB
     assert check_json('"é"'.encode() + b"x" * MIB, largest) > 4 * MIB
+    for letters in (2**18 - 1, 2**18, 2**18 + 1):  # wherever it is noticed that letters are wide
+        assert check_json(b"x" * letters + b"\\u00e9", largest) >= 4 * letters
+        assert check_json(b"x" * letters + b"\\n", largest) < 1.01 * letters
     sixteen_pictures = orjson.dumps(np.zeros(16 * 224 * 224 * 3, np.uint8).tolist())
     assert check_json(sixteen_pictures, largest)
 
@@ -226,6 +238,62 @@ def test_a_large_body_is_in_the_memory_once() -> None:
     assert peak(lambda: read(body_of(packed, content_encoding="gzip"), ByteBudget(64 * MIB))) < 1.3
 
 
+def test_text_is_in_the_memory_one_at_a_time() -> None:
+    """One letter that is not ASCII made four bytes of each: 64 MiB became 256."""
+    each = b"x" * 200_000 + "🜂".encode()
+    packed = (struct.pack("<I", len(each)) + each) * 20
+    tracemalloc.start()
+    check_texts(Tensor("BYTES", [20], packed))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < len(packed) / 2
+    for shape, data, why in (
+        ([2**17], bytes(2**19), "texts; send at most"),
+        ([1], struct.pack("<I", 2**19) + bytes(2**19), "send at most 262144"),
+        ([2], struct.pack("<I", 1) + b"a", "does not fit"),
+    ):
+        with pytest.raises(RequestError, match=why):
+            check_texts(Tensor("BYTES", shape, data))
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.sampled_from([(70_000,), (2, 40_000), (40_000, 2), (1, 1, 33_000), (3, 150, 150, 1), (0,), (5, 0)]),
+    st.sampled_from(["u1", "<f4", "<i8"]),
+    st.integers(0, 2**32 - 1),
+)
+def test_numbers_are_read_in_parts_as_in_one(shape: tuple[int, ...], kind: str, seed: int) -> None:
+    numbers = np.random.default_rng(seed).integers(0, 256, shape)
+    found = array_of(numbers.tolist(), np.dtype(kind))
+    assert found.dtype == kind and found.shape == shape and (found == numbers).all()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [1] * 40_000 + [256],
+        [1] * 40_000 + [0.5],
+        [1] * 40_000 + ["1"],
+        [1] * 40_000 + [[1]],
+        [[1]] * 40_000 + [[1, 2]],
+        [[1] * 40_000, [1] * 39_999],
+        [[1] * 40_000, 1],
+        [[1], [1] * 40_000],
+        deepest(40_000, 200),
+    ],
+    ids=range(9),
+)
+def test_what_does_not_fit_in_a_later_part_is_refused(data: Any) -> None:
+    with pytest.raises(ValueError):
+        array_of(data, np.dtype("u1"))
+
+
+def test_a_batch_is_refused_before_anything_is_made_of_it() -> None:
+    with pytest.raises(RequestError, match="a batch of 65 inputs; send 1 to 64"):
+        parse_request(tensor(shape=[65, 1], data="what it is does not matter"), largest_batch=64)
+    assert parse_request(tensor(shape=[1]), largest_batch=1).tensor.shape == [1]
+
+
 def test_documents_are_counted_no_further_than_the_limit() -> None:
     document = b"[" + b"1," * 2_000_000 + b"1]"
     cost = check_json(document, 2**40)
@@ -246,6 +314,19 @@ def test_pictures_are_charged_before_they_are_decoded() -> None:
     with ByteBudget(64 * MIB).open() as charge:
         assert decode_image(data, 3, 10**7, charge).shape == [1, 2000, 2000, 3]
     assert 4 * ServeConfig().largest_image_pixels < 64 * MIB
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGB", "RGBA", "CMYK", "I;16"])
+def test_pictures_are_converted_strip_by_strip_as_in_one(mode: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (700, 500, 4), np.uint8)
+    image = Image.fromarray(pixels).convert("RGB").convert("L" if mode == "I;16" else mode)
+    out = io.BytesIO()
+    image.convert(mode).save(out, "JPEG" if mode == "CMYK" else "PNG", compress_level=0)
+    for channels, wanted in ((1, "L"), (3, "RGB"), (4, "RGBA")):
+        with ByteBudget(64 * MIB).open() as charge:
+            found = decode_image(out.getvalue(), channels, 10**6, charge)
+        whole = np.asarray(Image.open(io.BytesIO(out.getvalue())).convert(wanted))
+        assert found.shape == [1, 700, 500, channels] and bytes(found.data) == whole.tobytes()
 
 
 def test_the_pool_is_bounded_and_what_nobody_waits_for_is_not_begun() -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import pytest
 
+from gati.errors import OverloadError
 from services.config import ServeConfig
 from services.scheduler.app import create_app
 from services.scheduler.front import Front
 from services.scheduler.models import Model
 from services.scheduler.scheduler import Scheduler
+from tests.waiting import in_the_end
 
 CAUSE = "its process ended with status 1; it last said: no file '/root/secret plans/model.py' / password"
 
@@ -29,6 +33,9 @@ class Dead:
     async def address(self) -> str:
         await asyncio.Event().wait()
         raise AssertionError("never")
+
+    def retire(self) -> None:
+        self.running = False
 
     async def stop(self, timeout_s: float) -> None:
         self.running = False
@@ -85,6 +92,42 @@ def test_who_is_not_let_in_is_counted() -> None:
         assert 'gati_rejected_total{reason="not_allowed"} 3.0' in page
 
     run(test, api_key="one")
+
+
+def test_bodies_that_never_come_keep_nobody_out() -> None:
+    """They were taken for work: whenever another program held up the server, the next request was refused."""
+
+    async def main() -> None:
+        dead: Any = Dead()
+        scheduler = Scheduler(ServeConfig(), {"m": Model("m", host=lambda number: dead)}, {})
+        await scheduler.start()
+        transport = httpx.ASGITransport(Front(create_app(scheduler)))
+        asked = 0
+
+        async def body() -> AsyncIterator[bytes]:
+            nonlocal asked
+            asked += 1
+            await asyncio.Event().wait()
+            yield b""
+
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            silent = [
+                asyncio.create_task(client.post("/v2/models/m/infer", content=body())) for _ in range(10)
+            ]
+            await in_the_end(lambda: asked == len(silent))
+            time.sleep(0.1)  # the event loop falls behind
+            await asyncio.sleep(0.001)
+            with ExitStack() as at_work, pytest.raises(OverloadError, match="ms behind"):
+                for _ in silent:
+                    at_work.enter_context(scheduler.under_way())
+                scheduler.check_lag()
+            assert (await client.post("/v2/models/m/infer", json=BODY)).status_code == 503
+            for each in silent:
+                each.cancel()
+            await asyncio.wait(silent)
+        await scheduler.drain()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from gati.errors import CompositionError
 from services.scheduler.kept import KeptVersions
 from services.scheduler.models import Model
+from services.wire.gen.ttypes import VersionSource
 from services.wire.server import WireServer
 from tests.services.engines import SERVICE, Engine
 from tests.services.running import Serving, make_folder
@@ -113,6 +114,22 @@ def test_a_name_that_was_given_to_another_composition_is_loaded_again(tmp_path: 
     assert engine.calls == ["load first fast"]
 
 
+@pytest.mark.parametrize("tells_sources", [True, False])
+def test_what_is_there_is_not_loaded_again(tmp_path: Path, tells_sources: bool) -> None:
+    """Versions called otherwise than their compositions were, after every lost connection."""
+    engine = begun()
+    engine.tells_sources = tells_sources
+    server(tmp_path, engine, load_three)
+    engine.calls.clear()
+    server(tmp_path, engine)
+    assert engine.calls == ([] if tells_sources else ["load c small", "load a fast"])
+    assert engine.active == "c"
+    asyncio.run(engine.load(VersionSource("a", "large")))
+    engine.calls.clear()
+    server(tmp_path, engine)
+    assert "load a fast" in engine.calls
+
+
 def test_what_cannot_be_loaded_any_more_is_forgotten(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -139,6 +156,7 @@ def test_a_version_at_which_every_process_ends_is_given_up(
                 self.dead += 1
                 for transport in self.transports:
                     transport.abort()
+                raise CompositionError("nobody hears this")
             return await super().load(source)
 
     engine = Dying()

@@ -821,11 +821,12 @@ class VersionInfo(object):
      - level
      - resting: Lookups are left out for a while, for they cost more than they save.
      - target: The agreement that is promised, or to be proven.
+     - source: What it was loaded from; absent from services that do not tell.
 
     """
 
 
-    def __init__(self, version=None, active=None, backend=None, certificate_json=None, exits=None, memory_bytes=None, state=None, pending=None, agreement=None, promise=None, proof=None, audits=None, losses=None, settings=None, level=None, resting=None, target=None,):
+    def __init__(self, version=None, active=None, backend=None, certificate_json=None, exits=None, memory_bytes=None, state=None, pending=None, agreement=None, promise=None, proof=None, audits=None, losses=None, settings=None, level=None, resting=None, target=None, source=None,):
         self.version = version
         self.active = active
         self.backend = backend
@@ -843,6 +844,7 @@ class VersionInfo(object):
         self.level = level
         self.resting = resting
         self.target = target
+        self.source = source
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -944,6 +946,12 @@ class VersionInfo(object):
                     self.target = iprot.readDouble()
                 else:
                     iprot.skip(ftype)
+            elif fid == 18:
+                if ftype == TType.STRUCT:
+                    self.source = VersionSource()
+                    self.source.read(iprot)
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -1024,6 +1032,10 @@ class VersionInfo(object):
         if self.target is not None:
             oprot.writeFieldBegin('target', TType.DOUBLE, 17)
             oprot.writeDouble(self.target)
+            oprot.writeFieldEnd()
+        if self.source is not None:
+            oprot.writeFieldBegin('source', TType.STRUCT, 18)
+            self.source.write(oprot)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -2416,6 +2428,7 @@ VersionInfo.thrift_spec = (
     (15, TType.I32, 'level', None, None, ),  # 15
     (16, TType.BOOL, 'resting', None, None, ),  # 16
     (17, TType.DOUBLE, 'target', None, None, ),  # 17
+    (18, TType.STRUCT, 'source', [VersionSource, None], None, ),  # 18
 )
 all_structs.append(InputArray)
 InputArray.thrift_spec = (

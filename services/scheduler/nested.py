@@ -1,0 +1,67 @@
+"""Nested lists of numbers, as JSON has them, as arrays: a part at a time.
+
+While numpy reads a list, no other thread runs: the event loop would stand still for as long as all of a large
+request takes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["array_of"]
+
+_PART_NUMBERS = 2**15
+_MOST_NESTED = 64  # lists, as numpy has it
+
+
+def array_of(data: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The array of lists that are as long as each other, flat or nested.
+
+    Raises `ValueError`, `TypeError` or `OverflowError` for what is no such list, or has no such numbers.
+    """
+    return _array(data, dtype, 1)
+
+
+def _array(data: list[Any], dtype: np.dtype[Any], depth: int) -> NDArray[Any]:
+    in_first = _count(data[0]) if data else 1
+    if in_first > _PART_NUMBERS:
+        if depth > _MOST_NESTED:
+            raise ValueError("lists in too many lists")
+        if not all(isinstance(each, list) for each in data):
+            raise ValueError("numbers beside lists")
+        return np.stack([_array(each, dtype, depth + 1) for each in data])
+    step = _PART_NUMBERS // in_first
+    if len(data) <= step:
+        return _part(data, dtype)
+    return np.concatenate([_part(data[start : start + step], dtype) for start in range(0, len(data), step)])
+
+
+def _count(value: Any) -> int:
+    """How many numbers there are in a value, at least one; where all lists are as long as the first is."""
+    count = 1
+    while isinstance(value, list) and value:
+        count *= len(value)
+        value = value[0]
+    return count
+
+
+def _part(data: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    array = np.array(data)
+    if array.dtype.kind not in "biuf" and array.size:
+        raise ValueError("not numbers")
+    _check_range(array, dtype)
+    return array.astype(dtype)
+
+
+def _check_range(array: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    """Refuse numbers that another type would silently change."""
+    if dtype.kind not in "iu" or not array.size:
+        return
+    bounds = np.iinfo(dtype)
+    if array.dtype.kind == "f" and not np.equal(np.mod(array, 1), 0).all():
+        raise ValueError("numbers with a fraction")
+    if array.min() < bounds.min or array.max() > bounds.max:
+        raise ValueError(f"numbers outside {bounds.min} to {bounds.max}")
