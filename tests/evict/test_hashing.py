@@ -22,13 +22,18 @@ texts = st.lists(
 )
 
 
+def last(hashed: HashedTexts, text: int) -> int:
+    """The pair of the last word with nothing."""
+    return int(hashed.pairs[hashed.bounds[text + 1]])
+
+
 def words_of(text: str) -> list[str]:
     return re.findall(r"\w+|[^\w\s]", text.lower())
 
 
 def rows(hashed: HashedTexts, text: int) -> tuple[list[list[int]], list[int]]:
     """Features by words (new, pairs, before) and by groups of letters."""
-    own = slice(hashed.bounds[text], hashed.bounds[text + 1])
+    own = slice(hashed.bounds[text] + 1, hashed.bounds[text + 1])
     groups = hashed.groups[hashed.group_begins[text] : hashed.group_ends[text]]
     return [each[own].tolist() for each in (hashed.new, hashed.pairs, hashed.before)], groups.tolist()
 
@@ -56,7 +61,13 @@ def test_a_text_has_the_same_features_in_any_batch(given_texts: list[str]) -> No
     for text, said in enumerate(given_texts):
         alone = HASHER.texts([said])
         assert rows(alone, 0) == rows(hashed, text)
-        assert (alone.lasts[0], alone.lengths[0]) == (hashed.lasts[text], hashed.lengths[text])
+        assert (last(alone, 0), alone.lengths[0]) == (last(hashed, text), hashed.lengths[text])
+        part = HASHER.texts(given_texts, text + 1)  # those after it are earlier prompts
+        assert [rows(part, each) for each in range(text + 1)] == [
+            rows(hashed, each) for each in range(text + 1)
+        ]
+        np.testing.assert_array_equal(part.before, hashed.before)
+        assert len(part.lengths) == len(part.group_begins) == len(part.group_ends) == text + 1
 
 
 def test_pairs_know_both_words_their_order_and_the_ends_of_a_text() -> None:
@@ -64,7 +75,7 @@ def test_pairs_know_both_words_their_order_and_the_ends_of_a_text() -> None:
     pairs = [rows(hashed, text)[0][1] for text in range(5)]
     assert pairs[0][1] == pairs[3][2] != pairs[1][1]  # (a, b)
     assert pairs[0][0] == pairs[2][0] != pairs[3][1]  # a at the beginning
-    assert hashed.lasts[0] == hashed.lasts[3] != hashed.lasts[1] == hashed.lasts[2]  # b at the end
+    assert last(hashed, 0) == last(hashed, 3) != last(hashed, 1) == last(hashed, 2)  # b at the end
     assert pairs[4] == []
     assert len(set(hashed.lengths.tolist())) == 2  # none to two words, and three
 
