@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gati.errors import EvictError
-from gati.evict.predict.hashing import HashedTexts, Places, TextHasher
+from gati.evict.predict.hashing import Places, TextHasher
 from gati.evict.trace.dialogues import EARLIER, Prompts
 
 if TYPE_CHECKING:
@@ -98,19 +98,19 @@ class ContinuationModel:
         texts, earlier = _texts_read(said)
         with self._lock:
             hashed = self._hasher.texts(texts, len(said))
-        whole, bounds = self._whole, hashed.bounds
-        first, end = bounds[: len(said)] + 1, bounds[1 : len(said) + 1]
+        whole, count = self._whole, len(said)
+        bounds, before_bounds = hashed.bounds[: count + 1], hashed.bounds[count:] - hashed.bounds[count]
         shown = whole.take(hashed.new).astype(np.int64)
-        shown[bounds[: len(said) + 1]] = 0
+        shown[bounds] = 0
         shown += whole.take(hashed.pairs)
-        found = _sums(shown, first, end + 1)
+        found = _sums(shown, bounds[:-1] + 1, bounds[1:] + 1)
         found += whole.take(hashed.lengths)
         if self.settings.letters:
             found += _sums(whole.take(hashed.groups), hashed.group_begins, hashed.group_ends)
         shown_before = whole.take(hashed.before)
-        shown_before[bounds] = 0
-        ends = bounds[len(said) :].take(np.cumsum(earlier))
-        found += _sums(shown_before, np.append(bounds[len(said)], ends[:-1]), ends)
+        shown_before[before_bounds] = 0
+        ends = before_bounds.take(np.cumsum(earlier))
+        found += _sums(shown_before, np.append(0, ends[:-1]), ends)
         return found
 
 
@@ -185,7 +185,7 @@ def _sums(values: NDArray[np.signedinteger], begins: Places, ends: Places) -> ND
     """Of the values from each begin to its end; whole numbers, so that how they are added is all the same."""
     sums = np.zeros(len(values) + 1, dtype=np.int64)
     np.cumsum(values, out=sums[1:])
-    return np.asarray(sums[ends] - sums[begins], dtype=np.int64)
+    return np.asarray(sums.take(ends) - sums.take(begins), dtype=np.int64)
 
 
 def _texts_read(said: list[tuple[str, ...]]) -> tuple[list[str], NDArray[np.int64]]:
@@ -228,8 +228,7 @@ def _features_of(prompts: Sequence[Prompts], settings: ContinuationSettings) -> 
     different = list(dict.fromkeys(text for texts in rows for text in texts))
     for begin in range(0, len(different), _AT_ONCE):
         part = different[begin : begin + _AT_ONCE]
-        hashed = hasher.texts(part)
-        shown.update(zip(part, _by_text(hashed, letters=settings.letters), strict=True))
+        shown.update(zip(part, _by_text(hasher, part, letters=settings.letters), strict=True))
     found: list[Places] = []
     lengths = np.ones(len(rows) + 1, dtype=np.int64)
     lengths[0] = 0
@@ -245,11 +244,12 @@ def _features_of(prompts: Sequence[Prompts], settings: ContinuationSettings) -> 
     return matrix
 
 
-def _by_text(hashed: HashedTexts, *, letters: bool) -> Iterator[tuple[Places, Places]]:
+def _by_text(hasher: TextHasher, texts: list[str], *, letters: bool) -> Iterator[tuple[Places, Places]]:
     """Of each text the features as the newest prompt, and as one before."""
-    for text in range(len(hashed.lengths)):
+    hashed, before = hasher.texts(texts), hasher.texts(texts, newest=0).before
+    for text in range(len(texts)):
         first, end = hashed.bounds[text] + 1, hashed.bounds[text + 1]
         new = [hashed.new[first:end], hashed.pairs[first : end + 1], hashed.lengths[text : text + 1]]
         if letters:
             new.append(hashed.groups[hashed.group_begins[text] : hashed.group_ends[text]])
-        yield np.concatenate(new), hashed.before[first:end]
+        yield np.concatenate(new), before[first:end]

@@ -42,21 +42,21 @@ _GROUP_MIX = np.uint32(0x85EBCA6B)
 class HashedTexts:
     """Features of texts, one text after the other.
 
-    Words of text i are from `bounds[i]` + 1 to `bounds[i + 1]`; edges of texts are at the bounds. `before`
-    [words] is what words of earlier prompts show. The first texts are newest prompts: their words show `new`
-    and `pairs` (with the word before; at the edge after a text, its last word with nothing). `lengths`
-    [newest] are the numbers of words. `groups` are of letters; those of text i are from `group_begins[i]` to
-    `group_ends[i]`.
+    Words of text i are from `bounds[i]` + 1 to `bounds[i + 1]`; edges of texts are at the bounds. The first
+    texts are newest prompts: their words show `new` and `pairs` (with the word before; at the edge after a
+    text, its last word with nothing). `lengths` [newest] are the numbers of words. `groups` are of letters;
+    those of text i are from `group_begins[i]` to `group_ends[i]`. The other texts are earlier prompts: their
+    words show `before`, which begins with the edge before them.
     """
 
     bounds: Places  # [texts + 1]
-    before: Places
     new: Places
     pairs: Places
     lengths: Places
     groups: Places
     group_begins: Places
     group_ends: Places
+    before: Places
 
 
 class TextHasher:
@@ -94,13 +94,13 @@ class TextHasher:
         group_ends = edges[1 : newest + 1] - (_LETTERS - 2)
         return HashedTexts(
             bounds,
-            self._numbers(words, _BEFORE),
             self._numbers(own, _NEW),
             self._numbers(former * np.uint64(_BASE) + own, _PAIR),
             self._numbers((np.minimum(end - first - 1, _LONGEST) // 3).astype(np.uint64), _LENGTH),
             self._groups(letters),
             np.minimum(edges[:newest], group_ends),  # of an empty text none
             group_ends,
+            self._numbers(words[bounds[newest] :], _BEFORE),
         )
 
     def _numbers(self, hashes: _Hashes, salt: np.uint64) -> Places:
@@ -120,7 +120,8 @@ class TextHasher:
         powers, inverses = _powers(_BASE, len(self._sums) - 1), _powers(_INVERSE, len(self._sums) - 1)
         sums = self._sums  # kept: new pages of memory cost more than what is computed in them
         running = sums[1 : count + 1]
-        np.multiply(low[1:], powers[:count], out=running)
+        running[:] = low[1:]
+        running *= powers[:count]
         np.cumsum(running, out=running)
         words = np.zeros(len(begins), dtype=np.uint64)  # what goes on to the end is an edge
         to = sums.take(begins)
