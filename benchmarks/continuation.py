@@ -3,7 +3,8 @@
     python -m benchmarks.continuation [--dialogues FILE] [--rounds 40] [--requests 500]
 
 Batches are 512 prompts of different dialogues, each with up to four earlier ones, unpacked from JSON right
-before; nothing is remembered from one batch to the next. Times over REST are those of a client on the same machine that keeps its connection.
+before; nothing is remembered from one batch to the next. Times over REST are those of a client on the same
+machine that keeps its connection.
 The load of the machine is printed, and CPU time next to the clock's: others take the difference.
 """
 
