@@ -2,9 +2,9 @@
 
     python -m benchmarks.continuation [--dialogues FILE] [--rounds 40] [--requests 500]
 
-Batches are 512 prompts of different dialogues, unpacked from JSON right before. `Known` prompts were
-predicted when they were new, as where conversations are seen from their first prompt on; without them four
-times as much is read. Times over REST are those of a client on the same machine that keeps its connection.
+Batches are 512 prompts of different dialogues, each with up to four earlier ones, unpacked from JSON right
+before; nothing is remembered from one batch to the next. Times over REST are those of a client on the same
+machine that keeps its connection.
 The load of the machine is printed, and CPU time next to the clock's: others take the difference.
 """
 
@@ -52,34 +52,17 @@ def spread(name: str, work: Callable[[Any], object], rounds: int, given: Callabl
 
 
 def in_process(model: ContinuationModel, batches: Sequence[Batch]) -> None:
-    """One prediction, and batches of which nothing, the earlier prompts, or everything is known."""
+    """512 predictions at once, and one."""
     packed = [orjson.dumps([(each.texts, each.turn) for each in batch]) for batch in batches]
-    before = [
-        [Prompts(each.texts[:-1], each.turn - 1) for each in batch if each.turn > 1] for batch in batches
-    ]
     singles = [prompts for batch in batches for prompts in batch][:2000]
 
     def unpacked(number: int) -> Batch:
         return [Prompts(tuple(texts), turn) for texts, turn in orjson.loads(packed[number])]
 
-    def asked(known: Callable[[int], Batch]) -> Callable[[int], tuple[ContinuationModel, Batch]]:
-        def given(number: int) -> tuple[ContinuationModel, Batch]:
-            fresh = ContinuationModel(model.weights, model.bias, model.settings)
-            fresh.predict(known(number))
-            return fresh, unpacked(number)
-
-        return given
-
     gc.collect()
     gc.freeze()  # as the service does
-    for name, known in (
-        ("nothing known", lambda number: []),
-        ("earlier prompts known", lambda number: before[number]),
-        ("everything known", unpacked),
-    ):
-        spread(
-            f"{BATCH} at once, {name}", lambda given: given[0].predict(given[1]), len(batches), asked(known)
-        )
+    model.predict(unpacked(0))
+    spread(f"{BATCH} at once", model.predict, len(batches), unpacked)
     spread("one", lambda prompts: model.predict([prompts]), len(singles), lambda number: singles[number])
 
 

@@ -1,11 +1,11 @@
 """How long a pooled sum of embedding rows takes where most rows are in Redis: `gati` beside LRU, in one run.
 
     python -m benchmarks.evict_embedding [--trace zipf,games] [--share 0.01,0.02,0.03]
-        [--batches 120] [--seeds 2] [--skew 1.05]
+        [--batches 120] [--seeds 2] [--skew 1.05] [--rows 200000]
 
 Starts a redis-server on the loopback interface and fills it with rows of 128 floats. A batch is 512 sums.
-`zipf` draws 50 ids a sum, of 200,000 rows, with the power `--skew`; `games` sums the last items of a user, up
-to 50, after every event of Amazon's users, who take turns at random. Each batch goes to all caches, in
+`zipf` draws 50 ids a sum, of `--rows` rows, with the power `--skew`; `games` sums the last items of a user,
+up to 50, after every event of Amazon's users, who take turns at random. Each batch goes to all caches, in
 changing order, so that what else the machine does meets all alike; the first third, when caches fill, is not
 counted. `lru+` is LRU with the memory of the predictor spent on more rows.
 
@@ -38,16 +38,16 @@ from gati.evict.embed.cache import EmbeddingCache
 from gati.evict.embed.redis_tier import RedisTier
 
 GAMES = Path(__file__).resolve().parents[2] / "shared/data/recsys/amazon_video_games_sasrec.txt.gz"
-WIDTH, POOLING, SUMS, ROWS = 128, 50, 512, 200_000
+WIDTH, POOLING, SUMS = 128, 50, 512
 NAMES = ("lru", "lru+", "gati")
 Bags = tuple[torch.Tensor, torch.Tensor]
 
 
-def zipf(skew: float, seed: int) -> Iterator[Bags]:
+def zipf(rows: int, skew: float, seed: int) -> Iterator[Bags]:
     """Batches of ids drawn independently; popular ids lie anywhere in the table."""
     source = np.random.default_rng(seed)
-    chances = np.cumsum(np.arange(1, ROWS + 1, dtype=np.float64) ** -skew)
-    ids = source.permutation(ROWS)
+    chances = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -skew)
+    ids = source.permutation(rows)
     offsets = torch.arange(0, SUMS * POOLING, POOLING)
     while True:
         drawn = np.searchsorted(chances, source.random(SUMS * POOLING) * chances[-1])
@@ -157,19 +157,20 @@ def main() -> None:
     parser.add_argument("--trace", default="zipf,games")
     parser.add_argument("--share", default="0.01,0.02,0.03")
     parser.add_argument("--skew", type=float, default=1.05)
+    parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--batches", type=int, default=120)
     parser.add_argument("--seeds", type=int, default=2)
     given = parser.parse_args()
     with redis_server() as url:
         server = redis.Redis.from_url(url)
         for trace in given.trace.split(","):
-            total = ROWS if trace == "zipf" else games_rows()
+            total = given.rows if trace == "zipf" else games_rows()
             weight = torch.randn(total, WIDTH, generator=torch.Generator().manual_seed(0))
             slow = RedisTier.write(url, trace, weight)
             for share in map(float, given.share.split(",")):
                 runs = []
                 for seed in range(given.seeds):
-                    source = zipf(given.skew, seed) if trace == "zipf" else games(seed)
+                    source = zipf(total, given.skew, seed) if trace == "zipf" else games(seed)
                     runs.append(
                         run(slow, list(islice(source, given.batches)), int(share * total), seed, server)
                     )

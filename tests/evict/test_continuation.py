@@ -115,14 +115,18 @@ def test_nothing_but_the_prompts_changes_a_prediction(
     assert found == [float(fresh.predict([each])[0]) for each in prompts]
 
 
-def test_what_was_forgotten_is_read_again(model: ContinuationModel) -> None:
-    """More texts than are remembered, in batches of different sizes."""
-    fresh = ContinuationModel(model.weights, model.bias, model.settings)
-    prompts = [Prompts((f"prompt {number} of many", f"the other {number}"), 2) for number in range(18_000)]
-    first = fresh.predict(prompts[:100])
-    for begin in range(0, len(prompts), 6_000):
-        fresh.predict(prompts[begin : begin + 6_000])
-    np.testing.assert_array_equal(fresh.predict(prompts[:100]), first)
+def test_conversations_beyond_those_read_at_once_are_predicted_like_the_others(
+    model: ContinuationModel,
+) -> None:
+    prompts = [Prompts((f"prompt {number} of many", f"the other {number}"), 2) for number in range(2_100)]
+    found = model.predict(prompts)
+    np.testing.assert_array_equal(model.predict(prompts[-100:]), found[-100:])
+    np.testing.assert_array_equal(model.predict(prompts[1_000:1_050]), found[1_000:1_050])
+
+
+def test_a_conversation_without_a_prompt_is_named(model: ContinuationModel) -> None:
+    with pytest.raises(EvictError, match="conversation 1 has no prompt"):
+        model.predict([Prompts(("hello",), 1), Prompts((), 0)])
 
 
 @pytest.mark.parametrize("goes_on", [True, False])

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gati.errors import EvictError
-from gati.evict.embed.checks import MODES, check_ids, check_offsets, check_weights
+from gati.evict.embed.checks import MODES, check_ids, check_offsets, check_range, check_weights
 from gati.evict.embed.policies import row_policy
 from gati.evict.embed.pool import PagePool
 from gati.evict.embed.replacing import RequestedRows
@@ -102,10 +102,11 @@ class EmbeddingCache(nn.Module):
         Raises EvictError, with nothing changed, for ids out of range, offsets that fall, weights that do not
         fit, and when the slow tier fails.
         """
-        flat = check_ids(input, self.slow.rows)
+        flat = check_ids(input)
         check_offsets(input, offsets, include_last=self.include_last_offset)
         check_weights(input, per_sample_weights, self.mode, self.slow.dtype)
         ids, inverse, counts = torch.unique(flat, return_inverse=True, return_counts=True)
+        check_range(flat, ids, self.slow.rows)
         rows = self._rows(ids.numpy(), inverse.numpy(), counts.numpy())
         with torch.no_grad():
             return nn.functional.embedding_bag(
@@ -160,10 +161,11 @@ class EmbeddingCache(nn.Module):
         with self._lock:
             slots, version, epoch = self._sets.find(ids, places), self._version, self._epoch
             hits = np.flatnonzero(slots >= 0)
-            rows[torch.from_numpy(hits)] = self._slab.rows[torch.from_numpy(self._where[slots[hits]])]
+            held = self._slab.rows.index_select(0, torch.from_numpy(self._where[slots[hits]]))
+        rows.index_copy_(0, torch.from_numpy(hits), held)
         missing = np.flatnonzero(slots < 0)
         if len(missing):
-            rows[torch.from_numpy(missing)] = self._fetched(ids[missing])
+            rows.index_copy_(0, torch.from_numpy(missing), self._fetched(ids[missing]))
         with self._lock:
             begin, self._clock = self._clock, self._clock + len(inverse)
             batch = RequestedRows(ids, places, counts, begin + last, begin, self._clock)
@@ -189,7 +191,7 @@ class EmbeddingCache(nn.Module):
         if len(emptied) or len(kept):
             self._version += 1
         self._drop(emptied)
-        self._where[placed] = self._slab.put(rows[torch.from_numpy(kept)])
+        self._where[placed] = self._slab.put(rows.index_select(0, torch.from_numpy(kept)))
 
     def _drop(self, slots: Ids) -> None:
         """The rows of emptied slots may be overwritten."""

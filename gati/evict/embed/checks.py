@@ -6,26 +6,29 @@ import torch
 
 from gati.errors import EvictError
 
-__all__ = ["MODES", "check_ids", "check_offsets", "check_weights"]
+__all__ = ["MODES", "check_ids", "check_offsets", "check_range", "check_weights"]
 
 MODES = ("sum", "mean")
 _INTEGERS = (torch.int32, torch.int64)
 
 
-def check_ids(ids: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return ids [n], flat and as int64. Raises EvictError for other types, and out of range."""
+def check_ids(ids: torch.Tensor) -> torch.Tensor:
+    """Return ids [n], flat and as int64. Raises EvictError for other types."""
     if ids.dtype not in _INTEGERS or ids.device.type != "cpu" or ids.ndim not in (1, 2):
         raise EvictError(
             f"input has shape {tuple(ids.shape)}, type {ids.dtype}, on {ids.device}; give int64 ids on the "
             "CPU, [n] with offsets or [bags, ids]"
         )
-    flat = ids.reshape(-1).to(torch.int64)
-    if len(flat) and (int(flat.min()) < 0 or int(flat.max()) >= rows):
+    return ids.reshape(-1).to(torch.int64)
+
+
+def check_range(flat: torch.Tensor, different: torch.Tensor, rows: int) -> None:
+    """Raise EvictError for ids [n] out of range; `different` are the same, each once and sorted."""
+    if len(different) and (int(different[0]) < 0 or int(different[-1]) >= rows):
         at = int(((flat < 0) | (flat >= rows)).nonzero()[0])
         raise EvictError(
             f"id {int(flat[at])} at position {at} is out of range: the table has rows 0 to {rows - 1}"
         )
-    return flat
 
 
 def check_offsets(ids: torch.Tensor, offsets: torch.Tensor | None, *, include_last: bool) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gati.evict.embed.replacing import EvictionLimits, RequestedRows, RowPolicy
 from gati.evict.embed.returns import RowReturns
-from gati.evict.embed.sets import WAYS, RowSets, ranks
+from gati.evict.embed.sets import WAYS, RowSets, by_set, ranks
 from gati.evict.embed.tiers import Ids
 from gati.evict.policy.guard import EXCESS_SHARE, slack
 
@@ -130,19 +130,20 @@ class GuardedRows(LaruRows):
     def __init__(self, sets: RowSets, returns: RowReturns) -> None:
         super().__init__(sets, returns)
         self._watched = min(sets.sets, _SHADOWED)
-        self._shadow = RowPolicy(RowSets(self._watched * WAYS))
+        self._shadow = _ShadowRows()
         self._excess = self._seen = self._alarms = 0
         self._following = True
 
     def limits(self, batch: RequestedRows, slots: Ids) -> EvictionLimits:
         """Compare with the shadow, then LARU's or LRU's."""
         watched = np.flatnonzero(batch.places.homes < self._watched)
-        part, shadow = batch.part(watched), self._shadow
-        shadow.sets.room = self.sets.room[: self._watched]
-        shadow.shrink()
-        held = shadow.sets.find(part.ids, part.places)
-        shadow.replace(part, held)
-        self._excess += int(np.count_nonzero(slots[watched] < 0)) - int(np.count_nonzero(held < 0))
+        held = self._shadow.serve(
+            batch.ids[watched],
+            batch.places.homes[watched],
+            batch.recency[watched],
+            self.sets.room[: self._watched],
+        )
+        self._excess += held - int(np.count_nonzero(slots[watched] >= 0))
         self._seen += len(watched)
         self._judge()
         limits = super().limits(batch, slots)
@@ -159,8 +160,7 @@ class GuardedRows(LaruRows):
     def forget(self) -> None:
         """The shadow forgets, too: else it would be ahead by all that was dropped."""
         super().forget()
-        shadow = self._shadow.sets
-        shadow.remove(np.flatnonzero(shadow.ids >= 0))
+        self._shadow = _ShadowRows()
 
     def figures(self) -> Mapping[str, Any]:
         """Those of LARU and the guard's."""
@@ -180,3 +180,29 @@ class GuardedRows(LaruRows):
             self._alarms += 1
         elif not self._following and self._excess <= allowed:
             self._following = True
+
+
+class _ShadowRows:
+    """What LRU would hold in a few sets: of each set, the ids that were used last."""
+
+    def __init__(self) -> None:
+        self._ids = self._homes = self._recency = np.zeros(0, dtype=np.int64)
+
+    def serve(self, ids: Ids, homes: Ids, recency: Ids, room: Ids) -> int:
+        """Serve different ids [n] of a batch; return how many of them were held. `room` [sets] may change."""
+        self._keep(self._homes, self._recency, self._ids, room)
+        others = ~np.isin(self._ids, ids, assume_unique=True)
+        held = len(others) - int(np.count_nonzero(others))
+        self._keep(
+            np.concatenate((self._homes[others], homes)),
+            np.concatenate((self._recency[others], recency)),
+            np.concatenate((self._ids[others], ids)),
+            room,
+        )
+        return held
+
+    def _keep(self, homes: Ids, recency: Ids, ids: Ids, room: Ids) -> None:
+        """Keep as many of each set as there is room for, those of the latest recency."""
+        order = by_set(homes, recency.max(initial=0) - recency)
+        order = order[ranks(homes[order], len(room)) < room[homes[order]]]
+        self._homes, self._recency, self._ids = homes[order], recency[order], ids[order]

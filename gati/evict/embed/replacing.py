@@ -68,7 +68,9 @@ class RowPolicy:
         count = np.maximum(sets.used + asked - sets.room, 0)
         full = (count > 0)[batch.places.homes[fetched]]
         emptied, bypassed = self._evict(count, limits, batch, fetched[full])
-        kept = np.concatenate((fetched[~full], np.setdiff1d(fetched[full], bypassed, assume_unique=True)))
+        stays = slots < 0
+        stays[bypassed] = False
+        kept = np.flatnonzero(stays)
         entering = batch.part(kept)
         placed = sets.put(entering.ids, entering.places, entering.recency)
         self.touch(batch, kept, placed)

@@ -28,6 +28,15 @@ Floats = NDArray[np.float64]
 Cells = NDArray[np.int16]
 _GAPS, _EVIDENCE = 64, 5  # half-octaves of the mean gap; occurrences 1, 2-3, 4-15, 16-63, more
 _CELLS = _GAPS * _EVIDENCE
+# what is remembered of an id, half a cache line: when it was requested last, and how often over which span
+_ENTRY = np.dtype(
+    {
+        "names": ["id", "last", "span", "seen", "sample"],
+        "formats": ["i8", "f8", "f4", "f4", "i4"],
+        "itemsize": 32,
+    }
+)
+_RAW = np.dtype("V32")  # an entry that is copied as a whole, not field by field
 _JUST_BEFORE = 1.0 - 1e-9  # a return at the end of a bin belongs to it: who survives the bin did not return
 
 
@@ -35,7 +44,7 @@ _JUST_BEFORE = 1.0 - 1e-9  # a return at the end of a bin belongs to it: who sur
 class ReturnSettings:
     """How rows are remembered and learned from."""
 
-    remembered: int = 8  # ids in the table, in rows of the cache; 28 bytes each
+    remembered: int = 8  # ids in the table, in rows of the cache; 32 bytes each
     occurrences: float = 64.0  # over how many the mean gap is taken
     patience: float = 4.0  # an id is forgotten for another when unseen for so many of its mean gaps
     samples_a_batch: int = 192
@@ -58,11 +67,8 @@ class RowReturns:
     def __init__(self, capacity: int, *, settings: ReturnSettings | None = None, seed: int = 0) -> None:
         self._settings = settings = settings or ReturnSettings()
         size = 1 << max(int(np.ceil(np.log2(max(settings.remembered * capacity, 64)))), 6)
-        self._ids = np.full(size, -1, dtype=np.int64)  # remembered, as all below
-        self._last = np.zeros(size)
-        self._span = np.zeros(size, dtype=np.float32)
-        self._seen = np.zeros(size, dtype=np.float32)
-        self._sample = np.full(size, -1, dtype=np.int32)
+        self._remembered = np.zeros(size, dtype=_ENTRY)
+        self._remembered["id"] = self._remembered["sample"] = -1
         self._mask = np.uint64(size - 1)
         window = settings.window
         self._cells = np.zeros(window, dtype=np.int16)  # of the samples, as all below
@@ -78,7 +84,7 @@ class RowReturns:
     @property
     def remembered_bytes(self) -> int:
         """Memory of what is remembered of ids."""
-        return sum(each.nbytes for each in (self._ids, self._last, self._span, self._seen, self._sample))
+        return self._remembered.nbytes
 
     def observe(self, batch: RequestedRows) -> Cells:
         """Learn from a batch; the cells of its ids, [n]."""
@@ -86,20 +92,22 @@ class RowReturns:
             self.fit(float(batch.begin))
         now = float(batch.end)
         at = ((batch.places.bits >> np.uint64(8)) & self._mask).astype(np.int64)
-        before, gap, old_span, old_seen = self._ids[at], now - self._last[at], self._span[at], self._seen[at]
-        known = before == batch.ids
+        before = self._remembered.take(at)
+        gap, old_span, old_seen = now - before["last"], before["span"], before["seen"]
+        known = before["id"] == batch.ids
         counts = batch.counts.astype(np.float32)
         waited = gap.astype(np.float32)
         span = np.where(known, old_span + waited, np.float32(now - batch.begin))
         seen = np.where(known, old_seen + counts, counts)
         cells = _cells(span, seen)
-        stays = ~known & (before >= 0) & (waited * old_seen < self._settings.patience * old_span)
-        self._close(self._sample[at], known, stays, gap, now)
+        stays = ~known & (before["id"] >= 0) & (waited * old_seen < self._settings.patience * old_span)
+        self._close(before["sample"], known, stays, gap, now)
         written = np.flatnonzero(~stays)
-        to = at[written]
         fade = np.minimum(self._settings.occurrences / seen[written], 1.0)
-        self._ids[to], self._last[to], self._sample[to] = batch.ids[written], now, -1
-        self._span[to], self._seen[to] = span[written] * fade, seen[written] * fade
+        after = np.zeros(len(written), dtype=_ENTRY)
+        after["id"], after["last"], after["sample"] = batch.ids[written], now, -1
+        after["span"], after["seen"] = span[written] * fade, seen[written] * fade
+        np.put(self._remembered.view(_RAW), at[written], after.view(_RAW))
         self._watch(batch.ids, at, cells, now)
         return cells
 
@@ -152,13 +160,13 @@ class RowReturns:
         """Take some of the accesses as samples: those of ids that are remembered."""
         step = -(-len(ids) // self._settings.samples_a_batch)
         chosen = np.arange(self._random.integers(step), len(ids), step)
-        chosen = chosen[self._ids[at[chosen]] == ids[chosen]]
+        chosen = chosen[self._remembered["id"][at[chosen]] == ids[chosen]]
         numbers = self._taken + np.arange(len(chosen))
         self._taken += len(chosen)
         places = numbers % self._settings.window
         self._cells[places], self._taken_at[places] = cells[chosen], now
         self._gaps[places], self._lost_at[places] = np.nan, np.inf
-        self._sample[at[chosen]] = numbers
+        self._remembered["sample"][at[chosen]] = numbers
 
 
 def _cells(span: NDArray[np.float32], seen: NDArray[np.float32]) -> Cells:

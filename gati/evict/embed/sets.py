@@ -17,7 +17,6 @@ __all__ = ["Hashed", "RowSets", "WAYS", "hashed", "leaving", "ranks"]
 
 WAYS = 64
 _EMPTY = -1
-_SET_SHIFT = 42  # sets and recencies in one number: 2 million sets, 4 10^12 requested ids that one may be old
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
@@ -118,9 +117,7 @@ def leaving(
 
     Returns the numbers of those that leave, and which of them LRU would have kept.
     """
-    # One number to sort by is several times as fast as two: set, then recency.
-    oldest = int(recency.min()) if len(recency) else 0
-    order = np.argsort((homes << _SET_SHIFT) + (recency - oldest))
+    order = by_set(homes, recency - recency.min(initial=0))
     sets = len(count)
     window = np.maximum(window, 1)
     homes = homes[order]
@@ -142,4 +139,15 @@ def _latest_first(homes: Ids, later: NDArray[np.float64]) -> Ids:
     """Sort by set, then what is used latest first, in the order given where that is equal."""
     # the bits of floats that are not negative are in the order of the floats
     bits = np.maximum(later, 0.0).astype(np.float32).view(np.int32).astype(np.int64)
-    return np.argsort((homes << 32) - bits, kind="stable")
+    return np.argsort((homes << 32) - bits, kind="stable")  # many are equal, which this is fast for
+
+
+def by_set(homes: Ids, keys: Ids) -> Ids:
+    """The order by set, then key, then as given; keys are not negative."""
+    key_bits, place_bits = int(keys.max(initial=0)).bit_length(), len(keys).bit_length()
+    if int(homes.max(initial=0)).bit_length() + key_bits + place_bits > 63:
+        return np.lexsort((keys, homes))
+    # sorting one number, which ends with the place, is several times as fast
+    packed = (((homes << key_bits) | keys) << place_bits) | np.arange(len(keys))
+    packed.sort()
+    return np.asarray(packed & ((1 << place_bits) - 1))

@@ -75,7 +75,7 @@ class RowSlab:
         """Copy rows [n, width] to free places, of which there are enough; the places."""
         split = len(self._free) - len(rows)
         self._free, places = self._free[:split], self._free[split:]
-        self.rows[torch.from_numpy(places)] = rows
+        self.rows.index_copy_(0, torch.from_numpy(places), rows)
         return places
 
     def _rows_of(self, pages: list[int]) -> Ids:

@@ -5,23 +5,24 @@ characters shared equally among them, half of each from its start and half from 
 there were. The new prompt counts with its words, pairs of words, groups of letters and length, those before
 with their words.
 
-What a prompt adds to the log odds does not depend on the others, so the model remembers it: of a conversation
-that goes on only the new prompt is read. Weights are kept as whole numbers, so that no order of adding
-changes a result: a prediction is the same alone and in any batch, remembered or not.
+Weights are kept as whole numbers, so that no order of adding changes a result: a prediction is the same alone
+and in any batch.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gati.errors import EvictError
-from gati.evict.predict.hashing import HashedTexts, Places, TextHasher
+from gati.evict.predict.hashing import Places, TextHasher
 from gati.evict.trace.dialogues import EARLIER, Prompts
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-# A text that is short enough to be read as it is however many there are, or what is read of a longer one.
-_Key = str | tuple[str]
 
 MOST = 0.999  # of a probability, and 1 - MOST the least: nothing is certain
 _CHARACTERS = 3072
@@ -48,8 +47,9 @@ _LEAST = _CHARACTERS // _READ  # that each of them has
 _TURNS = 32  # from here on, counts of prompts are alike
 _ONE = 2.0**24  # of a weight as a whole number
 _LARGEST = 64.0  # of a weight
-_REMEMBERED, _REMEMBERED_CHARACTERS = 16_384, 2**23  # prompts, and as many that were used before these
-_AT_ONCE = 16_384  # characters that are hashed together: arrays that fit into a processor's own memory
+_AT_ONCE = 1_024  # prompts that are read together
+_TEXTS_OF, _TURN_OF = attrgetter("texts"), attrgetter("turn")
+_NEWEST, _EARLIER = itemgetter(-1), itemgetter(slice(-1))
 
 
 @dataclass(frozen=True)
@@ -77,89 +77,41 @@ class ContinuationModel:
         scaled = np.clip(weights.astype(np.float64), -_LARGEST, _LARGEST) * _ONE
         self._whole = np.rint(scaled).astype(np.int32)
         counts = self._hasher.turns(range(_TURNS + 1))
-        self._turns = (self._whole[counts].astype(np.int64) + round(bias * _ONE)).tolist()
-        self._known = _Shown()
-        self._former = _Shown()
-        self._lock = threading.Lock()
+        self._turns = self._whole[counts].astype(np.int64) + round(bias * _ONE)
+        self._lock = threading.Lock()  # of the hasher
 
     def predict(self, prompts: Sequence[Prompts]) -> Floats:
-        """The probabilities that another prompt follows, [prompts], from 1 - MOST to MOST."""
-        turns = self._turns
-        totals = [turns[each.turn if each.turn < _TURNS else _TURNS] for each in prompts]
+        """The probabilities that another prompt follows, [prompts], from 1 - MOST to MOST.
+
+        Raises EvictError where a conversation has no prompt.
+        """
+        turns = np.fromiter(map(_TURN_OF, prompts), np.int64, len(prompts))
+        totals = self._turns.take(np.minimum(turns, _TURNS))
         if self.settings.text:
-            with self._lock:
-                self._add_texts(prompts, totals)
-        return _probabilities(np.array(totals, dtype=np.float64) / _ONE)
+            for begin in range(0, len(prompts), _AT_ONCE):
+                part = list(map(_TEXTS_OF, prompts[begin : begin + _AT_ONCE]))
+                totals[begin : begin + _AT_ONCE] += self._shown_by(part)
+        return _probabilities(totals / _ONE)
 
-    def _add_texts(self, prompts: Sequence[Prompts], totals: list[int]) -> None:
-        """Add to `totals` [prompts] what the texts show: at once what is known of them, then the others."""
-        new, before = self._known.new, self._known.before
-        other_new: list[tuple[int, _Key]] = []
-        other_before: list[tuple[int, _Key]] = []
-        for row, each in enumerate(prompts):
-            texts = each.texts if len(each.texts) <= _READ else each.texts[-_READ:]
-            newest = new.get(texts[-1])
-            if newest is None:
-                other_new.append((row, _key(texts[-1], len(texts))))
-            else:
-                totals[row] += newest
-            try:
-                totals[row] += sum(map(before.__getitem__, texts[:-1]))
-            except KeyError:
-                other_before += [(row, _key(text, len(texts))) for text in texts[:-1]]
-        if not other_new and not other_before:
-            return
-        self._learn_of(dict.fromkeys(key for part in (other_new, other_before) for _, key in part))
-        for row, key in other_new:
-            totals[row] += new[key]
-        for row, key in other_before:
-            totals[row] += before[key]
-        self._forget()
-
-    def _learn_of(self, keys: Iterable[_Key]) -> None:
-        """Know what these texts show."""
-        known, former = self._known, self._former
-        unknown: list[_Key] = []
-        for key in keys:
-            if key in known.new:
-                continue
-            found = former.new.get(key)
-            if found is None:
-                unknown.append(key)
-            else:
-                known.new[key], known.before[key] = found, former.before[key]
-            known.characters += len(_text(key))
-        for part in _parts(unknown):
-            shown_new, shown_before = self._shown(self._hasher.texts(list(map(_text, part))))
-            known.new.update(zip(part, shown_new.tolist(), strict=True))
-            known.before.update(zip(part, shown_before.tolist(), strict=True))
-
-    def _forget(self) -> None:
-        """Texts that were not asked for since as many others were."""
-        known = self._known
-        fill = max(len(known.new) / _REMEMBERED, known.characters / _REMEMBERED_CHARACTERS)
-        if fill > 1.0:
-            self._known, self._former = _Shown(), known if fill <= 2.0 else _Shown()
-
-    def _shown(self, hashed: HashedTexts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """What each text adds to the log odds as the newest prompt, and as one before, [texts]."""
-        whole = self._whole
-        new = _sums(whole[hashed.new], hashed.bounds[:-1], hashed.bounds[1:])
-        new += _sums(whole[hashed.pairs], hashed.bounds[:-1], hashed.bounds[1:])
-        new += whole[hashed.lasts]
-        new += whole[hashed.lengths]
+    def _shown_by(self, said: list[tuple[str, ...]]) -> NDArray[np.int64]:
+        """What texts add to the log odds, [prompts]: those of each prompt, the newest last."""
+        texts, earlier = _texts_read(said)
+        with self._lock:
+            hashed = self._hasher.texts(texts, len(said))
+        whole, count = self._whole, len(said)
+        bounds, before_bounds = hashed.bounds[: count + 1], hashed.bounds[count:] - hashed.bounds[count]
+        shown = whole.take(hashed.new).astype(np.int64)
+        shown[bounds] = 0
+        shown += whole.take(hashed.pairs)
+        found = _sums(shown, bounds[:-1] + 1, bounds[1:] + 1)
+        found += whole.take(hashed.lengths)
         if self.settings.letters:
-            new += _sums(whole[hashed.groups], hashed.group_begins, hashed.group_ends)
-        return new, _sums(whole[hashed.before], hashed.bounds[:-1], hashed.bounds[1:])
-
-
-@dataclass
-class _Shown:
-    """What texts add to the log odds, and how many characters they have."""
-
-    new: dict[_Key, int] = field(default_factory=dict)
-    before: dict[_Key, int] = field(default_factory=dict)
-    characters: int = 0
+            found += _sums(whole.take(hashed.groups), hashed.group_begins, hashed.group_ends)
+        shown_before = whole.take(hashed.before)
+        shown_before[before_bounds] = 0
+        ends = before_bounds.take(np.cumsum(earlier))
+        found += _sums(shown_before, np.append(0, ends[:-1]), ends)
+        return found
 
 
 def log_odds(probability: Floats) -> Floats:
@@ -229,41 +181,37 @@ def _probabilities(odds: Floats) -> Floats:
     return np.clip(1.0 / (1.0 + np.exp(-np.clip(odds, -50.0, 50.0))), 1.0 - MOST, MOST)
 
 
-def _sums(values: NDArray[np.int32], begins: Places, ends: Places) -> NDArray[np.int64]:
+def _sums(values: NDArray[np.signedinteger], begins: Places, ends: Places) -> NDArray[np.int64]:
     """Of the values from each begin to its end; whole numbers, so that how they are added is all the same."""
     sums = np.zeros(len(values) + 1, dtype=np.int64)
     np.cumsum(values, out=sums[1:])
-    return np.asarray(sums[ends] - sums[begins], dtype=np.int64)
+    return np.asarray(sums.take(ends) - sums.take(begins), dtype=np.int64)
 
 
-def _read(text: str, count: int) -> str:
+def _texts_read(said: list[tuple[str, ...]]) -> tuple[list[str], NDArray[np.int64]]:
+    """What is read: the newest prompt of each conversation, then the others of each; how many these are.
+
+    Raises EvictError where a conversation has no prompt.
+    """
+    counts = np.fromiter(map(len, said), np.int64, len(said))
+    if counts.min() == 0:
+        raise EvictError(f"conversation {counts.argmin()} has no prompt: leave it out")
+    if counts.max() > _READ:
+        said = [texts[-_READ:] for texts in said]
+        counts = np.minimum(counts, _READ)
+    found = [*map(_NEWEST, said), *chain.from_iterable(map(_EARLIER, said))]
+    if max(map(len, found)) > _LEAST:
+        said = [tuple(_cut(text, len(texts)) for text in texts) for texts in said]
+        found = [*map(_NEWEST, said), *chain.from_iterable(map(_EARLIER, said))]
+    return found, counts - 1
+
+
+def _cut(text: str, count: int) -> str:
     """What is read of one of so many prompts: half from its start and half from its end."""
     room = _CHARACTERS // count
     if len(text) <= room:
         return text
     return f"{text[: room - room // 2 - 1]} {text[len(text) - room // 2 :]}"
-
-
-def _key(text: str, count: int) -> _Key:
-    return text if len(text) <= _LEAST else (_read(text, count),)
-
-
-def _text(key: _Key) -> str:
-    return key if isinstance(key, str) else key[0]
-
-
-def _parts(keys: list[_Key]) -> Iterator[list[_Key]]:
-    """The texts in parts that are small enough to be hashed at once."""
-    part: list[_Key] = []
-    characters = 0
-    for key in keys:
-        if part and characters + len(_text(key)) > _AT_ONCE:
-            yield part
-            part, characters = [], 0
-        part.append(key)
-        characters += len(_text(key))
-    if part:
-        yield part
 
 
 def _features_of(prompts: Sequence[Prompts], settings: ContinuationSettings) -> csr_matrix:
@@ -272,20 +220,21 @@ def _features_of(prompts: Sequence[Prompts], settings: ContinuationSettings) -> 
 
     hasher = TextHasher(settings.features)
     turns = hasher.turns([min(each.turn, _TURNS) for each in prompts])
-    rows: list[list[_Key]] = []
+    rows: list[list[str]] = []
     for each in prompts:
         said = each.texts[-_READ:] if settings.text else ()
-        rows.append([_key(text, len(said)) for text in said])
-    shown: dict[_Key, tuple[Places, Places]] = {}
-    for part in _parts(list(dict.fromkeys(key for keys in rows for key in keys))):
-        hashed = hasher.texts(list(map(_text, part)))
-        shown.update(zip(part, _by_text(hashed, letters=settings.letters), strict=True))
+        rows.append([_cut(text, len(said)) for text in said])
+    shown: dict[str, tuple[Places, Places]] = {}
+    different = list(dict.fromkeys(text for texts in rows for text in texts))
+    for begin in range(0, len(different), _AT_ONCE):
+        part = different[begin : begin + _AT_ONCE]
+        shown.update(zip(part, _by_text(hasher, part, letters=settings.letters), strict=True))
     found: list[Places] = []
     lengths = np.ones(len(rows) + 1, dtype=np.int64)
     lengths[0] = 0
-    for row, keys in enumerate(rows):
-        pieces = [turns[row : row + 1], *(shown[key][1] for key in keys[:-1])]
-        pieces += [shown[key][0] for key in keys[-1:]]
+    for row, texts in enumerate(rows):
+        pieces = [turns[row : row + 1], *(shown[text][1] for text in texts[:-1])]
+        pieces += [shown[text][0] for text in texts[-1:]]
         found += pieces
         lengths[row + 1] = sum(map(len, pieces))
     indices = np.concatenate(found) if found else np.zeros(0, dtype=np.intp)
@@ -295,12 +244,12 @@ def _features_of(prompts: Sequence[Prompts], settings: ContinuationSettings) -> 
     return matrix
 
 
-def _by_text(hashed: HashedTexts, *, letters: bool) -> Iterator[tuple[Places, Places]]:
+def _by_text(hasher: TextHasher, texts: list[str], *, letters: bool) -> Iterator[tuple[Places, Places]]:
     """Of each text the features as the newest prompt, and as one before."""
-    for text in range(len(hashed.lasts)):
-        own = slice(hashed.bounds[text], hashed.bounds[text + 1])
-        one = slice(text, text + 1)
-        new = [hashed.new[own], hashed.pairs[own], hashed.lasts[one], hashed.lengths[one]]
+    hashed, before = hasher.texts(texts), hasher.texts(texts, newest=0).before
+    for text in range(len(texts)):
+        first, end = hashed.bounds[text] + 1, hashed.bounds[text + 1]
+        new = [hashed.new[first:end], hashed.pairs[first : end + 1], hashed.lengths[text : text + 1]]
         if letters:
             new.append(hashed.groups[hashed.group_begins[text] : hashed.group_ends[text]])
-        yield np.concatenate(new), hashed.before[own]
+        yield np.concatenate(new), before[first:end]

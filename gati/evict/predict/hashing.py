@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +17,11 @@ from numpy.typing import NDArray
 __all__ = ["HashedTexts", "TextHasher"]
 
 Places = NDArray[np.intp]
-_Points = NDArray[np.uint32]
+_Points = NDArray[np.uint8] | NDArray[np.uint32]
 _Hashes = NDArray[np.uint64]
 
-_SPACE, _WORD, _MARK = 0, 1, 2  # classes of characters; each mark is a word of its own
-_APART = " \n "  # between texts, so that each begins and ends with a space
+_SPACE, _WORD, _MARK, _EDGE = range(4)  # classes of characters; each mark and edge is a word of its own
+_APART = "\xff"  # an edge, before and after each text, where all texts are ASCII
 _LETTERS = 4  # of a group
 _LONGEST = 40  # words that the length tells apart, by threes
 
@@ -39,22 +40,23 @@ _GROUP_MIX = np.uint32(0x85EBCA6B)
 
 @dataclass(frozen=True)
 class HashedTexts:
-    """Features of texts, one text after the other: those of text i are from `bounds[i]` to `bounds[i + 1]`.
+    """Features of texts, one text after the other.
 
-    Of words [words], `new` and `pairs` (with the word before) are what the newest prompt shows, `before` what
-    an earlier one does. `lasts` [texts] are pairs of the last words with nothing, `lengths` [texts] the
-    numbers of words. `groups` are of letters; those of text i are from `group_begins[i]` to `group_ends[i]`.
+    Words of text i are from `bounds[i]` + 1 to `bounds[i + 1]`; edges of texts are at the bounds. The first
+    texts are newest prompts: their words show `new` and `pairs` (with the word before; at the edge after a
+    text, its last word with nothing). `lengths` [newest] are the numbers of words. `groups` are of letters;
+    those of text i are from `group_begins[i]` to `group_ends[i]`. The other texts are earlier prompts: their
+    words show `before`, which begins with the edge before them.
     """
 
     bounds: Places  # [texts + 1]
     new: Places
     pairs: Places
-    before: Places
-    lasts: Places
     lengths: Places
     groups: Places
     group_begins: Places
     group_ends: Places
+    before: Places
 
 
 class TextHasher:
@@ -65,41 +67,40 @@ class TextHasher:
         if features != 1 << max(bits, 0) or not 1 <= bits <= 31:
             raise ValueError(f"{features} features; give a power of two, from 2 to 2**31")
         self._shift, self._group_shift = np.uint64(64 - bits), np.uint32(32 - bits)
-        self._powers = self._inverses = np.ones(1, dtype=np.uint64)
+        self._sums = np.zeros(1, dtype=np.uint64)
 
     def turns(self, turns: Sequence[int]) -> Places:
         """Features of counts of prompts, [counts]."""
         return self._numbers(np.asarray(turns, dtype=np.uint64), _TURN)
 
-    def texts(self, texts: Sequence[str]) -> HashedTexts:
-        """Features of texts."""
-        points, sizes = _joined(texts)
-        begins = np.cumsum(sizes + len(_APART)) - (sizes + len(_APART))  # of the space before each text
-        kind = _classes(points)
-        mark, word = kind == _MARK, kind == _WORD
-        starts, ends = mark.copy(), mark.copy()  # the first and the last point is a space
-        starts[1:] |= word[1:] & ~word[:-1]
-        ends[:-1] |= word[:-1] & ~word[1:]
-        first, last = np.flatnonzero(starts), np.flatnonzero(ends)
-        words = self._words(points, first, last + 1)
-        bounds = np.append(np.searchsorted(first, begins), len(first))
-        counts = np.diff(bounds)
-        former = np.empty_like(words)
-        former[1:] = words[:-1]
-        some = counts > 0
-        former[bounds[:-1][some]] = _BEGIN
-        final = np.full(len(texts), _BEGIN)
-        final[some] = words[bounds[1:][some] - 1]
+    def texts(self, texts: Sequence[str], newest: int | None = None) -> HashedTexts:
+        """Features of texts, of which the first `newest` (by default all) are newest prompts."""
+        newest = len(texts) if newest is None else newest
+        points, low, kind = _joined(texts)
+        word = (kind == _WORD).view(np.uint8)
+        begins = np.flatnonzero(kind[1:] > word[:-1])  # places before words; the first point is a space
+        bounds = np.flatnonzero(kind[1:].take(begins) == _EDGE)
+        edges = begins[bounds] + 1
+        words = self._words(low, begins)
+        words[bounds] = _END
+        first, end = bounds[:newest], bounds[1 : newest + 1]
+        own = words[: bounds[newest] + 1]
+        former = np.empty_like(own)
+        former[1:] = own[:-1]
+        former[first + 1] = _BEGIN
+        read = slice(edges[newest] + 1)
+        letters = np.where(kind[read] == _SPACE, points[read], low[read]).astype(np.uint32)
+        letters[edges[: newest + 1]] = ord(" ")
+        group_ends = edges[1 : newest + 1] - (_LETTERS - 2)
         return HashedTexts(
             bounds,
-            self._numbers(words, _NEW),
-            self._pairs(former, words),
-            self._numbers(words, _BEFORE),
-            self._pairs(final, _END),
-            self._numbers((np.minimum(counts, _LONGEST) // 3).astype(np.uint64), _LENGTH),
-            self._groups(points),
-            begins,
-            begins + np.maximum(sizes + 3 - _LETTERS, 0),
+            self._numbers(own, _NEW),
+            self._numbers(former * np.uint64(_BASE) + own, _PAIR),
+            self._numbers((np.minimum(end - first - 1, _LONGEST) // 3).astype(np.uint64), _LENGTH),
+            self._groups(letters),
+            np.minimum(edges[:newest], group_ends),  # of an empty text none
+            group_ends,
+            self._numbers(words[bounds[newest] :], _BEFORE),
         )
 
     def _numbers(self, hashes: _Hashes, salt: np.uint64) -> Places:
@@ -108,19 +109,27 @@ class TextHasher:
         mixed *= _MIX
         return np.asarray(mixed >> self._shift, dtype=np.intp)
 
-    def _pairs(self, former: _Hashes, later: _Hashes | np.uint64) -> Places:
-        return self._numbers(former * np.uint64(_BASE) + later, _PAIR)
+    def _words(self, low: _Points, begins: Places) -> _Hashes:
+        """Of each word: the sum of its characters times powers of the base, from its own first on.
 
-    def _words(self, points: _Points, first: Places, end: Places) -> _Hashes:
-        """Of each word: the sum of its characters times powers of the base, from its own first on."""
-        count = len(points)
-        if count > len(self._powers):
-            self._powers, self._inverses = _powers(_BASE, 2 * count), _powers(_INVERSE, 2 * count)
-        sums = np.zeros(count + 1, dtype=np.uint64)
-        np.cumsum(points * self._powers[:count], out=sums[1:])
-        return np.asarray((sums[end] - sums[first]) * self._inverses[first], dtype=np.uint64)
+        The first comes right after `begins`. Spaces are zeros, so that a word goes on to the next begin.
+        """
+        count = len(low) - 1
+        if count >= len(self._sums):
+            self._sums = np.zeros(1 + (1 << count.bit_length()), dtype=np.uint64)
+        powers, inverses = _powers(_BASE, len(self._sums) - 1), _powers(_INVERSE, len(self._sums) - 1)
+        sums = self._sums  # kept: new pages of memory cost more than what is computed in them
+        running = sums[1 : count + 1]
+        running[:] = low[1:]
+        running *= powers[:count]
+        np.cumsum(running, out=running)
+        words = np.zeros(len(begins), dtype=np.uint64)  # what goes on to the end is an edge
+        to = sums.take(begins)
+        np.subtract(to[1:], to[:-1], out=words[:-1])
+        words *= inverses.take(begins)
+        return words
 
-    def _groups(self, points: _Points) -> Places:
+    def _groups(self, points: NDArray[np.uint32]) -> Places:
         """The group that begins at each character."""
         pairs = points[:-1] * _GROUP + points[1:]
         mixed = (pairs[:-2] * _GROUP_SQUARED + pairs[2:]) * _GROUP_MIX
@@ -129,15 +138,29 @@ class TextHasher:
         return np.asarray(mixed >> self._group_shift, dtype=np.intp)
 
 
-def _joined(texts: Sequence[str]) -> tuple[_Points, Places]:
-    """The characters of all texts in lower case, with spaces around each, and how many are each text's."""
-    joined = _APART.join(texts)
-    if joined.isascii():
-        encoded = f" {joined.lower()} \n".encode()
-        return np.frombuffer(encoded, np.uint8).astype(np.uint32), np.array([len(text) for text in texts])
+def _joined(texts: Sequence[str]) -> tuple[_Points, _Points, NDArray[np.uint8]]:
+    """The characters of all texts after a space, with an edge before each text and after the last.
+
+    Also the same in lower case with zeros for spaces, and the classes, all of them [characters].
+    """
+    try:
+        encoded = _APART.join((" ", *texts, "")).encode("latin-1")
+    except UnicodeEncodeError:
+        return _joined_wide(texts)
+    points = np.frombuffer(encoded, np.uint8)
+    if np.count_nonzero(points > 127) != len(texts) + 1:
+        return _joined_wide(texts)
+    low, kind = encoded.translate(_ASCII_LOW), encoded.translate(_ASCII_KINDS)
+    return points, np.frombuffer(low, np.uint8), np.frombuffer(kind, np.uint8)
+
+
+def _joined_wide(texts: Sequence[str]) -> tuple[_Points, _Points, NDArray[np.uint8]]:
+    """As `_joined`, of any characters."""
     low = [text.lower() for text in texts]  # some characters become two
-    encoded = f" {_APART.join(low)} \n".encode("utf-32-le", "surrogatepass")
-    return np.frombuffer(encoded, np.uint32), np.array([len(text) for text in low])
+    points = np.frombuffer(" ".join((" ", *low, "")).encode("utf-32-le", "surrogatepass"), np.uint32)
+    kind = _classes(points)
+    kind[np.cumsum([1, *(len(text) + 1 for text in low)])] = _EDGE
+    return points, np.where(kind == _SPACE, np.uint32(0), points), kind
 
 
 def _class(character: str) -> int:
@@ -145,20 +168,23 @@ def _class(character: str) -> int:
     return _WORD if character == "_" or character.isalnum() else _SPACE if character.isspace() else _MARK
 
 
-_ASCII = np.array([_class(chr(each)) for each in range(128)], dtype=np.uint8)
+_ASCII_CLASSES = [_class(chr(each)) for each in range(128)]
+_ASCII_KINDS = bytes(_ASCII_CLASSES).ljust(256, bytes([_EDGE]))  # as `bytes.translate` has it
+_ASCII_LOW = bytes(
+    0 if kind == _SPACE else ord(chr(each).lower()) for each, kind in enumerate(_ASCII_CLASSES)
+).ljust(256, b"\0")
 
 
-def _classes(points: _Points) -> NDArray[np.uint8]:
+def _classes(points: NDArray[np.uint32]) -> NDArray[np.uint8]:
     """The class of each character."""
-    if points.max() < len(_ASCII):
-        return _ASCII.take(points)
-    found = _ASCII.take(np.minimum(points, len(_ASCII) - 1))
-    beyond = points >= len(_ASCII)
+    found = np.frombuffer(_ASCII_KINDS, np.uint8).take(np.minimum(points, 255))
+    beyond = points > 127
     different, which = np.unique(points[beyond], return_inverse=True)
     found[beyond] = np.array([_class(chr(each)) for each in different], dtype=np.uint8)[which]
     return found
 
 
+@cache
 def _powers(base: int, count: int) -> _Hashes:
     """The base to the power of 0..count-1."""
     powers = np.full(count, base, dtype=np.uint64)
