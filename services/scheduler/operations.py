@@ -84,11 +84,12 @@ async def load(request: Request, model: str) -> dict[str, Any]:
         await found.wait_until_ready(_READY_TIMEOUT_S)
         if not parameters:
             return {"name": model, "version": found.active.version}
-    await _awake(found)
     own = scheduler.config.models.get(model)
     composition = parameters.get("composition", own.composition if own and own.caches else None)
     version = parameters.get("version", composition or "base")
-    await found.load(version, composition)
+    with found.sleep.asked():
+        await _awake(found)
+        await found.load(version, composition)
     loaded = found.version(version)
     return {
         "name": model,
@@ -111,8 +112,9 @@ async def unload(request: Request, model: str) -> dict[str, Any]:
     found = scheduler.model(model)
     version = (await _parameters(request, ("version", "unload_dependents"))).get("version")
     if version is not None:
-        await _awake(found)
-        await found.unload(version)
+        with found.sleep.asked():
+            await _awake(found)
+            await found.unload(version)
     elif not found.supervised:
         raise RequestError(f"model '{model}' runs elsewhere; end it there, or name a version")
     elif found.wanted:
