@@ -38,9 +38,10 @@ Floats = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass
 class Replies:
-    """What a load was answered: (when it was sent, how long it took in ms, status)."""
+    """What a load was answered: (when it was sent, how long it took in ms, status); why it was refused."""
 
     rows: list[tuple[float, float, int]] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)
 
     def statuses(self) -> dict[str, int]:
         """How many of each status."""
@@ -207,8 +208,10 @@ async def open_loop(
         else:
             connection = await Connection(port).__aenter__()
             everything.append(connection)
-        status, _ = await connection.ask(messages[index % len(messages)])
+        status, body = await connection.ask(messages[index % len(messages)])
         replies.rows.append((due, 1e3 * (time.monotonic() - due), status))
+        if status != 200:
+            replies.reasons[str(json.loads(body)["error"])] += 1
         idle.append(connection)
 
     began = due = time.monotonic()

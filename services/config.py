@@ -89,10 +89,11 @@ class ModelConfig(_Strict):
     adaptation_share: float = Field(default=1.0, gt=0.0)  # of retraining's time, against that of other models
     replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)  # services that share the requests
     # Between these as many replicas as it takes for nine of ten requests to wait no longer than the delay.
-    replicas_min: int = Field(default=1, ge=1)
+    replicas_min: int = Field(default=1, ge=0)  # 0: none while nobody asks; the next request starts one
     replicas_max: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)
     replicas_delay_ms: float = Field(default=50.0, gt=0.0)
     replicas_cooldown_s: float = Field(default=60.0, gt=0.0)  # one less would have done for so long: it goes
+    replicas_idle_s: float = Field(default=300.0, gt=0.0)  # with a minimum of 0: nobody asked for so long
     repository: str | None = None  # folder or URL of the model repository; its active version serves
 
     @model_validator(mode="after")
@@ -105,7 +106,7 @@ class ModelConfig(_Strict):
             raise ValueError(f"{self.address} has no port; give one up to {_LARGEST_PORT}")
         if self.address is not None and (self.replicas is not None or self.replicas_max is not None):
             raise ValueError("an address is of one service; give replicas with a library or a model")
-        if self.replicas_max is None and self.replicas_min > 1:
+        if self.replicas_max is None and self.replicas_min != 1:
             raise ValueError("replicas_min needs replicas_max; give both, or replicas")
         if self.replicas_max is not None and not self.replicas_min <= (self.replicas or self.replicas_min):
             raise ValueError("replicas is what a model begins with; give at least replicas_min")

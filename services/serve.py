@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import socket
@@ -204,14 +205,20 @@ def _model(name: str, own: ModelConfig, config: ServeConfig, hosting: Hosting) -
 
 
 def _replicas(own: ModelConfig, config: ServeConfig) -> int:
-    """How many replicas a model begins with."""
+    """How many replicas a model begins with: at least one, which shows that it can be served."""
     if own.replicas_max is not None:
-        return own.replicas or own.replicas_min
+        return own.replicas or max(1, own.replicas_min)
     return own.replicas or config.replicas or 1
 
 
 def _bounds(own: ModelConfig, most: int) -> Bounds:
-    return Bounds(own.replicas_min, most, own.replicas_delay_ms, down_s=own.replicas_cooldown_s)
+    return Bounds(
+        max(1, own.replicas_min),
+        most,
+        own.replicas_delay_ms,
+        down_s=own.replicas_cooldown_s,
+        idle_s=math.inf if own.replicas_min else own.replicas_idle_s,
+    )
 
 
 def _settings(

@@ -19,12 +19,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any
 
-from gati.errors import AdaptError, RepositoryError, StorageError
+from gati.errors import AdaptError, RepositoryError, StorageError, first_line
 from gati.versions.lineage import StoredFile
 from gati.versions.places import MANIFEST, Manifest, Source, copy, folder_of, numbers
 
 __all__ = ["Objects", "connect"]
 
+# What fsspec needs for an object store, by the kind of its URLs.
+_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 _MOST_CLAIMS = 100
 _CLAIM_PAUSE_S = 0.05
 
@@ -42,7 +44,8 @@ def connect(url: str) -> Objects:
     try:
         filesystem, root = url_to_fs(url)
     except ImportError as error:
-        raise AdaptError(f"a repository at {kind}:// needs another package: {error}") from error
+        remedy = f"pip install {_PACKAGES[kind]}" if kind in _PACKAGES else first_line(error)
+        raise AdaptError(f"a repository at {kind}:// needs another package: {remedy}") from error
     except ValueError as error:
         raise AdaptError(f"a repository at {kind}:// is not known: {error}") from error
     return Objects(filesystem, root)

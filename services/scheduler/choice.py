@@ -118,13 +118,14 @@ N = TypeVar("N", bound=Numbered)
 def choose(replicas: Sequence[R], inputs: int, chance: random.Random) -> R:
     """The better of two replicas drawn at random, for a request of so many inputs; any of two that are equal.
 
-    One of which nothing is known is taken to be as fast as the fastest of the others: it is tried.
+    One of which nothing is known is taken to be as fast as the other: it is tried. However many there are,
+    only two are looked at.
     """
     if len(replicas) == 1:
         return replicas[0]
-    known = [each_s for replica in replicas if (each_s := replica.load.seconds_an_input) is not None]
-    typical_s = min(known, default=1.0)
     drawn = chance.sample(replicas, 2)
+    known = [each_s for replica in drawn if (each_s := replica.load.seconds_an_input) is not None]
+    typical_s = min(known, default=1.0)
     return min(drawn, key=lambda replica: replica.load.expected_s(inputs, typical_s))
 
 

@@ -61,6 +61,9 @@ class Dashboard:
         )
 
     async def _look(self) -> None:
+        if self._model.sleep.asleep:
+            self.state.source("paused", self._model.cause)
+            return
         if not self._model.ready:
             self.state.source("reconnecting", self._model.cause)
             return

@@ -228,6 +228,10 @@ class _Services(Collector):
         ready = GaugeMetricFamily("gati_ready", "1 when the model answers", labels=["model"])
         replicas = GaugeMetricFamily("gati_replicas", "Services of the model", labels=["model"])
         answering = GaugeMetricFamily("gati_replicas_ready", "Those of them that answer", labels=["model"])
+        asleep = GaugeMetricFamily(
+            "gati_asleep", "1 while the model has no service until a request comes", labels=["model"]
+        )
+        start = GaugeMetricFamily("gati_start_seconds", "What its last start took", labels=["model"])
         again = CounterMetricFamily(
             "gati_asked_again",
             "Requests for which another replica was asked, one having died",
@@ -235,10 +239,13 @@ class _Services(Collector):
         )
         for name, model in self.models.items():
             ready.add_metric([name], float(model.ready))
-            replicas.add_metric([name], len(model.replicas))
+            replicas.add_metric([name], sum(each.wanted for each in model.replicas))
+            asleep.add_metric([name], float(model.sleep.asleep))
+            if model.sleep.start_s is not None:
+                start.add_metric([name], model.sleep.start_s)
             answering.add_metric([name], sum(each.ready for each in model.replicas))
             again.add_metric([name], model.asked_again)
-        yield from (ready, replicas, answering, again)
+        yield from (ready, replicas, answering, asleep, start, again)
         yield from self._replicas()
 
     def _replicas(self) -> Iterator[Metric]:

@@ -5,19 +5,30 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import random
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from typing import Any
 
-from gati.errors import ConfigError, GatiError, NotFoundError, OverloadError, RequestError, UnavailableError
+from gati.errors import (
+    ConfigError,
+    DeadlineError,
+    GatiError,
+    NotFoundError,
+    OverloadError,
+    RequestError,
+    UnavailableError,
+)
 from services.hosted import Hosted
 from services.scheduler.choice import choose, of_place
 from services.scheduler.kept import KeptVersions
 from services.scheduler.merging import merged_statistics, merged_versions
 from services.scheduler.replicas import Asked, Link, Replica
+from services.scheduler.rollout import describe_all, load_on_all, unload_on_all
+from services.scheduler.sleeping import Sleep
 
 __all__ = ["Asked", "Model"]
 
@@ -55,6 +66,8 @@ class Model:
         self._lock = asyncio.Lock()  # starting and stopping take turns
         self._leaving: set[asyncio.Task[None]] = set()
         self.wanted = False  # between `start` and `stop`
+        self._waking: asyncio.Task[None] | None = None
+        self.sleep = Sleep()
         self.asked_again = 0  # requests
         # Told each response, and None for each request for which there was too much to do.
         self.on_outcome: Callable[[Any], None] = _nothing
@@ -64,6 +77,11 @@ class Model:
     def ready(self) -> bool:
         """Whether a replica is loaded, warmed up, connected, and answers health checks."""
         return any(replica.ready for replica in self.replicas)
+
+    @property
+    def available(self) -> bool:
+        """Whether it is ready, or a request finds it asleep and starts it."""
+        return self.ready or self.sleep.asleep or self.sleep.waking
 
     @property
     def hopeless(self) -> str | None:
@@ -90,6 +108,10 @@ class Model:
         """Why it is not ready."""
         return self.replicas[0].cause
 
+    def unavailable(self) -> UnavailableError:
+        """The error that says why it does not answer."""
+        return self.replicas[0].unavailable()
+
     async def start(self) -> None:
         """Start its processes if they are ours, and connect; waits for a running `stop`."""
         async with self._lock:
@@ -97,6 +119,7 @@ class Model:
                 return
             self.wanted = True
             self._kept.open()
+            self.sleep.begin(woken=False)
             for replica in self.replicas:
                 replica.start()
 
@@ -106,6 +129,18 @@ class Model:
         It completes even if its caller is cancelled.
         """
         await asyncio.shield(asyncio.ensure_future(self._stop(timeout_s)))
+
+    async def fall_asleep(self, idle_s: float, timeout_s: float) -> None:
+        """Stop its processes if nobody has asked it for `idle_s`; the next request starts one again.
+
+        They drain for `timeout_s` at most. It completes even if its caller is cancelled.
+        """
+        await asyncio.shield(asyncio.ensure_future(self._fall_asleep(idle_s, timeout_s)))
+
+    def wake(self) -> None:
+        """Start it again, in the background, if it is asleep."""
+        if self.sleep.asleep and (self._waking is None or self._waking.done()):
+            self._waking = asyncio.create_task(self._wake())
 
     def retire(self) -> None:
         """Start no process again from now on."""
@@ -127,11 +162,11 @@ class Model:
                 while not settled():
                     await self._changed.wait()
         except TimeoutError:
-            raise self._unavailable() from None
+            raise self.unavailable() from None
         if not self.ready:
             if self.hopeless is not None:
                 raise ConfigError(f"model '{self.name}' cannot be served: {self.hopeless}")
-            raise self._unavailable()
+            raise self.unavailable()
 
     async def scale(self, count: int, timeout_s: float) -> None:
         """Have so many replicas, at least one. Those that go answer what they have, for so long at most."""
@@ -156,15 +191,19 @@ class Model:
     async def infer(self, tensor: Any, asked: Asked, version: str | None = None) -> Any:
         """Answer a tensor; cancelled, the service drops it, too. Raises what the service refuses with.
 
-        When the replica dies, or goes, another one is asked in the time that remains.
+        When the replica dies, or goes, another one is asked in the time that remains. A model that sleeps is
+        started, and waited for where there is time; that counts as time in the queue.
         """
-        try:
-            response = await self._infer(tensor, asked, version)
-        except OverloadError:
-            self.on_outcome(None)
-            raise
-        self.on_outcome(response)
-        return response
+        with self.sleep.asked():
+            if not self.ready and self.available:
+                return await self._infer_awake(tensor, asked, version)
+            try:
+                response = await self._infer(tensor, asked, version)
+            except OverloadError:
+                self.on_outcome(None)
+                raise
+            self.on_outcome(response)
+            return response
 
     async def statistics(self) -> Any:
         """Its counts, and how its versions stand. Raises `UnavailableError`."""
@@ -182,7 +221,7 @@ class Model:
             if not isinstance(each, BaseException):
                 answers[replica.number] = each
         if not answers:
-            raise found[0] if isinstance(found[0], GatiError) else self._unavailable()
+            raise found[0] if isinstance(found[0], GatiError) else self.unavailable()
         return answers
 
     async def load(self, version: str, composition: str | None) -> None:
@@ -190,27 +229,16 @@ class Model:
 
         Where one cannot load it, none has it. One that is not ready loads it when it comes.
         """
-        done: list[Replica] = []
-        while new := await self._load_on_all(version, composition, done):  # some may have come meanwhile
-            for replica in new:
-                await self._unless_gone(replica, replica.activate(version))
-            done += new
+        done = await load_on_all(self, version, composition)
         self._kept.loaded(version, composition)
-        await self._describe(done)
+        await describe_all(self, done)
         self._kept.changes += 1  # it is known by now that it answers
 
     async def unload(self, version: str) -> None:
         """Forget a version that is not active."""
-        ready = self._ready()
-        if len(ready) > 1:
-            await self._describe(ready)
-            if any(each.version == version and each.active for own in ready for each in own.info.versions):
-                raise RequestError(f"version '{version}' is the active one; activate another first")
-        having = [replica for replica in ready if replica.has(version)] or ready[:1]
-        for replica in having:
-            await self._unless_gone(replica, replica.unload_version(version))
+        having = await unload_on_all(self, version)
         self._kept.forget(version)
-        await self._describe(ready)
+        await describe_all(self, having)
 
     def version(self, name: str) -> Any:
         """The `VersionInfo` of a loaded version. Raises `NotFoundError`."""
@@ -233,10 +261,41 @@ class Model:
     def active(self) -> Any:
         """The `VersionInfo` of the version that answers."""
         if self.info is None:
-            raise self._unavailable()
+            raise self.unavailable()
         return next(version for version in self.info.versions if version.active)
 
     # ----------------------------------------------------------------------------------------------------
+
+    async def _infer_awake(self, tensor: Any, asked: Asked, version: str | None) -> Any:
+        """Start a model that sleeps, and answer.
+
+        Raises `UnavailableError` where there is no time for that, and `DeadlineError` where it took too long.
+        """
+        began_s = time.monotonic()
+        self.wake()
+        left_s = min(asked.time_remaining_ms, asked.latency_slo_ms or math.inf) / 1e3
+        expected_s = self.sleep.expected_s
+        if expected_s > left_s:
+            what = (
+                f"model '{self.name}' was asleep and is being started, which takes about {expected_s:.1f} s"
+            )
+            raise UnavailableError(f"{what}; the request has {left_s:.1f} s", retry_after_s=expected_s)
+        try:
+            await self.wait_until_ready(asked.time_remaining_ms / 1e3)
+        except ConfigError:
+            raise self.unavailable() from None
+        except UnavailableError as error:
+            if not self.wanted:
+                raise
+            raise DeadlineError(f"the deadline passed while the model was being started: {error}") from None
+        waited_ms = 1e3 * (time.monotonic() - began_s)
+        remaining_ms = max(1.0, asked.time_remaining_ms - waited_ms)
+        # It was admitted already: it may be late, but it is not refused for that.
+        again = replace(asked, time_remaining_ms=remaining_ms, latency_slo_ms=None)
+        response = await self._infer(tensor, again, version)
+        response.queue_ms += waited_ms
+        response.latency_ms += waited_ms
+        return response
 
     async def _infer(self, tensor: Any, asked: Asked, version: str | None) -> Any:
         began_s = time.monotonic()
@@ -273,55 +332,16 @@ class Model:
         return [replica for replica in ready if replica.has(version)] or ready
 
     def _choose(self, inputs: int, version: str | None, place: str | None) -> Replica:
+        if version is None and place is None and len(self.replicas) > 2:
+            drawn = self._chance.sample(self.replicas, 2)
+            if drawn[0].ready and drawn[1].ready:  # nearly always: the others need not be looked at
+                return choose(drawn, inputs, self._chance)
         able = self._able(version)
         if not able:
-            raise self._unavailable()
+            raise self.unavailable()
         if place is not None:
             return of_place(able, place)
         return choose(able, inputs, self._chance)
-
-    def _ready(self) -> list[Replica]:
-        """The replicas that answer. Raises `UnavailableError` if none does."""
-        ready = [replica for replica in self.replicas if replica.ready]
-        if not ready:
-            raise self._unavailable()
-        return ready
-
-    def _unavailable(self) -> UnavailableError:
-        return self.replicas[0].unavailable()
-
-    async def _load_on_all(
-        self, version: str, composition: str | None, done: Sequence[Replica]
-    ) -> list[Replica]:
-        """Load a version on each replica that answers and is not `done`, one after the other.
-
-        Raises what loading raises; none of them has the version then, unless it had one of that name before.
-        """
-        new: list[Replica] = []
-        had = {replica for replica in (self.replicas if done else self._ready()) if replica.has(version)}
-        while todo := [each for each in self.replicas if each.ready and each not in (*done, *new)]:
-            try:
-                await todo[0].load_version(version, composition)
-            except GatiError:
-                if not todo[0].ready and (len(todo) > 1 or done or new):
-                    continue  # it has died, and loads the version when it comes back
-                for replica in (each for each in new if each not in had):
-                    await self._unless_gone(replica, replica.unload_version(version))
-                raise
-            new.append(todo[0])
-        return new
-
-    async def _unless_gone(self, replica: Replica, call: Coroutine[Any, Any, None]) -> None:
-        """Await a call to a replica; nothing is raised where that has died, and others answer."""
-        try:
-            await call
-        except GatiError:
-            if replica.ready or not self.ready:
-                raise
-
-    async def _describe(self, replicas: Sequence[Replica]) -> None:
-        for replica in replicas:
-            await self._unless_gone(replica, replica.describe())
 
     async def _left(self, numbers: set[int]) -> None:
         """Wait until replicas of these numbers, which are to come back, have gone."""
@@ -329,9 +349,27 @@ class Model:
         if leaving:
             await asyncio.wait(leaving)
 
+    async def _fall_asleep(self, idle_s: float, timeout_s: float) -> None:
+        async with self._lock:
+            if not self.wanted or self.sleep.asleep or self.sleep.busy or self.sleep.idle_s < idle_s:
+                return
+            _log.info("asleep", extra={"model": self.name})
+            self.sleep.fall_asleep()
+            replicas, self.replicas = self.replicas, self.replicas[:1]
+            await asyncio.gather(*(replica.stop(timeout_s, asleep=True) for replica in replicas))
+
+    async def _wake(self) -> None:
+        async with self._lock:
+            if self.wanted and self.sleep.asleep:
+                _log.info("woken", extra={"model": self.name})
+                self.sleep.begin(woken=True)
+                for replica in self.replicas:
+                    replica.start()
+
     async def _stop(self, timeout_s: float) -> None:
         async with self._lock:
             self.wanted = False
+            self.sleep.end()
             await asyncio.gather(*(replica.stop(timeout_s) for replica in self.replicas))
             if self._leaving:
                 await asyncio.wait(self._leaving)
@@ -339,6 +377,8 @@ class Model:
 
     def _tell(self) -> None:
         """Wake up who waits for a change."""
+        if self.ready:
+            self.sleep.answers()
         self._changed.set()
         self._changed = asyncio.Event()
 

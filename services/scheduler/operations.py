@@ -58,7 +58,7 @@ async def index(request: Request) -> list[dict[str, Any]]:
                 for each in model.info.versions
             ]
         elif not only_ready:
-            state = "LOADING" if model.wanted else "UNAVAILABLE"
+            state = "LOADING" if model.wanted and not model.sleep.asleep else "UNAVAILABLE"
             rows.append({"name": name, "version": "", "state": state, "reason": without_folders(model.cause)})
     return rows
 
@@ -87,7 +87,9 @@ async def load(request: Request, model: str) -> dict[str, Any]:
     own = scheduler.config.models.get(model)
     composition = parameters.get("composition", own.composition if own and own.caches else None)
     version = parameters.get("version", composition or "base")
-    await found.load(version, composition)
+    with found.sleep.asked():
+        await _awake(found)
+        await found.load(version, composition)
     loaded = found.version(version)
     return {
         "name": model,
@@ -110,7 +112,9 @@ async def unload(request: Request, model: str) -> dict[str, Any]:
     found = scheduler.model(model)
     version = (await _parameters(request, ("version", "unload_dependents"))).get("version")
     if version is not None:
-        await found.unload(version)
+        with found.sleep.asked():
+            await _awake(found)
+            await found.unload(version)
     elif not found.supervised:
         raise RequestError(f"model '{model}' runs elsewhere; end it there, or name a version")
     elif found.wanted:
@@ -157,6 +161,13 @@ async def metrics(request: Request) -> Response:
 
 
 # --------------------------------------------------------------------------------------------------------
+
+
+async def _awake(model: Model) -> None:
+    """Start a model that sleeps. Raises `UnavailableError`, or `ConfigError`, where that fails."""
+    if model.sleep.asleep or model.sleep.waking:
+        model.wake()
+        await model.wait_until_ready(_READY_TIMEOUT_S)
 
 
 async def _statistics(scheduler: Scheduler, ask: Callable[[Model], Awaitable[Any]]) -> dict[str, Any]:

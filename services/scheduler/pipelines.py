@@ -62,7 +62,7 @@ class ServedPipeline:
     @property
     def ready(self) -> bool:
         """Whether every option can be asked."""
-        return all(model.ready for model in self.models)
+        return all(model.available for model in self.models)
 
     async def answer(self, tensor: Any, timing: Timing, place: str | None = None) -> PipelineAnswer:
         """Answer a query, the wire's `Tensor` of one image of `place`; cancelled, its stages are, too.

@@ -24,6 +24,7 @@ from services.again import keep_on
 from services.hosted import Hosted
 from services.scheduler.choice import ReplicaLoad
 from services.scheduler.kept import KeptVersions
+from services.scheduler.sleeping import ASLEEP
 from services.states import BASE_VERSION, STUCK
 from services.wire.client import WireClient, connect_to
 from services.wire.codec import Service
@@ -108,6 +109,7 @@ class Replica:
         self._cause = "it has not been started"
         self._state = "starting"
         self._keeping: asyncio.Task[None] | None = None
+        self._asleep = False
         self.wanted = False  # between `start` and `stop`
 
     @property
@@ -125,6 +127,8 @@ class Replica:
         """The state in one word, for every client: without causes, which may be private."""
         if self.ready:
             return "ready"
+        if self._asleep:
+            return "asleep"
         return self._state if self.wanted else "unloaded"
 
     @property
@@ -140,6 +144,8 @@ class Replica:
     @property
     def cause(self) -> str:
         """Why it is not ready."""
+        if self._asleep:
+            return ASLEEP
         if self._hosted is not None and not self._hosted.running:
             return self._hosted.cause
         return self._cause if self.wanted else "it was unloaded"
@@ -151,7 +157,7 @@ class Replica:
 
     def start(self) -> None:
         """Start its process if that is ours, and connect."""
-        self.wanted = True
+        self.wanted, self._asleep = True, False
         self._cause, self._state = "it is being started", "starting"
         if self._hosted is not None:
             self._hosted.start()
@@ -166,9 +172,12 @@ class Replica:
             )
         )
 
-    async def stop(self, timeout_s: float) -> None:
-        """Refuse what is new, let what is under way be answered, and end its process where that is ours."""
-        self.wanted = False
+    async def stop(self, timeout_s: float, *, asleep: bool = False) -> None:
+        """Refuse what is new, let what is under way be answered, and end its process where that is ours.
+
+        `asleep`: until the next request.
+        """
+        self.wanted, self._asleep = False, asleep
         self._changed()
         if self._client is not None:
             await self._client.idle(timeout_s)

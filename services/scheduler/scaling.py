@@ -36,7 +36,7 @@ class Bounds:
 
     What counts are the requests of the last `up_s`. A replica comes when too many of them have waited too
     long for `up_s`; one goes when one less would have done for `down_s`, or, after it had to come back soon,
-    for a multiple of that.
+    for a multiple of that. When nobody has asked for `idle_s`, all of them go until the next request.
     """
 
     fewest: int
@@ -44,6 +44,7 @@ class Bounds:
     delay_ms: float
     up_s: float = 5.0
     down_s: float = 60.0
+    idle_s: float = math.inf
 
 
 class _Answer(NamedTuple):
@@ -114,6 +115,8 @@ class Autoscaler:
     def __init__(self, model: Model, bounds: Bounds, drain_timeout_s: float) -> None:
         self._model = model
         self._sizing = Sizing(bounds)
+        self._idle_s = bounds.idle_s
+        self._input_s = 0.0  # that an input takes, on average over the replicas, as of the last look
         self._drain_timeout_s = drain_timeout_s
         model.on_outcome = self._take
 
@@ -124,8 +127,12 @@ class Autoscaler:
 
     async def _look(self) -> None:
         model = self._model
-        if not model.wanted:
+        if model.sleep.idle_s >= self._idle_s:
+            await model.fall_asleep(self._idle_s, self._drain_timeout_s)
+        if not model.wanted or model.sleep.asleep:
             return
+        known = [each_s for each in model.replicas if (each_s := each.load.seconds_an_input) is not None]
+        self._input_s = sum(known) / len(known) if known else 0.0
         count = len(model.replicas)
         wanted = self._sizing.wanted(count, sum(replica.ready for replica in model.replicas))
         if wanted != count:
@@ -133,10 +140,9 @@ class Autoscaler:
             await model.scale(wanted, self._drain_timeout_s)
 
     def _take(self, response: Any) -> None:
-        loads = [replica.load for replica in self._model.replicas if replica.ready]
         if response is not None:
-            known = [each_s for load in loads if (each_s := load.seconds_an_input) is not None]
-            each_s = sum(known) / len(known) if known else 0.0
-            self._sizing.answered(response.queue_ms, each_s * len(response.answers))
-        elif loads and all(load.outstanding for load in loads):  # else more replicas would refuse it, too
+            self._sizing.answered(response.queue_ms, self._input_s * len(response.answers))
+            return
+        loads = [replica.load for replica in self._model.replicas if replica.ready]
+        if loads and all(load.outstanding for load in loads):  # else more replicas would refuse it, too
             self._sizing.refused()

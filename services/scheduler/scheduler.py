@@ -74,9 +74,9 @@ class Scheduler:
 
     @property
     def ready(self) -> bool:
-        """Whether everything that should answer does."""
+        """Whether everything that should answer does, or will when it is asked."""
         wanted = [model for model in self.models.values() if model.wanted]
-        return not (self.leaving or self.draining) and all(model.ready for model in wanted)
+        return not (self.leaving or self.draining) and all(model.available for model in wanted)
 
     async def start(self) -> None:
         """Start and connect all models."""

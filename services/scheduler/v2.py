@@ -43,11 +43,13 @@ async def live() -> dict[str, bool]:
 
 @router.get("/v2/health/ready", summary="Whether everything answers", responses=documents.READY)
 async def ready(request: Request) -> Response:
-    """Ready is loaded and warmed up: every model that is not unloaded."""
+    """Ready is loaded and warmed up, or asleep until the next request: every model that is not unloaded."""
     scheduler = scheduler_of(request)
-    waiting = {name: model.state for name, model in scheduler.models.items() if not model.ready}
+    waiting = {name: model.state for name, model in scheduler.models.items() if not model.available}
+    asleep = [name for name, model in scheduler.models.items() if model.sleep.asleep]
     is_ready = scheduler.ready
-    return Json({"ready": is_ready, "waiting_for": waiting}, 200 if is_ready else 503)
+    document = {"ready": is_ready, "waiting_for": waiting, "asleep": asleep}
+    return Json(document, 200 if is_ready else 503)
 
 
 @router.get("/v2/models/{model}", summary="A model's inputs and outputs", responses=documents.MODEL)
@@ -64,12 +66,12 @@ async def version_metadata(request: Request, model: str, version: str) -> dict[s
 
 @router.get("/v2/models/{model}/ready", summary="Whether a model answers", responses=documents.READY)
 async def model_ready(request: Request, model: str) -> Response:
-    """200 when it answers, 503 with the cause when not."""
+    """200 when it answers, or is asleep until the next request; 503 with the cause when not."""
     found = scheduler_of(request).model(model)
-    document: dict[str, Any] = {"name": model, "ready": found.ready}
-    if not found.ready:
+    document: dict[str, Any] = {"name": model, "ready": found.available, "state": found.state}
+    if not found.available:
         document["error"] = without_folders(found.cause)
-    return Json(document, 200 if found.ready else 503)
+    return Json(document, 200 if found.available else 503)
 
 
 @router.get(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from gati.exploration import candidates, distributed, stages
 from gati.exploration.explore import explore
+from gati.exploration.further import explore_more
 from gati.exploration.library import Library
 from gati.exploration.progress import SilentProgress
 from tests.exploration.networks import trained_state, write_digits
@@ -115,7 +117,7 @@ def _assert_same(first: Library, second: Library) -> None:
     for folder in ("caches", "training"):
         names = sorted(path.name for path in (first.directory / folder).iterdir())
         assert names == sorted(path.name for path in (second.directory / folder).iterdir()) and names
-        for name in names:
+        for name in (each for each in names if each.endswith(".safetensors")):
             one, two = (load_file(each.directory / folder / name) for each in (first, second))
             assert all(torch.equal(one[key], two[key]) for key in one), name
     for path in (first.directory / "outcomes").iterdir():
@@ -142,3 +144,20 @@ def test_one_worker_and_two_of_which_one_dies_make_the_same_library(
     _assert_same(first, second)
     assert second.manifest.settings["workers"] == "1 cores"
     assert not (tmp_path / "two" / ".state").exists()
+
+    for library in (first, second):
+        explore_more(library.directory, epochs=0.05, ray=cluster.ray.address)
+    first, second = (Library.open(library.directory) for library in (first, second))
+    rounds = json.loads((first.directory / "training" / "rounds.json").read_text(encoding="utf-8"))["rounds"]
+    assert len(rounds) == 1 and len(rounds[0]["better"] + rounds[0]["no_better"]) == 4
+    _assert_same(first, second)
+
+
+def test_a_budget_is_kept_on_a_cluster(cluster: _Cluster, given: dict[str, Any], tmp_path: Path) -> None:
+    if not cluster.nodes:
+        cluster.add()
+    found = explore(
+        **given | {"epochs": None, "budget_s": 5.0, "variants": ("student(8)",)}, out=tmp_path / "timed"
+    )
+    assert [trial.status for trial in found.trials] == ["trained"]
+    assert found.manifest.settings["workers"] == "1 cores"

@@ -1,4 +1,4 @@
-"""Servers of a model with two replicas: processes of this machine, or actors on two nodes of Ray."""
+"""Servers of a model with two replicas and one that sleeps: here, or actors on two nodes of Ray."""
 
 from __future__ import annotations
 
@@ -16,9 +16,21 @@ from typing import Any
 from tests.services.running import Serving
 from tests.waiting import until
 
-__all__ = ["MODEL", "Replicated", "on_ray", "on_this_machine"]
+__all__ = ["MODEL", "SLEEPY", "Replicated", "configure", "on_ray", "on_this_machine"]
 
-MODEL = "library"
+MODEL, SLEEPY = "library", "sleepy"
+_CONFIGURATION = f"""
+[models.{MODEL}]
+library = "library"
+replicas = 2
+[models.{SLEEPY}]
+library = "library"
+threads = 1
+replicas_min = 0
+replicas_max = 2
+replicas_delay_ms = 1e-6
+replicas_idle_s = 1.0
+"""
 _STORE_BYTES = 80 * 2**20  # of /dev/shm, for each node; nothing is put there
 
 
@@ -37,6 +49,17 @@ class Replicated:
         assert isinstance(found, list)
         return found
 
+    def sleepy(self) -> dict[str, Any]:
+        """What the server says of the model that sleeps while nobody asks it."""
+        found: dict[str, Any] = self.serving.client.get(f"/v2/models/{SLEEPY}/ready").json()
+        return found
+
+    def counted(self, metric: str, model: str) -> float | None:
+        """The value of a metric of a model, None if there is none."""
+        page = self.serving.client.get("/metrics").text
+        found = re.search(rf'^{metric}{{model="{model}"}} (\S+)$', page, re.MULTILINE)
+        return None if found is None else float(found[1])
+
     def wait_for_all(self) -> None:
         """Until both answer."""
         until(lambda: [each["state"] for each in self.replicas()] == ["ready"] * 2, every_s=0.05)
@@ -50,17 +73,24 @@ class Replicated:
         self.cluster.remove_node(self.nodes.pop(), allow_graceful=False)
 
 
+def configure(folder: Path) -> Path:
+    """A configuration beside the library of `make_folder`: a model with two replicas, and one that sleeps."""
+    file = folder / "replicated.toml"
+    file.write_text(_CONFIGURATION, encoding="utf-8")
+    return file
+
+
 @contextmanager
-def on_this_machine(library: Path) -> Iterator[Replicated]:
+def on_this_machine(configuration: Path) -> Iterator[Replicated]:
     """Replicas that the server supervises itself."""
     mark = uuid.uuid4().hex
-    with Serving(library, "--replicas", "2", environment={"MARK": mark}) as serving:
+    with Serving(configuration, environment={"MARK": mark}) as serving:
         yield Replicated(serving, mark)
     assert not _processes(mark)
 
 
 @contextmanager
-def on_ray(library: Path) -> Iterator[Replicated]:
+def on_ray(configuration: Path) -> Iterator[Replicated]:
     """Replicas on a head with room for two, and a node with room for one, which may be lost."""
     mark = uuid.uuid4().hex
     environment = {
@@ -78,9 +108,7 @@ def on_ray(library: Path) -> Iterator[Replicated]:
         settings = {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
         cluster.add_node(num_cpus=2, **settings)
         node = cluster.add_node(num_cpus=1, **settings)
-        with Serving(
-            library, "--replicas", "2", "--ray", cluster.address, environment=environment
-        ) as serving:
+        with Serving(configuration, "--ray", cluster.address, environment=environment) as serving:
             yield Replicated(serving, mark, [node], cluster)
         until(lambda: not _processes(mark))
     finally:

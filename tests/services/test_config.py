@@ -49,6 +49,7 @@ def test_a_library_a_folder_and_a_pipeline_are_configurations(folder: Path) -> N
         ("[models.m]\naddress='nowhere'", "setting 'models.m.address': string should match"),
         ("[models.m]\naddress='a:1'\nreplicas=2", "an address is of one service"),
         ("[models.m]\nlibrary='l'\nreplicas_min=2", "replicas_min needs replicas_max"),
+        ("[models.m]\nlibrary='l'\nreplicas_min=0", "replicas_min needs replicas_max"),
         ("[models.m]\nlibrary='l'\nreplicas_max=2\nreplicas_min=3", "must not be above replicas_max"),
         ("[models.m]\nlibrary='l'\nreplicas_max=3\nreplicas_min=3\nreplicas=2", "give at least replicas_min"),
         ("[models.m]\nlibrary='l'\nreplicas=0", "setting 'models.m.replicas': input should be greater"),
@@ -118,9 +119,12 @@ def test_replicas_are_of_a_model_or_of_all(folder: Path) -> None:
 def test_a_model_that_is_scaled_begins_with_as_many_as_it_is_told(folder: Path) -> None:
     file = folder / "scaled.toml"
     bounds = 'library = "library"\nreplicas_min = 2\nreplicas_max = 4\n'
-    file.write_text(f"[models.few]\n{bounds}[models.more]\n{bounds}replicas = 3\n", encoding="utf-8")
+    none = bounds.replace("2", "0")
+    text = f"[models.few]\n{bounds}[models.more]\n{bounds}replicas = 3\n[models.none]\n{none}"
+    file.write_text(text, encoding="utf-8")
     scheduler = build_scheduler(read_config(file, {"replicas": 9}, {}).config)
-    assert {name: len(model.replicas) for name, model in scheduler.models.items()} == {"few": 2, "more": 3}
+    counts = {name: len(model.replicas) for name, model in scheduler.models.items()}
+    assert counts == {"few": 2, "more": 3, "none": 1}
 
 
 def test_an_address_has_a_port(tmp_path: Path) -> None:

@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from gati.errors import CompositionError, DeadlineError, NotFoundError, RequestError, UnavailableError
+from gati.errors import (
+    CompositionError,
+    ConfigError,
+    DeadlineError,
+    NotFoundError,
+    RequestError,
+    UnavailableError,
+)
 from services.scheduler.metrics import Metrics
 from services.scheduler.models import Asked, Model
 from services.scheduler.scaling import Autoscaler, Bounds
@@ -282,7 +289,7 @@ def test_replicas_come_and_go_while_requests_are_answered() -> None:
 
 def test_a_model_grows_when_its_requests_wait() -> None:
     async def test(model: Model, places: list[Place]) -> None:
-        scaler = Autoscaler(model, Bounds(1, 2, delay_ms=5.0, up_s=0.01, down_s=1e9), LONG_S)
+        scaler = Autoscaler(model, Bounds(1, 2, delay_ms=5.0, up_s=0.5, down_s=1e9), LONG_S)
         original = places[0].engine.infer
 
         async def late(request: Any) -> Any:
@@ -297,6 +304,85 @@ def test_a_model_grows_when_its_requests_wait() -> None:
         await all_ready(model)
         looking.cancel()
         assert len(places) == 2
+
+    run(test, count=1)
+
+
+def test_a_model_sleeps_and_the_next_requests_wake_it() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        scaler = Autoscaler(model, Bounds(1, 2, delay_ms=1e9, idle_s=0.01), LONG_S)
+        await model.load("next", "fast")
+        places[0].engine.answers.clear()
+        asking = asyncio.create_task(model.replicas[0].infer(TENSOR, ASKED, None))
+        busy = asyncio.create_task(model.infer(TENSOR, ASKED))
+        await in_the_end(lambda: sum(place.engine.begun for place in places) >= 2 or busy.done())
+        places[0].engine.answers.set()
+        await asyncio.gather(asking, busy)
+        looking = asyncio.create_task(scaler.keep_looking())
+        await in_the_end(lambda: model.state == "asleep" and not any(place.running for place in places))
+        looking.cancel()
+        assert model.available and not model.ready and [each.state for each in model.replicas] == ["asleep"]
+        page = Metrics().render({}, {"m": model}, {}).decode()
+        assert 'gati_asleep{model="m"} 1.0' in page and 'gati_replicas{model="m"} 0.0' in page
+        found = await asyncio.gather(*(model.infer(TENSOR, ASKED) for _ in range(3)))
+        assert all(each.version == "next" and each.latency_ms >= each.queue_ms > 0.0 for each in found)
+        assert [place.starts for place in places] == [2, 1] and model.state == "ready"
+
+    run(test)
+
+
+def test_a_model_that_is_asked_does_not_fall_asleep_and_one_that_is_unloaded_does_not_wake() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        places[0].engine.answers.clear()
+        asking = asyncio.create_task(model.infer(TENSOR, ASKED))
+        await in_the_end(lambda: places[0].engine.begun == 1)
+        await model.fall_asleep(0.0, LONG_S)
+        assert model.ready
+        places[0].engine.answers.set()
+        await asking
+        await model.fall_asleep(0.0, LONG_S)
+        assert model.state == "asleep"
+        await model.stop(LONG_S)
+        assert model.state == "unloaded" and not model.available
+        with pytest.raises(UnavailableError, match="'m' does not answer"):
+            await model.infer(TENSOR, ASKED)
+
+    run(test, count=1)
+
+
+def test_who_has_no_time_for_a_start_is_told_how_long_it_takes() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        model.sleep.start_s = 1e4
+        await model.fall_asleep(0.0, LONG_S)
+        short = dataclasses.replace(ASKED, time_remaining_ms=2e3)
+        with pytest.raises(UnavailableError, match=r"takes about 10000.0 s; the request has 2.0 s") as told:
+            await model.infer(TENSOR, short)
+        assert told.value.retry_after_s == 1e4
+        await all_ready(model)  # it was started all the same
+        await model.fall_asleep(0.0, LONG_S)
+        model.sleep.start_s = 1e4
+        strict = dataclasses.replace(ASKED, latency_slo_ms=20.0)
+        with pytest.raises(UnavailableError, match="the request has 0.0 s"):
+            await model.infer(TENSOR, strict)
+        await all_ready(model)
+
+    run(test, count=1)
+
+
+def test_a_start_that_fails_is_told() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        async def never() -> str:
+            raise ConfigError("the library has gone") if places[0].hopeless else UnavailableError("no room")
+
+        places[0].address = never  # type: ignore[method-assign]
+        await model.fall_asleep(0.0, LONG_S)
+        model.sleep.start_s = 0.0
+        with pytest.raises(DeadlineError, match="while the model was being started"):
+            await model.infer(TENSOR, dataclasses.replace(ASKED, time_remaining_ms=20.0))
+        places[0].hopeless = places[0].cause = "the library has gone"
+        places[0].running = False
+        with pytest.raises(UnavailableError, match="'m' does not answer: the library has gone"):
+            await model.infer(TENSOR, ASKED)
 
     run(test, count=1)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.clusters import MODEL, Replicated, on_ray, on_this_machine
+from tests.services.clusters import MODEL, SLEEPY, Replicated, configure, on_ray, on_this_machine
 from tests.services.running import make_folder
 from tests.services.test_lifecycle import Load
-from tests.waiting import until
+from tests.waiting import LONG_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -30,16 +30,45 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def replicated(request: pytest.FixtureRequest, library: Path) -> Iterator[Replicated]:
     if request.param == "ray" and find_spec("ray") is None:
         pytest.skip("Ray is not installed")
-    with PLACES[request.param](library) as running:
+    with PLACES[request.param](configure(library.parent)) as running:
         running.wait_for_all()
         yield running
+
+
+def test_a_model_grows_with_its_load_sleeps_when_nobody_asks_and_wakes_as_it_was(
+    replicated: Replicated, library: Path
+) -> None:
+    client = replicated.serving.client
+    reply = client.post(
+        f"/v2/repository/models/{SLEEPY}/load", json={"parameters": {"composition": "other"}}
+    )  # which wakes it, should it sleep already
+    assert reply.status_code == 200, reply.text
+    path = f"/v2/models/{SLEEPY}/infer"
+    if not replicated.nodes:  # there, no core is left for another one
+        with Load(replicated.serving.url, path, 2) as load:
+            until(lambda: replicated.counted("gati_replicas_ready", SLEEPY) == 2)
+        assert set(load.statuses) == {200} and not load.errors
+    said = replicated.serving.infer(SLEEPY).json()
+    until(lambda: replicated.sleepy()["state"] == "asleep", every_s=0.05)
+    assert replicated.sleepy()["ready"]
+    document = {"ready": True, "waiting_for": {}, "asleep": [SLEEPY]}
+    assert client.get("/v2/health/ready").json() == document
+    until(lambda: not any(name.startswith(SLEEPY) for name in replicated.processes()))
+    assert replicated.counted("gati_replicas", SLEEPY) == 0
+    waited = replicated.serving.infer(SLEEPY, timeout_ms=1e3 * LONG_S)
+    assert waited.status_code == 200, waited.text
+    for field in ("model_version", "outputs"):
+        assert waited.json()[field] == said[field]
+    assert said["model_version"] == "other"
+    assert waited.json()["parameters"]["promise"] == said["parameters"]["promise"]
+    until(lambda: replicated.sleepy()["state"] == "asleep", every_s=0.05)  # it leaves its core to others
 
 
 def test_requests_are_answered_by_both(replicated: Replicated) -> None:
     with Load(replicated.serving.url, INFER, 2, pause_s=0.005) as load:
         until(lambda: load.statuses[200] > 40)
     assert set(load.statuses) == {200} and not load.errors
-    assert set(replicated.processes()) == {MODEL, f"{MODEL}@1"}
+    assert {MODEL, f"{MODEL}@1"} <= set(replicated.processes())
     page = replicated.serving.client.get("/metrics").text
     counts = [line for line in page.splitlines() if line.startswith("gati_service_seconds_count")]
     assert len(counts) == 2 and not any(line.endswith(" 0.0") for line in counts)

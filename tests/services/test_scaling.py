@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.scaling import Bounds, Sizing
+from services.scheduler.sleeping import Sleep
 
 INPUT_S = 0.05
 
@@ -135,3 +136,24 @@ def test_one_of_ten_may_wait(late: int, count: int) -> None:
             sizing.answered(110.0 if number < late else 0.0, 0.0)
         counts.append(sizing.wanted(1, ready=1))
     assert counts == [1, 1, 1, 1, count, 1]
+
+
+def test_a_start_is_expected_to_take_what_the_last_one_took_and_given_up_when_it_does_not_end() -> None:
+    clock = Clock()
+    sleep = Sleep(clock)
+    sleep.begin(woken=False)
+    clock.now_s = 4.0
+    assert (sleep.idle_s, sleep.waking) == (0.0, False)
+    sleep.answers()
+    clock.now_s = 10.0
+    assert (sleep.idle_s, sleep.start_s) == (6.0, 4.0)
+    with sleep.asked():
+        clock.now_s = 11.0
+        assert sleep.idle_s == 0.0
+    sleep.fall_asleep()
+    assert sleep.asleep and sleep.expected_s == 4.0
+    sleep.begin(woken=True)
+    clock.now_s = 14.0
+    assert sleep.waking and sleep.expected_s == 1.0 and sleep.idle_s == 0.0
+    clock.now_s = 24.0
+    assert not sleep.waking and sleep.expected_s == 0.0

@@ -605,6 +605,12 @@ def test_urls_that_name_no_repository_are_refused() -> None:
         ModelRepository("nonsense://bucket/models")
 
 
+def test_the_package_that_an_object_store_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(AdaptError, match="^a repository at s3:// needs another package: pip install s3fs$"):
+        ModelRepository("s3://bucket/models")
+
+
 def test_a_missing_fsspec_is_named_and_a_directory_needs_none(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['fsspec'] = sys.modules['fsspec.core'] = None\n"
