@@ -226,17 +226,18 @@ def test_closing_does_not_sit_out_a_long_pause(store: Wrapped) -> None:
     assert (counts.written, counts.dropped) == (1, 0)
 
 
-@pytest.mark.slow
-def test_a_locked_file_is_waited_for(tmp_path: Path, store: Wrapped) -> None:
-    other = sqlite3.connect(tmp_path / "r.db", isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    with BackgroundWriter(store, gather_s=0.0, backoff_s=QUICK) as writer:
-        writer.offer(record(1))
-        until(lambda: writer.statistics().failures >= 1)
-        assert "locked" in (writer.statistics().last_error or "")
-        other.execute("COMMIT")
-        assert writer.flush(LONG_S)
-    assert numbers(store) == [1]
+def test_a_locked_file_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gati.samples.sql._BUSY_MS", 50)  # for which SQLite itself waits
+    with RecordStore.open(f"sqlite:///{tmp_path}/r.db") as store:
+        other = sqlite3.connect(tmp_path / "r.db", isolation_level=None)
+        other.execute("BEGIN EXCLUSIVE")
+        with BackgroundWriter(store, gather_s=0.0, backoff_s=QUICK) as writer:
+            writer.offer(record(1))
+            until(lambda: writer.statistics().failures >= 1)
+            assert "locked" in (writer.statistics().last_error or "")
+            other.execute("COMMIT")
+            assert writer.flush(LONG_S)
+        assert numbers(store) == [1]
 
 
 @pytest.mark.slow
