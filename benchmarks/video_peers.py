@@ -4,7 +4,7 @@
 
 No caches, only what answers before the network:
 
-- *difference detector* (NoScope): the last answer known at the place, where the picture differs little from it;
+- *difference detector* (NoScope): the last answer known at the place, where little has changed since;
 - *nearest neighbours* (Potluck, FoggyCache): the answer of the nearest remembered pictures, where all five
   agree and the nearest is near;
 - *nearest on hidden outputs*: the same on the hidden output of an early block, which costs the network up to
