@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from gati.errors import ModelError
 from gati.model.bindings import storages
 
-__all__ = ["INPUT", "Call", "Calls", "Given", "calls_of"]
+__all__ = ["INPUT", "Call", "Calls", "CallResult", "calls_of"]
 
 _OVERRIDDEN = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 # What a network may know of a tensor without looking at its values.
@@ -32,19 +32,19 @@ _ABOUT_FORM = frozenset({
 })  # fmt: skip
 
 
-class Given(NamedTuple):
+class CallResult(NamedTuple):
     """What call number `call` gave, or its part number `part` where it gave several tensors."""
 
     call: int
     part: int | None = None
 
 
-INPUT = Given(-1)  # of the network
+INPUT = CallResult(-1)  # of the network
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call; in its arguments, however nested, a `Given` stands for each tensor that another call gave.
+    """One call; in its arguments, nested or not, `CallResult` stands for each tensor that another call gave.
 
     `scopes` are the qualified names of the modules that it is part of, `changed` the memories it wrote to.
     """
@@ -114,7 +114,7 @@ class _Listing(TorchFunctionMode):
     calls: list[Call] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._known: dict[int, Given] = {id(self.x): INPUT}
+        self._known: dict[int, CallResult] = {id(self.x): INPUT}
         self._inside: list[FunctionType] = []
 
     def __torch_function__(
@@ -141,7 +141,7 @@ class _Listing(TorchFunctionMode):
         return result
 
     def noted(self, value: Any) -> Any:
-        """Nested arguments with a `Given` for every tensor that was computed."""
+        """Nested arguments with a `CallResult` for every tensor that was computed."""
         if isinstance(value, Tensor):
             return self._known.get(id(value), value)
         if isinstance(value, slice):
@@ -165,13 +165,13 @@ class _Listing(TorchFunctionMode):
     def _know(self, result: Any) -> None:
         number = len(self.calls)
         if isinstance(result, Tensor):
-            self._known[id(result)] = Given(number)
+            self._known[id(result)] = CallResult(number)
         elif isinstance(result, (list, tuple)):
             for part, each in enumerate(result):
                 if not (each is None or isinstance(each, Tensor)):
                     raise ModelError(f"a call gives a {type(each).__name__} among tensors")
                 if each is not None:
-                    self._known[id(each)] = Given(number, part)
+                    self._known[id(each)] = CallResult(number, part)
         elif result is not None:
             raise ModelError(f"a call that changes a tensor gives a {type(result).__name__}")
 

@@ -20,7 +20,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from gati.errors import ModelError, one_line
 from gati.model.bindings import equal_values, storage, storages
-from gati.model.calls import INPUT, Call, Calls, Given, calls_of
+from gati.model.calls import INPUT, Call, CallResult, Calls, calls_of
 from gati.model.program import Program, Statement
 
 __all__ = ["eager_program", "plain_attention"]
@@ -77,7 +77,7 @@ class _Lowering:
         self._constants: dict[str, Any] = {}
         self._named: dict[int, str] = {}  # constants by identity
         self._weights: dict[str, str] = {}
-        self._names: dict[Given, str] = {INPUT: self._new_name("x")}
+        self._names: dict[CallResult, str] = {INPUT: self._new_name("x")}
         self._statements: list[Statement] = []
         self._uses: dict[str, None] = {}  # of the statement in the making
 
@@ -126,13 +126,13 @@ class _Lowering:
         label = _label(one.function)
         self._uses = {}
         text = self._call(one, other, label)
-        name = self._names[Given(number)] = self._new_name(label)
+        name = self._names[CallResult(number)] = self._new_name(label)
         self._state(name, text, one.result, other.result, one)
         if isinstance(one.result, (list, tuple)):
             for part, (each, its_other) in enumerate(zip(one.result, other.result, strict=True)):
                 if each is not None:
                     self._uses = {name: None}
-                    part_name = self._names[Given(number, part)] = self._new_name("getitem")
+                    part_name = self._names[CallResult(number, part)] = self._new_name("getitem")
                     self._state(part_name, f"{name}[{part}]", each, its_other, one, changed=frozenset())
 
     def _state(
@@ -189,7 +189,7 @@ class _Lowering:
         """An argument as Python text, being `one` for n inputs and `other` for n + 1."""
         if type(one) is not type(other):
             raise ModelError("the kind of an argument depends on the batch size")
-        if isinstance(one, Given):
+        if isinstance(one, CallResult):
             if one != other:
                 raise ModelError("what is taken depends on the batch size")
             return self._used(self._names[one])

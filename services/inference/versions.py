@@ -175,8 +175,7 @@ class Versions:
             self._loading -= 1
         source = VersionSource(name, composition, None if folder is None else str(folder))
         version = self._version(source, opened)
-        watched = [each.post.watch for each in self.loaded]
-        if self._roster is not None and version.post.watch not in watched:
+        if self._roster is not None and version.post.watch not in [each.post.watch for each in self.loaded]:
             self._roster.come_back(version.post)
         await self._proven.open_known(version.post)
         version.following.counts_anew()
