@@ -144,7 +144,7 @@ class _Lowering:
     def _state(
         self, name: str, text: str, call: Call, form: Form | None = None, its_form: Form | None = None
     ) -> None:
-        """Add a statement; it gives a tensor of `form` for n inputs, of `its_form` for n + 1, or no tensor."""
+        """Add a statement that gives a tensor of `form`, of `its_form` for n + 1 inputs, or no tensor."""
         shape = None if form is None else form.shape
         its_shape = None if its_form is None else its_form.shape
         batched = (
