@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from gati.errors import ModelError
 from gati.model.bindings import storages
 
-__all__ = ["INPUT", "Call", "Calls", "Form", "Given", "calls_of"]
+__all__ = ["INPUT", "Call", "Calls", "Computed", "Form", "calls_of"]
 
 _OVERRIDDEN = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 # What a network may know of a tensor without looking at its values.
@@ -32,14 +32,14 @@ _ABOUT_FORM = frozenset({
 })  # fmt: skip
 
 
-class Given(NamedTuple):
+class Computed(NamedTuple):
     """What call number `call` gave, or its part number `part` where it gave several tensors."""
 
     call: int
     part: int | None = None
 
 
-INPUT = Given(-1)  # of the network
+INPUT = Computed(-1)  # of the network
 
 
 class Form(NamedTuple):
@@ -51,7 +51,7 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """One call; in its arguments, however nested, a `Given` stands for each tensor that another call gave.
+    """One call; in its arguments, however nested, a `Computed` stands for each tensor that another call gave.
 
     It gave a tensor of the form `gave`, several of them, or nothing. `scopes` are the qualified names of the
     modules that it is part of, `changed` the memories it wrote to.
@@ -122,7 +122,7 @@ class _Listing(TorchFunctionMode):
     calls: list[Call] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._known: dict[int, Given] = {id(self.x): INPUT}
+        self._known: dict[int, Computed] = {id(self.x): INPUT}
         self._inside: list[FunctionType] = []
         self._kept: list[Any] = []
 
@@ -150,7 +150,7 @@ class _Listing(TorchFunctionMode):
         return result
 
     def noted(self, value: Any) -> Any:
-        """Nested arguments with a `Given` for every tensor that was computed."""
+        """Nested arguments with a `Computed` for every tensor that was computed."""
         if isinstance(value, Tensor):
             return self._known.get(id(value), value)
         if isinstance(value, slice):
@@ -175,13 +175,13 @@ class _Listing(TorchFunctionMode):
         number = len(self.calls)
         self._kept.append(result)
         if isinstance(result, Tensor):
-            self._known[id(result)] = Given(number)
+            self._known[id(result)] = Computed(number)
         elif isinstance(result, (list, tuple)):
             for part, each in enumerate(result):
                 if not (each is None or isinstance(each, Tensor)):
                     raise ModelError(f"a call gives a {type(each).__name__} among tensors")
                 if each is not None:
-                    self._known[id(each)] = Given(number, part)
+                    self._known[id(each)] = Computed(number, part)
         elif result is not None:
             raise ModelError(f"a call that changes a tensor gives a {type(result).__name__}")
 

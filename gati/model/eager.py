@@ -21,7 +21,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from gati.errors import ModelError, one_line
 from gati.model.bindings import equal_values, storage
-from gati.model.calls import INPUT, Call, Calls, Form, Given, calls_of
+from gati.model.calls import INPUT, Call, Calls, Computed, Form, calls_of
 from gati.model.program import Program, Statement
 
 __all__ = ["eager_program", "plain_attention"]
@@ -78,7 +78,7 @@ class _Lowering:
         self._constants: dict[str, Any] = {}
         self._named: dict[int, str] = {}  # constants by identity
         self._weights: dict[str, str] = {}
-        self._names: dict[Given, str] = {INPUT: self._new_name("x")}
+        self._names: dict[Computed, str] = {INPUT: self._new_name("x")}
         self._statements: list[Statement] = []
         self._uses: dict[str, None] = {}  # of the statement in the making
 
@@ -127,7 +127,7 @@ class _Lowering:
         label = _label(one.function)
         self._uses = {}
         text = self._call(one, other, label)
-        name = self._names[Given(number)] = self._new_name(label)
+        name = self._names[Computed(number)] = self._new_name(label)
         if isinstance(one.gave, Form) and isinstance(other.gave, Form):
             self._state(name, text, one, one.gave, other.gave)
             return
@@ -137,7 +137,7 @@ class _Lowering:
         for part, (form, its_form) in enumerate(zip(parts, its_parts, strict=True)):
             if isinstance(form, Form) and isinstance(its_form, Form):
                 self._uses = {name: None}
-                part_name = self._names[Given(number, part)] = self._new_name("getitem")
+                part_name = self._names[Computed(number, part)] = self._new_name("getitem")
                 taken = replace(one, changed=frozenset())
                 self._state(part_name, f"{name}[{part}]", taken, form, its_form)
 
@@ -192,7 +192,7 @@ class _Lowering:
         """An argument as Python text, being `one` for n inputs and `other` for n + 1."""
         if type(one) is not type(other):
             raise ModelError("the kind of an argument depends on the batch size")
-        if isinstance(one, Given):
+        if isinstance(one, Computed):
             if one != other:
                 raise ModelError("what is taken depends on the batch size")
             return self._used(self._names[one])
