@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from gati.errors import ModelError
 from gati.model.bindings import storages
 
-__all__ = ["INPUT", "Call", "Calls", "CallResult", "calls_of"]
+__all__ = ["INPUT", "Call", "Calls", "Computed", "Form", "calls_of"]
 
 _OVERRIDDEN = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 # What a network may know of a tensor without looking at its values.
@@ -32,34 +32,42 @@ _ABOUT_FORM = frozenset({
 })  # fmt: skip
 
 
-class CallResult(NamedTuple):
+class Computed(NamedTuple):
     """What call number `call` gave, or its part number `part` where it gave several tensors."""
 
     call: int
     part: int | None = None
 
 
-INPUT = CallResult(-1)  # of the network
+INPUT = Computed(-1)  # of the network
+
+
+class Form(NamedTuple):
+    """What is known of a tensor that a call gave; `memories` are unique within the calls of one batch."""
+
+    shape: tuple[int, ...]
+    memories: frozenset[int]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call; in its arguments, nested or not, `CallResult` stands for each tensor that another call gave.
+    """One call; in its arguments, however nested, a `Computed` stands for each tensor that another call gave.
 
-    `scopes` are the qualified names of the modules that it is part of, `changed` the memories it wrote to.
+    It gave a tensor of the form `gave`, several of them, or nothing. `scopes` are the qualified names of the
+    modules that it is part of, `changed` the memories it wrote to.
     """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
-    result: Any
+    gave: Form | tuple[Form | None, ...] | None
     scopes: frozenset[str]
     changed: frozenset[int]
 
 
 @dataclass(frozen=True)
 class Calls:
-    """What a network calls for one batch. All that was computed stays alive with it."""
+    """What a network calls for one batch."""
 
     x: Tensor
     every: list[Call]
@@ -107,15 +115,16 @@ def _scopes_of(module: nn.Module) -> Iterator[list[str]]:
 
 @dataclass(eq=False)
 class _Listing(TorchFunctionMode):
-    """Lists calls; tensors are told by identity, so all of them are kept."""
+    """Lists calls; tensors are told by identity, so all of them are kept as long as it lists."""
 
     x: Tensor
     scopes: list[str]
     calls: list[Call] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._known: dict[int, CallResult] = {id(self.x): INPUT}
+        self._known: dict[int, Computed] = {id(self.x): INPUT}
         self._inside: list[FunctionType] = []
+        self._kept: list[Any] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -137,11 +146,11 @@ class _Listing(TorchFunctionMode):
         if changed or self._computed(func, taken, result):
             self._know(result)
             scopes, memories = frozenset(self.scopes), frozenset(storages(changed))
-            self.calls.append(Call(func, arguments, keywords, result, scopes, memories))
+            self.calls.append(Call(func, arguments, keywords, _forms(result), scopes, memories))
         return result
 
     def noted(self, value: Any) -> Any:
-        """Nested arguments with a `CallResult` for every tensor that was computed."""
+        """Nested arguments with a `Computed` for every tensor that was computed."""
         if isinstance(value, Tensor):
             return self._known.get(id(value), value)
         if isinstance(value, slice):
@@ -164,16 +173,27 @@ class _Listing(TorchFunctionMode):
 
     def _know(self, result: Any) -> None:
         number = len(self.calls)
+        self._kept.append(result)
         if isinstance(result, Tensor):
-            self._known[id(result)] = CallResult(number)
+            self._known[id(result)] = Computed(number)
         elif isinstance(result, (list, tuple)):
             for part, each in enumerate(result):
                 if not (each is None or isinstance(each, Tensor)):
                     raise ModelError(f"a call gives a {type(each).__name__} among tensors")
                 if each is not None:
-                    self._known[id(each)] = CallResult(number, part)
+                    self._known[id(each)] = Computed(number, part)
         elif result is not None:
             raise ModelError(f"a call that changes a tensor gives a {type(result).__name__}")
+
+
+def _forms(result: Any) -> Form | tuple[Form | None, ...] | None:
+    if isinstance(result, Tensor):
+        return _form(result)
+    return None if result is None else tuple(None if each is None else _form(each) for each in result)
+
+
+def _form(tensor: Tensor) -> Form:
+    return Form(tuple(tensor.shape), frozenset(storages(tensor)))
 
 
 def _entered(function: FunctionType) -> FunctionType:

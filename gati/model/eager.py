@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
 
 from gati.errors import ModelError, one_line
-from gati.model.bindings import equal_values, storage, storages
-from gati.model.calls import INPUT, Call, CallResult, Calls, calls_of
+from gati.model.bindings import equal_values, storage
+from gati.model.calls import INPUT, Call, Calls, Computed, Form, calls_of
 from gati.model.program import Program, Statement
 
 __all__ = ["eager_program", "plain_attention"]
@@ -77,7 +78,7 @@ class _Lowering:
         self._constants: dict[str, Any] = {}
         self._named: dict[int, str] = {}  # constants by identity
         self._weights: dict[str, str] = {}
-        self._names: dict[CallResult, str] = {INPUT: self._new_name("x")}
+        self._names: dict[Computed, str] = {INPUT: self._new_name("x")}
         self._statements: list[Statement] = []
         self._uses: dict[str, None] = {}  # of the statement in the making
 
@@ -126,27 +127,29 @@ class _Lowering:
         label = _label(one.function)
         self._uses = {}
         text = self._call(one, other, label)
-        name = self._names[CallResult(number)] = self._new_name(label)
-        self._state(name, text, one.result, other.result, one)
-        if isinstance(one.result, (list, tuple)):
-            for part, (each, its_other) in enumerate(zip(one.result, other.result, strict=True)):
-                if each is not None:
-                    self._uses = {name: None}
-                    part_name = self._names[CallResult(number, part)] = self._new_name("getitem")
-                    self._state(part_name, f"{name}[{part}]", each, its_other, one, changed=frozenset())
+        name = self._names[Computed(number)] = self._new_name(label)
+        if isinstance(one.gave, Form) and isinstance(other.gave, Form):
+            self._state(name, text, one, one.gave, other.gave)
+            return
+        parts = [] if one.gave is None else list(one.gave)
+        its_parts = [] if other.gave is None else list(other.gave)
+        self._state(name, text, one)
+        for part, (form, its_form) in enumerate(zip(parts, its_parts, strict=True)):
+            if isinstance(form, Form) and isinstance(its_form, Form):
+                self._uses = {name: None}
+                part_name = self._names[Computed(number, part)] = self._new_name("getitem")
+                taken = replace(one, changed=frozenset())
+                self._state(part_name, f"{name}[{part}]", taken, form, its_form)
 
     def _state(
-        self,
-        name: str,
-        text: str,
-        value: Any,
-        other: Any,
-        call: Call,
-        changed: frozenset[int] | None = None,
+        self, name: str, text: str, call: Call, form: Form | None = None, its_form: Form | None = None
     ) -> None:
-        shape = tuple(value.shape) if isinstance(value, Tensor) else None
-        other_shape = tuple(other.shape) if isinstance(other, Tensor) else None
-        batched = shape is not None and other_shape == (self._rows + 1, *shape[1:]) and shape[0] == self._rows
+        """Add a statement that gives a tensor of `form`, of `its_form` for n + 1 inputs, or no tensor."""
+        shape = None if form is None else form.shape
+        its_shape = None if its_form is None else its_form.shape
+        batched = (
+            shape is not None and shape[:1] == (self._rows,) and its_shape == (self._rows + 1, *shape[1:])
+        )
         self._statements.append(
             Statement(
                 name=name,
@@ -155,10 +158,10 @@ class _Lowering:
                 scopes=call.scopes,
                 shape=shape,
                 batched=batched,
-                batch_free=shape is not None and shape == other_shape,
+                batch_free=shape is not None and shape == its_shape,
                 scalar=None,
-                storages=frozenset(storages(value)),
-                mutated=call.changed if changed is None else changed,
+                storages=frozenset() if form is None else form.memories,
+                mutated=call.changed,
             )
         )
 
@@ -189,7 +192,7 @@ class _Lowering:
         """An argument as Python text, being `one` for n inputs and `other` for n + 1."""
         if type(one) is not type(other):
             raise ModelError("the kind of an argument depends on the batch size")
-        if isinstance(one, CallResult):
+        if isinstance(one, Computed):
             if one != other:
                 raise ModelError("what is taken depends on the batch size")
             return self._used(self._names[one])
