@@ -44,6 +44,7 @@ __all__ = [
     "InputRecord",
     "Library",
     "Manifest",
+    "Probe",
     "TrialOutcomes",
 ]
 
@@ -79,6 +80,17 @@ class InputRecord(NamedTuple):
     seen: npt.NDArray[np.uint64]  # everything that was trained, chosen or counted on, sorted
 
 
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What the network answers to one made-up input: it tells another network with the same weights.
+
+    `input_sha256` identifies the input, `scores` are those of the first classes.
+    """
+
+    input_sha256: str
+    scores: tuple[float, ...]
+
+
 @dataclass(frozen=True)
 class Manifest:
     """What the library was made from, and what the base model costs on this machine."""
@@ -100,6 +112,7 @@ class Manifest:
     peak_memory_bytes: int = 0
     explore_seconds: float = 0.0
     complete: bool = False
+    probe: Probe | None = None  # libraries of an older Gati have none
     format: int = FORMAT
 
     @property

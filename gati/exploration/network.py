@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gati.errors import BackendError, LibraryError
-from gati.exploration.library import Library
+from gati.exploration.library import Library, Probe
 from gati.model.lengths import with_lengths
 from gati.model.load import load_model
 from gati.model.packed import packed
+from gati.model.preprocess import Preprocessing
 from gati.model.segments import TracedModel, trace
 
-__all__ = ["Network", "load_network", "traced_network"]
+__all__ = ["Network", "load_network", "probe_of", "traced_network"]
 
 _EXAMPLE_SEED = 0
+_PROBED = 16  # classes
+# Engines and devices round differently, by less than this share of the largest score.
+_ROUNDING = {"cpu": 1e-2, "cuda": 5e-2}
 
 
 class Network(NamedTuple):
@@ -30,7 +36,8 @@ class Network(NamedTuple):
 def load_network(library: Library, device: torch.device) -> Network:
     """Load the base model on `device`; the model's own code runs.
 
-    **Raises:** `LibraryError` for other weights than the library was made from, and as `load_model` does.
+    **Raises:** `LibraryError` for other weights than the library was made from, and for other code that
+    computes something else with them; and as `load_model` does.
     """
     manifest = library.manifest
     loaded = load_model(manifest.model_source, manifest.checkpoint_path)
@@ -42,15 +49,47 @@ def load_network(library: Library, device: torch.device) -> Network:
         )
     preprocessing = library.preprocessing
     tensors = preprocessing.tensors
-    if tensors is None:
-        module = loaded.module.to(device)
-        generator = torch.Generator().manual_seed(_EXAMPLE_SEED)
-        example = torch.randn(2, *manifest.input_shape, generator=generator).to(device)
-    else:
-        module = packed(loaded.module, tensors).to(device)
-        example = tensors.example().to(device)
+    module = loaded.module if tensors is None else packed(loaded.module, tensors)
+    module = module.to(device)
+    example = _example(preprocessing, manifest.input_shape).to(device)
     names = [block.name for block in manifest.blocks]
-    return Network(module, with_lengths(trace(module, example, names), module, example, preprocessing))
+    traced = trace(module, example, names)
+    if manifest.probe is not None and _computes_otherwise(
+        manifest.probe, probe_of(traced, preprocessing), device
+    ):
+        raise LibraryError(
+            f"{manifest.model_source} computes something else than when the library in {library.directory} "
+            "was made, although its weights are the same: caches and certificates are not about it; restore "
+            "its code or run gati explore again"
+        )
+    return Network(module, with_lengths(traced, module, example, preprocessing))
+
+
+def probe_of(traced: TracedModel, preprocessing: Preprocessing) -> Probe:
+    """What a network answers to an input that is the same everywhere."""
+    x = _example(preprocessing, traced.input_shape)[:1]
+    with torch.inference_mode():
+        scores = traced.base(x.to(traced.device, copy=True))[0, :_PROBED]
+    identity = hashlib.sha256(x.numpy().tobytes()).hexdigest()
+    return Probe(input_sha256=identity, scores=tuple(scores.double().cpu().nan_to_num().tolist()))
+
+
+def _computes_otherwise(known: Probe, found: Probe, device: torch.device) -> bool:
+    """False also where the input is another, made by another version of NumPy."""
+    if known.input_sha256 != found.input_sha256:
+        return False
+    if len(known.scores) != len(found.scores):
+        return True
+    before, now = np.array(known.scores), np.array(found.scores)
+    return bool(np.abs(before - now).max() > _ROUNDING[device.type] * max(1.0, np.abs(before).max()))
+
+
+def _example(preprocessing: Preprocessing, input_shape: tuple[int, ...]) -> Tensor:
+    """Two inputs of noise, or of random values that the network's arrays may have."""
+    if preprocessing.tensors is not None:
+        return preprocessing.tensors.example()
+    noise = np.random.RandomState(_EXAMPLE_SEED).standard_normal((2, *input_shape))  # the same in any version
+    return torch.from_numpy(noise.astype(np.float32))
 
 
 def traced_network(library: Library, devices: Collection[str] = ("cpu",)) -> TracedModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,9 @@ from gati.errors import BackendError, CompositionError, DataError, LibraryError
 from gati.evaluation.evaluate import evaluate
 from gati.evaluation.predict import predict
 from gati.exploration.library import Library
+from gati.exploration.network import load_network, probe_of
 from gati.types import TrialId
+from tests.engine import networks
 from tests.engine.networks import BLOCKS, CLASSES, network
 from tests.engine.served import exit_at, images, rewrite
 
@@ -132,6 +135,23 @@ def test_a_changed_checkpoint_is_refused(directory: Path) -> None:
     save_file(network(seed=6).state_dict(), directory.parent / "weights.safetensors")
     with pytest.raises(LibraryError, match="was made from weights .*restore the old checkpoint"):
         load(directory)
+
+
+def test_changed_code_with_the_same_checkpoint_is_refused(directory: Path, tmp_path: Path) -> None:
+    """The certificate, the caches and kept graphs are about what the network computed when they were made."""
+    library, source = Library(directory), tmp_path / "own.py"
+    code = Path(networks.__file__).read_text(encoding="utf-8")
+    source.write_text(code, encoding="utf-8")
+    manifest = replace(library.manifest, model_source=f"{source}:Network")
+    library.write_manifest(manifest)
+    traced = load_network(library, torch.device("cpu")).traced
+    library.write_manifest(replace(manifest, probe=probe_of(traced, library.preprocessing)))
+    load(directory).close()
+    source.write_text(code.replace("hidden.mean((2, 3))", "hidden.amax((2, 3))"), encoding="utf-8")
+    with pytest.raises(LibraryError, match="Network computes something else .*gati explore again"):
+        load(directory)
+    source.write_text(code.replace("hidden += x", "hidden = hidden + x"), encoding="utf-8")
+    load(directory).close()  # it computes the same
 
 
 def test_a_composition_for_another_checkpoint_is_refused(directory: Path) -> None:

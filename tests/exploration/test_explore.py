@@ -116,6 +116,7 @@ def test_the_split_of_the_held_out_inputs_is_recorded(library: Library) -> None:
     split = library.base_outcomes().split
     assert ((split == SELECT).sum(), (split == CERTIFY).sum()) == (400, 500)
     assert library.manifest.counts == {"train": 897, "select": 400, "certify": 500}
+    assert library.manifest.probe is not None  # tells another network with the same weights
 
 
 def test_a_library_of_an_older_gati_which_halved_them_is_read_as_it_is(
