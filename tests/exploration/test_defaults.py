@@ -129,8 +129,8 @@ def test_defaults_end_with_a_library_from_which_compose_chooses(
 ) -> None:
     monkeypatch.setattr(candidates, "too_slow", lambda *_: "")
     monkeypatch.setattr(candidates, "too_dear", lambda *_: "")
-    monkeypatch.setattr(stages, "LEAST_EXIT_STEPS", 60)
-    monkeypatch.setattr(stages, "LEAST_STUDENT_STEPS", 120)
+    monkeypatch.setattr(stages, "LEAST_EXIT_STEPS", 30)
+    monkeypatch.setattr(stages, "LEAST_STUDENT_STEPS", 60)
     held, more = write_digits(tmp_path)
     save_file(trained_state(WideNet), tmp_path / "net.safetensors")
     library = explore(

@@ -200,13 +200,14 @@ class _Notes(SilentProgress):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("advances", [10, 60, 130])
-def test_an_interrupted_run_goes_on_and_ends_with_the_same_library(
-    library: Library, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advances: int
+def test_a_run_interrupted_again_and_again_goes_on_and_ends_with_the_same_library(
+    library: Library, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """While the student trains, about where exits begin, and while they train."""
     monkeypatch.setattr(stages, "_SAVE_EVERY_S", 0.2)
-    with pytest.raises(Killed):
-        explore(NET, **files, out=tmp_path, variants=VARIANTS, epochs=2, progress=KilledAfter(advances))
+    for advances in (10, 60, 70):
+        with pytest.raises(Killed):
+            explore(NET, **files, out=tmp_path, variants=VARIANTS, epochs=2, progress=KilledAfter(advances))
     with pytest.raises(LibraryError):
         Library.open(tmp_path)
     _assert_same(library, explore(NET, **files, out=tmp_path, variants=VARIANTS, epochs=2))

@@ -19,6 +19,7 @@ from gati.exploration.further import explore_more
 from gati.exploration.library import Library
 from gati.exploration.progress import SilentProgress
 from tests.exploration.networks import trained_state, write_digits
+from tests.services.clusters import NOTICING
 
 pytest.importorskip("ray", reason="needs gati[ray]")
 pytestmark = pytest.mark.slow
@@ -34,7 +35,8 @@ class _Cluster:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        self.ray = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **_SMALL})
+        head = {"num_cpus": 0, "_system_config": NOTICING, **_SMALL}
+        self.ray = Cluster(initialize_head=True, head_node_args=head)
         self.nodes: list[Any] = []
 
     def add(self) -> None:

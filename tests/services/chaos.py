@@ -114,7 +114,10 @@ class Chaos:
         self.report = Report()
 
     def run(self, seconds: float, every_s: float, kinds: tuple[str, ...] = ()) -> Report:
-        """Let a fault begin every so often, for so long; in turn, each kind before any comes again."""
+        """Let a fault begin every so often, for so long; in turn, each kind before any comes again.
+
+        Each kind comes at least once, however short the time.
+        """
         environment = {
             "TMPDIR": str(self._temporary),
             "PYTHONPATH": os.pathsep.join((str(self._clock.folder), str(REPOSITORY))),
@@ -144,8 +147,8 @@ class Chaos:
 
     def _let_happen(self, running: Serving, seconds: float, every_s: float, kinds: tuple[str, ...]) -> None:
         began_s = time.monotonic()
-        turn: list[str] = []
-        while (now_s := time.monotonic()) - began_s < seconds:
+        turn = self._dice.sample(kinds, len(kinds))
+        while (now_s := time.monotonic()) - began_s < seconds or turn:
             turn = turn or self._dice.sample(kinds, len(kinds))
             kind = turn.pop()
             self._seen.update(running.processes().values())

@@ -16,7 +16,7 @@ from typing import Any
 from tests.services.running import Serving
 from tests.waiting import until
 
-__all__ = ["MODEL", "SLEEPY", "Replicated", "configure", "on_ray", "on_this_machine"]
+__all__ = ["MODEL", "NOTICING", "SLEEPY", "Replicated", "configure", "on_ray", "on_this_machine"]
 
 MODEL, SLEEPY = "library", "sleepy"
 _CONFIGURATION = f"""
@@ -31,6 +31,12 @@ replicas_max = 2
 replicas_delay_ms = 1e-6
 replicas_idle_s = 1.0
 """
+# A lost node is noticed in seconds, not in half a minute. One that is only slow has 10 s for each answer.
+NOTICING = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 300,
+    "health_check_failure_threshold": 5,
+}
 _STORE_BYTES = 80 * 2**20  # of /dev/shm, for each node; nothing is put there
 
 
@@ -106,7 +112,7 @@ def on_ray(configuration: Path) -> Iterator[Replicated]:
     cluster = Cluster()
     try:
         settings = {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
-        cluster.add_node(num_cpus=2, **settings)
+        cluster.add_node(num_cpus=2, _system_config=NOTICING, **settings)
         node = cluster.add_node(num_cpus=1, **settings)
         with Serving(configuration, "--ray", cluster.address, environment=environment) as serving:
             yield Replicated(serving, mark, [node], cluster)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import httpx
@@ -49,8 +50,8 @@ def test_the_report_sees_what_must_not_be(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_faults_under_load_are_survived(tmp_path: Path) -> None:
-    report = Chaos(tmp_path, rate=40.0).run(seconds=30.0, every_s=0.0)
+    report = Chaos(tmp_path, rate=20.0).run(seconds=0.0, every_s=0.0)
     said = report.to_json()
     assert not (report.unexplained or report.wrong or report.left or report.mistakes), said
     assert report.status == 0 and report.statuses[200] > 0, said
-    assert set(report.faults) <= set(KINDS) and report.faults.total() >= 3, said
+    assert report.faults == Counter(KINDS.keys()), said
