@@ -22,7 +22,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
 
-from tests.sharing import convert_once, made_once, shared_folder  # noqa: E402
+from gati.model import flatten  # noqa: E402
+from tests.sharing import convert_once, made_once, shared_folder, trace_once  # noqa: E402
 
 # How long an example takes depends on what else the machine does.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -111,10 +112,11 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _networks_converted_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _networks_traced_and_converted_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         folder = shared_folder(tmp_path_factory) / "converted"
         patch.setattr(torch.onnx, "export", convert_once(folder, torch.onnx.export))
+        patch.setattr(flatten, "export_program", trace_once(flatten.export_program))
         yield
 
 

@@ -18,11 +18,12 @@ import gati
 from gati.cli import run
 from gati.composition.load import open_model
 from gati.evaluation import bench as bench_module
-from gati.exploration import candidates
+from gati.exploration import candidates, stages
 from gati.exploration.library import Library
 from tests.conftest import SHARED_DATA
 from tests.engine.served import composed, exit_at
 from tests.exploration.networks import digits, trained_state
+from tests.exploration.quick import quick_selectors
 
 NET = f"{Path(__file__).parent / 'exploration' / 'networks.py'}:Net"  # of 10 classes
 FOLDERS = {"five": 5, "seven": 7, "two": 2}  # sorted as they stand: their numbers say nothing
@@ -39,9 +40,11 @@ def write_pictures(folder: Path, skip: int) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_cache_is_too_slow() -> Iterator[None]:
+def _no_cache_is_too_slow_and_none_learns_long() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(candidates, "too_slow", lambda *arguments: "")
+        patch.setattr(stages, "LEAST_EXIT_STEPS", 60)
+        quick_selectors(patch)
         yield
 
 

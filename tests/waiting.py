@@ -16,12 +16,16 @@ LONG_S = 600.0
 T = TypeVar("T")
 
 
-def until(condition: Callable[[], bool], timeout_s: float = LONG_S, every_s: float = 0.005) -> None:
-    """Wait for something that another thread or process does; fails when it does not."""
-    end_s = time.monotonic() + timeout_s
+def until(condition: Callable[[], bool], timeout_s: float = LONG_S, every_s: float | None = None) -> None:
+    """Wait for something that another thread or process does; fails when it does not.
+
+    Unless told how often, it looks less often the longer it waits: looking takes time from what it waits for.
+    """
+    end_s, pause_s = time.monotonic() + timeout_s, 0.005
     while not condition():
         assert time.monotonic() < end_s, "it did not happen"
-        time.sleep(every_s)
+        time.sleep(pause_s if every_s is None else every_s)
+        pause_s = min(1.2 * pause_s, 0.1)
 
 
 async def in_the_end(condition: Callable[[], bool], timeout_s: float = LONG_S) -> None:

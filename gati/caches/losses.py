@@ -64,12 +64,14 @@ def selector_loss(
     agrees: Shaped[Tensor, " b"],
     *,
     false_positive_penalty: float = 3.0,
+    counted: Shaped[Tensor, "*models b"] | None = None,
 ) -> Float[Tensor, "*models"]:
     """Cross-entropy of selector logits [..., B] against agreement [B]; the result keeps the leading shape.
 
     An input that disagrees counts `false_positive_penalty` times: a wrong early answer costs more than
-    a miss, which only costs time.
+    a miss, which only costs time. The mean is over all inputs, or those that are `counted` [..., B].
     """
     target = agrees.to(score_logits.dtype).expand_as(score_logits)
     weight = 1 + (false_positive_penalty - 1) * (1 - target)
-    return F.binary_cross_entropy_with_logits(score_logits, target, weight, reduction="none").mean(-1)
+    losses = F.binary_cross_entropy_with_logits(score_logits, target, weight, reduction="none")
+    return losses.mean(-1) if counted is None else (losses * counted).sum(-1) / counted.sum(-1)

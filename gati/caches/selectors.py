@@ -197,11 +197,8 @@ def fit_selector_networks(
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
         for _ in range(steps):
             optimiser.zero_grad()
-            logits = score_logits()
-            per_model = [
-                selector_loss(logits[index, used[index]], agrees[used[index]]) for index in range(models)
-            ]
-            (torch.stack(per_model).sum() + 0.01 * parameters[4].square().sum()).backward()
+            losses = selector_loss(score_logits(), agrees, counted=used)
+            (losses.sum() + 0.01 * parameters[4].square().sum()).backward()
             optimiser.step()
             schedule.step()
         with torch.no_grad():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from gati.adaptation.tune import Lesson, TuneRecipe, train_new
 from gati.adaptation.window import Window
@@ -105,13 +106,10 @@ def make_deployed(
             complete=True,
         )
     )
-    familiar = window_of(traced, stream(FAMILIAR, 600, seed=1)).collected(traced, places)
     exits = []
     for block, variant in variants.items():
         index, shape = places.index(block), traced.hidden_shapes[block]
-        lesson = Lesson(familiar.hidden[block], familiar.teacher(CLASSES), torch.ones(600))
-        recipe = TuneRecipe(epochs=20.0, limit_s=600.0, learning_rate=3e-3)
-        predictor = train_new(variant, shape, lesson, recipe, seed=0)
+        predictor = _trained(traced, block, variant)
         cache = LearnedCache(variant, shape, CLASSES, "maximum-probability", predictor=predictor)
         trial_id = TrialId(f"trial-{index}")
         save_cache(library.cache_path(trial_id), cache)
@@ -126,3 +124,16 @@ def make_deployed(
         checkpoint_sha256=loaded.checkpoint_sha256, created="2026-01-01T00:00:00Z",
     ).save(library.composition_path())  # fmt: skip
     return open_served(library.directory)
+
+
+_TRAINED: dict[tuple[str, str], nn.Module] = {}
+
+
+def _trained(traced: TracedModel, block: str, variant: str) -> nn.Module:
+    """A predictor trained on familiar digits, once in a process: the network is always the same."""
+    if (block, variant) not in _TRAINED:
+        familiar = window_of(traced, stream(FAMILIAR, 600, seed=1)).collected(traced, (block,))
+        lesson = Lesson(familiar.hidden[block], familiar.teacher(CLASSES), torch.ones(600))
+        recipe = TuneRecipe(epochs=20.0, limit_s=600.0, learning_rate=3e-3)
+        _TRAINED[block, variant] = train_new(variant, traced.hidden_shapes[block], lesson, recipe, seed=0)
+    return copy.deepcopy(_TRAINED[block, variant])

@@ -188,7 +188,7 @@ def test_of_what_is_pure_chance_it_answers_nothing() -> None:
     assert run(place, 3000).mean() < 0.02
 
 
-@pytest.mark.parametrize("flips", [0.02, 0.05, 0.1, 0.3])
+@pytest.mark.parametrize("flips", [0.02, 0.1, 0.3])
 def test_the_promise_holds_however_restless_the_base_model_is(flips: float) -> None:
     """Over streams of 3,000 requests each; a share of what no cache can know is part of all of them."""
     agreements = []

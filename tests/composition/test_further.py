@@ -35,6 +35,7 @@ from gati.types import TrialId
 from tests.composition.libraries import CLASSES, make_library
 from tests.composition.test_costs import costs_of
 from tests.exploration.networks import digits, trained_state
+from tests.exploration.quick import quick_selectors
 
 NET = f"{Path(__file__).parent.parent / 'exploration' / 'networks.py'}:Net"
 HELD_OUT, TRAINED = 600, 700
@@ -53,6 +54,7 @@ def explored(tmp_path_factory: pytest.TempPathFactory) -> Library:
     with pytest.MonkeyPatch.context() as patch:
         # a network so small is hardly slower than a lookup: here it is
         patch.setattr(candidates, "too_slow", lambda *_: "")
+        quick_selectors(patch)
         library = explore(
             NET, str(folder / "net.safetensors"), data=str(folder / "held.npz"),
             train_data=str(folder / "train.npz"), out=folder / "library", blocks="blocks.[012]",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from gati.costs.profile import measure_profile
 from gati.exploration.library import Library, Manifest
 from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
-from gati.types import TrialId
+from gati.types import Profile, TrialId
 from tests.engine.networks import BLOCKS, CLASSES, network, traced_network
 
 SOURCE = Path(__file__).with_name("networks.py")
@@ -41,6 +42,11 @@ def images(count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.random.default_rng(0).integers(0, 256, (count, 6, 6, 1), dtype=np.uint8)
 
 
+@cache
+def _profile() -> Profile:
+    return measure_profile(traced_network(), repetitions=2)
+
+
 def make_served(tmp_path: Path) -> Path:
     """Write a cache library with two untrained caches, as `explore` and `compose` leave it."""
     checkpoint = tmp_path / "weights.safetensors"
@@ -58,7 +64,7 @@ def make_served(tmp_path: Path) -> Path:
             classes=CLASSES,
             outputs_kind="logits",
             input_shape=(1, 6, 6),
-            profile=measure_profile(traced_network(), repetitions=2),
+            profile=_profile(),
             seed=0,
             counts={},
             data={},

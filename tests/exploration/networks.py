@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,9 +79,14 @@ class NanNet(Net):
         return super().forward(x) * float("nan")
 
 
+@cache
+def _scans() -> Any:
+    return load_digits()
+
+
 def digits() -> tuple[np.ndarray, np.ndarray]:
     """Images uint8 [N, 8, 8, 1] and labels."""
-    data = load_digits()
+    data = _scans()
     return (data.images * 15.9375).astype(np.uint8)[..., None], data.target
 
 
@@ -112,6 +119,11 @@ def fitted_on_digits(
 
 def trained_state(network: type[nn.Module] = Net) -> dict[str, Tensor]:
     """Weights of `network` after a few seconds of training on the first digits; the same every time."""
+    return {name: tensor.clone() for name, tensor in _trained_state(network).items()}
+
+
+@cache
+def _trained_state(network: type[nn.Module]) -> dict[str, Tensor]:
     images, labels = digits()
     x = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
     y = torch.from_numpy(labels)
@@ -124,4 +136,4 @@ def trained_state(network: type[nn.Module] = Net) -> dict[str, Tensor]:
             optimiser.zero_grad()
             nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
             optimiser.step()
-    return {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
+    return {name: tensor.detach() for name, tensor in net.state_dict().items()}

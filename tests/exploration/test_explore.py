@@ -23,6 +23,7 @@ from gati.model.preprocess import Preprocessing
 from gati.types import BlockProfile
 from tests.exploration.killing import Killed, KilledAfter
 from tests.exploration.networks import trained_state, write_digits
+from tests.exploration.quick import quick_selectors
 
 NET = f"{Path(__file__).parent / 'networks.py'}:Net"
 GREY = Preprocessing((0.0,), (1.0,), channels=1)
@@ -43,6 +44,7 @@ def _quick() -> Iterator[None]:
         patch.setattr(candidates, "too_slow", skipped)
         patch.setattr(stages, "LEAST_EXIT_STEPS", 105)
         patch.setattr(stages, "LEAST_STUDENT_STEPS", 60)
+        quick_selectors(patch)
         yield
 
 

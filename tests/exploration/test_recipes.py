@@ -74,16 +74,15 @@ SGD = replace(BRIEF, optimiser="sgd", learning_rate=0.1)
 ADAMW = replace(STUDENTS, optimiser="adamw", learning_rate=4e-3, rounds=None)
 
 
-@pytest.mark.parametrize("stopped", [0, 3, 13], ids=["before the first step", "early", "in a later round"])
 @pytest.mark.parametrize(
-    ("recipe", "emphasis", "feature_block", "engine"),
+    ("recipe", "emphasis", "feature_block", "engine", "stops"),
     [
-        pytest.param(BRIEF, None, None, "torch", id="muon"),
-        pytest.param(SGD, None, None, "torch", id="sgd"),
-        pytest.param(ADAMW, None, None, "torch", id="adamw"),
-        pytest.param(BRIEF, SURE, "blocks.3", "torch", id="emphasis and features"),
-        pytest.param(replace(BRIEF, average_decay=0.0), None, None, "torch", id="no average"),
-        pytest.param(BRIEF, SURE, "blocks.3", "openvino", id="another engine"),
+        pytest.param(BRIEF, None, None, "torch", (3, 13), id="muon"),
+        pytest.param(SGD, None, None, "torch", (3, 13), id="sgd"),
+        pytest.param(ADAMW, None, None, "torch", (3, 13), id="adamw"),
+        pytest.param(BRIEF, SURE, "blocks.3", "torch", (0, 3, 13), id="emphasis and features"),
+        pytest.param(replace(BRIEF, average_decay=0.0), None, None, "torch", (3, 13), id="no average"),
+        pytest.param(BRIEF, SURE, "blocks.3", "openvino", (0, 13), id="another engine"),
     ],
 )
 def test_a_run_that_stops_and_goes_on_ends_with_the_same_weights(
@@ -93,27 +92,30 @@ def test_a_run_that_stops_and_goes_on_ends_with_the_same_weights(
     emphasis: Emphasis | None,
     feature_block: str | None,
     engine: str,
-    stopped: int,
+    stops: tuple[int, ...],
 ) -> None:
+    """Before the first step, early, and in a later round."""
     if engine != "torch":
         pytest.importorskip("openvino")
     given = {"emphasis": emphasis, "feature_block": feature_block}
     whole = training(net, recipe, engine=engine, **given)  # type: ignore[arg-type]
     expected_losses = list(whole.run())
+    assert whole.step == 20
     first = training(net, recipe, engine=engine, **given)  # type: ignore[arg-type]
     run = first.run()
-    losses = [next(run) for _ in range(stopped)]
+    losses: list[float] = []
+    for stopped in stops:  # the same run, saved where it would be stopped
+        losses += [next(run) for _ in range(stopped - len(losses))]
+        first.save(tmp_path / f"{stopped}.safetensors")
     run.close()
-    first.save(tmp_path / "state.safetensors")
-    second = training(net, recipe, engine=None if stopped else engine, **given)  # type: ignore[arg-type]
-    second.restore(tmp_path / "state.safetensors")
-    assert second.step == stopped and second.engine_name == engine and not second.finished
-    losses += list(second.run())
-
-    assert losses == expected_losses
-    assert second.step == whole.step == 20 and second.finished
-    for expected, found in zip(weights(whole), weights(second), strict=True):
-        assert torch.equal(expected, found)
+    for stopped in stops:
+        second = training(net, recipe, engine=None if stopped else engine, **given)  # type: ignore[arg-type]
+        second.restore(tmp_path / f"{stopped}.safetensors")
+        assert second.step == stopped and second.engine_name == engine and not second.finished
+        assert losses[:stopped] + list(second.run()) == expected_losses
+        assert second.step == 20 and second.finished
+        for expected, found in zip(weights(whole), weights(second), strict=True):
+            assert torch.equal(expected, found)
 
 
 def test_the_pace_tells_base_answers_from_the_rest(net: Net) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from gati.model.segments import trace
 from gati.types import BlockProfile, Profile, TrialId
 from tests.exploration.killing import Killed, KilledAfter
 from tests.exploration.networks import Block, fitted_on_digits, write_digits
+from tests.exploration.quick import quick_selectors
 
 REDUCED = TrialId("input--reduced-4")
 
@@ -64,6 +66,7 @@ def _short() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gati.exploration.candidates.measure_lookup", lambda *_, **__: 1e-3)
         patch.setattr("gati.exploration.stages.LEAST_STUDENT_STEPS", 240)
+        quick_selectors(patch)
         yield
 
 
@@ -179,10 +182,9 @@ def test_interrupted_it_goes_on_and_ends_with_the_same_weights(
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-def test_it_is_trained_further(given: dict[str, Any], tmp_path: Path) -> None:
-    made = explore(**given, out=tmp_path)
-    before = made.trials[0]
-    more = explore_more(tmp_path, epochs=2)
+def test_it_is_trained_further(library: Library, tmp_path: Path) -> None:
+    before = library.trials[0]
+    more = explore_more(shutil.copytree(library.directory, tmp_path / "library"), epochs=2)
     names = {trial.trial_id: trial.status for trial in more.trials}
     better = TrialId(f"{REDUCED}--r2")
     assert names in ({better: "trained", REDUCED: "replaced"}, {REDUCED: "trained"})

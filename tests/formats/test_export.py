@@ -43,7 +43,7 @@ from tests.formats.libraries import (
     save_composition,
 )
 
-INPUTS = 300
+INPUTS = 120
 TOLERANCE = tie_tolerance(torch.device("cpu"), torch.float32)
 
 

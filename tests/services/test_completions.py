@@ -13,11 +13,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
-import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +37,17 @@ from services.config import ServeConfig, validated
 from services.web import listen, web_server
 from tests.conftest import REPOSITORY
 from tests.waiting import LONG_S, until
+
+if TYPE_CHECKING:
+    import openai
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _client() -> None:
+    """Imported for these tests alone: it takes seconds, and every process collects all files."""
+    global openai
+    import openai
+
 
 DECODER = Decoder.random(
     DecoderSettings(layers=1, width=32, heads=4, key_heads=2, inner_width=48, length=400), seed=5

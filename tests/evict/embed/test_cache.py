@@ -94,6 +94,7 @@ def test_results_stay_the_same_while_the_pool_shrinks_and_grows(
 ) -> None:
     random = np.random.default_rng(seed)
     weights = table(rows=2_000, width=64), table(rows=500, width=32, seed=1)
+    bags = [bag(weight, "sum") for weight in weights]
     pool = PagePool(PAGE, 5 * PAGE, limit_bytes=12 * PAGE)
     caches = [
         EmbeddingCache(MemoryTier(weight), mode="sum", pool=pool, share=share, policy=policy)
@@ -103,10 +104,10 @@ def test_results_stay_the_same_while_the_pool_shrinks_and_grows(
         pool.resize(pages * PAGE)
         assert pool.used_pages <= pages
         assert pool.used_pages == sum(cache.pages for cache in caches)
-        for cache, weight in zip(caches, weights, strict=True):
+        for cache, weight, reference in zip(caches, weights, bags, strict=True):
             for _ in range(2):
                 ids = skewed(random, 120, len(weight)).view(12, 10)
-                assert same_bits(cache(ids), bag(weight, "sum")(ids))
+                assert same_bits(cache(ids), reference(ids))
             assert cache.figures()["rows"] <= cache.capacity <= cache.pages * (PAGE // (4 * weight.shape[1]))
 
 
