@@ -207,17 +207,22 @@ def test_a_version_that_is_brought_back_proves_itself_again_and_what_served_last
     again.standings.close()
 
 
-def test_what_was_stopped_and_proven_again_serves_after_a_restart_only_if_it_did_before(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "small.json"
+def proven_again(path: Path) -> Run:
+    """The library's own caches were stopped, and audits have proven them since."""
     run = Run(path)
     default = run.roster.serving
     while default.may_hit:
         default.watch.audited(agreed=False)
     while not default.may_hit:
         default.watch.audited(agreed=True)
-    run.standings.close()
+    return run
+
+
+def test_what_was_stopped_and_proven_again_serves_after_a_restart_only_if_it_did_before(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "small.json"
+    proven_again(path).standings.close()
     again = Run(path)
     assert again.roster.serving.may_hit, "it served last"
     again.proven("other")
@@ -226,6 +231,13 @@ def test_what_was_stopped_and_proven_again_serves_after_a_restart_only_if_it_did
     assert not later.roster.serving.may_hit, "its proof is of the time before the other one"
     assert later.activate(later.post("other"))
     later.standings.close()
+
+    path, nothing = tmp_path / "other.json", cast(Any, None)
+    run = proven_again(path)
+    base = Post(Answering("base", nothing, nothing), Watch(0.5, spend=lambda: 0.5, proven=True))
+    assert run.activate(base)
+    run.standings.close()
+    assert not Run(path).roster.serving.may_hit, "nor where the base model alone has answered"
 
 
 def test_a_library_that_cannot_be_written_is_said_in_one_line(
