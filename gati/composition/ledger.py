@@ -22,7 +22,8 @@ certifying every class, which is one more test of these inputs, at a share of it
 another composition is another attempt as well, but is covered only if that composition was not chosen for
 what was seen on this data: the certificate says how many compositions have used it.
 
-Identical repetitions are no new look and are not counted twice. Entries are never removed. The file is
+Identical repetitions are no new look and are not counted twice. Entries are never removed. A copy of a
+library has a copy of its ledger: what is counted in one from then on is not known in the other. The file is
 replaced as a whole, under a lock, before the result is shown or saved; a command that is killed leaves it
 whole.
 """

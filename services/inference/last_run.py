@@ -40,7 +40,7 @@ class LastRun:
     @property
     def is_known(self) -> bool:
         """Whether there was one, and nothing has followed it yet."""
-        return bool(self._left)
+        return self._roster is None and bool(self._kept)
 
     def followed(self, roster: Roster[Answering], post: Post[Answering]) -> None:
         """A version was activated, or proven, in this run: from now on that is what counts."""

@@ -214,6 +214,18 @@ def test_an_audit_of_an_earlier_epoch_counts_for_nothing() -> None:
     assert proof is not None and proof.audits == 0 and stream.auditor.losses == 1
 
 
+def test_in_reduced_precision_what_was_not_looked_up_is_judged_too() -> None:
+    """While lookups rest, the engine's own network answers, and that is not the reference."""
+    for exact, audits in ((False, 1), (True, 0)):
+        stream, auditor = Stream(None, 0), Auditor[str](exact=exact)
+        decided = auditor.decide(
+            stream.serving, None, Draws(1.0, seed=0), room=lambda: True, lookups_pay=False
+        )
+        assert decided.may_hit and not decided.lookups
+        auditor.settle(decided, Given(said(1, BASE)), TRUE, [])
+        assert (stream.serving.watch.audits, stream.serving.watch.losses) == (audits, audits)
+
+
 def test_caches_are_not_judged_by_what_memory_answered() -> None:
     stream = Stream(None, 0, audits=1.0)
     decided = stream.auditor.decide(stream.serving, stream.tried, Draws(1.0, seed=0), room=lambda: True)

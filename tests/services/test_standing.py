@@ -6,18 +6,21 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gati.composition.certificate import ClassCounts
 from gati.composition.walk import certify
 from gati.guard.posts import Post
+from gati.guard.standing import identity_of
 from gati.guard.watch import Watch
 from services.inference.counts import Counts
 from services.inference.following import Answering, Following, Shared
 from services.inference.keeping import ServedStanding, open_standing
+from services.inference.last_run import LastRun
 from services.inference.line import Line
+from services.inference.roster import ServedRoster
 from services.inference.settings import InferenceSettings
 from services.inference.standing import Stands, stands
 from tests.engine.served import composed, exit_at
@@ -133,6 +136,108 @@ def test_what_the_guard_of_one_replica_stops_no_other_frees(
     for each, free in ((running, unlock), (added, unlock_added)):
         each.close()
         free()
+
+
+class Run:
+    """A service from its start: versions that are but watches, and which of them answers."""
+
+    def __init__(self, path: Path) -> None:
+        self.standings = ServedStanding(path)
+        self.last = LastRun(self.standings)
+        default = self.post("default", proven=True)
+        nothing: Any = None
+        self.roster = ServedRoster(
+            default,
+            settings=nothing,
+            last_run=self.last,
+            on_change=lambda post: None,
+            on_takeover=lambda post: None,
+        )
+
+    def post(self, name: str, *, proven: bool = False) -> Post[Answering]:
+        chosen, nothing = replace(composed("0" * 64, (exit_at(0, 0.5),)), created=name), cast(Any, None)
+        found: list[Post[Answering]] = []
+        watch = self.standings.of(
+            identity_of(chosen),
+            0.9,
+            proven=proven,
+            delta=0.05,
+            on_event=lambda event: self.roster.heard(found[0], event),
+        )
+        found.append(Post(Answering(name, nothing, nothing, chosen), watch))
+        return found[0]
+
+    def activate(self, post: Post[Answering]) -> bool:
+        return self.roster.activate(post, lambda: post.may_hit)
+
+    def proven(self, name: str) -> Post[Answering]:
+        """A version that waits, and serves since it was proven."""
+        post = self.post(name)
+        assert not self.activate(post)
+        while not post.may_hit:
+            assert self.roster.trial is post
+            post.watch.audited(agreed=True)
+        assert self.roster.serving is post and self.roster.trial is None
+        return post
+
+
+def test_a_version_that_is_brought_back_proves_itself_again_and_what_served_last_goes_on(
+    tmp_path: Path,
+) -> None:
+    """What was proven of it was proven of other requests; only a restart goes on where it was."""
+    path = tmp_path / "small.json"
+    run = Run(path)
+    first, second = run.proven("first"), run.proven("second")
+    spent = run.standings.spending.used
+    assert not run.activate(first) and first.watch.state == "probation"
+    assert run.standings.spending.used == spent + 1 and run.roster.serving is second
+    first.watch.audited(agreed=True)
+    assert not run.activate(first) and first.watch.proof is not None and first.watch.proof.audits == 1
+    run.standings.close()
+
+    again = Run(path)
+    assert again.activate(again.post("second")), "the one that served goes on"
+    waits = again.post("first")
+    assert not again.activate(waits) and waits.watch.proof is not None and waits.watch.proof.audits == 1
+    while not waits.may_hit:
+        waits.watch.audited(agreed=True)
+    assert again.roster.serving is waits
+    third = again.post("second")
+    assert not again.activate(third), "the last run counts no more"
+    again.standings.close()
+
+
+def proven_again(path: Path) -> Run:
+    """The library's own caches were stopped, and audits have proven them since."""
+    run = Run(path)
+    default = run.roster.serving
+    while default.may_hit:
+        default.watch.audited(agreed=False)
+    while not default.may_hit:
+        default.watch.audited(agreed=True)
+    return run
+
+
+def test_what_was_stopped_and_proven_again_serves_after_a_restart_only_if_it_did_before(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "small.json"
+    proven_again(path).standings.close()
+    again = Run(path)
+    assert again.roster.serving.may_hit, "it served last"
+    again.proven("other")
+    again.standings.close()
+    later = Run(path)
+    assert not later.roster.serving.may_hit, "its proof is of the time before the other one"
+    assert later.activate(later.post("other"))
+    later.standings.close()
+
+    path, nothing = tmp_path / "other.json", cast(Any, None)
+    run = proven_again(path)
+    base = Post(Answering("base", nothing, nothing), Watch(0.5, spend=lambda: 0.5, proven=True))
+    assert run.activate(base)
+    run.standings.close()
+    assert not Run(path).roster.serving.may_hit, "nor where the base model alone has answered"
 
 
 def test_a_library_that_cannot_be_written_is_said_in_one_line(
