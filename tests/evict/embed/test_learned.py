@@ -123,6 +123,7 @@ def test_the_guard_bounds_what_is_fetched_beyond_lru_whatever_is_predicted(
         lacking += naive.access(batch)
         requested += len(set(batch))
         driver.serve(batch)
+        assert driver.policy.figures()["guard"]["excess"] == driver.fetched - lacking  # it watches all sets
         assert driver.fetched - lacking <= bound(requested, capacity, 6)
 
 
