@@ -203,6 +203,6 @@ class _ShadowRows:
 
     def _keep(self, homes: Ids, recency: Ids, ids: Ids, room: Ids) -> None:
         """Keep as many of each set as there is room for, those of the latest recency."""
-        order = by_set(homes, recency.max(initial=0) - recency)
+        order = by_set(homes, recency.max(initial=0) - recency, len(room))
         order = order[ranks(homes[order], len(room)) < room[homes[order]]]
         self._homes, self._recency, self._ids = homes[order], recency[order], ids[order]
