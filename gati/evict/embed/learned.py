@@ -112,7 +112,9 @@ class LaruRows(RowPolicy):
         found = np.zeros(len(slots), dtype=np.bool_)
         which = np.flatnonzero((slots < 0) & (self._evicted_count[homes] > 0))
         if len(which):
-            found[which] = (self._evicted[homes[which]] == batch.ids[which, None]).any(axis=1)
+            most = int(self._evicted_count.max())
+            evicted = self._evicted[:, :most].take(homes[which], axis=0)
+            found[which] = (evicted == batch.ids[which, None]).any(axis=1)
         return found
 
 
