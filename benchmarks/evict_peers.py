@@ -10,7 +10,7 @@ those hits, `hits` all. Blocks are asked for from the root on, or (`up`) from th
 the root longest, as Gati's LRU does. Gati's rows lock a request while it is served and cache at most the
 first k blocks of it. `Belady` knows the sequence of blocks, `opt-leaf` that of requests.
 
-Nothing here is random but `gati`, of which `--seeds` are averaged.
+libcachesim takes no seeds; of Gati's policies `--seeds` are averaged.
 """
 
 from __future__ import annotations

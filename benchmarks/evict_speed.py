@@ -27,7 +27,7 @@ LEAVES = 41_000
 
 
 def decisions(name: str, count: int, repetitions: int) -> tuple[list[float], list[float]]:
-    """p50 and p99 of evicting `count` of LEAVES leaves of one block each, by the clock and in CPU time, ms."""
+    """p50 and p99 in ms of evicting `count` of LEAVES leaves of one block: by the clock, and CPU time."""
     cache = build(name, LEAVES, predictor_named("reuse", flat=True), flat=True)
     for block in range(LEAVES):
         cache.access([block], 0.01 * block)
