@@ -112,7 +112,9 @@ class LaruRows(RowPolicy):
         found = np.zeros(len(slots), dtype=np.bool_)
         which = np.flatnonzero((slots < 0) & (self._evicted_count[homes] > 0))
         if len(which):
-            found[which] = (self._evicted[homes[which]] == batch.ids[which, None]).any(axis=1)
+            most = int(self._evicted_count.max())
+            evicted = self._evicted[:, :most].take(homes[which], axis=0)
+            found[which] = (evicted == batch.ids[which, None]).any(axis=1)
         return found
 
 
@@ -203,6 +205,6 @@ class _ShadowRows:
 
     def _keep(self, homes: Ids, recency: Ids, ids: Ids, room: Ids) -> None:
         """Keep as many of each set as there is room for, those of the latest recency."""
-        order = by_set(homes, recency.max(initial=0) - recency)
+        order = by_set(homes, recency.max(initial=0) - recency, len(room))
         order = order[ranks(homes[order], len(room)) < room[homes[order]]]
         self._homes, self._recency, self._ids = homes[order], recency[order], ids[order]

@@ -116,7 +116,9 @@ class RowReturns:
         if self._fitted is None:
             return age
         edges, wait = self._fitted
-        at = np.minimum(np.searchsorted(edges, age, side="right") - 1, len(edges) - 2)
+        at = np.zeros(len(age), dtype=np.intp)
+        for edge in edges[1:-1]:  # a few comparisons of all ages are faster than a search for each
+            at += age >= edge
         return np.asarray(wait[cells, at])
 
     def fit(self, now: float) -> None:

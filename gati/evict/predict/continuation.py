@@ -100,10 +100,10 @@ class ContinuationModel:
             hashed = self._hasher.texts(texts, len(said))
         whole, count = self._whole, len(said)
         bounds, before_bounds = hashed.bounds[: count + 1], hashed.bounds[count:] - hashed.bounds[count]
-        shown = whole.take(hashed.new).astype(np.int64)
+        shown = whole.take(hashed.new)
         shown[bounds] = 0
-        shown += whole.take(hashed.pairs)
-        found = _sums(shown, bounds[:-1] + 1, bounds[1:] + 1)
+        both = np.add(shown, whole.take(hashed.pairs), dtype=np.int64)
+        found = _sums(both, bounds[:-1] + 1, bounds[1:] + 1)
         found += whole.take(hashed.lengths)
         if self.settings.letters:
             found += _sums(whole.take(hashed.groups), hashed.group_begins, hashed.group_ends)
@@ -183,7 +183,8 @@ def _probabilities(odds: Floats) -> Floats:
 
 def _sums(values: NDArray[np.signedinteger], begins: Places, ends: Places) -> NDArray[np.int64]:
     """Of the values from each begin to its end; whole numbers, so that how they are added is all the same."""
-    sums = np.zeros(len(values) + 1, dtype=np.int64)
+    sums = np.empty(len(values) + 1, dtype=np.int64)
+    sums[0] = 0
     np.cumsum(values, out=sums[1:])
     return np.asarray(sums.take(ends) - sums.take(begins), dtype=np.int64)
 

@@ -89,7 +89,7 @@ class TextHasher:
         former[1:] = own[:-1]
         former[first + 1] = _BEGIN
         read = slice(edges[newest] + 1)
-        letters = np.where(kind[read] == _SPACE, points[read], low[read]).astype(np.uint32)
+        letters = (low[read] + points[read] * (kind[read] == _SPACE)).astype(np.uint32)
         letters[edges[: newest + 1]] = ord(" ")
         group_ends = edges[1 : newest + 1] - (_LETTERS - 2)
         return HashedTexts(
@@ -104,10 +104,12 @@ class TextHasher:
         )
 
     def _numbers(self, hashes: _Hashes, salt: np.uint64) -> Places:
-        mixed = (hashes ^ salt) * _MIX
+        mixed = hashes ^ salt
+        mixed *= _MIX
         mixed ^= mixed >> np.uint64(32)
         mixed *= _MIX
-        return np.asarray(mixed >> self._shift, dtype=np.intp)
+        mixed >>= self._shift
+        return mixed.view(np.int64)
 
     def _words(self, low: _Points, begins: Places) -> _Hashes:
         """Of each word: the sum of its characters times powers of the base, from its own first on.

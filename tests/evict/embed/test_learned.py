@@ -14,7 +14,7 @@ from gati.evict.embed.cache import EmbeddingCache
 from gati.evict.embed.learned import GuardedRows, LaruRows
 from gati.evict.embed.replacing import RequestedRows, RowPolicy
 from gati.evict.embed.returns import RowReturns
-from gati.evict.embed.sets import WAYS, RowSets, hashed, leaving
+from gati.evict.embed.sets import WAYS, RowSets, by_set, hashed, leaving
 from gati.evict.embed.tiers import Ids, MemoryTier
 from tests.evict.embed.naive import NaiveLru, leave_one_by_one
 
@@ -48,6 +48,16 @@ def test_what_leaves_is_what_leaves_one_by_one(data: st.DataObject) -> None:
         window=np.array(window),
     )
     assert set(shuffled[gone].tolist()) == expected
+
+
+@pytest.mark.parametrize(
+    ("sets", "largest"), [(7, 50), (7, 2**60), (70_000, 50)], ids=["rows", "large keys", "few of many sets"]
+)
+def test_by_set_then_key_then_as_given(sets: int, largest: int) -> None:
+    chance = np.random.default_rng(0)
+    homes, keys = chance.integers(0, sets, 300), chance.integers(0, largest, 300)
+    np.testing.assert_array_equal(by_set(homes, keys, sets), np.lexsort((keys, homes)))
+    assert len(by_set(homes[:0], keys[:0], sets)) == 0
 
 
 class Told(RowReturns):
@@ -123,6 +133,7 @@ def test_the_guard_bounds_what_is_fetched_beyond_lru_whatever_is_predicted(
         lacking += naive.access(batch)
         requested += len(set(batch))
         driver.serve(batch)
+        assert driver.policy.figures()["guard"]["excess"] == driver.fetched - lacking  # it watches all sets
         assert driver.fetched - lacking <= bound(requested, capacity, 6)
 
 
