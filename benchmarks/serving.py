@@ -130,7 +130,7 @@ async def overhead(
     name: str | None = None,
     composition: str = "default",
 ) -> dict[str, Any]:
-    """Latencies of the same inputs over every way in, in turns; the model is called as the library or `name`."""
+    """Latencies of the same inputs over every way in, in turns. The model has a `name`, or the library's."""
     import torch
 
     import gati
