@@ -124,9 +124,10 @@ def run_overhead(served: Served, asked: argparse.Namespace) -> Figures:
     library = served.folder / MODEL
     file = served.configuration("")
     found = {}
-    for name, place in (("processes", on_this_machine), ("ray", on_ray)):
+    names = {"name": MODEL, "composition": asked.composition}
+    for where, place in (("processes", on_this_machine), ("ray", on_ray)):
         with place(file) as running:
-            found[name] = asyncio.run(overhead(port_of(running), library, served.inputs, None))
+            found[where] = asyncio.run(overhead(port_of(running), library, served.inputs, None, **names))
     return found
 
 

@@ -121,15 +121,23 @@ class Connection:
 # Overhead -----------------------------------------------------------------------------------------------
 
 
-async def overhead(port: int, library: Path, inputs: Floats, pipeline: str | None) -> dict[str, Any]:
-    """Latencies of the same inputs over every way in, in turns."""
+async def overhead(
+    port: int,
+    library: Path,
+    inputs: Floats,
+    pipeline: str | None,
+    *,
+    name: str | None = None,
+    composition: str = "default",
+) -> dict[str, Any]:
+    """Latencies of the same inputs over every way in, in turns. The model has a `name`, or the library's."""
     import torch
 
     import gati
 
-    name = library.resolve().name
+    name = name or library.resolve().name
     torch.set_num_threads(1)
-    engine = gati.load(library)
+    engine = gati.load(library, composition=composition)
     rows = [inputs[index : index + 1] for index in range(len(inputs))]
     tensors = [torch.from_numpy(row) for row in rows]
     messages = [infer_message(name, row) for row in rows]

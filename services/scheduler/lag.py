@@ -1,14 +1,18 @@
-"""The lag of the event loop: how long a request waited before the scheduler saw it."""
+"""The lag of the event loop: how long a request waited before the scheduler saw it, and who causes it."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections.abc import Callable
 
-__all__ = ["LagMeter"]
+__all__ = ["LagMeter", "Shares"]
 
 _INTERVAL_S = 0.004
 _FORGETTING = 0.7  # of what is left of a lag at each measurement
+_HALVED_S = 1.0  # a request counts half after so long
+_LEAST = 0.1  # requests that are worth remembering
 
 
 class LagMeter:
@@ -33,3 +37,27 @@ class LagMeter:
         late_ms = max(0.0, 1e3 * (time.monotonic() - self._due_s) - 1.0)  # timers are a millisecond coarse
         self.lag_ms = max(late_ms, _FORGETTING * self.lag_ms)
         self.start()
+
+
+class Shares:
+    """How the requests of late are shared out among models."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._counts: dict[str, float] = {}
+        self._halved_s = -math.inf
+
+    def add(self, name: str) -> None:
+        """Count a request."""
+        now_s = self._clock()
+        if now_s - self._halved_s >= _HALVED_S:
+            share = 0.5 ** min((now_s - self._halved_s) / _HALVED_S, 60.0)
+            halved = {each: count * share for each, count in self._counts.items()}
+            self._counts = {each: count for each, count in halved.items() if count > _LEAST}
+            self._halved_s = now_s
+        self._counts[name] = self._counts.get(name, 0.0) + 1.0
+
+    def of_even(self, name: str) -> float:
+        """The requests for one in units of an even share: 1 where all get equally many."""
+        total = sum(self._counts.values())
+        return self._counts.get(name, 0.0) * len(self._counts) / total if total else 0.0

@@ -18,7 +18,7 @@ from services.quantile import RunningQuantile
 from services.scheduler.budget import ByteBudget, Charge
 from services.scheduler.dashboard import Dashboard
 from services.scheduler.keys import KeyRing
-from services.scheduler.lag import LagMeter
+from services.scheduler.lag import LagMeter, Shares
 from services.scheduler.metrics import Metrics
 from services.scheduler.models import Asked, Model
 from services.scheduler.pipelines import ServedPipeline
@@ -68,6 +68,7 @@ class Scheduler:
         self._turned_away = 0
         self._said_s = -math.inf
         self._lag = LagMeter()
+        self._shares = Shares()
         self._outside_ms = RunningQuantile(_IN_TIME)  # of requests: here and on the way, not in a service
         self._idle = asyncio.Event()
         self._idle.set()
@@ -88,10 +89,20 @@ class Scheduler:
         if self.adaptation is not None:
             self.adaptation.start()
 
-    def check_lag(self) -> None:
-        """Refuse a request while the event loop is far behind. Raises `OverloadError`."""
+    def check_lag(self, path: str) -> None:
+        """Refuse a request while the event loop is far behind. Raises `OverloadError`.
+
+        A model or pipeline that gets less than an even share of the requests is refused the later the less
+        it gets: it is not what overloads us.
+        """
+        name = (*path.split("/"), "", "", "")[3]
+        if name not in self.models and name not in self.pipelines:
+            name = ""
+        self._shares.add(name)
         # With few at work it is another program that holds us up, and refusing would not help.
-        if self._lag.lag_ms > _LARGEST_LAG_MS and self._at_work >= _MANY:
+        if self._lag.lag_ms <= _LARGEST_LAG_MS or self._at_work < _MANY:
+            return
+        if self._lag.lag_ms * self._shares.of_even(name) > _LARGEST_LAG_MS:
             self.metrics.rejected.labels("resource_exhausted").inc()
             raise OverloadError(
                 f"the scheduler is {self._lag.lag_ms:.0f} ms behind", retry_after_s=2e-3 * self._lag.lag_ms

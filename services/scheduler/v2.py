@@ -48,7 +48,7 @@ async def ready(request: Request) -> Response:
     waiting = {name: model.state for name, model in scheduler.models.items() if not model.available}
     asleep = [name for name, model in scheduler.models.items() if model.sleep.asleep]
     is_ready = scheduler.ready
-    document = {"ready": is_ready, "waiting_for": waiting, "asleep": asleep}
+    document = {"ready": is_ready, "waiting_for": waiting} | ({"asleep": asleep} if asleep else {})
     return Json(document, 200 if is_ready else 503)
 
 

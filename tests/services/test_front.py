@@ -6,15 +6,19 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gati.errors import OverloadError
 from services.config import ServeConfig
 from services.scheduler.app import create_app
 from services.scheduler.front import Front
+from services.scheduler.lag import Shares
 from services.scheduler.models import Model
 from services.scheduler.scheduler import Scheduler
 from tests.waiting import in_the_end
@@ -146,3 +150,49 @@ def test_hostile_documents_are_refused_as_ours(body: bytes, status: int) -> None
         assert reply.status_code == status and len(reply.json()["error"]) < 300, reply.text[:300]
 
     run(test, largest_json_bytes=4 * 2**20)
+
+
+@pytest.mark.parametrize(("lag_ms", "spared"), [(20.0, True), (500.0, False)])
+def test_when_the_scheduler_is_behind_it_refuses_first_who_asks_most(
+    lag_ms: float, spared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.scheduler.scheduler.LagMeter", lambda: SimpleNamespace(lag_ms=lag_ms))
+    dead: Any = Dead()
+    models = {name: Model(name, host=lambda number: dead) for name in ("flooded", "other")}
+    scheduler = Scheduler(ServeConfig(), models, {})
+
+    def admits(name: str) -> bool:
+        try:
+            scheduler.check_lag(f"/v2/models/{name}/infer")
+        except OverloadError:
+            return False
+        return True
+
+    assert admits("flooded")  # nothing is under way: refusing would not help
+    with ExitStack() as under_way:
+        for _ in range(8):
+            under_way.enter_context(scheduler.under_way())
+        assert not any([admits("flooded") for _ in range(40)])
+        assert not [admits(f"no such model {number}") for number in range(40)][-1]
+        assert admits("other") is spared
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=60))
+def test_shares_are_in_units_of_an_even_one(asked: list[str]) -> None:
+    shares = Shares(lambda: 0.0)
+    for name in asked:
+        shares.add(name)
+    names = set(asked)
+    for name in names:
+        assert shares.of_even(name) == pytest.approx(asked.count(name) * len(names) / len(asked))
+    assert shares.of_even("who never asked") == 0.0
+
+
+def test_requests_of_long_ago_say_nothing() -> None:
+    clock = [0.0]
+    shares = Shares(lambda: clock[0])
+    for _ in range(1000):
+        shares.add("flood")
+    clock[0] = 30.0
+    shares.add("other")
+    assert shares.of_even("other") == 1.0 and shares.of_even("flood") == 0.0
