@@ -1,7 +1,7 @@
-"""Inputs, with or without labels, in every form a user may have them; read in batches by index.
+"""Loading inputs, with or without labels, from all supported sources; batches are read by index.
 
-An `.npz` is held in memory, images as uint8 to be converted batch by batch; a folder or a dataset is read
-when asked. Images are preprocessed. Arrays of anything else come as the network takes them, several packed.
+An `.npz` is held in memory, images as uint8 that are converted per batch; folders and datasets are read on
+demand. Images are preprocessed. Other arrays are passed to the network as they are, packed if several.
 """
 
 from __future__ import annotations
@@ -43,17 +43,16 @@ _FORMS = (
 def load_data(
     source: str | Path | Dataset[Any] | Data, preprocessing: Preprocessing, *, what: str = "data"
 ) -> Data:
-    """Open data in any of its forms.
+    """Load data from any supported source.
 
     An `.npz` holds `images` uint8 [N, H, W, C] or [N, H, W] and optionally `labels` [N] and `class_names`.
-    Without `images`, its other arrays are the inputs: `inputs` [N, ...] of numbers of any kind for networks
-    that take one, or arrays named as the network's arguments, such as `input_ids` and `attention_mask`.
-    A folder holds one folder per class (names sorted), or images directly, then unlabelled; recordings, as
-    `RecordingFolder` says, where the network takes sound. A callable
-    returns a `torch.utils.data.Dataset` of images or (image, label); float tensors count as preprocessed
-    already, uint8 [H, W, C] arrays and Pillow images are preprocessed. Whole numbers other than uint8, and
-    dicts of arrays, are inputs as in an `.npz`. A CSV or Parquet file holds texts, where the network has a
-    tokenizer, see `gati.model.tables`. `what` begins the error messages.
+    Without `images`, its other arrays are the inputs: a numeric array `inputs` [N, ...] for networks that
+    take one, or arrays named as the network's arguments, such as `input_ids` and `attention_mask`. A folder
+    holds one folder per class (names sorted), or unlabelled images; or recordings, if the network takes sound
+    (see `RecordingFolder`). A callable returns a `torch.utils.data.Dataset` of images or (image, label);
+    float tensors must be preprocessed, uint8 [H, W, C] arrays and Pillow images will be. Other integers, and
+    dicts of arrays, are inputs as in an `.npz`. A CSV or Parquet file holds texts, if the network has a
+    tokenizer (see `gati.model.tables`). `what` begins the error messages.
 
     **Raises:** `DataError`.
     """
@@ -80,7 +79,7 @@ def load_data(
 def load_images(paths: Sequence[str | Path], preprocessing: Preprocessing) -> Tensor:
     """Read image files as one batch of the network's inputs, float32 [n, C, H, W].
 
-    **Raises:** `DataError` for no files, a missing, foreign, damaged or oversized one, or mixed sizes.
+    **Raises:** `DataError` for no files, an unreadable one, or mixed sizes.
     """
     if not paths:
         raise DataError("no images given; name at least one image file")
@@ -249,7 +248,7 @@ class _DatasetData(Data):
     def labels(self) -> NDArray[np.int64] | None:
         if not self._has_labels:
             return None
-        for attribute in ("targets", "labels"):  # torchvision's datasets keep them at hand, undecoded
+        for attribute in ("targets", "labels"):  # torchvision's datasets have them without decoding
             known = getattr(self._dataset, attribute, None)
             if known is not None and len(known) == self._length:
                 return check_labels(np.asarray(known), self._length, self._what)
@@ -257,8 +256,8 @@ class _DatasetData(Data):
             numbers = [int(self._item(index)[1]) for index in range(self._length)]
         except (TypeError, ValueError) as error:
             raise DataError(
-                f"{self._what} has labels that are no numbers ({one_line(error)}); "
-                "give whole class numbers from 0"
+                f"{self._what} has labels that are not numbers ({one_line(error)}); "
+                "give integer class numbers from 0"
             ) from error
         return check_labels(np.array(numbers), self._length, self._what)
 
@@ -279,7 +278,7 @@ class _DatasetData(Data):
         return join([self._preprocessing(self._content(image)[None]) for image in items])
 
     def arrays(self) -> dict[str, NDArray[Any]] | None:
-        """All items as arrays [N, ...] by name where they are dicts or whole numbers, None for images."""
+        """All items as named arrays [N, ...] if they are dicts or integers, None for images."""
         if not self._as_arrays:
             return None
         items = [self._item(index)[0] for index in range(self._length)]
@@ -294,7 +293,7 @@ class _DatasetData(Data):
     def _item(self, index: int) -> tuple[Any, Any]:
         try:
             item = self._dataset[index]
-        except DataError as error:  # one of ours, which says what to do
+        except DataError as error:  # already says what to do
             raise DataError(f"{self._what.partition(':')[0]}: {error}") from error
         except Exception as error:
             raise DataError(
@@ -311,7 +310,7 @@ class _DatasetData(Data):
         return image, label
 
     def _content(self, image: Any) -> NDArray[Any]:
-        """What the dataset gave, uint8 [H, W, C] or floating point."""
+        """An item as uint8 [H, W, C], or floating point."""
         if isinstance(image, Image.Image):
             return self._preprocessing.pixels(image)
         if not self.is_images:

@@ -1,9 +1,9 @@
 """Cut a network at the hidden outputs of its blocks, without changing what it computes.
 
-`trace` finds, in the flat program of a network, the value that each block hands to the next one. `cut`
-turns the stretches between chosen blocks into segments: functions that take and return the tensors alive
-at the cut. Run one after the other they do exactly what the whole network does. The block `input` is the
-network's input; the segment that ends there does nothing.
+`trace` finds the hidden output of each block in the flat program of a network. `cut` turns the statements
+between chosen blocks into segments: functions that take and return the tensors alive at the cut. Run in
+sequence they compute exactly what the whole network does. The block `input` is the network's input; the
+segment that ends there does nothing.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from gati.model.program import FlatFunction, Program, Statement
 
 __all__ = ["INPUT", "INPUT_KIND", "Carried", "Segment", "TracedModel", "trace"]
 
-_BEFORE_ALL = -1  # where the input stands among the statements
-# Rows of a batch are computed by other kernels than a single row; more than this is no rounding.
+_BEFORE_ALL = -1  # the input's position among the statements
+# A batch may run other kernels than a single row; larger differences are not due to rounding.
 _ROW_TOLERANCE = {"cpu": 1e-3, "cuda": 3e-2}  # TF32 on CUDA
 
 
@@ -41,13 +41,13 @@ class Carried:
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of the network that ends with the hidden output of `block` (None: with the class scores).
+    """A part of the network that ends with the hidden output of `block` (None: with the class scores).
 
-    `run(*tensors)` takes the previous segment's tensors (the first one: the request) and returns a tuple,
-    the hidden output first, of what the rest of the network needs; the last segment returns the class
-    scores [B, K] alone. `hidden_changes_later` warns that a later segment changes the hidden output in
-    place. `rows_selectable` is False where rows of the carried tensors may not be picked separately
-    because two of them share memory that is changed later.
+    `run(*tensors)` takes the previous segment's tensors (the first segment: the request) and returns a tuple
+    of what the rest of the network needs, the hidden output first; the last segment returns the class scores
+    [B, K]. `hidden_changes_later`: a later segment changes the hidden output in place. `rows_selectable` is
+    False if rows of the carried tensors must not be selected, because two of them share memory that is
+    changed later.
     """
 
     index: int
@@ -76,8 +76,8 @@ class TracedModel:
     computes_in: torch.dtype  # of the class scores
     device: torch.device
     classes: int
-    changes_input: bool  # an operator works in place on the request itself
-    changes_itself: bool  # an operator writes to a tensor of the network: one request at a time
+    changes_input: bool  # an operator changes the request in place
+    changes_itself: bool  # an operator writes to a tensor of the network: not thread-safe
     _program: Program = field(repr=False)
     _positions: dict[str, int] = field(repr=False)
     _example: Tensor = field(repr=False)
@@ -88,13 +88,13 @@ class TracedModel:
         return self._example[:1].clone()
 
     def hidden_example(self, block: str) -> Tensor:
-        """Something like the hidden output of a block [1, ...], random; at the input, the example."""
+        """A random tensor of the shape of a block's hidden output [1, ...]; at the input, the example."""
         if self.block_kinds[block] == INPUT_KIND:
             return self.example()
         return torch.rand(1, *self.hidden_shapes[block], device=self.device)
 
     def cut(self, names: Sequence[str]) -> tuple[Segment, ...]:
-        """Segments between the named blocks, one more than names; checked on the example bit for bit.
+        """The segments between the named blocks, one more than names, checked bit for bit on the example.
 
         Raises:
             CutError: an unknown block, blocks out of order, or a block at which the network cannot be cut.
@@ -134,16 +134,15 @@ class TracedModel:
 
 
 def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedModel:
-    """Follow `module` on `example` [2 or more, ...] and find the hidden output of each of `blocks`.
+    """Trace `module` on `example` [2 or more, ...] and find the hidden output of each of `blocks`.
 
-    The block `input` is the example itself, and comes first, unless the module has a module of that name.
-    Of sequences with a mask, padding is zero in hidden outputs; random masks in the example tell these from
-    what the blocks gave. The module must be in evaluation mode; it is not changed, and its weights are
-    shared. It is traced on the device that it and the example are on.
+    The block `input` is the example itself, and comes first, unless there is a submodule of that name.
+    Padding of masked sequences is zero in hidden outputs; random masks in the example distinguish these from
+    the blocks' outputs. The module must be in evaluation mode; it is not changed, and its weights are shared.
 
     Raises:
-        ModelError: the network cannot be traced, or one input's result depends on others of its batch.
-        CutError: a block's output is no value of the traced network.
+        ModelError: the network cannot be traced, or an input's result depends on the rest of its batch.
+        CutError: a block's output is not a value of the traced network.
         DataError: an example of fewer than two rows.
     """
     _check_traceable(module, example)
@@ -203,7 +202,7 @@ def _check_traceable(module: nn.Module, example: Tensor) -> None:
 def _run_with_hooks(
     module: nn.Module, example: Tensor, blocks: Sequence[str]
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """The hidden outputs as the module's own forward computes them, and its result."""
+    """The hidden outputs of the module's own forward, and its result."""
     captured: dict[str, Tensor] = {}
     handles, mask = [], mask_of(module)
     try:
@@ -222,7 +221,7 @@ def _run_with_hooks(
             handle.remove()
     for name in blocks:
         if name not in captured:
-            raise CutError(f"block '{name}' returned no tensor; choose blocks that hand on one tensor")
+            raise CutError(f"block '{name}' returned no tensor; choose blocks that return one tensor")
         if captured[name].shape[:1] != example.shape[:1]:
             raise CutError(
                 f"the output of block '{name}' has shape {list(captured[name].shape)}, its first "
@@ -240,7 +239,7 @@ def _submodule(module: nn.Module, name: str) -> nn.Module:
 
 
 def _check_base(base: FlatFunction, example: Tensor, expected: Any) -> None:
-    """The flat network gives what the module gives, and each row of a batch stands for itself."""
+    """Check that the flat network equals the module, and that the rows of a batch are independent."""
     with torch.inference_mode():
         whole = base(example.clone())
         alone = torch.cat([base(example[row : row + 1].clone()) for row in range(2)])
@@ -253,12 +252,12 @@ def _check_base(base: FlatFunction, example: Tensor, expected: Any) -> None:
     if not torch.allclose(alone, whole[:2], tolerance, tolerance, equal_nan=True):
         raise ModelError(
             "the network's result for an input depends on the other inputs of its batch; "
-            "Gati needs networks that treat each input by itself"
+            "Gati needs networks whose results for an input do not depend on the batch"
         )
 
 
 class _BlockFinder:
-    """Watches the traced values and remembers which of them equal a block's captured output."""
+    """Finds the traced values that equal a block's captured output."""
 
     def __init__(self, captured: dict[str, Tensor]) -> None:
         self._captured = captured
@@ -289,8 +288,7 @@ class _BlockFinder:
             if name is None:
                 raise CutError(
                     f"cannot cut the network at block '{block}': its output of shape "
-                    f"{list(hidden.shape)} is no value of the traced network; "
-                    "choose another block"
+                    f"{list(hidden.shape)} is not a value of the traced network; choose another block"
                 )
             positions[block] = index_of[name]
         return positions
@@ -355,7 +353,7 @@ def _scalars(
     parameters: Sequence[str],
     block: str | None,
 ) -> tuple[str, ...]:
-    """Lines that work out again, from the batch size, the numbers that earlier segments computed."""
+    """Lines that recompute, from the batch size, the numbers that earlier segments computed."""
     earlier = {statement.name: statement for statement in statements[:start] if statement.scalar is not None}
     needed = [earlier[name] for name in dict.fromkeys(n for s in body for n in s.uses) if name in earlier]
     if not needed:
@@ -373,7 +371,7 @@ def _scalars(
 
 
 def _sharing(program: Program, carried: tuple[Carried, ...], later: Sequence[Statement]) -> tuple[bool, bool]:
-    """Whether the hidden output changes in place later, and whether rows can be picked tensor by tensor."""
+    """Whether the hidden output changes in place later, and whether rows can be selected per tensor."""
     if not carried:
         return False, True
     memories = {s.name: s.storages for s in program.statements}

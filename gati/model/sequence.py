@@ -1,4 +1,4 @@
-"""A sequence of inputs, whatever they are read from."""
+"""A sequence of inputs from any source."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ __all__ = ["Data", "check_labels", "fingerprint_of"]
 class Data(ABC):
     """A sequence of inputs.
 
-    `labels` is int64 [N] or None; `is_images` tells images from tensors that came preprocessed; `tensors`
-    says what arrays they are packed of, None where nobody said; `fingerprint` identifies the content, so that
-    two runs can tell whether they saw the same data.
+    `is_images` is False for preprocessed tensors; `tensors` describes the arrays that inputs are packed from,
+    if any.
     """
 
     name: str
@@ -44,32 +43,26 @@ class Data(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return a sha256 over the content."""
+        """Return a sha256 of the content, by which two runs can tell whether they saw the same data."""
 
     @cached_property
     def identities(self) -> Identities:
-        """A hash of each input, uint64 [N]: equal where inputs are, whatever their labels and names.
-
-        The first use reads every input once.
-        """
+        """A hash of each input, uint64 [N], independent of labels and names; reads every input once."""
         return self.identify(np.arange(len(self)))
 
     @abstractmethod
     def identify(self, indices: NDArray[np.int64]) -> Identities:
-        """Return the identities of the inputs at `indices`, uint64 [n], reading those."""
+        """Return the identities of the inputs at `indices`, uint64 [n]."""
 
     @abstractmethod
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
-        """Return the inputs at `indices` [n, ...] as the network takes them: images are preprocessed.
+        """Return the inputs at `indices`, preprocessed: float32 [n, ...], or int64 for integer arrays.
 
-        Float32, or int64 for arrays of whole numbers. Raises `DataError`.
+        **Raises:** `DataError`.
         """
 
-    def keep(self, limit_bytes: int) -> None:  # noqa: B027 - where nothing is decoded, nothing is kept
-        """Keep inputs that were read, as the pixels the network sees, until they take `limit_bytes`.
-
-        For those who read the same inputs again and again. Only pictures in files are kept.
-        """
+    def keep(self, limit_bytes: int) -> None:  # noqa: B027 - only decoded images are kept
+        """Cache decoded and resized image files, up to `limit_bytes`, for repeated reading."""
 
     def subset(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> Data:
         """Return a view of the inputs at `indices`, in that order."""
@@ -99,7 +92,7 @@ class _Subset(Data):
 
     def identify(self, indices: NDArray[np.int64]) -> Identities:
         wanted = self._indices[indices]
-        known = "identities" in self._parent.__dict__  # then nothing needs to be read again
+        known = "identities" in self._parent.__dict__  # then nothing is read again
         return self._parent.identities[wanted] if known else self._parent.identify(wanted)
 
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
@@ -111,7 +104,7 @@ class _Subset(Data):
 
 
 def fingerprint_of(values: NDArray[Any], labels: NDArray[np.int64] | None) -> str:
-    """Return a sha256 over inputs [N, ...] and their labels."""
+    """Return a sha256 of inputs [N, ...] and their labels."""
     digest = hashlib.sha256(repr(values.shape).encode())
     digest.update(np.ascontiguousarray(values).data)
     if labels is not None:
@@ -126,7 +119,7 @@ def check_labels(labels: NDArray[Any], count: int, where: str) -> NDArray[np.int
             f"{where} has labels of shape {list(labels.shape)} for {count} inputs; give one label per input"
         )
     if not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(f"{where} has labels of dtype {labels.dtype}; give whole class numbers from 0")
+        raise DataError(f"{where} has labels of dtype {labels.dtype}; give integer class numbers from 0")
     if int(labels.min()) < 0:
-        raise DataError(f"{where} has label {int(labels.min())}; give whole class numbers from 0")
+        raise DataError(f"{where} has label {int(labels.min())}; give integer class numbers from 0")
     return labels.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Inputs that are arrays of numbers, held in memory and packed as `gati.model.inputs` says."""
+"""Inputs that are arrays of numbers, held in memory and packed (see `gati.model.inputs`)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["TensorData", "is_whole"]
 
 
 class TensorData(Data):
-    """Arrays [N, ...] by name, as the network takes them; packed where they are several.
+    """Named arrays [N, ...] as the network takes them; several are packed into one.
 
-    `tensors` is what a network was explored with, None before. Raises `DataError` for arrays that do not fit
-    it, that differ in number, or that hold no numbers.
+    `tensors` describes the inputs that the network was explored with; None before exploring. Raises
+    `DataError` for arrays that do not match it, differ in length, or are not numeric.
     """
 
     is_images = False
@@ -54,7 +54,7 @@ class TensorData(Data):
         return fingerprint_of(self._packed, self._labels)
 
     def identify(self, indices: NDArray[np.int64]) -> Identities:
-        """As `Data.identify`, of what is packed."""
+        """As `Data.identify`, over the packed inputs."""
         return identities_of(self._packed[index] for index in indices)
 
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
@@ -64,7 +64,7 @@ class TensorData(Data):
 
 
 def is_whole(item: Any) -> bool:
-    """Whether an item is whole numbers that are no pixels, such as ids of tokens."""
+    """Whether an item holds integers other than pixels (uint8), such as token ids."""
     if not isinstance(item, (Tensor, np.ndarray)):
         return False
     kind = np.asarray(item).dtype
