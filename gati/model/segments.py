@@ -264,7 +264,6 @@ class _BlockFinder:
         self._exact: dict[str, str] = {}
         self._exact_elsewhere: dict[str, str] = {}
         self._close: dict[str, str] = {}
-        self._scopes_seen: set[str] = set()
 
     def observe(self, name: str, scopes: frozenset[str], value: Any) -> None:
         if not isinstance(value, Tensor):
