@@ -27,7 +27,7 @@ from gati.model.inputs import ALONE
 from gati.model.pictures import IMAGE_SUFFIXES, file_identities, image_files, open_image
 from gati.model.preprocess import Preprocessing, check_image_array, join
 from gati.model.recordings import RecordingFolder, refuse_recordings
-from gati.model.sequence import Data, check_labels, fingerprint_of
+from gati.model.sequence import Data, HeldData, check_labels
 from gati.model.source import import_object
 from gati.model.tables import is_table, read_texts
 from gati.model.tensors import TensorData, is_whole
@@ -117,7 +117,7 @@ def _from_dataset(dataset: Dataset[Any], name: str, preprocessing: Preprocessing
     return whole
 
 
-class _ArrayData(Data):
+class _ArrayData(HeldData):
     def __init__(
         self, path: Path, arrays: Mapping[str, NDArray[Any]], preprocessing: Preprocessing, what: str
     ) -> None:
@@ -126,38 +126,20 @@ class _ArrayData(Data):
                 f"{what}: {path} holds images and this network takes {preprocessing.tensors.described()}; "
                 "give an .npz with those"
             )
-        images = arrays["images"]
-        self._preprocessing = preprocessing
-        self._images = images[..., None] if images.ndim == 3 else images
-        check_image_array(self._images, preprocessing.channels, f"{what}: images of {path}")
+        images, where = arrays["images"], f"{what}: {path}"
+        images = images[..., None] if images.ndim == 3 else images
+        check_image_array(images, preprocessing.channels, f"{what}: images of {path}")
         if len(images) == 0:
             raise DataError(
-                f"{what}: {path} is empty (images {list(images.shape)}); give at least a few hundred images"
+                f"{where} is empty (images {list(images.shape)}); give at least a few hundred images"
             )
-        self._labels = (
-            check_labels(arrays["labels"], len(images), f"{what}: {path}") if "labels" in arrays else None
-        )
+        super().__init__(path.name, images, arrays.get("labels"), where)
+        self._preprocessing = preprocessing
         if "class_names" in arrays:
             self.class_names = tuple(str(name) for name in arrays["class_names"])
-        self.name = path.name
 
-    def __len__(self) -> int:
-        return len(self._images)
-
-    @property
-    def labels(self) -> NDArray[np.int64] | None:
-        return self._labels
-
-    @cached_property
-    def fingerprint(self) -> str:
-        return fingerprint_of(self._images, self._labels)
-
-    def identify(self, indices: NDArray[np.int64]) -> Identities:
-        return identities_of(self._images[index] for index in indices)
-
-    def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
-        picked = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
-        return self._preprocessing(self._images[picked])
+    def _prepared(self, values: NDArray[Any]) -> Tensor:
+        return self._preprocessing(values)
 
 
 class _FolderData(Data):

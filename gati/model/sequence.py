@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.errors import DataError
-from gati.model.identity import Identities
+from gati.model.identity import Identities, identities_of
 from gati.model.inputs import TensorInputs
 
-__all__ = ["Data", "check_labels", "fingerprint_of"]
+__all__ = ["Data", "HeldData", "check_labels"]
 
 
 class Data(ABC):
@@ -69,6 +69,47 @@ class Data(ABC):
         return _Subset(self, np.asarray(indices, dtype=np.int64))
 
 
+class HeldData(Data):
+    """Inputs [N, ...] in memory. A subclass turns some of them into the network's input.
+
+    Raises `DataError` for invalid labels; `where` begins its messages.
+    """
+
+    def __init__(self, name: str, values: NDArray[Any], labels: NDArray[Any] | None, where: str) -> None:
+        self.name, self._values = name, values
+        self._labels = None if labels is None else check_labels(labels, len(values), where)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def labels(self) -> NDArray[np.int64] | None:
+        """As `Data.labels`."""
+        return self._labels
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """As `Data.fingerprint`."""
+        digest = hashlib.sha256(repr(self._values.shape).encode())
+        digest.update(np.ascontiguousarray(self._values).data)
+        if self._labels is not None:
+            digest.update(self._labels.tobytes())
+        return digest.hexdigest()
+
+    def identify(self, indices: NDArray[np.int64]) -> Identities:
+        """As `Data.identify`, of the inputs as they are held."""
+        return identities_of(self._values[index] for index in indices)
+
+    def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
+        """As `Data.images`."""
+        picked = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
+        return self._prepared(self._values[picked])
+
+    @abstractmethod
+    def _prepared(self, values: NDArray[Any]) -> Tensor:
+        """The network's input [n, ...] from values [n, ...]."""
+
+
 class _Subset(Data):
     def __init__(self, parent: Data, indices: NDArray[np.int64]) -> None:
         outside = indices[(indices < 0) | (indices >= len(parent))]
@@ -101,15 +142,6 @@ class _Subset(Data):
 
     def keep(self, limit_bytes: int) -> None:
         self._parent.keep(limit_bytes)
-
-
-def fingerprint_of(values: NDArray[Any], labels: NDArray[np.int64] | None) -> str:
-    """Return a sha256 of inputs [N, ...] and their labels."""
-    digest = hashlib.sha256(repr(values.shape).encode())
-    digest.update(np.ascontiguousarray(values).data)
-    if labels is not None:
-        digest.update(labels.tobytes())
-    return digest.hexdigest()
 
 
 def check_labels(labels: NDArray[Any], count: int, where: str) -> NDArray[np.int64]:
