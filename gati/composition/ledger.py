@@ -47,10 +47,10 @@ from gati.exploration.library import Library
 
 __all__ = [
     "Attempt",
+    "AttemptResult",
     "EnteredAttempt",
     "EnteredUse",
     "Ledger",
-    "AttemptResult",
     "enter_use",
     "share_of_attempt",
     "split_identity",

@@ -48,7 +48,7 @@ def report(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explored:
+class _Explored:
     """What the library was made from: how many inputs for what, each data set, versions of packages."""
 
     counts: dict[str, int]
@@ -57,7 +57,7 @@ class Explored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class _Facts:
     """What the page shows; None for what was not measured of this composition."""
 
     model: str
@@ -65,7 +65,7 @@ class Facts:
     composition: Composition
     promise: str
     profile: Profile
-    explored: Explored
+    explored: _Explored
     bench: Bench | None
     evaluation: Evaluation | None
     frontier: tuple[ParetoPoint, ...]
@@ -91,18 +91,18 @@ class Facts:
         return (found["base"], found["gati"]) if len(found) == 2 else None
 
 
-def _facts(library: Library, chosen: Composition) -> Facts:
+def _facts(library: Library, chosen: Composition) -> _Facts:
     manifest = library.manifest
     frontier, frontier_missing = _frontier(library)
     bench = _measured(Bench.load, library.directory / "bench.json", chosen)
     evaluated = library.directory / "evaluations" / f"{chosen.name}.json"
-    return Facts(
+    return _Facts(
         model=manifest.model_source,
         directory=str(library.directory),
         composition=chosen,
         promise=_promise(chosen),
         profile=manifest.profile,
-        explored=Explored(counts=manifest.counts, data=manifest.data, versions=manifest.versions),
+        explored=_Explored(counts=manifest.counts, data=manifest.data, versions=manifest.versions),
         bench=bench,
         evaluation=_measured(Evaluation.load, evaluated, chosen),
         frontier=frontier,
@@ -136,7 +136,7 @@ def _frontier(library: Library) -> tuple[tuple[ParetoPoint, ...], str]:
         return (), str(error)
 
 
-def _page(facts: Facts) -> str:
+def _page(facts: _Facts) -> str:
     from markupsafe import Markup
 
     environment = page_environment("gati.evaluation")
@@ -149,7 +149,7 @@ def _page(facts: Facts) -> str:
     return page.render(**vars(facts), charts=charts, headline={"value": value, "note": note})
 
 
-def _headline(facts: Facts) -> tuple[str, str]:
+def _headline(facts: _Facts) -> tuple[str, str]:
     """The figure that matters, from the best source there is, and what it is."""
     if facts.own_rows is not None:
         gain = facts.own_rows[1].gain_same
@@ -170,7 +170,7 @@ def _disturbed(measured: Bench | Evaluation | None) -> str:
     return f"; not to be quoted: {measured.disturbance}"
 
 
-def _charts(facts: Facts) -> dict[str, str]:
+def _charts(facts: _Facts) -> dict[str, str]:
     charts = dict.fromkeys(("latency", "peers", "exits", "frontier"), "")
     if facts.own_rows is not None:
         series = [(row.name, row.kind, row.histogram.counts) for row in facts.own_rows]
