@@ -16,7 +16,7 @@ from gati.errors import DataError
 from gati.model.identity import Identities, identities_of
 from gati.model.inputs import TensorInputs
 
-__all__ = ["Data", "HeldData", "check_labels"]
+__all__ = ["Data", "HeldData", "check_labels", "listed"]
 
 
 class Data(ABC):
@@ -155,3 +155,10 @@ def check_labels(labels: NDArray[Any], count: int, where: str) -> NDArray[np.int
     if int(labels.min()) < 0:
         raise DataError(f"{where} has label {int(labels.min())}; give integer class numbers from 0")
     return labels.astype(np.int64)
+
+
+def listed(indices: Sequence[int] | NDArray[np.integer[Any]] | slice, length: int) -> list[int]:
+    """Return indices into a sequence of `length` as a list."""
+    if isinstance(indices, slice):
+        return list(range(length))[indices]
+    return [int(index) for index in indices]
