@@ -42,15 +42,22 @@ def values_of(record: Any) -> Any:
 
 @dataclass(frozen=True)
 class DocumentKind:
-    """A kind of document: the `format` written now, the error its readers raise, what to do when damaged."""
+    """A kind of document: the `format` written now, the error its readers raise, what to do when damaged.
+
+    `unnumbered` documents may lack their number: they were first written without. `compact` ones have no
+    line breaks, for those that are written often.
+    """
 
     format: int
     error: type[GatiError]
     cure: str
+    unnumbered: bool = False
+    compact: bool = False
 
     def text_of(self, values: Mapping[str, Any]) -> str:
         """The document with these values. Raises ValueError for NaN and infinity, which JSON lacks."""
-        return json.dumps({"format": self.format, **values}, indent=1, allow_nan=False) + "\n"
+        indent = None if self.compact else 1
+        return json.dumps({"format": self.format, **values}, indent=indent, allow_nan=False) + "\n"
 
     def write(self, path: Path, values: Mapping[str, Any]) -> None:
         """Write the document, atomically. Raises `StorageError` when the place is full or not writable."""
@@ -65,7 +72,7 @@ class DocumentKind:
             document = json.loads(text, parse_constant=_refuse_constant)
             if not isinstance(document, dict):
                 raise TypeError(f"expected an object, found {type(document).__name__}")
-            found = document["format"]
+            found = document.get("format", 1) if self.unnumbered else document["format"]
             if isinstance(found, bool) or not isinstance(found, int):
                 raise TypeError(f"format is {found!r}, expected a whole number")
         if found > self.format:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NewType
 
 import pytest
@@ -57,6 +57,16 @@ def test_what_is_written_is_read(whole: Whole) -> None:
 
 
 GOOD: dict[str, Any] = {"name": "a", "n": 1, "mode": "fast"}
+
+
+def test_documents_that_were_first_written_without_a_number_have_format_1() -> None:
+    unnumbered = replace(KIND, unnumbered=True, compact=True)
+    assert unnumbered.parse('{"a": 1}', "x.json") == {"a": 1}
+    assert unnumbered.text_of({"a": 1}) == '{"format": 2, "a": 1}\n'
+    with pytest.raises(LibraryError, match="has format 3, this Gati reads up to 2"):
+        unnumbered.parse('{"format": 3}', "x.json")
+    with pytest.raises(LibraryError, match=r"x.json is damaged \(no 'format'\): explore again"):
+        KIND.parse('{"a": 1}', "x.json")
 
 
 def test_missing_fields_take_their_default_and_others_are_ignored() -> None:

@@ -122,9 +122,9 @@ def test_what_is_exported_says_how_its_input_is_made(library: Path, tmp_path: Pa
     ("files", "sound", "message"),
     [
         pytest.param({"a_1.wav": 8000}, SOUND, "has 8000 samples a second .* takes 4000", id="another rate"),
-        pytest.param({"a_1.wav": b"RIFF"}, SOUND, "is no readable WAV", id="broken"),
+        pytest.param({"a_1.wav": b"RIFF"}, SOUND, "is not a readable WAV", id="broken"),
         pytest.param(
-            {"a_1.wav": RATE}, (), "holds recordings; say what the network takes", id="no front end"
+            {"a_1.wav": RATE}, (), "holds recordings; describe the network's input", id="no front end"
         ),
         pytest.param({"a.txt": b"a"}, SOUND, "no recordings", id="nothing there"),
     ],

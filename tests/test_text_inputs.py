@@ -193,10 +193,10 @@ def test_long_texts_are_cut(
     ("content", "options", "message"),
     [
         (b"text\n", (), "is empty; give at least a few hundred texts"),
-        (b"text\nmy card\n \n", (), "`text` of row 1 is empty; leave that row out"),
+        (b"text\nmy card\n \n", (), "`text` of row 1 is empty; remove that row"),
         (b"query\nmy card\n", (), "has no column `text` (columns: query); name it with --text-column"),
         (b"text\nmy card\n", ("--label-column", "kind"), "has no column `kind` (columns: text)"),
-        (b"text,label\nmy card,\n", (), "row 0 has no label; give it one, or leave the row out"),
+        (b"text,label\nmy card,\n", (), "row 0 has no label; give it one, or remove the row"),
         ("text\ncafé\n".encode("latin-1"), (), "is not UTF-8"),
         (b'text\n"my card', (), "give enough for at least"),
     ],
@@ -240,8 +240,8 @@ def test_lengths_beyond_the_network_are_refused(tmp_path: Path, capsys: pytest.C
     ("content", "message"),
     [
         (None, "no tokenizer at"),
-        ("{}", "is no tokenizer (KeyError)"),
-        ("no", "is no tokenizer"),
+        ("{}", "is not a tokenizer (KeyError)"),
+        ("no", "is not a tokenizer"),
         ('{"model": {}}', "cannot be used"),
     ],
     ids=["missing", "no model", "no JSON", "damaged"],
@@ -346,7 +346,7 @@ def test_texts_in_json_flat_or_nested(serving: Serving) -> None:
 @pytest.mark.parametrize(
     ("data", "shape", "message"),
     [
-        (["my card", " "], [2], "text 1 is empty; leave it out"),
+        (["my card", " "], [2], "text 1 is empty; remove it"),
         (["my card"], [2], "`data` has 1 texts and shape [2] takes 2"),
         ([1, 2], [2], "`data` is no BYTES tensor; give a list of texts"),
         ("my card", [1], "the input has no `data`; give a list of texts"),

@@ -8,12 +8,22 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["LONG_S", "in_the_end", "returns", "until"]
+__all__ = ["LONG_S", "Clock", "in_the_end", "returns", "until"]
 
 # What takes longer than this on any machine, however busy, will never happen.
 LONG_S = 600.0
 
 T = TypeVar("T")
+
+
+class Clock:
+    """A clock that shows what it is told."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 def until(condition: Callable[[], bool], timeout_s: float = LONG_S, every_s: float | None = None) -> None:

@@ -13,6 +13,7 @@ from gati.adaptation.probe import can_probe
 from gati.adaptation.retrain import Retrained
 from gati.adaptation.scene import Signature
 from gati.composition.load import Served
+from gati.documents import values_of
 from gati.engine.backends import GraphBackend, get_backend
 from gati.errors import CompositionError, RepositoryError
 from gati.versions.engines import (
@@ -146,7 +147,7 @@ class Deployments:
             retrained.composition.checkpoint_sha256,
             parent=parent.number or None,
             window=trained,
-            measurements={"before": vars(retrained.before), "after": vars(retrained.after)},
+            measurements={"before": values_of(retrained.before), "after": values_of(retrained.after)},
             tags={_SCENE: [float(value) for value in signature], "reason": reason},
         )
         number = self._repository.publish(self._model, folder, lineage)

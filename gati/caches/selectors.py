@@ -36,6 +36,7 @@ TEMPERATURE_SCALED = "temperature-scaled"
 NETWORK = "network"
 
 _TEMPERATURES = torch.logspace(-2.0, 3.0, 61, base=2.0)  # from 1/4 to 8
+_FOLDS = 5
 
 
 class MaximumProbability(nn.Module):
@@ -159,21 +160,20 @@ def fit_selector_networks(
     agrees: Bool[Tensor, " n"],
     *,
     seed: int,
-    folds: int = 5,
     steps: int = 200,
 ) -> FittedNetworks:
-    """Fit one network on all n inputs and `folds` more, each without its share, for honest scores.
+    """Fit one network on all n inputs and `_FOLDS` more, each without its share, for honest scores.
 
     All networks are trained at once, full batch, with the
     selector loss and weight decay on the class bias. Deterministic for a seed.
     """
     count, classes = probabilities.shape
     generator = torch.Generator().manual_seed(seed)
-    fold = torch.randperm(count, generator=generator) % folds
-    used = torch.stack([fold != index for index in range(folds)] + [torch.ones(count, dtype=torch.bool)])
+    fold = torch.randperm(count, generator=generator) % _FOLDS
+    used = torch.stack([fold != index for index in range(_FOLDS)] + [torch.ones(count, dtype=torch.bool)])
 
     features, leading = SelectorNetwork.features(probabilities.float())
-    models = folds + 1
+    models = _FOLDS + 1
     with torch.enable_grad():
         bound = features.shape[1] ** -0.5
         first = torch.empty(1, SelectorNetwork.UNITS, features.shape[1]).uniform_(

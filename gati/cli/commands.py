@@ -14,23 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 import gati
-from gati.cli import adapt, compare, doctor, evict, explore, pipelines, query, render, serve, stream
-from gati.cli.options import (
-    CertifyData,
-    Checkpoint,
-    ClassNamesFile,
-    CompositionName,
-    Device,
-    JsonFile,
-    LabelMapFile,
-    LibraryDir,
-    Model,
-    Slowdown,
-    examples_below,
-    size_of,
-    threads_as_explored,
-    with_addresses,
-)
+from gati.cli import adapt, compare, doctor, evict, explore, options, pipelines, query, render, serve, stream
 from gati.errors import CompositionError, GatiError, StorageError
 
 __all__ = ["app", "main", "run"]
@@ -72,13 +56,13 @@ def _gati(
 
 def _verb(*examples: str) -> Callable[[_Command], _Command]:
     """Register a command, with examples below its help."""
-    return app.command(epilog=examples_below(*examples))
+    return app.command(epilog=options.examples_below(*examples))
 
 
 @_verb("gati blocks torchvision:resnet18", "gati blocks gati.zoo:resnet56 --blocks 'layer3.*'")
 def blocks(
-    model: Model,
-    checkpoint: Checkpoint = None,
+    model: options.Model,
+    checkpoint: options.Checkpoint = None,
     pattern: Annotated[
         str | None, typer.Option("--blocks", metavar="PATTERN", help="Only matching blocks.")
     ] = None,
@@ -87,7 +71,7 @@ def blocks(
     ] = None,
 ) -> None:
     """List the blocks that a cache can follow: name, output shape, share of the latency."""
-    render.blocks(gati.blocks(model, checkpoint, pattern=pattern, size=size_of(size)))
+    render.blocks(gati.blocks(model, checkpoint, pattern=pattern, size=options.size_of(size)))
 
 
 _verb(
@@ -114,7 +98,7 @@ _verb(
     "gati compose runs/mine --latency 2ms",
 )
 def compose(
-    directory: LibraryDir,
+    directory: options.LibraryDir,
     accuracy: Annotated[
         float, typer.Option(help="Required share of answers equal to the full network's.")
     ] = 0.99,
@@ -134,12 +118,12 @@ def compose(
     backend: Annotated[
         str, typer.Option(help="Executes the network, such as openvino-bf16; auto tries all available.")
     ] = "auto",
-    slowdown: Slowdown = None,
+    slowdown: options.Slowdown = None,
     name: Annotated[str, typer.Option(help="Name of the composition; a library keeps several.")] = "default",
     per_class: Annotated[
         bool, typer.Option("--per-class", help="Certify agreement in every class, not only overall.")
     ] = False,
-    certify_data: CertifyData = None,
+    certify_data: options.CertifyData = None,
     latency: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Maximise agreement at this mean latency instead."),
@@ -165,7 +149,7 @@ def compose(
         per_class=per_class,
     )
     if objective == "exact":
-        threads_as_explored(directory)
+        options.threads_as_explored(directory)
     if certify_data is not None and (pareto or latency is not None):
         raise CompositionError("--certify-data goes with --accuracy, neither with --pareto nor --latency")
     if pareto:
@@ -194,17 +178,17 @@ def compose(
 
 @_verb("gati evaluate runs/mine --data test.npz --json evaluation.json")
 def evaluate(
-    directory: LibraryDir,
+    directory: options.LibraryDir,
     data: Annotated[str, typer.Option(metavar="TEST", help="Inputs that explore has not seen.")],
-    json_file: JsonFile = None,
-    composition: CompositionName = "default",
+    json_file: options.JsonFile = None,
+    composition: options.CompositionName = "default",
     limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N inputs.")] = None,
-    device: Device = "cpu",
+    device: options.Device = "cpu",
     per_class: Annotated[
         bool, typer.Option("--per-class", help="Also show agreement and hit rate of every class.")
     ] = False,
-    class_names: ClassNamesFile = None,
-    label_map: LabelMapFile = None,
+    class_names: options.ClassNamesFile = None,
+    label_map: options.LabelMapFile = None,
 ) -> None:
     """Measure gain, agreement and latency on inputs that Gati has not seen.
 
@@ -214,7 +198,7 @@ def evaluate(
     from gati.exploration.library import Library
     from gati.files import atomic_write_text
 
-    threads_as_explored(directory)
+    options.threads_as_explored(directory)
     evaluation = gati.evaluate(
         directory,
         data,
@@ -254,10 +238,10 @@ _verb("gati replay runs/mine --source road.mp4 --interval 10s --interval 60s")(s
 
 @_verb("gati predict runs/mine cat.jpg dog.png", "gati predict runs/mine 'where is my card?'")
 def predict(
-    directory: LibraryDir,
+    directory: options.LibraryDir,
     images: Annotated[list[str], typer.Argument(metavar="IMAGE|TEXT...")],
-    composition: CompositionName = "default",
-    device: Device = "cpu",
+    composition: options.CompositionName = "default",
+    device: options.Device = "cpu",
 ) -> None:
     """Classify image files, recordings or texts, and show at which block each answer was found."""
     render.predictions(images, gati.predict(directory, images, composition=composition, device=device))
@@ -265,9 +249,9 @@ def predict(
 
 @_verb("gati export runs/mine --out model.onnx", "gati export runs/mine --format triton --out models/mine")
 def export(
-    directory: LibraryDir,
+    directory: options.LibraryDir,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Output file; for Triton, the model folder.")],
-    composition: CompositionName = "default",
+    composition: options.CompositionName = "default",
     format: Annotated[Literal["onnx", "pt2", "triton"], typer.Option(help="pt2: torch.export.")] = "onnx",
     raw_input: Annotated[
         bool, typer.Option("--raw-input", help="Include preprocessing: the input is uint8.")
@@ -298,7 +282,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status; an error becomes one line on stderr."""
     try:
-        status = app(args=with_addresses(arguments), prog_name="gati", standalone_mode=False)
+        status = app(args=options.with_addresses(arguments), prog_name="gati", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     except Exception as error:

@@ -8,24 +8,16 @@ from typing import Annotated
 import typer
 
 import gati
-from gati.cli import render
-from gati.cli.options import (
-    ClassNamesFile,
-    CompositionName,
-    Device,
-    JsonFile,
-    LabelMapFile,
-    LibraryDir,
-)
+from gati.cli import options, render
 
 __all__ = ["bench", "certify", "report"]
 
 
 def bench(
-    directory: LibraryDir,
+    directory: options.LibraryDir,
     data: Annotated[str, typer.Option(metavar="TEST", help="Inputs that explore has not seen.")],
-    json_file: JsonFile = None,
-    composition: CompositionName = "default",
+    json_file: options.JsonFile = None,
+    composition: options.CompositionName = "default",
     limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N inputs.")] = None,
     repetitions: Annotated[int, typer.Option(metavar="R", help="Passes over the inputs.")] = 3,
     clients: Annotated[int, typer.Option(metavar="N", help="Concurrent clients, for the throughput.")] = 8,
@@ -37,7 +29,7 @@ def bench(
         Path | None,
         typer.Option(metavar="DIR", help="Library of a smaller network that runs first, as a peer."),
     ] = None,
-    label_map: LabelMapFile = None,
+    label_map: options.LabelMapFile = None,
 ) -> None:
     """Compare Gati with the network on every available backend, and with published early exits.
 
@@ -64,9 +56,9 @@ def bench(
 
 
 def certify(
-    directory: LibraryDir,
+    directory: options.LibraryDir,
     data: Annotated[str, typer.Option(metavar="MORE", help="Inputs that explore has not seen.")],
-    composition: CompositionName = "default",
+    composition: options.CompositionName = "default",
     accuracy: Annotated[
         float | None, typer.Option(help="Agreement to certify; the composition's target unless given.")
     ] = None,
@@ -79,10 +71,10 @@ def certify(
     write: Annotated[
         bool, typer.Option("--write", help="Put the new certificate into the composition.")
     ] = False,
-    json_file: JsonFile = None,
-    device: Device = "cpu",
-    class_names: ClassNamesFile = None,
-    label_map: LabelMapFile = None,
+    json_file: options.JsonFile = None,
+    device: options.Device = "cpu",
+    class_names: options.ClassNamesFile = None,
+    label_map: options.LabelMapFile = None,
 ) -> None:
     """Certify a composition again on new data, and compare with the earlier certificate.
 
@@ -114,12 +106,12 @@ def certify(
 
 
 def report(
-    directory: LibraryDir,
+    directory: options.LibraryDir,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The page; DIR/report.html by default.")
     ] = None,
-    json_file: JsonFile = None,
-    composition: CompositionName = "default",
+    json_file: options.JsonFile = None,
+    composition: options.CompositionName = "default",
 ) -> None:
     """Write one HTML page: promise, gain, exits, peers, what can be had, class by class."""
     import json

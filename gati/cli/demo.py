@@ -10,8 +10,7 @@ library/     the cache library
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,7 +50,9 @@ def demo(
 
     **Raises:** `StorageError` where `out` cannot be written.
     """
-    with _one_thread():
+    from gati.engine.concurrent import one_thread
+
+    with one_thread():  # networks this small are faster on one core
         return _demo(Path(out), epochs, explore_budget_s, seed, say)
 
 
@@ -140,19 +141,6 @@ def train_digits(folder: Path, epochs: int, seed: int = 0) -> float:
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     atomic_write(folder / "model.safetensors", lambda temporary: save_file(weights, temporary))
     return accuracy
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Networks this small are faster on one core: two spend their time waiting for each other."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _tensors(path: Path) -> tuple[Tensor, Tensor]:

@@ -7,23 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import gati
-from gati.cli.options import (
-    EXPLORE_BUDGET,
-    Checkpoint,
-    JsonFile,
-    LabelColumn,
-    MaxLength,
-    Mean,
-    Model,
-    Resize,
-    SampleRate,
-    Seconds,
-    Std,
-    TextColumn,
-    TokenizerFile,
-    numbers,
-    size_of,
-)
+from gati.cli import options
 from gati.cli.render import console, new_table, percent
 from gati.units import parse_duration
 
@@ -37,11 +21,11 @@ _WORTH = 1.5  # times as fast: what it takes to get there is said
 
 
 def doctor(
-    model: Model,
+    model: options.Model,
     data: Annotated[
         str | None, typer.Option(metavar="VAL", help="As for gati explore; without, inputs of noise.")
     ] = None,
-    checkpoint: Checkpoint = None,
+    checkpoint: options.Checkpoint = None,
     train_data: Annotated[str | None, typer.Option(metavar="MORE", help="As for gati explore.")] = None,
     pattern: Annotated[
         str | None, typer.Option("--blocks", metavar="PATTERN", help="Only blocks that match.")
@@ -51,21 +35,21 @@ def doctor(
     ] = None,
     budget: Annotated[
         str, typer.Option(metavar="TIME", help="What gati explore would have.")
-    ] = EXPLORE_BUDGET,
+    ] = options.EXPLORE_BUDGET,
     confidence: Annotated[float, typer.Option(help="Of the certificates that the data allow.")] = 0.95,
     within: Annotated[
         str, typer.Option(metavar="TIME", help="Ask no further question after so long.")
     ] = "60s",
-    mean: Mean = None,
-    std: Std = None,
-    resize: Resize = None,
-    sample_rate: SampleRate = None,
-    seconds: Seconds = None,
-    tokenizer: TokenizerFile = None,
-    max_length: MaxLength = None,
-    text_column: TextColumn = None,
-    label_column: LabelColumn = None,
-    json_file: JsonFile = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    resize: options.Resize = None,
+    sample_rate: options.SampleRate = None,
+    seconds: options.Seconds = None,
+    tokenizer: options.TokenizerFile = None,
+    max_length: options.MaxLength = None,
+    text_column: options.TextColumn = None,
+    label_column: options.LabelColumn = None,
+    json_file: options.JsonFile = None,
 ) -> None:
     """Say what Gati could do for a network, before anything is trained; nothing is written.
 
@@ -81,9 +65,9 @@ def doctor(
         data=data,
         train_data=train_data,
         blocks=pattern,
-        size=size_of(size),
-        mean=numbers("--mean", mean),
-        std=numbers("--std", std),
+        size=options.size_of(size),
+        mean=options.numbers("--mean", mean),
+        std=options.numbers("--std", std),
         resize=resize,
         budget_s=parse_duration(budget),
         confidence=confidence,

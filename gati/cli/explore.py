@@ -9,36 +9,14 @@ import click
 import typer
 
 import gati
-from gati.cli import render
-from gati.cli.options import (
-    Checkpoint,
-    ClassNamesFile,
-    CompanionCheckpoints,
-    Companions,
-    Device,
-    LabelColumn,
-    LabelMapFile,
-    MaxLength,
-    Mean,
-    Model,
-    Resize,
-    SampleRate,
-    Seconds,
-    Std,
-    TextColumn,
-    TokenizerFile,
-    budget_of,
-    numbers,
-    pairs,
-    split_list,
-)
+from gati.cli import options, render
 from gati.units import parse_duration
 
 __all__ = ["explore"]
 
 
 def explore(
-    model: Model,
+    model: options.Model,
     data: Annotated[
         str | None,
         typer.Option(
@@ -49,7 +27,7 @@ def explore(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the cache library.")] = None,
-    checkpoint: Checkpoint = None,
+    checkpoint: options.Checkpoint = None,
     train_data: Annotated[
         str | None,
         typer.Option(metavar="MORE", help="More training inputs; the model's own training set will do."),
@@ -64,9 +42,9 @@ def explore(
             help="Such as 'reduced(112),student(48)' or 'default,published'; '' for companions only.",
         ),
     ] = None,
-    companion: Companions = None,
-    companion_checkpoint: CompanionCheckpoints = None,
-    device: Device = "cpu",
+    companion: options.Companions = None,
+    companion_checkpoint: options.CompanionCheckpoints = None,
+    device: options.Device = "cpu",
     budget: Annotated[
         str | None,
         typer.Option(
@@ -85,17 +63,17 @@ def explore(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same library.")] = 0,
-    mean: Mean = None,
-    std: Std = None,
-    resize: Resize = None,
-    sample_rate: SampleRate = None,
-    seconds: Seconds = None,
-    tokenizer: TokenizerFile = None,
-    max_length: MaxLength = None,
-    text_column: TextColumn = None,
-    label_column: LabelColumn = None,
-    class_names: ClassNamesFile = None,
-    label_map: LabelMapFile = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    resize: options.Resize = None,
+    sample_rate: options.SampleRate = None,
+    seconds: options.Seconds = None,
+    tokenizer: options.TokenizerFile = None,
+    max_length: options.MaxLength = None,
+    text_column: options.TextColumn = None,
+    label_column: options.LabelColumn = None,
+    class_names: options.ClassNamesFile = None,
+    label_map: options.LabelMapFile = None,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -162,13 +140,13 @@ def explore(
         train_data=train_data,
         out=out,
         blocks=pattern,
-        variants=None if variants is None else split_list(variants),
+        variants=None if variants is None else options.split_list(variants),
         device=device,
         epochs=epochs,
-        budget_s=budget_of(budget, epochs),
+        budget_s=options.budget_of(budget, epochs),
         seed=seed,
-        mean=numbers("--mean", mean),
-        std=numbers("--std", std),
+        mean=options.numbers("--mean", mean),
+        std=options.numbers("--std", std),
         resize=resize,
         sample_rate=sample_rate,
         seconds=seconds,
@@ -178,7 +156,7 @@ def explore(
         label_column=label_column,
         class_names=class_names,
         label_map=label_map,
-        companions=pairs(companion, companion_checkpoint),
+        companions=options.pairs(companion, companion_checkpoint),
         ray=ray,
         ray_cores=ray_cores,
         ray_gpus=ray_gpus,

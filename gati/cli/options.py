@@ -15,39 +15,6 @@ import typer
 from gati.errors import DataError, GatiError
 from gati.units import parse_duration
 
-__all__ = [
-    "CertifyData",
-    "Checkpoint",
-    "ClassNamesFile",
-    "CompanionCheckpoints",
-    "Companions",
-    "CompositionName",
-    "Device",
-    "EXPLORE_BUDGET",
-    "JsonFile",
-    "LabelColumn",
-    "LabelMapFile",
-    "LibraryDir",
-    "MaxLength",
-    "Mean",
-    "Model",
-    "Resize",
-    "SampleRate",
-    "Seconds",
-    "Slowdown",
-    "Std",
-    "TextColumn",
-    "TokenizerFile",
-    "budget_of",
-    "examples_below",
-    "numbers",
-    "pairs",
-    "size_of",
-    "split_list",
-    "threads_as_explored",
-    "with_addresses",
-]
-
 EXPLORE_BUDGET = "25m"
 _THIS_CLUSTER = "auto"  # to Ray
 

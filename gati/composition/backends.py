@@ -54,7 +54,7 @@ def reduced_precisions(
         known = chosen.manifest.profile
         limit_ms = WORTH_TRYING * base_ms.get(known.backend, known.base_ms)
         names = [name for name in base_ms if not _float32(name) and base_ms[name] < limit_ms]
-        for name in (*_coarser_lookups(library, settings, known.backend, pieces), *names):
+        for name in (*_coarser_lookups(settings, known.backend, pieces), *names):
             choice = on_backend(library, name, progress=progress, pieces=pieces)
             if isinstance(choice, CostedLibrary) and choice.answers is not None:
                 found.append(choice)
@@ -85,7 +85,7 @@ def _others(library: Library, settings: Settings, pieces: Pieces) -> list[str]:
     ]
 
 
-def _coarser_lookups(library: Library, settings: Settings, chosen: str, pieces: Pieces) -> list[str]:
+def _coarser_lookups(settings: Settings, chosen: str, pieces: Pieces) -> list[str]:
     """Backends that run the same network as `chosen` does, and lookups in reduced precision."""
     from gati.engine.backends import BACKENDS
 

@@ -48,6 +48,9 @@ from gati.exploration.library import Library
 
 __all__ = [
     "Attempt",
+    "AttemptResult",
+    "EnteredAttempt",
+    "EnteredUse",
     "Ledger",
     "enter_use",
     "share_of_attempt",
@@ -62,7 +65,48 @@ _LEDGER = DocumentKind(
 )
 FIRST_ATTEMPT = 0.75
 
-Entries = list[dict[str, Any]]
+Values = dict[str, Any]  # JSON values that are compared, never interpreted
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnteredUse:
+    """A use of the split `split`: which verb, when (ISO 8601), what decided the counts, what came of them."""
+
+    key: str
+    split: str
+    verb: str
+    at: str
+    look: Values
+    verdict: Values
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptResult:
+    """What came of an attempt, when (ISO 8601), and whether it was written into the composition."""
+
+    at: str
+    written: bool
+    certificate: Values
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnteredAttempt:
+    """An attempt to certify `composition` on `data`, both digests of their contents."""
+
+    key: str
+    composition: str
+    data: str
+    at: str
+    settings: Values
+    results: tuple[AttemptResult, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entries:
+    """All of the file, oldest first."""
+
+    uses: tuple[EnteredUse, ...]
+    attempts: tuple[EnteredAttempt, ...]
 
 
 @dataclass(frozen=True)
@@ -98,16 +142,14 @@ class Ledger:
         self._clock = clock
 
     @property
-    def uses(self) -> Entries:
+    def uses(self) -> tuple[EnteredUse, ...]:
         """Uses of the library's certify split, oldest first. Raises LibraryError for a damaged file."""
-        found: Entries = self._read()["uses"]
-        return found
+        return self._read().uses
 
     @property
-    def attempts(self) -> Entries:
+    def attempts(self) -> tuple[EnteredAttempt, ...]:
         """Attempts on other data, oldest first. Raises LibraryError for a damaged file."""
-        found: Entries = self._read()["attempts"]
-        return found
+        return self._read().attempts
 
     def use(self, split: str, verb: str, look: Mapping[str, Any], verdict: Mapping[str, Any]) -> int:
         """Enter a use of the certify split `split`, and return its number, from 1.
@@ -116,12 +158,15 @@ class Ledger:
         repetition, by any verb, keeps the number of its first time. Raises LibraryError, StorageError.
         """
         key = _digest({"split": split, "look": look, "verdict": verdict})
-        with self._changing() as document:
-            known = [entry["key"] for entry in document["uses"] if entry["split"] == split]
+        with self._locked():
+            entries = self._read()
+            known = [entry.key for entry in entries.uses if entry.split == split]
             if key in known:
                 return known.index(key) + 1
-            entry = {"key": key, "split": split, "verb": verb, "at": self._now(), "look": look}
-            document["uses"].append({**entry, "verdict": verdict})
+            new = EnteredUse(
+                key=key, split=split, verb=verb, at=self._now(), look=dict(look), verdict=dict(verdict)
+            )
+            self._write(replace(entries, uses=(*entries.uses, new)))
             return len(known) + 1
 
     def attempt(self, composition: str, data: str, settings: Mapping[str, Any]) -> Attempt:
@@ -132,25 +177,34 @@ class Ledger:
         A repetition keeps the number of its first time. Raises LibraryError, StorageError.
         """
         key = _digest({"composition": composition, "data": data, "settings": settings})
-        with self._changing() as document:
-            entries: Entries = document["attempts"]
-            if key not in [entry["key"] for entry in entries]:
-                new = {"key": key, "composition": composition, "data": data, "at": self._now()}
-                entries.append({**new, "settings": dict(settings), "results": []})
-            number = 1 + [entry["key"] for entry in entries].index(key)
-            users = dict.fromkeys(entry["composition"] for entry in entries if entry["data"] == data)
+        with self._locked():
+            entries = self._read()
+            if key not in [entry.key for entry in entries.attempts]:
+                new = EnteredAttempt(
+                    key=key, composition=composition, data=data, at=self._now(), settings=dict(settings)
+                )
+                entries = replace(entries, attempts=(*entries.attempts, new))
+                self._write(entries)
+            number = 1 + [entry.key for entry in entries.attempts].index(key)
+            users = dict.fromkeys(entry.composition for entry in entries.attempts if entry.data == data)
             return Attempt(key, number, 1 + list(users).index(composition))
 
     def conclude(self, attempt: Attempt, certificate: Mapping[str, Any], *, written: bool) -> None:
         """Record the outcome of an attempt; earlier ones are kept. Raises LibraryError, StorageError."""
-        result = json.loads(json.dumps({"written": written, "certificate": dict(certificate)}))
-        with self._changing() as document:
-            entry = next(each for each in document["attempts"] if each["key"] == attempt.key)
-            if result not in [{k: v for k, v in each.items() if k != "at"} for each in entry["results"]]:
-                entry["results"].append({"at": self._now(), **result})
+        counted: Values = json.loads(json.dumps(dict(certificate)))  # as it is read again
+        with self._locked():
+            entries = self._read()
+            at = [entry.key for entry in entries.attempts].index(attempt.key)
+            entry = entries.attempts[at]
+            if (written, counted) in [(each.written, each.certificate) for each in entry.results]:
+                return
+            new = AttemptResult(at=self._now(), written=written, certificate=counted)
+            renewed = replace(entry, results=(*entry.results, new))
+            before, after = entries.attempts[:at], entries.attempts[at + 1 :]
+            self._write(replace(entries, attempts=(*before, renewed, *after)))
 
     @contextmanager
-    def _changing(self) -> Iterator[dict[str, Any]]:
+    def _locked(self) -> Iterator[None]:
         # the lock is on the folder: nothing to clean up, and free again when its process is killed
         try:
             folder = os.open(self.path.parent, os.O_RDONLY)
@@ -160,22 +214,17 @@ class Ledger:
             ) from error
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
-            document = self._read()
-            before = json.dumps(document)
-            yield document
-            if json.dumps(document) != before:
-                _LEDGER.write(self.path, document)
+            yield
         finally:
             os.close(folder)
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> _Entries:
         if not self.path.is_file():
-            return {"uses": [], "attempts": []}
-        document = _LEDGER.read(self.path)
-        with _LEDGER.reading(str(self.path)):
-            if not all(isinstance(document[name], list) for name in ("uses", "attempts")):
-                raise TypeError("uses and attempts are not lists")
-        return document
+            return _Entries(uses=(), attempts=())
+        return _LEDGER.record(_Entries, _LEDGER.read(self.path), str(self.path))
+
+    def _write(self, entries: _Entries) -> None:
+        _LEDGER.write(self.path, values_of(entries))
 
     def _now(self) -> str:
         return self._clock().isoformat(timespec="seconds")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,12 +22,13 @@ from gati.composition.outcomes import SplitOutcomes, outcomes_of
 from gati.composition.plans import Settings, placement_rank
 from gati.composition.prospects import with_headroom
 from gati.composition.verdicts import certify_one, count_losses, with_certificate
-from gati.errors import CompositionError
+from gati.documents import DocumentKind, values_of
+from gati.errors import CompositionError, LibraryError
 from gati.exploration.library import CERTIFY, SELECT, Library
-from gati.files import atomic_write_text
 
-__all__ = ["ParetoPoint", "compose_within_latency", "pareto"]
+__all__ = ["ParetoPoint", "compose_within_latency", "pareto", "read_frontier"]
 
+_KIND = DocumentKind(1, LibraryError, "run gati compose --pareto again")
 LARGEST_SHARE = 0.15  # of inputs answered differently; more would never be deployed
 
 
@@ -49,6 +49,12 @@ class ParetoPoint:
     use: int = 1  # number of this use of the library's certify split
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Frontier:
+    placement: str
+    points: tuple[ParetoPoint, ...]
+
+
 def pareto(
     directory: str | Path, settings: Settings | None = None, *, points: int = 16
 ) -> tuple[ParetoPoint, ...]:
@@ -65,11 +71,14 @@ def pareto(
     found = count_frontier(library, settings, contest, chosen, select, certified_on)
     use = _enter_use(library, settings, found, certified_on)
     frontier = tuple(replace(point, use=use) for point, _ in found)
-    document = {"format": 1, "placement": contest.placement, "points": [asdict(point) for point in frontier]}
-    atomic_write_text(
-        library.directory / "pareto.json", json.dumps(document, indent=2, allow_nan=False) + "\n"
-    )
+    kept = _Frontier(placement=contest.placement, points=frontier)
+    _KIND.write(library.directory / "pareto.json", values_of(kept))
     return frontier
+
+
+def read_frontier(path: Path) -> tuple[ParetoPoint, ...]:
+    """Read what `pareto` wrote. Raises LibraryError."""
+    return _KIND.record(_Frontier, _KIND.read(path), str(path)).points
 
 
 def frontier_of(contest: Contest, select: SplitOutcomes, points: int) -> list[ExactChoice]:

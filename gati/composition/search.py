@@ -22,6 +22,7 @@ from gati.composition.problem import SLACK_MS
 __all__ = ["Frontier", "improve_priced", "improve_within", "search_frontier"]
 
 PRICES = 16
+_STARTS = 3  # compositions that are improved within a budget
 SHARED_LIMIT = (1, 2, 3)  # exits that the limit on slowdown should have room for
 TIGHTER = (1, 2, 4, 8)  # disagreements a tightened exit gives up for others to use
 EPSILON = 1e-9
@@ -240,7 +241,7 @@ class Frontier:
         self.searcher = Searcher(instance)
         self.found: set[Chosen] = {()}
 
-    def within(self, budget: float, *, thorough: bool = True, starts: int = 3) -> Chosen:
+    def within(self, budget: float, *, thorough: bool = True) -> Chosen:
         """Return the fastest composition of at most `budget` disagreements that the search finds."""
         instance = self.searcher.instance
         if not instance.trials:
@@ -251,13 +252,13 @@ class Frontier:
             if (outcome := instance.outcome(chosen)).disagreements <= budget + ROUNDING
         )
         improved = [
-            improve_within(self.searcher, chosen, budget, thorough=thorough) for _, chosen in ranked[:starts]
+            improve_within(self.searcher, chosen, budget, thorough=thorough) for _, chosen in ranked[:_STARTS]
         ]
         self.found.update(improved)
         return min(improved, key=lambda chosen: (instance.outcome(chosen).mean_latency_ms, chosen))
 
 
-def search_frontier(instance: Instance, *, prices: int = PRICES) -> Frontier:
+def search_frontier(instance: Instance) -> Frontier:
     """Search with falling prices of a disagreement, each from where the last one ended.
 
     Where what lookups may add to a miss is limited, search again among the cheaper ones: one expensive lookup
@@ -268,11 +269,11 @@ def search_frontier(instance: Instance, *, prices: int = PRICES) -> Frontier:
     for share in (1,) if limit_ms is None else SHARED_LIMIT:
         affordable = limit_ms is None or instance.penalty_ms <= limit_ms / share + SLACK_MS
         may_cut = instance.may_cut & np.broadcast_to(affordable, instance.penalty_ms.shape)[:, None]
-        frontier.found |= _priced(replace(instance, may_cut=may_cut), prices)
+        frontier.found |= _priced(replace(instance, may_cut=may_cut))
     return frontier
 
 
-def _priced(instance: Instance, prices: int) -> set[Chosen]:
+def _priced(instance: Instance) -> set[Chosen]:
     if not instance.may_cut.any():
         return set()
     searcher = Searcher(instance)
@@ -280,7 +281,7 @@ def _priced(instance: Instance, prices: int) -> set[Chosen]:
     highest, lowest = instance.base_ms * instance.inputs, instance.base_ms / 2.0
     chosen: Chosen = ()
     found = set()
-    for price_ms in np.geomspace(highest, lowest, prices):
+    for price_ms in np.geomspace(highest, lowest, PRICES):
         chosen = improve_priced(searcher, chosen, float(price_ms))
         found.add(chosen)
     return found

@@ -28,7 +28,7 @@ from torch import Tensor
 from gati.engine.engine import Engine, Prediction
 from gati.errors import BackendError
 
-__all__ = ["ConcurrentEngine", "let_others_first"]
+__all__ = ["ConcurrentEngine", "let_others_first", "one_thread"]
 
 _PATIENCE_S = 0.05  # how long an input waits before its queue goes ahead of longer ones
 
@@ -79,7 +79,7 @@ class ConcurrentEngine:
             return self
         engine, count = self._engine, self._workers or torch.get_num_threads()
         self._ready = threading.Barrier(count + 1)
-        with _one_thread():
+        with one_thread():
             engines = [engine.twin() if engine.compiled else engine for _ in range(count)]
             for each in engines:  # graphs are compiled now, while there is one thread
                 for example in each.examples():
@@ -224,8 +224,8 @@ def let_others_first(niceness: int) -> None:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Graphs are compiled for as many threads as torch has; new threads begin with as many."""
+def one_thread() -> Iterator[None]:
+    """Run torch on a single thread inside the context; graphs compiled there and new threads use one, too."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

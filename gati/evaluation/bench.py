@@ -23,7 +23,16 @@ from gati.engine.backends import BACKENDS, GraphBackend
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
 from gati.errors import BackendError, DataError, GatiError
-from gati.evaluation.bench_result import Bench, BenchRow, Kind, LeftOut, spread
+from gati.evaluation.bench_result import (
+    Bench,
+    BenchMachine,
+    BenchMethod,
+    BenchRow,
+    Histogram,
+    Kind,
+    LeftOut,
+    spread,
+)
 from gati.evaluation.cascade import build_cascade
 from gati.evaluation.evaluate import Latency
 from gati.evaluation.peers import build_peers
@@ -116,7 +125,7 @@ def bench(
         left_out=tuple(field.left_out),
         machine=_machine(),
         versions=_versions(),
-        method={"text": _METHOD, "warm_up_requests": WARM_UP_REQUESTS, "throughput_seconds": seconds},
+        method=BenchMethod(text=_METHOD, warm_up_requests=WARM_UP_REQUESTS, throughput_seconds=seconds),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         note="; ".join(note for note in (note_of_seen(served.library, inputs), named.note) if note),
         disturbed=steady.disturbed > 0,
@@ -298,10 +307,10 @@ def _rows(
                 hit_rate=each.hits / len(answers),
                 memory_bytes=weights + sum(leaving.memory_bytes for leaving in each.engine.exits),
                 throughput={many: spread(values) for many, values in rates[each.name].items()},
-                histogram={
-                    "edges_ms": [float(edge) for edge in edges],
-                    "counts": np.histogram(np.minimum(times, edges[-1]), edges)[0].astype(float).tolist(),
-                },
+                histogram=Histogram(
+                    edges_ms=tuple(edges.tolist()),
+                    counts=tuple(np.histogram(np.minimum(times, edges[-1]), edges)[0].astype(float).tolist()),
+                ),
                 detail=field.details[each.name],
             )
         )
@@ -317,20 +326,20 @@ def _f32_classes(module: nn.Module, images: Tensor) -> Any:
         return torch.cat([module(rows.clone()).argmax(1) for rows in images.split(_BATCH)]).numpy()
 
 
-def _machine() -> dict[str, Any]:
+def _machine() -> BenchMachine:
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():
         models = [line for line in info.read_text(encoding="utf-8").splitlines() if "model name" in line]
         name = models[0].split(":", 1)[1].strip() if models else name
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {
-        "cpu": name,
-        "cores": usable,
-        "threads": torch.get_num_threads(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "load_average": [round(value, 2) for value in os.getloadavg()],
-    }
+    return BenchMachine(
+        cpu=name,
+        cores=usable,
+        threads=torch.get_num_threads(),
+        system=f"{platform.system()} {platform.machine()}",
+        load_average=tuple(round(value, 2) for value in os.getloadavg()),
+    )
 
 
 def _versions() -> dict[str, str]:

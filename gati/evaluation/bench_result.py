@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
+from gati.documents import DocumentKind, values_of
+from gati.errors import LibraryError
 from gati.evaluation.evaluate import Latency
 
-__all__ = ["FORMAT", "Bench", "Kind", "LeftOut", "BenchRow", "Spread", "spread"]
+__all__ = [
+    "Bench",
+    "BenchMachine",
+    "BenchMethod",
+    "BenchRow",
+    "Histogram",
+    "Kind",
+    "LeftOut",
+    "Spread",
+    "spread",
+]
 
-FORMAT = 1
+_KIND = DocumentKind(1, LibraryError, "run gati bench again")
 Kind = Literal["base", "gati", "peer"]
 
 
@@ -23,6 +35,14 @@ class Spread:
     min: float
     median: float
     max: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histogram:
+    """How many requests took how long: `counts` lie between neighbours of `edges_ms`."""
+
+    edges_ms: tuple[float, ...]
+    counts: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -47,7 +67,7 @@ class BenchRow:
     hit_rate: float
     memory_bytes: int
     throughput: dict[str, Spread]
-    histogram: dict[str, list[float]]  # `edges_ms`, and the `counts` between them
+    histogram: Histogram
     detail: str = ""
 
 
@@ -57,6 +77,26 @@ class LeftOut:
 
     name: str
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchMachine:
+    """Where it was measured; `threads` are torch's."""
+
+    cpu: str
+    cores: int | None
+    threads: int
+    system: str
+    load_average: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchMethod:
+    """How it was measured, in words and numbers."""
+
+    text: str
+    warm_up_requests: int
+    throughput_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +117,9 @@ class Bench:
     fastest_static: str
     rows: tuple[BenchRow, ...]
     left_out: tuple[LeftOut, ...]
-    machine: dict[str, Any]
+    machine: BenchMachine
     versions: dict[str, str]
-    method: dict[str, Any]
+    method: BenchMethod
     created: str
     note: str = ""
     disturbed: bool = False
@@ -87,7 +127,12 @@ class Bench:
 
     def to_json(self) -> str:
         """The result as strict JSON text."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=2, allow_nan=False) + "\n"
+        return _KIND.text_of(values_of(self))
+
+    @classmethod
+    def load(cls, path: Path) -> Bench:
+        """Read what `to_json` wrote. Raises LibraryError."""
+        return _KIND.record(cls, _KIND.read(path), str(path))
 
 
 def spread(values: list[float]) -> Spread:

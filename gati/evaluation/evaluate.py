@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from gati.composition.load import open_served
 from gati.costs.disturbance import MACHINE, Machine, measure_steadily
 from gati.costs.profile import quiet
+from gati.documents import DocumentKind, values_of
 from gati.engine.batching import rows_of
 from gati.engine.engine import Engine, Prediction
 from gati.engine.exits import BASE
-from gati.errors import DataError
+from gati.errors import DataError, LibraryError
 from gati.evaluation.by_class import ClassCount, count_classes
 from gati.exploration.fresh import note_of_seen
 from gati.exploration.labels import name_and_label
@@ -29,6 +30,7 @@ from gati.model.labels import ClassNames, LabelMap
 
 __all__ = ["Evaluation", "ExitCount", "Latency", "evaluate", "evaluate_engine"]
 
+_KIND = DocumentKind(1, LibraryError, "run gati evaluate again", unnumbered=True)
 _WARM_UP_REQUESTS = 20
 _EAGER_SAMPLES = 200
 _CHUNK = 256  # inputs preprocessed at a time, outside the timing
@@ -92,7 +94,12 @@ class Evaluation:
 
     def to_json(self) -> str:
         """The evaluation as strict JSON text."""
-        return json.dumps(asdict(self), indent=2, allow_nan=False) + "\n"
+        return json.dumps(values_of(self), indent=2, allow_nan=False) + "\n"
+
+    @classmethod
+    def load(cls, path: Path) -> Evaluation:
+        """Read what `to_json` wrote. Raises LibraryError."""
+        return _KIND.record(cls, _KIND.read(path), str(path))
 
 
 @dataclass

@@ -12,6 +12,7 @@ from torch import nn
 
 from gati.caches import ReducedNetwork, build_predictor, is_reduced, reads_input
 from gati.evaluation.diagnosis import ExploreForecast
+from gati.exploration import schedule
 from gati.exploration.answers import ENGINES
 from gati.exploration.augment import Augmentation
 from gati.exploration.candidates import Specification
@@ -20,18 +21,6 @@ from gati.exploration.measure import selector_seconds
 from gati.exploration.pace import Pace, affordable_steps
 from gati.exploration.prepare import MeasuringTimes
 from gati.exploration.recipes import EXITS, REDUCED_NETWORK, Recipe, recipe_of_students
-from gati.exploration.schedule import (
-    DEFAULT_EPOCHS,
-    DEFAULT_STUDENT_EPOCHS,
-    LEAST_EXIT_STEPS,
-    LEAST_STUDENT_STEPS,
-    batch_size_for,
-    divide_time,
-    most_steps,
-    reserve,
-    steps_an_epoch,
-    steps_for_epochs,
-)
 from gati.exploration.train import Learner, SharedTraining
 from gati.model.data import Data
 from gati.model.segments import TracedModel
@@ -76,21 +65,21 @@ class _Stage:
         if self.pace is None:
             return None
         a_step = Pace(batch * self.pace.answer_s, batch * self.pace.learn_s)
-        an_epoch = steps_an_epoch(inputs, batch)
+        an_epoch = schedule.steps_an_epoch(inputs, batch)
         steps = affordable_steps(left_s, a_step, steps_per_round=an_epoch, rounds=self.recipe.rounds)
-        most = most_steps(inputs, batch, students=self.students)
+        most = schedule.most_steps(inputs, batch, students=self.students)
         return min(steps, most) * batch / inputs
 
     def usual_s(self, inputs: int, batch: int) -> float:
         """Seconds of the passes that explore makes where no budget is given."""
         if self.pace is None:
             return 0.0
-        epochs = DEFAULT_STUDENT_EPOCHS if self.students else DEFAULT_EPOCHS
-        least = LEAST_STUDENT_STEPS if self.students else LEAST_EXIT_STEPS
-        steps = steps_for_epochs(epochs, inputs, batch, least=least)
+        epochs = schedule.DEFAULT_STUDENT_EPOCHS if self.students else schedule.DEFAULT_EPOCHS
+        least = schedule.LEAST_STUDENT_STEPS if self.students else schedule.LEAST_EXIT_STEPS
+        steps = schedule.steps_for_epochs(epochs, inputs, batch, least=least)
         fresh = steps
         if self.recipe.rounds is not None:
-            fresh = min(steps, self.recipe.rounds * steps_an_epoch(inputs, batch))
+            fresh = min(steps, self.recipe.rounds * schedule.steps_an_epoch(inputs, batch))
         return batch * (fresh * self.pace.answer_s + steps * self.pace.learn_s)
 
 
@@ -124,9 +113,9 @@ def forecast_explore(
         lookup_seconds(traced, specifications, clock),
     )
     measuring_s = times.all_of(len(trained), lookups, passes=2)
-    left_s = budget_s - reserve(measuring_s, budget_s)
-    input_s, exit_s = divide_time(left_s, students=len(first), exits=len(behind))
-    count, batch = len(training), batch_size_for(len(training))
+    left_s = budget_s - schedule.reserve(measuring_s, budget_s)
+    input_s, exit_s = schedule.divide_time(left_s, students=len(first), exits=len(behind))
+    count, batch = len(training), schedule.batch_size_for(len(training))
     return ExploreForecast(
         at_the_input=tuple(item.trial.variant for item in first),
         exits=tuple((item.trial.block, item.trial.variant) for item in behind),

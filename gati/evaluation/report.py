@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gati.composition.composition import Composition
-from gati.composition.pareto import pareto
+from gati.composition.pareto import ParetoPoint, pareto, read_frontier
 from gati.composition.plans import Settings
-from gati.errors import GatiError, LibraryError
+from gati.documents import values_of
+from gati.errors import GatiError
+from gati.evaluation.bench_result import Bench, BenchRow
 from gati.evaluation.charts import Point, bars, distribution, scatter
+from gati.evaluation.evaluate import Evaluation
 from gati.evaluation.pages import page_environment
 from gati.exploration.library import Library
 from gati.files import atomic_write_text
+from gati.types import Profile
 from gati.units import format_bytes
 from gati.version import __version__
 
 __all__ = ["report"]
+
+Measured = TypeVar("Measured", Bench, Evaluation)
 
 
 def report(
@@ -34,31 +41,73 @@ def report(
         StorageError: the page cannot be written.
     """
     library = Library.open(directory)
-    chosen = Composition.load(library.composition_path(composition))
-    facts = _facts(library, chosen)
+    facts = _facts(library, Composition.load(library.composition_path(composition)))
     target = library.directory / "report.html" if out is None else Path(out)
     atomic_write_text(target, _page(facts))
-    return facts
+    return facts.to_json()
 
 
-def _facts(library: Library, chosen: Composition) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class _Explored:
+    """What the library was made from: how many inputs for what, each data set, versions of packages."""
+
+    counts: dict[str, int]
+    data: dict[str, str]
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Facts:
+    """What the page shows; None for what was not measured of this composition."""
+
+    model: str
+    directory: str
+    composition: Composition
+    promise: str
+    profile: Profile
+    explored: _Explored
+    bench: Bench | None
+    evaluation: Evaluation | None
+    frontier: tuple[ParetoPoint, ...]
+    frontier_missing: str  # why it is empty
+    version: str = __version__
+
+    def to_json(self) -> dict[str, Any]:
+        """The facts as strict JSON values."""
+        documents = (
+            ("composition", self.composition),
+            ("bench", self.bench),
+            ("evaluation", self.evaluation),
+        )
+        own = {name: json.loads(each.to_json()) for name, each in documents if each is not None}
+        return {name: own[name] if name in own else values_of(value) for name, value in vars(self).items()}
+
+    @property
+    def own_rows(self) -> tuple[BenchRow, BenchRow] | None:
+        """The base model and Gati on the composition's backend, if both were measured."""
+        rows = () if self.bench is None else self.bench.rows
+        backend = self.composition.backend
+        found = {row.kind: row for row in rows if row.kind != "peer" and row.backend == backend}
+        return (found["base"], found["gati"]) if len(found) == 2 else None
+
+
+def _facts(library: Library, chosen: Composition) -> _Facts:
     manifest = library.manifest
     frontier, frontier_missing = _frontier(library)
-    return {
-        "model": manifest.model_source,
-        "directory": str(library.directory),
-        "composition": json.loads(chosen.to_json()),
-        "promise": _promise(chosen),
-        "profile": asdict(manifest.profile),
-        "explored": {"counts": manifest.counts, "data": manifest.data, "versions": manifest.versions},
-        "bench": _measured(library.directory / "bench.json", chosen.name, "gati bench"),
-        "evaluation": _measured(
-            library.directory / "evaluations" / f"{chosen.name}.json", chosen.name, "gati evaluate"
-        ),
-        "frontier": frontier,
-        "frontier_missing": frontier_missing,
-        "version": __version__,
-    }
+    bench = _measured(Bench.load, library.directory / "bench.json", chosen)
+    evaluated = library.directory / "evaluations" / f"{chosen.name}.json"
+    return _Facts(
+        model=manifest.model_source,
+        directory=str(library.directory),
+        composition=chosen,
+        promise=_promise(chosen),
+        profile=manifest.profile,
+        explored=_Explored(counts=manifest.counts, data=manifest.data, versions=manifest.versions),
+        bench=bench,
+        evaluation=_measured(Evaluation.load, evaluated, chosen),
+        frontier=frontier,
+        frontier_missing=frontier_missing,
+    )
 
 
 def _promise(chosen: Composition) -> str:
@@ -70,33 +119,24 @@ def _promise(chosen: Composition) -> str:
     return chosen.note or "No caches were chosen, so every answer is the base model's."
 
 
-def _measured(path: Path, composition: str, command: str) -> dict[str, Any] | None:
+def _measured(load: Callable[[Path], Measured], path: Path, chosen: Composition) -> Measured | None:
     """The stored measurement, None if there is none of this composition."""
-    if not path.is_file():
-        return None
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found if found["composition"] == composition else None
-    except (ValueError, KeyError, TypeError) as error:
-        raise LibraryError(f"{path} is damaged ({error!r}); run {command} again") from error
+    found = load(path) if path.is_file() else None
+    return found if found is not None and found.composition == chosen.name else None
 
 
-def _frontier(library: Library) -> tuple[list[dict[str, Any]], str]:
+def _frontier(library: Library) -> tuple[tuple[ParetoPoint, ...], str]:
     """The stored frontier, or a new one; else why there is none."""
     path = library.directory / "pareto.json"
     if path.is_file():
-        try:
-            points: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["points"]
-            return points, ""
-        except (ValueError, KeyError, TypeError) as error:
-            raise LibraryError(f"{path} is damaged ({error!r}); run gati compose --pareto again") from error
+        return read_frontier(path), ""
     try:
-        return [asdict(point) for point in pareto(library.directory, Settings())], ""
+        return pareto(library.directory, Settings()), ""
     except GatiError as error:
-        return [], str(error)
+        return (), str(error)
 
 
-def _page(facts: dict[str, Any]) -> str:
+def _page(facts: _Facts) -> str:
     from markupsafe import Markup
 
     environment = page_environment("gati.evaluation")
@@ -104,64 +144,49 @@ def _page(facts: dict[str, Any]) -> str:
     environment.filters["ms"] = lambda value: "-" if value is None else f"{value:.3f} ms"
     environment.filters["size"] = format_bytes
     charts = {name: Markup(svg) for name, svg in _charts(facts).items()}  # their labels are escaped
-    return environment.get_template("report.html").render(**facts, charts=charts, headline=_headline(facts))
+    value, note = _headline(facts)
+    page = environment.get_template("report.html")
+    return page.render(**vars(facts), charts=charts, headline={"value": value, "note": note})
 
 
-def _headline(facts: dict[str, Any]) -> dict[str, str]:
-    """The figure that matters, from the best source there is."""
-    own = _own_rows(facts)
-    if own:
-        gain = own["gati"]["gain_same"]
-        note = f"{gain['min']:.2f} to {gain['max']:.2f} over the repetitions of gati bench"
-        note = f"mean latency, against the same engine; {note}{_disturbed(facts['bench'])}"
-        return {"value": f"{gain['median']:.2f}x", "note": note}
-    if facts["evaluation"]:
-        return {
-            "value": f"{facts['evaluation']['gain']:.2f}x",
-            "note": f"mean latency, measured by gati evaluate{_disturbed(facts['evaluation'])}",
-        }
-    gain = facts["composition"]["expected"]["gain"]
-    return {"value": f"{gain:.2f}x", "note": "expected mean latency; not yet measured on unseen inputs"}
+def _headline(facts: _Facts) -> tuple[str, str]:
+    """The figure that matters, from the best source there is, and what it is."""
+    if facts.own_rows is not None:
+        gain = facts.own_rows[1].gain_same
+        spread = f"{gain.min:.2f} to {gain.max:.2f} over the repetitions of gati bench"
+        note = f"mean latency, against the same engine; {spread}{_disturbed(facts.bench)}"
+        return f"{gain.median:.2f}x", note
+    if facts.evaluation is not None:
+        note = f"mean latency, measured by gati evaluate{_disturbed(facts.evaluation)}"
+        return f"{facts.evaluation.gain:.2f}x", note
+    gain_expected = facts.composition.expected.gain
+    return f"{gain_expected:.2f}x", "expected mean latency; not yet measured on unseen inputs"
 
 
-def _disturbed(measured: dict[str, Any]) -> str:
+def _disturbed(measured: Bench | Evaluation | None) -> str:
     """The warning next to figures that were measured on a busy machine."""
-    return f"; not to be quoted: {measured['disturbance']}" if measured.get("disturbed") else ""
+    if measured is None or not measured.disturbed:
+        return ""
+    return f"; not to be quoted: {measured.disturbance}"
 
 
-def _own_rows(facts: dict[str, Any]) -> dict[str, Any]:
-    """Rows of base and Gati on the composition's backend, if both were measured."""
-    rows = facts["bench"]["rows"] if facts["bench"] else []
-    found = {row["kind"]: row for row in rows if row["kind"] != "peer" and row["backend"] == _backend(facts)}
-    return found if {"base", "gati"} <= set(found) else {}
-
-
-def _backend(facts: dict[str, Any]) -> str:
-    return str(facts["composition"]["backend"])
-
-
-def _charts(facts: dict[str, Any]) -> dict[str, str]:
+def _charts(facts: _Facts) -> dict[str, str]:
     charts = dict.fromkeys(("latency", "peers", "exits", "frontier"), "")
-    own = _own_rows(facts)
-    if own:
-        base, gati = own["base"], own["gati"]
-        series = [(row["name"], row["kind"], row["histogram"]["counts"]) for row in (base, gati)]
-        charts["latency"] = distribution(base["histogram"]["edges_ms"], series)
-    if facts["bench"]:
-        points = [
-            Point(row["latency_ms"]["mean"], row["agreement"], row["name"], row["kind"])
-            for row in facts["bench"]["rows"]
-        ]
+    if facts.own_rows is not None:
+        series = [(row.name, row.kind, row.histogram.counts) for row in facts.own_rows]
+        charts["latency"] = distribution(facts.own_rows[0].histogram.edges_ms, series)
+    if facts.bench is not None:
+        points = [Point(row.latency_ms.mean, row.agreement, row.name, row.kind) for row in facts.bench.rows]
         charts["peers"] = scatter(points, "mean latency, ms", "Agreement")
-    exits = facts["composition"]["exits"]
+    exits = facts.composition.exits
     if exits:
-        rows = [(each["block"], each["expected_hit_rate"], "gati") for each in exits]
-        rows.append(("runs to the end", 1.0 - sum(each["expected_hit_rate"] for each in exits), "base"))
+        rows = [(each.block, each.expected_hit_rate, "gati") for each in exits]
+        rows.append(("runs to the end", 1.0 - sum(each.expected_hit_rate for each in exits), "base"))
         charts["exits"] = bars(rows)
-    if facts["frontier"]:
+    if facts.frontier:
         points = [
-            Point(each["mean_latency_ms"], each["certified_agreement"], f"{each['gain']:.2f}x", "gati")
-            for each in facts["frontier"]
+            Point(each.mean_latency_ms, each.certified_agreement, f"{each.gain:.2f}x", "gati")
+            for each in facts.frontier
         ]
         charts["frontier"] = scatter(points, "mean latency, ms", "Certified agreement")
     return charts

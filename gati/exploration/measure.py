@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from gati.caches import LearnedCache, build_selector, fit_selector_networks, selector_names
 from gati.caches.selectors import BASELINE, NETWORK, TEMPERATURE_SCALED, fit_temperature
+from gati.engine.concurrent import one_thread
 from gati.exploration.library import SELECT, TrialOutcomes
 from gati.exploration.train import InputSource, Learner
 from gati.model.entry import INPUT, means_input
@@ -161,7 +161,7 @@ def _choose_selector(
             selector = build_selector(name, classes).eval()
         candidates[name] = (selector, selector(probabilities).numpy().astype(np.float32))
     if select.sum() >= 200:
-        with _single_thread():
+        with one_thread():  # such small networks gain nothing from more
             fitted = fit_selector_networks(
                 probabilities[inside].clone(), torch.from_numpy(agrees[select]), seed=seed
             )
@@ -177,17 +177,6 @@ def _choose_selector(
     if worth(best) < worth(BASELINE) + _WORTH_A_NETWORK:
         best = BASELINE
     return best, *candidates[best]
-
-
-@contextmanager
-def _single_thread() -> Iterator[None]:
-    """Selector networks are so small that handing work between threads takes longer than the work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _operating_points(

@@ -20,10 +20,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gati.composition.composition import Composition
+from gati.documents import DocumentKind
 from gati.errors import AdaptError, StorageError
 from gati.files import atomic_write_text
 from gati.guard.proof import Spending
@@ -33,7 +35,7 @@ __all__ = ["Snapshot", "Standing", "identity_of", "is_proven"]
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = 1
+_KIND = DocumentKind(1, AdaptError, "versions are on probation until they are proven anew", compact=True)
 _SAVED_EVERY_S = 1.0
 _MOST_VERSIONS = 100  # without a certificate: forgotten, they are on probation
 _PRESUMED_SPENT = 20  # proofs, where the count was lost
@@ -61,6 +63,22 @@ class Snapshot(NamedTuple):
 
     number: int
     text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spent:
+    """One part of the file: how many shares of which delta proofs took."""
+
+    delta: float
+    spent: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """The rest of it: how each watch stands (`Watch.to_json`) and since when, and the parts of others."""
+
+    versions: dict[str, dict[str, Any]]
+    parts: dict[str, Any] = field(default_factory=dict)
 
 
 class Standing:
@@ -212,17 +230,10 @@ class Standing:
         others = [name for name in versions if name not in self._certified]
         for name in others[: max(0, len(others) - _MOST_VERSIONS)]:
             del versions[name]
-        document = {
-            "format": _FORMAT,
-            "delta": self.spending.delta,
-            "spent": self.spending.used,
-            "versions": versions,
-            "parts": {
-                **self._kept_parts,
-                **{name: {"saved_s": self._now(), "state": state()} for name, state in self._parts.items()},
-            },
-        }
-        return Snapshot(self._taken, json.dumps(document, allow_nan=False) + "\n")
+        parts = {name: {"saved_s": self._now(), "state": state()} for name, state in self._parts.items()}
+        spent = _Spent(delta=self.spending.delta, spent=self.spending.used)
+        kept = _Kept(versions=versions, parts={**self._kept_parts, **parts})
+        return Snapshot(self._taken, _KIND.text_of({**vars(spent), **vars(kept)}))
 
     def _written_down(self, identity: str) -> dict[str, Any]:
         """How a watch stands, and since when."""
@@ -252,21 +263,22 @@ class Standing:
         return self._kept.get(identity)
 
     def _read(self, path: Path) -> None:
+        where = str(path)
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            if int(document["format"]) > _FORMAT:
-                raise ValueError(f"format {document['format']} is newer than this Gati reads")
-            self.spending.used = max(0, int(document["spent"]))
-            self._surer = self.spending.delta < float(document["delta"]) - 1e-9
-            self._kept = dict(document["versions"])
-            self._kept_parts = dict(document.get("parts", {}))
-            written_s = path.stat().st_mtime  # of files that do not say when
-            for name, kept in self._kept.items():
-                self._heard_s[name] = float(kept.get("heard_s", written_s))
-                if kept.get("certified", kept.get("state") == "stopped"):  # older files do not say
-                    self._certified.add(name)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            self._distrust(f"{path}: {error}")
+            document = _KIND.read(path)
+            spent = _KIND.record(_Spent, document, where)  # counts, also where the rest is damaged
+            self.spending.used = max(0, spent.spent)
+            self._surer = self.spending.delta < spent.delta - 1e-9
+            kept = _KIND.record(_Kept, document, where)
+            self._kept, self._kept_parts = kept.versions, kept.parts
+            with _KIND.reading(where):
+                written_s = path.stat().st_mtime  # of files that do not say when
+                for name, each in self._kept.items():
+                    self._heard_s[name] = float(each.get("heard_s", written_s))
+                    if each.get("certified", each.get("state") == "stopped"):  # older files do not say
+                        self._certified.add(name)
+        except AdaptError as error:
+            self._distrust(str(error))
 
     def _distrust(self, reason: str) -> None:
         self.distrusted = reason

@@ -1,1 +1,1 @@
-"""The base model: loading it and its data safely, finding its blocks, watching and cutting it."""
+"""The base model: loading it and its data safely, finding blocks, collecting hidden outputs, cutting."""

@@ -1,4 +1,4 @@
-"""Which stretches of a network do the same work."""
+"""Which segments of a network do the same work."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _RELEASE = re.compile(r"^ *del .*\n", re.MULTILINE)  # in the order of the alpha
 
 
 def work_of(traced: TracedModel, blocks: Sequence[str]) -> tuple[str, ...]:
-    """What each segment of the network cut at `blocks` does, the last one's, too.
+    """Describe the work of each segment of the network cut at `blocks`, the last one included.
 
-    Equal texts mean the same operators on tensors of the same shapes, with other weights. Raises as `cut`.
+    Equal texts mean equal operators on tensors of equal shapes, with other weights. Raises as `cut`.
     """
     shapes: tuple[Any, ...] = (traced.input_shape,)
     found = []
@@ -31,7 +31,7 @@ def work_of(traced: TracedModel, blocks: Sequence[str]) -> tuple[str, ...]:
 
 
 def _without_names(segment: Segment) -> str:
-    """The source with constants told by what they are, and locals by the order in which they appear."""
+    """The source with constants replaced by their description and locals numbered by appearance."""
     known: Mapping[str, Any] = segment.run.__globals__
     called: dict[str, str] = {}
 

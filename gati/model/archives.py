@@ -1,4 +1,4 @@
-"""Arrays of images, or of whatever else a network takes, in an `.npz`."""
+"""Arrays of images or other inputs in an `.npz`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BESIDE = ("labels", "class_names")
 
 
 def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
-    """Read `images`, or where there are none all other arrays, and `labels` and `class_names`.
+    """Read `images`, or else all other arrays, with `labels` and `class_names`.
 
     **Raises:** `DataError`.
     """
@@ -37,8 +37,8 @@ def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
         if zipfile.is_zipfile(path) and "allow_pickle" in str(error):
             raise DataError(
-                f"{what}: {path} holds Python objects, which would need unpickling; save plain number arrays"
+                f"{what}: {path} holds Python objects, which would need unpickling; save numeric arrays"
             ) from error
         raise DataError(
-            f"{what}: {path} is no readable .npz ({type(error).__name__}); write or copy it again"
+            f"{what}: {path} is not a readable .npz ({type(error).__name__}); write or copy it again"
         ) from error

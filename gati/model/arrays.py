@@ -1,4 +1,4 @@
-"""Several arrays of the same inputs as one, and back. Needs NumPy alone, for processes without torch."""
+"""Packing several arrays of the same inputs into one, and back. Needs only NumPy, not torch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 __all__ = ["apart", "one_of", "shape_of_one"]
 
-Shapes = Sequence[tuple[int, ...]]  # of one input, of each array
+Shapes = Sequence[tuple[int, ...]]  # of each array, per input
 
 
 def shape_of_one(shapes: Shapes) -> tuple[int, ...]:
-    """The shape of one input of `one_of`: [arrays, ...] where all have one shape, else [values]."""
+    """The shape of a packed input: [arrays, ...] if all have one shape, else [values]."""
     if len(shapes) == 1:
         return shapes[0]
     if len(set(shapes)) == 1:
@@ -24,7 +24,7 @@ def shape_of_one(shapes: Shapes) -> tuple[int, ...]:
 
 
 def one_of(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Arrays [N, ...] of one dtype as one, contiguous; a single one as it is."""
+    """Pack arrays [N, ...] of one dtype; a single one is only made contiguous."""
     if len(arrays) == 1:
         return np.ascontiguousarray(arrays[0])
     if len({array.shape for array in arrays}) == 1:
@@ -33,7 +33,7 @@ def one_of(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def apart(whole: Any, shapes: Shapes) -> list[Any]:
-    """The arrays [N, *shape] that `one_of` was given, of an array or a tensor."""
+    """Unpack what `one_of` returned, an array or a tensor, into [N, *shape] each."""
     if len(shapes) == 1:
         return [whole]
     if len(set(shapes)) == 1:

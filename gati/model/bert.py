@@ -1,8 +1,7 @@
 """BERT (Devlin et al. 2019) as PyTorch modules of plain operators, with the names of its public weights.
 
-A folder with `config.json` and `model.safetensors`, as Hugging Face keeps networks, needs no other package:
-`from_folder` reads it. Positions are absolute, the activation is GELU, and padding is left
-out of attention by its mask.
+`from_folder` reads a Hugging Face folder (`config.json`, `model.safetensors`) without any other package.
+Positions are absolute, the activation is GELU, and attention masks padding.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ _FIELDS = {
     "epsilon": "layer_norm_eps",
 }
 _POSITIONS = "embeddings.position_ids"  # 0, 1, 2, ...: older files have them
-_IGNORED = ("pooler.", "cls.", "classifier.", _POSITIONS)  # not of the encoder
+_IGNORED = ("pooler.", "cls.", "classifier.", _POSITIONS)  # not in the encoder
 
 
 @dataclass(frozen=True)
 class BertSettings:
-    """Sizes of a network; the defaults are those of MiniLM-L6."""
+    """Sizes of the network; defaults are MiniLM-L6's."""
 
     vocabulary: int = 30522
     length: int = 512  # of the longest sequence, in tokens
-    kinds: int = 2  # of sentences
+    kinds: int = 2  # token types
     width: int = 384
     inner_width: int = 1536
     layers: int = 6
@@ -51,12 +50,12 @@ class BertSettings:
 
     @classmethod
     def from_file(cls, path: Path) -> BertSettings:
-        """Read a `config.json`. Raises `ModelError` for another kind of network, or a damaged file."""
+        """Read a `config.json`. Raises `ModelError` for another architecture or a damaged file."""
         return cls.of(_config(path), path)
 
     @classmethod
     def of(cls, config: dict[str, Any], path: Path) -> BertSettings:
-        """Take the settings from the `config.json` that was read from `path`. Raises as `from_file`."""
+        """Read the settings from a parsed `config.json`; `path` is for messages. Raises as `from_file`."""
         try:
             kind, activation = config.get("model_type"), config.get("hidden_act", "gelu")
             found = cls(**{ours: config[theirs] for ours, theirs in _FIELDS.items()})
@@ -64,10 +63,12 @@ class BertSettings:
             raise _unreadable(path, error) from error
         if kind != "bert" or activation != "gelu":
             raise ModelError(
-                f"{path} is of {kind!r} with {activation!r}; only 'bert' with 'gelu' is known here"
+                f"{path} is of {kind!r} with {activation!r}; only 'bert' with 'gelu' is supported"
             )
         if found.width % found.heads:
-            raise ModelError(f"{path} takes no {found.heads} heads in {found.width} channels; copy it again")
+            raise ModelError(
+                f"{path} has {found.heads} heads for {found.width} channels, not a multiple; copy it again"
+            )
         return found
 
 
@@ -141,7 +142,7 @@ class _Layers(nn.Module):
 
 
 class SentenceEncoder(nn.Module):
-    """Ids, mask and kinds of sentences [B, length] -> what the last layer gives [B, length, width]."""
+    """Ids, mask and token types [B, length] -> hidden states of the last layer [B, length, width]."""
 
     def __init__(self, settings: BertSettings | None = None) -> None:
         super().__init__()
@@ -150,16 +151,16 @@ class SentenceEncoder(nn.Module):
         self.encoder = _Layers(settings)
 
     def forward(self, ids: Tensor, mask: Tensor, kinds: Tensor | None = None) -> Tensor:
-        """Encode; padding is looked at by no token, and without `kinds` all is one sentence."""
+        """Encode; padding is masked, and `kinds` default to 0."""
         bias = torch.where(mask != 0, 0.0, -1e9).unsqueeze(1).unsqueeze(1)  # [B, 1, 1, length]
         hidden: Tensor = self.encoder(self.embeddings(ids, kinds), bias)
         return hidden
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> SentenceEncoder:
-        """The encoder of a folder with `config.json` and `model.safetensors`.
+        """Load the encoder from a folder with `config.json` and `model.safetensors`.
 
-        **Raises:** `ModelError` for another kind of network, `CheckpointError` for weights that do not fit.
+        **Raises:** `ModelError` for another architecture, `CheckpointError` for weights that do not fit.
         """
         found = cls(BertSettings.from_file(Path(folder) / "config.json")).eval()
         state = _weights(Path(folder))
@@ -169,7 +170,7 @@ class SentenceEncoder(nn.Module):
 
 
 class _Pooled(SentenceEncoder):
-    """The encoder with what a classifier of whole sequences reads: the first token, once more transformed."""
+    """The encoder with its pooler: the first token through another layer."""
 
     def __init__(self, settings: BertSettings) -> None:
         super().__init__(settings)
@@ -181,7 +182,7 @@ class _Pooled(SentenceEncoder):
 
 
 class SequenceClassifier(nn.Module):
-    """`BertForSequenceClassification`: ids, mask and kinds of sentences [B, length] -> class scores."""
+    """`BertForSequenceClassification`: ids, mask and token types [B, length] -> class scores."""
 
     def __init__(self, settings: BertSettings, class_names: tuple[str, ...]) -> None:
         super().__init__()
@@ -198,10 +199,9 @@ class SequenceClassifier(nn.Module):
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> SequenceClassifier:
-        """The classifier of a folder with `config.json` and `model.safetensors`.
+        """Load the classifier from a folder with `config.json` and `model.safetensors`.
 
-        **Raises:** `ModelError` for another kind of network, or one without a classifier, `CheckpointError`
-        for weights that do not fit.
+        **Raises:** `ModelError` for another architecture, `CheckpointError` for weights that do not fit.
         """
         path = Path(folder) / "config.json"
         config = _config(path)
@@ -209,7 +209,7 @@ class SequenceClassifier(nn.Module):
         kinds = config.get("architectures") or ["nothing known"]
         if "BertForSequenceClassification" not in kinds:
             raise ModelError(
-                f"{path} is of {kinds[0]}, which gives no class scores; write a package.module:callable that "
+                f"{path} is of {kinds[0]}, which has no class scores; write a package.module:callable that "
                 "puts a layer on gati.model.bert.SentenceEncoder.from_folder"
             )
         names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
@@ -249,7 +249,7 @@ def _fill(module: nn.Module, state: dict[str, Tensor], folder: Path) -> None:
 
 
 class SentenceClassifier(nn.Module):
-    """Ids and mask [B, length] -> class scores: the mean of the encoded tokens, of length 1, and a layer."""
+    """Ids and mask [B, length] -> class scores: a linear layer on the normalised mean of encoded tokens."""
 
     def __init__(self, encoder: SentenceEncoder, classes: int) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ class SentenceClassifier(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """What the head reads: vectors [B, width] of length 1."""
+        """The head's input: vectors [B, width] of norm 1."""
         kept = attention_mask.unsqueeze(2).to(torch.float32)
         hidden = self.encoder(input_ids, attention_mask) * kept
         return nn.functional.normalize(hidden.sum(1) / kept.sum(1).clamp_min(1.0), dim=1)

@@ -1,4 +1,4 @@
-"""What an operator of a traced network is called with, changes, and may be replaced by."""
+"""Operators of a traced network: their arguments, what they mutate, and faster equivalents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LAST_INDEX = 2**63 - 1
 
 
 def equal_values(first: Any, second: Any) -> bool:
-    """Whether two operator results (tensors, numbers, nested sequences) are the same bit for bit."""
+    """Whether two operator results (tensors, numbers, nested sequences) are equal bit for bit."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         same_form = first.dtype == second.dtype and first.stride() == second.stride()
         return same_form and _equal_tensors(first, second)
@@ -31,7 +31,7 @@ def equal_values(first: Any, second: Any) -> bool:
 def _equal_tensors(first: Tensor, second: Tensor) -> bool:
     if torch.equal(first, second):
         return True
-    # NaN differs from itself, yet a NaN in the same place is the same result.
+    # NaN != NaN, but NaN at the same position is an equal result.
     return (
         first.shape == second.shape
         and first.is_floating_point()
@@ -41,7 +41,7 @@ def _equal_tensors(first: Tensor, second: Tensor) -> bool:
 
 
 def candidates(name: str, target: OpOverload) -> Iterator[FlatFunction]:
-    """Callables that may do the same as `target`, fastest first: generated bindings, then the operator."""
+    """Callables that may be equivalent to `target`, fastest first: generated bindings, then the operator."""
     for owner in (torch._C._VariableFunctions, torch._C._nn, torch.Tensor):
         function = getattr(owner, name, None)
         if isinstance(function, _BUILTINS):
@@ -50,7 +50,7 @@ def candidates(name: str, target: OpOverload) -> Iterator[FlatFunction]:
 
 
 def slice_index(dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
-    """What `aten.slice(tensor, dim, start, end, step)` is between square brackets."""
+    """The index that is equivalent to `aten.slice(tensor, dim, start, end, step)`."""
     stop = None if end is None or end == _LAST_INDEX else end
     index = slice(start, stop, step)
     if dim < 0:
@@ -59,18 +59,18 @@ def slice_index(dim: int = 0, start: int | None = None, end: int | None = None, 
 
 
 def copies(arguments: Any) -> Any:
-    """Nested arguments with every tensor copied, strides included, for trying in-place operators."""
+    """Nested arguments with every tensor copied, strides included, to try in-place operators on."""
     return torch.utils._pytree.tree_map_only(Tensor, _copy, arguments)
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    # `clone` keeps strides only of dense tensors; operators choose algorithms by strides.
+    # `clone` keeps the strides of dense tensors only, and operators choose their algorithm by strides.
     copy = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return copy.copy_(tensor) if 0 not in tensor.stride() else tensor.clone()
 
 
 def mutated_storages(node: fx.Node, args: Any, kwargs: Any) -> frozenset[int]:
-    """The memories that an operator writes to, by its schema."""
+    """The storages that an operator writes to, by its schema."""
     if not isinstance(node.target, OpOverload):
         return frozenset()
     written: list[Any] = []
@@ -81,7 +81,7 @@ def mutated_storages(node: fx.Node, args: Any, kwargs: Any) -> frozenset[int]:
 
 
 def storages(value: Any) -> Iterator[int]:
-    """The memories of all tensors in a nested value."""
+    """The storages of all tensors in a nested value."""
     if isinstance(value, Tensor):
         yield storage(value)
     elif isinstance(value, (list, tuple)):
@@ -90,5 +90,5 @@ def storages(value: Any) -> Iterator[int]:
 
 
 def storage(tensor: Tensor) -> int:
-    """An id of the memory a tensor lives in, unique while that memory is alive."""
+    """The id of a tensor's storage, unique while the storage is alive."""
     return int(tensor.untyped_storage()._cdata)

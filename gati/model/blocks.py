@@ -1,16 +1,16 @@
-"""Finding the repeated units of a network: the places where a learned cache may sit.
+"""Finding the repeated units of a network, after which learned caches can sit.
 
-A block is a child of a stage: of an `nn.Sequential`, `nn.ModuleList` or a class derived from them, at any
-depth. What counts as a block, in the order tried:
+A block is a child of a stage (an `nn.Sequential`, `nn.ModuleList` or subclass) at any depth. What counts as a
+block, in the order tried:
 
 * a module with at least two weight layers that is not itself a stage of such modules: residual blocks,
   inverted residuals, ConvNeXt blocks, transformer layers, fire modules;
-* a dense block or a transition of a DenseNet. Single dense layers are left out: each hands on only its own
-  few new channels, from which no cache could tell the class, while a dense block hands on all of them;
-* where stages are written flat (VGG, AlexNet), a run of convolutions up to a pooling, named by the pooling;
-* where a network has no stages, direct children of a repeated class (GoogLeNet's inception modules).
+* a dense block or a transition of a DenseNet. Single dense layers are excluded: each outputs only a few new
+  channels, too few to tell the class, while a dense block outputs all of them;
+* in flat stages (VGG, AlexNet), a run of convolutions up to a pooling, named after the pooling;
+* in a network without stages, direct children of a repeated class (GoogLeNet's inception modules).
 
-A stem, a downsampling between stages and the classifier have one weight layer or stand alone: no blocks.
+Stems, downsampling between stages and classifiers are not blocks: they have one weight layer or occur once.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def find_blocks(
 ) -> tuple[str, ...]:
     r"""Return the qualified names of the network's blocks in forward order.
 
-    `pattern` names them instead: shell globs or regular expressions over module names, separated by commas
-    (`layer?.*`, `blocks\.[02468]`). A glob's `*` does not cross a dot, `**` does; a part that matches nothing
-    as a glob is read as an expression. The order is that of registration, which is the forward order in every
-    architecture named above; with `example`, an input [B, ...], it is taken from one forward pass and
-    blocks that do not run are left out.
+    `pattern` selects them instead: shell globs or regular expressions over module names, separated by commas
+    (`layer?.*`, `blocks\.[02468]`). A glob's `*` does not match a dot, `**` does; a part that matches nothing
+    as a glob is read as an expression. The order is that of registration, which is the forward order in all
+    architectures above; with `example`, an input [B, ...], it is that of a forward pass, and blocks that do
+    not run are excluded.
 
-    **Raises:** `BlockError` when there are none, listing names to choose from.
+    **Raises:** `BlockError` if there are none, with names to choose from.
     """
     names = _matching(module, pattern) if pattern is not None else _automatic(module)
     if example is not None:
@@ -62,7 +62,7 @@ def _automatic(module: nn.Module) -> list[str]:
 
 
 def _inside(module: nn.Module, prefix: str) -> list[str]:
-    """Return the blocks below `module`, whose qualified name is `prefix` with a dot or empty."""
+    """Return the blocks below `module`; `prefix` is its qualified name with a dot, or empty."""
     names: list[str] = []
     in_stage = _is_stage(module)
     dense = in_stage and any(_is_dense_block(child) for child in module.children())
@@ -85,13 +85,13 @@ def _is_stage(module: nn.Module) -> bool:
 
 
 def _is_dense_block(module: nn.Module) -> bool:
-    """A dict of layers with its own forward: the layers feed each other, so only the whole has an output."""
+    """A dict of layers with its own forward: the layers feed each other, so only the dict has an output."""
     own_forward = type(module).forward is not nn.ModuleDict.forward
     return _is_a(module, _DENSE_BLOCKS) and own_forward and _weight_layers(module) >= 2
 
 
 def _leaf_units(stage: nn.Module) -> set[str]:
-    """Return the children that are `nn.Sequential` of plain layers, two or more with weights, if repeated."""
+    """Return children that are an `nn.Sequential` of plain layers, two or more with weights, if repeated."""
     units = {
         name
         for name, child in stage.named_children()
@@ -115,7 +115,7 @@ def _has_siblings(names: list[str]) -> bool:
 
 
 def _flat_stages(module: nn.Module) -> list[str]:
-    """Return the poolings that end a run of convolutions, in each `nn.Sequential` that has two such runs."""
+    """Return the poolings that end runs of convolutions, in each `nn.Sequential` with at least two runs."""
     names: list[str] = []
     for path, sequence in module.named_modules():
         if not _is_a(sequence, _STAGES):
@@ -131,14 +131,14 @@ def _flat_stages(module: nn.Module) -> list[str]:
 
 
 def _repeated_children(module: nn.Module) -> list[str]:
-    """Return the children with convolutions below them when a class among them is repeated, or theirs."""
-    # Auxiliary classifiers run in training only, so nothing can be collected from them.
+    """Return the children that contain convolutions, or their children, if a class among them is repeated."""
+    # Auxiliary classifiers only run in training.
     units = {name: child for name, child in module.named_children() if _is_unit(child)}
     units = {name: child for name, child in units.items() if not _kind(child).endswith("Aux")}
     classes = Counter(_kind(child) for child in units.values())
     if max(classes.values(), default=0) < 2:
         return []
-    # Inception-v3 mixes InceptionA to InceptionE: one repeated class shows that all of them are one family.
+    # Inception-v3 mixes InceptionA to InceptionE; one repeated class is enough.
     names: list[str] = []
     for name, child in units.items():
         deeper = [f"{name}.{unit}" for unit in _units_of_stage(child)]
@@ -147,7 +147,7 @@ def _repeated_children(module: nn.Module) -> list[str]:
 
 
 def _small_units(module: nn.Module) -> list[str]:
-    """Return the children of stages that wrap a single layer with weights, where their class is repeated."""
+    """Return the children of stages that wrap a single weight layer, if their class is repeated."""
     names: list[str] = []
     for path, stage in module.named_modules():
         if not _is_stage(stage):
@@ -163,7 +163,7 @@ def _small_units(module: nn.Module) -> list[str]:
 
 
 def _units_of_stage(module: nn.Module) -> list[str]:
-    """Return the children's names when every child with weights is a unit of one class (timm's RegNet)."""
+    """Return the children's names if all children with weights are units of one class (timm's RegNet)."""
     weighted = {name: child for name, child in module.named_children() if _weight_layers(child)}
     one_class = len({type(child) for child in weighted.values()}) == 1
     units = all(_is_unit(child) and not _is_stage(child) for child in weighted.values())
@@ -171,7 +171,7 @@ def _units_of_stage(module: nn.Module) -> list[str]:
 
 
 def _is_a(module: nn.Module, classes: frozenset[str]) -> bool:
-    """Tell whether a module is of one of the classes, by name: an exported program knows only their names."""
+    """Whether a module is of one of the classes, by name: an exported program knows only names."""
     exported_class = getattr(module, "_ty", None)
     if isinstance(exported_class, str):
         return exported_class.rpartition(".")[2] in classes
@@ -183,7 +183,7 @@ def _is_unit(module: nn.Module) -> bool:
 
 
 def _weight_layers(module: nn.Module) -> int:
-    """Count layers with weights of two or more dimensions: convolutions, linear, attention; not norms."""
+    """Count layers with weights of two or more dimensions: convolutions, linear and attention, not norms."""
     return sum(
         any(parameter.dim() >= 2 for parameter in layer.parameters(recurse=False))
         for layer in module.modules()
@@ -204,13 +204,13 @@ def _matching(module: nn.Module, pattern: str) -> list[str]:
 def _matching_expression(names: list[str], part: str) -> list[str]:
     try:
         expression = re.compile(part)
-    except re.error:  # it was meant as a glob, which matched nothing
+    except re.error:  # meant as a glob
         return []
     return [name for name in names if expression.fullmatch(name)]
 
 
 def _glob(part: str) -> re.Pattern[str]:
-    """Compile a shell glob over dotted names: `*` and `?` stay within one part of the name, `**` does not."""
+    """Compile a shell glob over dotted names: `**` matches dots, `*` and `?` do not."""
     pieces = re.split(r"(\*\*|\*|\?|\[[^\]]+\])", part)
     meaning = {"**": ".*", "*": "[^.]*", "?": "[^.]"}
     return re.compile(

@@ -1,4 +1,4 @@
-"""Reading trained weights without ever running code that comes with them.
+"""Loading trained weights without running code from the file.
 
 Data flow: **file** -> *load_checkpoint* -> **state dict, unwrapped** -> *apply_checkpoint* -> **network**.
 """
@@ -22,15 +22,8 @@ from gati.errors import CheckpointError
 __all__ = ["apply_checkpoint", "fit_prefixes", "load_checkpoint", "state_sha256"]
 
 _CONTAINERS = (
-    "state_dict",
-    "model_state_dict",
-    "model",
-    "net",
-    "network",
-    "state_dict_ema",
-    "model_ema",
-    "ema",
-)
+    "state_dict", "model_state_dict", "model", "net", "network", "state_dict_ema", "model_ema", "ema"
+)  # fmt: skip
 _PREFIXES = ("module.", "model.", "_orig_mod.", "net.")
 _LISTED_KEYS = 5
 
@@ -41,13 +34,11 @@ def load_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], str]:
     `.safetensors` files are read by safetensors, all others by `torch.load(weights_only=True)`. The usual
     containers (`state_dict`, `model`, ...) are unwrapped. Tensors are on the CPU.
 
-    **Raises:** `CheckpointError` for a missing, damaged or foreign file, and for one that needs unpickling.
+    **Raises:** `CheckpointError` for a missing or damaged file, another format, or one that needs unpickling.
     """
     path = Path(path)
     if path.is_dir():
-        raise CheckpointError(
-            f"checkpoint {path} is a folder; give the file inside it that holds the weights"
-        )
+        raise CheckpointError(f"checkpoint {path} is a folder; give the file with the weights inside it")
     if not path.exists():
         raise CheckpointError(f"no checkpoint at {path}; check the path")
     try:
@@ -62,10 +53,10 @@ def load_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], str]:
 
 
 def apply_checkpoint(module: nn.Module, state: Mapping[str, Tensor], path: str | Path) -> None:
-    """Copy `state` into `module`, which must fit name by name and shape by shape.
+    """Load `state` into `module`; all names and shapes must match.
 
-    A prefix shared by all keys of the file and by none of the network's (`module.`, `model.`, `_orig_mod.`)
-    is dropped. `path` is only for messages.
+    A prefix that all keys of the file have and none of the network's (`module.`, `model.`, `_orig_mod.`) is
+    removed. `path` is for messages.
 
     **Raises:** `CheckpointError` naming the first missing and unexpected keys, or the first wrong shape.
     """
@@ -84,12 +75,12 @@ def apply_checkpoint(module: nn.Module, state: Mapping[str, Tensor], path: str |
                 f"checkpoint {path} does not fit the network: {key} has shape {list(tensor.shape)} in the "
                 f"file and {list(wanted[key].shape)} in the network; give the checkpoint of this architecture"
             )
-    # Not strict only because files older than torch 0.4.1 lack num_batches_tracked, unread in inference.
+    # Not strict: files older than torch 0.4.1 lack num_batches_tracked, which inference does not read.
     module.load_state_dict(dict(state), strict=False)
 
 
 def fit_prefixes(state: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Drop the wrappers' prefixes that all keys of `state` share and not all of `wanted` do."""
+    """Remove wrappers' prefixes that all keys of `state` have, but not all of `wanted`."""
     fitted = dict(state)
     while fitted and not fitted.keys() & wanted.keys():
         prefix = next((p for p in _PREFIXES if all(key.startswith(p) for key in fitted)), None)
@@ -100,7 +91,7 @@ def fit_prefixes(state: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> dict
 
 
 def state_sha256(module: nn.Module) -> str:
-    """Return the sha256 of a network's names, dtypes, shapes and values: its identity without a file."""
+    """Return the sha256 of a network's state: names, dtypes, shapes and values."""
     digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
         digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)};".encode())
@@ -118,7 +109,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 def _read_torch(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's remark on pickle protocols comes before its refusal
+            warnings.simplefilter("ignore")  # torch warns of pickle protocols before it refuses
             return torch.load(path, weights_only=True, map_location="cpu")
     except pickle.UnpicklingError as error:
         if _is_pickle(path) and ("Unsupported" in str(error) or "GLOBAL" in str(error)):
@@ -128,14 +119,12 @@ def _read_torch(path: Path) -> Any:
         if "TorchScript" in str(error):
             raise _refused(path) from error
         raise _damaged(path, "torch checkpoint", error) from error
-    except (
-        Exception
-    ) as error:  # a damaged file breaks torch's reader in many ways, and all mean the same to the user
+    except Exception as error:  # torch raises many types for damaged files
         raise _damaged(path, "torch checkpoint", error) from error
 
 
 def _is_pickle(path: Path) -> bool:
-    """Tell a pickle (bare, or in torch's zip) from a text or another file, which fails alike."""
+    """Whether a file is a pickle, bare or in torch's zip; others fail with the same error."""
     with path.open("rb") as handle:
         return handle.read(2).startswith((b"\x80", b"PK"))
 
@@ -149,8 +138,8 @@ def _refused(path: Path) -> CheckpointError:
 
 def _damaged(path: Path, kind: str, error: Exception) -> CheckpointError:
     return CheckpointError(
-        f"checkpoint {path} is no readable {kind} ({type(error).__name__}): damaged, cut short or of "
-        "another kind; copy it again"
+        f"checkpoint {path} is not a readable {kind} ({type(error).__name__}): damaged, truncated or of "
+        "another format; copy it again"
     )
 
 

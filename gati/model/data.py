@@ -1,7 +1,7 @@
-"""Inputs, with or without labels, in every form a user may have them; read in batches by index.
+"""Loading inputs, with or without labels, from all supported sources; batches are read by index.
 
-An `.npz` is held in memory, images as uint8 to be converted batch by batch; a folder or a dataset is read
-when asked. Images are preprocessed. Arrays of anything else come as the network takes them, several packed.
+An `.npz` is held in memory, images as uint8 that are converted per batch; folders and datasets are read on
+demand. Images are preprocessed. Other arrays are passed to the network as they are, packed if several.
 """
 
 from __future__ import annotations
@@ -14,23 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
-from gati.errors import DataError, one_line
+from gati.errors import DataError
 from gati.model.archives import read_npz
-from gati.model.identity import Identities, identities_of
-from gati.model.inputs import ALONE
+from gati.model.datasets import DatasetData, call_dataset, from_dataset
+from gati.model.identity import Identities
 from gati.model.pictures import IMAGE_SUFFIXES, file_identities, image_files, open_image
 from gati.model.preprocess import Preprocessing, check_image_array, join
 from gati.model.recordings import RecordingFolder, refuse_recordings
-from gati.model.sequence import Data, check_labels, fingerprint_of
-from gati.model.source import import_object
+from gati.model.sequence import Data, HeldData, listed
 from gati.model.tables import is_table, read_texts
-from gati.model.tensors import TensorData, is_whole
+from gati.model.tensors import TensorData
 
 __all__ = ["Data", "load_data", "load_images"]
 
@@ -43,27 +40,26 @@ _FORMS = (
 def load_data(
     source: str | Path | Dataset[Any] | Data, preprocessing: Preprocessing, *, what: str = "data"
 ) -> Data:
-    """Open data in any of its forms.
+    """Load data from any supported source.
 
     An `.npz` holds `images` uint8 [N, H, W, C] or [N, H, W] and optionally `labels` [N] and `class_names`.
-    Without `images`, its other arrays are the inputs: `inputs` [N, ...] of numbers of any kind for networks
-    that take one, or arrays named as the network's arguments, such as `input_ids` and `attention_mask`.
-    A folder holds one folder per class (names sorted), or images directly, then unlabelled; recordings, as
-    `RecordingFolder` says, where the network takes sound. A callable
-    returns a `torch.utils.data.Dataset` of images or (image, label); float tensors count as preprocessed
-    already, uint8 [H, W, C] arrays and Pillow images are preprocessed. Whole numbers other than uint8, and
-    dicts of arrays, are inputs as in an `.npz`. A CSV or Parquet file holds texts, where the network has a
-    tokenizer, see `gati.model.tables`. `what` begins the error messages.
+    Without `images`, its other arrays are the inputs: a numeric array `inputs` [N, ...] for networks that
+    take one, or arrays named as the network's arguments, such as `input_ids` and `attention_mask`. A folder
+    holds one folder per class (names sorted), or unlabelled images; or recordings, if the network takes sound
+    (see `RecordingFolder`). A callable returns a `torch.utils.data.Dataset` of images or (image, label);
+    float tensors must be preprocessed, uint8 [H, W, C] arrays and Pillow images will be. Other integers, and
+    dicts of arrays, are inputs as in an `.npz`. A CSV or Parquet file holds texts, if the network has a
+    tokenizer (see `gati.model.tables`). `what` begins the error messages.
 
     **Raises:** `DataError`.
     """
     if isinstance(source, Data):
         return source
     if isinstance(source, Dataset):
-        return _from_dataset(source, type(source).__name__, preprocessing, what)
+        return from_dataset(source, type(source).__name__, preprocessing, what)
     text, path = str(source), Path(source)
     if path.is_dir() and preprocessing.sound is not None:
-        return _DatasetData(RecordingFolder(path, preprocessing, what), path.name, preprocessing, what)
+        return DatasetData(RecordingFolder(path, preprocessing, what), path.name, preprocessing, what)
     if path.is_dir():
         return _FolderData(path, preprocessing, what)
     if path.suffix == ".npz":
@@ -71,7 +67,7 @@ def load_data(
     if is_table(path):
         return _from_table(path, preprocessing, what)
     if ":" in text:
-        return _from_dataset(_call_dataset(text, what), text, preprocessing, what)
+        return from_dataset(call_dataset(text, what), text, preprocessing, what)
     if not path.exists():
         raise DataError(f"{what}: nothing at {text}; give {_FORMS}")
     raise DataError(f"{what}: cannot read {text} as data; give {_FORMS}")
@@ -80,7 +76,7 @@ def load_data(
 def load_images(paths: Sequence[str | Path], preprocessing: Preprocessing) -> Tensor:
     """Read image files as one batch of the network's inputs, float32 [n, C, H, W].
 
-    **Raises:** `DataError` for no files, a missing, foreign, damaged or oversized one, or mixed sizes.
+    **Raises:** `DataError` for no files, an unreadable one, or mixed sizes.
     """
     if not paths:
         raise DataError("no images given; name at least one image file")
@@ -108,17 +104,7 @@ def _from_table(path: Path, preprocessing: Preprocessing, what: str) -> Data:
     return found
 
 
-def _from_dataset(dataset: Dataset[Any], name: str, preprocessing: Preprocessing, what: str) -> Data:
-    found = _DatasetData(dataset, name, preprocessing, what)
-    arrays = found.arrays()
-    if arrays is None:
-        return found
-    whole = TensorData(name, arrays, found.labels, preprocessing.tensors, f"{what}: {name}")
-    whole.class_names = found.class_names
-    return whole
-
-
-class _ArrayData(Data):
+class _ArrayData(HeldData):
     def __init__(
         self, path: Path, arrays: Mapping[str, NDArray[Any]], preprocessing: Preprocessing, what: str
     ) -> None:
@@ -127,38 +113,20 @@ class _ArrayData(Data):
                 f"{what}: {path} holds images and this network takes {preprocessing.tensors.described()}; "
                 "give an .npz with those"
             )
-        images = arrays["images"]
-        self._preprocessing = preprocessing
-        self._images = images[..., None] if images.ndim == 3 else images
-        check_image_array(self._images, preprocessing.channels, f"{what}: images of {path}")
+        images, where = arrays["images"], f"{what}: {path}"
+        images = images[..., None] if images.ndim == 3 else images
+        check_image_array(images, preprocessing.channels, f"{what}: images of {path}")
         if len(images) == 0:
             raise DataError(
-                f"{what}: {path} is empty (images {list(images.shape)}); give at least a few hundred images"
+                f"{where} is empty (images {list(images.shape)}); give at least a few hundred images"
             )
-        self._labels = (
-            check_labels(arrays["labels"], len(images), f"{what}: {path}") if "labels" in arrays else None
-        )
+        super().__init__(path.name, images, arrays.get("labels"), where)
+        self._preprocessing = preprocessing
         if "class_names" in arrays:
             self.class_names = tuple(str(name) for name in arrays["class_names"])
-        self.name = path.name
 
-    def __len__(self) -> int:
-        return len(self._images)
-
-    @property
-    def labels(self) -> NDArray[np.int64] | None:
-        return self._labels
-
-    @cached_property
-    def fingerprint(self) -> str:
-        return fingerprint_of(self._images, self._labels)
-
-    def identify(self, indices: NDArray[np.int64]) -> Identities:
-        return identities_of(self._images[index] for index in indices)
-
-    def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
-        picked = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
-        return self._preprocessing(self._images[picked])
+    def _prepared(self, values: NDArray[Any]) -> Tensor:
+        return self._preprocessing(values)
 
 
 class _FolderData(Data):
@@ -205,9 +173,7 @@ class _FolderData(Data):
         return file_identities([self._paths[index] for index in indices], self._preprocessing)
 
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
-        return self._preprocessing.scaled(
-            join([self._pixels(index) for index in _as_list(indices, len(self))])
-        )
+        return self._preprocessing.scaled(join([self._pixels(index) for index in listed(indices, len(self))]))
 
     def keep(self, limit_bytes: int) -> None:
         self._room_bytes = limit_bytes - sum(pixels.nbytes for pixels in self._kept.values())
@@ -220,143 +186,3 @@ class _FolderData(Data):
             self._kept[index] = pixels.contiguous()
             self._room_bytes -= pixels.nbytes
         return pixels
-
-
-class _DatasetData(Data):
-    def __init__(self, dataset: Dataset[Any], name: str, preprocessing: Preprocessing, what: str) -> None:
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-            raise DataError(f"{what}: {name} is an iterable dataset; give one with __len__ and __getitem__")
-        self._dataset = dataset
-        self._what = f"{what}: {name}"
-        self._preprocessing = preprocessing
-        self._length = len(dataset)
-        if self._length == 0:
-            raise DataError(f"{self._what} is empty; give at least a few hundred images")
-        self.name = name
-        self._as_arrays = False
-        image, label = self._item(0)
-        self._as_arrays = isinstance(image, Mapping) or is_whole(image)
-        self._has_labels = label is not None
-        names = getattr(dataset, "classes", None)  # as torchvision's datasets call them
-        if isinstance(names, (list, tuple)) and names and all(isinstance(name, str) for name in names):
-            self.class_names = tuple(names)
-        self.is_images = not (isinstance(image, Tensor) and image.is_floating_point())
-
-    def __len__(self) -> int:
-        return self._length
-
-    @cached_property
-    def labels(self) -> NDArray[np.int64] | None:
-        if not self._has_labels:
-            return None
-        for attribute in ("targets", "labels"):  # torchvision's datasets keep them at hand, undecoded
-            known = getattr(self._dataset, attribute, None)
-            if known is not None and len(known) == self._length:
-                return check_labels(np.asarray(known), self._length, self._what)
-        try:
-            numbers = [int(self._item(index)[1]) for index in range(self._length)]
-        except (TypeError, ValueError) as error:
-            raise DataError(
-                f"{self._what} has labels that are no numbers ({one_line(error)}); "
-                "give whole class numbers from 0"
-            ) from error
-        return check_labels(np.array(numbers), self._length, self._what)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256(f"{self.name}:{self._length}".encode())
-        probes = np.unique(np.linspace(0, self._length - 1, 16).astype(np.int64))
-        digest.update(self.images(probes).numpy().tobytes())
-        return digest.hexdigest()
-
-    def identify(self, indices: NDArray[np.int64]) -> Identities:
-        return identities_of(self._content(self._item(int(index))[0]) for index in indices)
-
-    def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
-        items = [self._item(index)[0] for index in _as_list(indices, len(self))]
-        if not self.is_images:
-            return self._stack(items)
-        return join([self._preprocessing(self._content(image)[None]) for image in items])
-
-    def arrays(self) -> dict[str, NDArray[Any]] | None:
-        """All items as arrays [N, ...] by name where they are dicts or whole numbers, None for images."""
-        if not self._as_arrays:
-            return None
-        items = [self._item(index)[0] for index in range(self._length)]
-        rows = [item if isinstance(item, Mapping) else {ALONE: item} for item in items]
-        try:
-            return {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
-        except (KeyError, ValueError, TypeError) as error:
-            raise DataError(
-                f"{self._what}: items differ ({one_line(error)}); return arrays of the same names and shapes"
-            ) from error
-
-    def _item(self, index: int) -> tuple[Any, Any]:
-        try:
-            item = self._dataset[index]
-        except DataError as error:  # one of ours, which says what to do
-            raise DataError(f"{self._what.partition(':')[0]}: {error}") from error
-        except Exception as error:
-            raise DataError(
-                f"{self._what}: reading item {index} failed ({one_line(error)}); fix that dataset"
-            ) from error
-        image, label = (
-            (item[0], item[1]) if isinstance(item, (tuple, list)) and len(item) >= 2 else (item, None)
-        )
-        if not isinstance(image, (Tensor, np.ndarray, Image.Image, Mapping)):
-            raise DataError(
-                f"{self._what}: item {index} holds a {type(image).__name__}; return a tensor, an array, a "
-                "dict of those or a Pillow image, alone or with a label"
-            )
-        return image, label
-
-    def _content(self, image: Any) -> NDArray[Any]:
-        """What the dataset gave, uint8 [H, W, C] or floating point."""
-        if isinstance(image, Image.Image):
-            return self._preprocessing.pixels(image)
-        if not self.is_images:
-            return np.asarray(image, dtype=np.float32)
-        pixels = np.asarray(image)
-        pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-        channels = self._preprocessing.channels
-        if isinstance(image, Tensor) and pixels.ndim == 3 and pixels.shape[0] == channels != pixels.shape[2]:
-            pixels = pixels.transpose(1, 2, 0)  # torchvision's uint8 tensors are [C, H, W]
-        check_image_array(pixels[None], channels, self._what)
-        return pixels
-
-    def _stack(self, items: list[Any]) -> Tensor:
-        shape = tuple(items[0].shape)
-        for item in items:
-            if not isinstance(item, Tensor) or tuple(item.shape) != shape or not item.is_floating_point():
-                found = (
-                    f"{item.dtype} {list(item.shape)}" if isinstance(item, Tensor) else type(item).__name__
-                )
-                raise DataError(
-                    f"{self._what}: items differ (float {list(shape)} and {found}); "
-                    "return tensors of one dtype and shape"
-                )
-        if len(shape) == 3 and shape[0] != self._preprocessing.channels:
-            raise DataError(
-                f"{self._what}: tensors have shape {list(shape)} and the network takes "
-                f"{self._preprocessing.channels} channels; return float tensors [C, H, W]"
-            )
-        return torch.stack(items).to(torch.float32)
-
-
-def _call_dataset(source: str, what: str) -> Dataset[Any]:
-    target = import_object(source, DataError, what)
-    try:
-        dataset = target if isinstance(target, Dataset) else target()
-    except Exception as error:
-        raise DataError(f"{what}: {source} failed ({one_line(error)}); fix that callable") from error
-    if not isinstance(dataset, Dataset):
-        raise DataError(
-            f"{what}: {source} returned a {type(dataset).__name__}; return a torch.utils.data.Dataset"
-        )
-    return dataset
-
-
-def _as_list(indices: Sequence[int] | NDArray[np.integer[Any]] | slice, length: int) -> list[int]:
-    if isinstance(indices, slice):
-        return list(range(length))[indices]
-    return [int(index) for index in indices]

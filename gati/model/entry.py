@@ -1,7 +1,6 @@
-"""The network's input as a block: position 0, before anything runs.
+"""The network's input as a block, at position 0, for caches that read the input itself.
 
-Caches that read the input itself sit there. A network with a module of its own called `input` keeps that name
-for it, and has no such block.
+In a network with a submodule called `input`, that name means the submodule, and there is no such block.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from torch import nn
 __all__ = ["INPUT", "INPUT_KIND", "means_input"]
 
 INPUT = "input"
-INPUT_KIND = "network input"  # no class can be called so
+INPUT_KIND = "network input"  # not a valid class name
 
 
 def means_input(module: nn.Module, block: str) -> bool:
-    """Whether `block` is what `module` is given, rather than what a module inside of it hands on."""
+    """Whether `block` means the input of `module` rather than the output of a submodule."""
     return block == INPUT and INPUT not in dict(module.named_children())

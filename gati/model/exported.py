@@ -1,9 +1,9 @@
-"""Opening `torch.export` files without running code that comes with them.
+"""Loading `torch.export` files without running code from them.
 
 `torch.export.load` trusts its file: it unpickles sample inputs, custom objects and some constants, loads
 compiled libraries, evaluates shape expressions as Python and looks up any callable below `torch`. Here every
-part of the archive is inspected first, through the same reader that loads it, and anything beyond tensors,
-operators and arithmetic on sizes is refused.
+part of the archive is inspected first, through the same reader, and anything beyond tensors, operators and
+arithmetic on sizes is refused.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ _EXAMPLE = "torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Di
 def load_exported(path: Path) -> tuple[nn.Module, tuple[int | None, ...]]:
     """Load a `torch.export` file as a network of modules with their original names.
 
-    Returns the network and its input's shape, None where a size is free. The network takes one tensor of any
+    Returns the network and its input's shape, None for dynamic sizes. The network takes one tensor of any
     batch size.
 
-    **Raises:** `ModelError` for a missing, damaged or foreign file, one that could run code, one with another
-    number of inputs, or one exported for a single batch size.
+    **Raises:** `ModelError` for a file that is missing, damaged, of another format or could run code, and for
+    a network with several inputs or a fixed batch size.
     """
     return read_exported(_read(path), path)
 
 
 def read_exported(content: bytes, path: Path) -> tuple[nn.Module, tuple[int | None, ...]]:
-    """As `load_exported`, of a file's content; `path` is for errors."""
+    """As `load_exported`, from a file's content; `path` is for messages."""
     _inspect_archive(path, content)
     try:
         from torch.export.pt2_archive._package import load_pt2
@@ -76,7 +76,7 @@ def read_exported(content: bytes, path: Path) -> tuple[nn.Module, tuple[int | No
         raise ModelError(f"{path} holds {len(programs)} exported networks; give a file that holds one")
     program = next(iter(programs.values()))
     shape = _input_shape(path, program)
-    program._guards_code = []  # Python source that module() would execute; the checks above replace it
+    program._guards_code = []  # Python source that module() would execute; checked above
     with _quiet():
         module: nn.Module = torch.export.unflatten(program)
     module.__class__ = _exported_class(type(module))
@@ -85,7 +85,7 @@ def read_exported(content: bytes, path: Path) -> tuple[nn.Module, tuple[int | No
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide what torch warns its own developers of while it rebuilds a program."""
+    """Suppress warnings that are meant for torch's developers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -93,7 +93,7 @@ def _quiet() -> Iterator[None]:
 
 def _exported_class(base: type[nn.Module]) -> type[nn.Module]:
     class ExportedNetwork(base):  # type: ignore[valid-type, misc]
-        """A program whose forward declares its one tensor, so that it can be exported again."""
+        """A program whose forward declares its tensor argument, so that it can be exported again."""
 
         def forward(self, x: Tensor) -> Any:
             return super().forward(x)
@@ -126,14 +126,13 @@ def _inspect_archive(path: Path, content: bytes) -> None:
         reason = _danger(name, record)
         if reason:
             raise ModelError(
-                f"refused {path}: {name} {reason}, which could run any code; export the network "
-                "again without "
-                "it, or give package.module:callable and a checkpoint"
+                f"refused {path}: {name} {reason}, which could run any code; export the network again "
+                "without it, or give package.module:callable and a checkpoint"
             )
 
 
 def _danger(name: str, record: bytes) -> str:
-    """Return what could run code in one record of an archive, or an empty string."""
+    """Return what in a record of the archive could run code, or an empty string."""
     try:
         if name.startswith("data/aotinductor"):
             return "holds a compiled library"
@@ -151,7 +150,7 @@ def _danger(name: str, record: bytes) -> str:
 def _is_plain(record: bytes) -> bool:
     try:
         torch.load(io.BytesIO(record), weights_only=True, map_location="cpu")
-    except Exception:  # any failure would send torch.export.load to plain unpickling
+    except Exception:  # after any failure torch.export.load would unpickle
         return False
     return True
 
@@ -168,7 +167,7 @@ def _dangers_in_program(value: Any, key: str = "") -> Iterator[str]:
         if key == "as_custom_obj" or (key in ("custom_obj_values", "treespec_namedtuple_fields") and value):
             yield f"has {key}"
         for inner_key, inner in value.items():
-            # Keys of these tables are names of values; everywhere else keys are fields of torch's schema.
+            # Keys of these tables are names of values; all others are fields of torch's schema.
             if key.endswith("_values") and not _VALUE_NAME.fullmatch(inner_key):
                 yield f"names a value {inner_key[:40]!r}"
             yield from _dangers_in_program(inner, inner_key)
@@ -180,7 +179,7 @@ def _dangers_in_program(value: Any, key: str = "") -> Iterator[str]:
 
 
 def _is_harmless(key: str, text: str) -> bool:
-    """Tell whether a string of a program may go where torch turns it into code or looks it up."""
+    """Whether a string is safe where torch turns it into code or looks it up."""
     if key == "target" or key == "as_operator":
         return _OPERATOR.fullmatch(text) is not None
     if key == "expr_str":
@@ -239,6 +238,6 @@ def _input_shape(path: Path, program: Any) -> tuple[int | None, ...]:
 
 def _unreadable(path: Path, error: Exception) -> ModelError:
     return ModelError(
-        f"{path} is no torch.export file that torch {torch.__version__} reads ({one_line(error)}); "
+        f"{path} is not a torch.export file that torch {torch.__version__} reads ({one_line(error)}); "
         "export the network again with this torch"
     )

@@ -2,9 +2,9 @@
 
 At batch size 1 a small network spends most of its time between the operators: module calls, attribute
 look-ups, dispatch through Python wrappers. Here it becomes a list of statements, and any range of them
-becomes one Python function over locals. What eager mode calls is listed where that is enough; of the other
-networks a `torch.export` graph in training IR (whose operators, in-place ones included, are those that eager
-mode runs) is taken, with every operator bound to the fastest callable that gives the same result bit for bit.
+becomes one Python function over locals. Most networks are traced by listing what eager mode calls; for the
+others, a `torch.export` graph in training IR has eager mode's operators, in-place ones included. Every
+operator is bound to the fastest callable that is equal bit for bit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gati.model.program import FlatFunction, Program, Statement
 
 __all__ = ["export_program", "flatten", "lower"]
 
-# Checks that export leaves behind; the inputs are checked once, where the request comes in.
+# Checks that export inserts; requests are checked once, on arrival.
 _CHECKS = ("_assert", "sym_constrain_range", "_check", "_guards")
 _MOST_PROGRAMS = 256
 _PROGRAMS: dict[Hashable, Program] = {}  # by structure, without weights
@@ -46,16 +46,16 @@ def lower(
 ) -> Program:
     """Trace `module` on `example` [2 or more, ...] with a free batch dimension and lower it to statements.
 
-    `observe(name, scopes, value)` is called with every intermediate value on the example, at the moment it
-    is computed (a later operator may change it in place). The weights are shared, never copied or changed.
+    `observe(name, scopes, value)` is called with every intermediate value on the example, as it is computed
+    (later operators may change it in place). The weights are shared.
 
     Raises:
-        ModelError: `torch.export` cannot follow the network, or fixes its batch size.
+        ModelError: `torch.export` cannot trace the network, or fixes its batch size.
     """
     program = eager_program(module, example)
     if program is None:
         exported = export_program(module, example)
-        return _Lowering(exported, example.clone(), observe).run()  # it may work in place on what it is given
+        return _Lowering(exported, example.clone(), observe).run()  # it may change its input in place
     if observe is not None:
         with torch.inference_mode():
             for statement, value in program.steps(example.clone()):
@@ -64,11 +64,10 @@ def lower(
 
 
 def flatten(module: nn.Module, example: Tensor, structure: Hashable = None) -> FlatFunction:
-    """`module` as one flat function of one tensor, equal bit for bit on `example` [B, ...].
+    """`module` as a flat function of one tensor, equal bit for bit on `example` [B, ...].
 
-    A module that cannot be traced, or whose flat form does not give the same result, is returned as it is.
-    Modules of equal `structure` differ in nothing but their weights: they are traced once, because tracing is
-    slow, and torch never forgets what it has traced.
+    A module that cannot be traced, or whose flat form differs, is returned unchanged. Modules of equal
+    `structure` differ only in their weights and are traced once: tracing is slow and never freed.
     """
     rows = example if example.shape[0] > 1 else torch.cat([example, example])
     try:
@@ -95,17 +94,17 @@ def _program(module: nn.Module, rows: Tensor, structure: Hashable) -> Program:
 
 
 def export_program(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    """`module` as traced on `example` [2 or more, ...] with a free batch dimension.
+    """Export `module` as traced on `example` [2 or more, ...], with a free batch dimension.
 
     Raises:
-        ModelError: `torch.export` cannot follow the network.
+        ModelError: `torch.export` cannot trace the network.
     """
     batch = torch.export.Dim.DYNAMIC
     try:
         with torch.no_grad(), plain_attention(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")  # of an RNN
             return torch.export.export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
-    except Exception as error:  # torch.export raises many unrelated types for what it cannot follow
+    except Exception as error:  # torch.export raises many unrelated types
         message = (
             f"cannot trace {type(module).__name__} with a free batch size: {one_line(error)}; remove "
             "data-dependent control flow or fixed batch sizes from its forward"
@@ -152,7 +151,9 @@ class _Lowering:
         outputs = zip(output.args[0], specs, strict=True)
         results = [node for node, spec in outputs if spec.kind.name == "USER_OUTPUT"]
         if not results or not all(isinstance(node, fx.Node) for node in results):
-            raise ModelError("the network returns other things than tensors; wrap it to return class scores")
+            raise ModelError(
+                "the network returns values that are not tensors; wrap it to return class scores"
+            )
         texts = [self._texts[node] for node in results]
         return Program(
             input=self._input,
@@ -237,7 +238,7 @@ class _Lowering:
         )
 
     def _bind(self, node: fx.Node, args: Any, kwargs: Any) -> tuple[FlatFunction, str]:
-        """The fastest callable for the node that is equal on the example, and the text of its call."""
+        """The fastest callable that is equal on the example, and the text of its call."""
         target: Any = node.target
         if not isinstance(target, OpOverload):
             return target, self._call_text(node, getattr(target, "__name__", "function"), target)
@@ -279,7 +280,7 @@ class _Lowering:
 
 
 def _live_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """Calls whose result is used or which change something; checks do not count."""
+    """Calls whose result is used or that mutate something, except checks."""
     live: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         name = getattr(node.target, "__name__", str(node.target))

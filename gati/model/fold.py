@@ -1,7 +1,7 @@
-"""Batch normalisation folded into the convolutions before it, in any network that can be traced.
+"""Batch normalisation folded into the preceding convolutions, in any network that can be traced.
 
-Folded for good it is faster; folded anew from its own weights in every step it is faster to train, too, and
-learns as if it had not been folded: gradients are as large as those of the layers that were trained.
+Permanent folding speeds up inference. Folding again in every training step, from the layers' own weights,
+speeds up training and keeps gradients at the scale of the original layers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _CONVOLVES = frozenset({"conv1d", "conv2d", "conv3d"})
 
 
 def without_normalisation(module: nn.Module, example: Tensor) -> nn.Module:
-    """A copy of `module` that answers the same, with fewer layers; `module` itself where there is nothing.
+    """An equivalent copy of `module` with fewer layers; `module` itself if there is nothing to fold.
 
-    A batch normalisation goes where the trace on `example` [2 or more, ...] shows that it, and nothing else,
-    reads what a convolution gives; of a layer that does more, that part goes. `module` must be in evaluation
-    mode.
+    A batch normalisation is folded if the trace on `example` [2 or more, ...] shows that it is the only
+    reader of a convolution's output; layers that also do other things keep the rest. `module` must be in
+    evaluation mode.
 
     **Raises:** `ModelError` for a network that cannot be traced.
     """
@@ -38,10 +38,10 @@ def without_normalisation(module: nn.Module, example: Tensor) -> nn.Module:
 
 
 def trainable_without_normalisation(module: nn.Module, example: Tensor) -> nn.Module | None:
-    """A copy of `module` that answers the same and learns as it would in evaluation mode, in less time.
+    """An equivalent copy of `module` that trains as it would in evaluation mode, in less time.
 
-    Statistics stay what they are; a convolution's weights are multiplied by what the normalisation makes of
-    them, instead of all that it gives. `settled` folds for good. None where there is nothing to do.
+    Statistics stay fixed; the normalisation's scale is applied to the convolution's weights instead of its
+    output. `settled` folds permanently. None if there is nothing to fold.
 
     **Raises:** `ModelError` as `without_normalisation`.
     """
@@ -49,7 +49,7 @@ def trainable_without_normalisation(module: nn.Module, example: Tensor) -> nn.Mo
 
 
 def settled(module: nn.Module) -> nn.Module:
-    """A copy of what `trainable_without_normalisation` gave, folded for good; anything else as it is."""
+    """A permanently folded copy of what `trainable_without_normalisation` made; other modules unchanged."""
     if not any(parametrize.is_parametrized(layer) for layer in module.modules()):
         return module
     folded = copy.deepcopy(module)
@@ -58,13 +58,13 @@ def settled(module: nn.Module) -> nn.Module:
             weight = torch.as_tensor(layer.weight).detach()
             kind = parametrize.type_before_parametrizations(layer)
             del layer.parametrizations
-            layer.__class__ = kind  # torch's own way takes the parametrization from the original, too
+            layer.__class__ = kind  # torch's removal would affect the original, too
             layer.weight = nn.Parameter(weight)
     return folded
 
 
 class _Scale(nn.Module):
-    """Weights [out, ...] of a convolution -> those with the scale of the normalisation after it."""
+    """Multiplies weights [out, ...] of a convolution by the scale of the following normalisation."""
 
     deviation: Tensor
 
@@ -88,7 +88,7 @@ def _scaled(convolution: nn.Conv2d, normalisation: nn.BatchNorm2d) -> nn.Conv2d:
 
 
 def _with_pairs(module: nn.Module, example: Tensor, fold: Callable[..., nn.Module]) -> nn.Module | None:
-    """A copy with all pairs folded that may be, if it answers the same; None if there are none."""
+    """A copy with all possible pairs folded, if it is equivalent; None if there are none."""
     found = list(_pairs(module, export_program(module, example)))
     plain = [(one, other) for one, other in found if type(module.get_submodule(other)) in _NORMALISATIONS]
     for pairs in dict.fromkeys((tuple(found), tuple(plain))):
@@ -104,12 +104,12 @@ def _folded(module: nn.Module, pairs: Sequence[tuple[str, str]], fold: Callable[
     for convolution, normalisation in pairs:
         before, after = folded.get_submodule(convolution), folded.get_submodule(normalisation)
         _put(folded, convolution, fold(before, after))
-        _put(folded, normalisation, nn.Sequential(*after.children()))  # as timm's, which activates, too
+        _put(folded, normalisation, nn.Sequential(*after.children()))  # timm's also has an activation
     return folded.eval()
 
 
 def _pairs(module: nn.Module, program: torch.export.ExportedProgram) -> Iterator[tuple[str, str]]:
-    """Names of a convolution and the normalisation after it, both run once."""
+    """Names of a convolution and the following normalisation, both executed once."""
     weights = program.graph_signature.inputs_to_parameters
     read = Counter(weights.get(str(node)) for node in program.graph.nodes for _ in node.users)
     modules = dict(module.named_modules())
@@ -141,7 +141,7 @@ def _put(module: nn.Module, name: str, child: nn.Module) -> None:
 
 @torch.inference_mode()
 def _alike(module: nn.Module, folded: nn.Module, example: Tensor) -> bool:
-    """Whether a layer's own forward was all that used it: a network may read its weights elsewhere."""
+    """Whether both agree on `example`: a network may also use a layer's weights outside its forward."""
     try:
         same = torch.allclose(folded(example.clone()), module(example.clone()), 1e-3, 1e-4)
     except (AttributeError, ModelError, RuntimeError, TypeError):

@@ -1,4 +1,4 @@
-"""Watching what the blocks of a network hand on, leaving nothing behind."""
+"""Collecting the hidden outputs of a network's blocks with temporary hooks."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ __all__ = ["collect_hidden", "first_tensor", "forward_order"]
 
 @contextmanager
 def collect_hidden(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Give a dict that every forward of `module` inside the context fills: block name -> hidden output.
+    """Yield a dict that every forward of `module` inside the context fills: block name -> hidden output.
 
-    A block that returns several tensors counts with its first. Of sequences with a mask, padding is zero.
-    The block `input` is what the network is given, unless it has a module of that name. Tensors are detached,
-    keep their values when a later operation writes in place over a block's output, and stay valid after the
-    context. All hooks are gone when the context ends, however it ends; parameters and buffers are never
-    touched.
+    Of a block that returns several tensors, it is the first. Padding of sequences with a mask is zero. The
+    block `input` is the network's input, unless it has a module of that name. Tensors are detached, keep
+    their values if a later operation overwrites a block's output in place, and stay valid after the context.
+    All hooks are removed when the context ends; parameters and buffers are never touched.
 
     **Raises:** `BlockError` for a name the network does not have, before anything is registered; inside a
     forward, `ModelError` for a block that returns no tensor.
@@ -53,18 +52,16 @@ def collect_hidden(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str
 class _Collector:
     """Collects outputs; clones only those that the network overwrites later in the same forward.
 
-    Which ones those are is found on the first forward, when every output is cloned: an output whose version
-    counter has moved by the end of that forward was overwritten. From then on only those are cloned, and the
-    counters of the others are checked at the end of each forward, so an overwrite that depends on the input
-    is an error and never a wrong value. Inference tensors have no counter, hence are always cloned.
+    The first forward clones every output and finds the overwritten ones by their version counters. From then
+    on only those are cloned. The counters of the others are checked after each forward, so an overwrite that
+    depends on the input raises an error instead of returning a wrong value. Inference tensors have no version
+    counter and are always cloned.
     """
 
     def __init__(self, mask: TokenMask | None = None) -> None:
         self._mask, self._tokens = mask, torch.empty(0)
         self.hidden: dict[str, Tensor] = {}
-        self._overwritten: dict[
-            str, bool
-        ] = {}  # block -> must be cloned; absent until its first forward ended
+        self._overwritten: dict[str, bool] = {}  # block -> must be cloned; absent before the first forward
         self._watched: dict[str, tuple[Tensor, int]] = {}
 
     def before_forward(self, module: nn.Module, arguments: Any) -> None:
@@ -112,7 +109,7 @@ class _Collector:
 
 
 def forward_order(module: nn.Module, names: Sequence[str], example: Tensor) -> list[str]:
-    """Return those of `names` that one forward of `example` [B, ...] runs, in the order it first runs them.
+    """Return those of `names` that a forward of `example` [B, ...] runs, in the order of their first run.
 
     **Raises:** `ModelError` when the network does not accept the example.
     """
@@ -139,7 +136,7 @@ def _noting(ran: dict[str, None], name: str) -> Callable[[nn.Module, Any], None]
 
 
 def first_tensor(output: Any, name: str) -> Tensor:
-    """Return a block's output, or the first tensor of it when it hands on several. Raises `ModelError`."""
+    """Return a block's output, or its first tensor if there are several. Raises `ModelError`."""
     values = [output]
     if isinstance(output, Mapping):
         values = list(output.values())
@@ -149,5 +146,5 @@ def first_tensor(output: Any, name: str) -> Tensor:
         if isinstance(value, Tensor):
             return value
     raise ModelError(
-        f"block {name} returns {type(output).__name__} without a tensor; leave it out of the blocks"
+        f"block {name} returns {type(output).__name__} without a tensor; exclude it from the blocks"
     )

@@ -1,7 +1,7 @@
-"""Telling inputs apart by their content: the same pixels are the same input, under any name and label.
+"""Identifying inputs by content: equal pixels are the same input, under any name and label.
 
-Images are compared as decoded, before they are resized, so an array, a file and its copy as another kind of
-file without loss are one input. A picture that was compressed again, or a frame next to it, is another.
+Images are hashed as decoded, before resizing, so an array, a file and a lossless copy in another format are
+the same input. An image that was compressed again, or an adjacent video frame, is another.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Identities = NDArray[np.uint64]
 
 
 def identity_of(content: NDArray[Any]) -> int:
-    """Return 64 bits of a hash of one input's dtype, shape and values.
+    """Return a 64-bit hash of an input's dtype, shape and values.
 
-    Among 100,000 different inputs two are taken for one with a probability below 3e-10.
+    Among 100,000 different inputs, the probability of any collision is below 3e-10.
     """
     digest = hashlib.blake2b(f"{content.dtype.str} {content.shape}".encode(), digest_size=8)
     digest.update(np.ascontiguousarray(content).data)
@@ -34,7 +34,7 @@ def identities_of(contents: Iterable[NDArray[Any]]) -> Identities:
 
 
 def group_copies(identities: Identities) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where the first copy of each input stands, and how many copies there are; both [n]."""
+    """Return the index of each input's first copy, and its number of copies; both [n]."""
     _, first, inverse, count = np.unique(
         identities, return_index=True, return_inverse=True, return_counts=True
     )

@@ -1,8 +1,8 @@
-"""Inputs that are no pictures: arrays of numbers as a network takes them, one or several for each input.
+"""Inputs other than images: one or several numeric arrays per input.
 
-Behind this module there is one tensor for each input, whatever the network takes. Several arrays, such as the
-ids of tokens and a mask of the same length, are packed: side by side [N, arrays, ...] where they have one
-shape, else flattened one after the other [N, values]. `gati.model.packed` unpacks them inside the network.
+The rest of Gati sees one tensor per input. Several arrays, such as token ids and a mask, are packed: stacked
+[N, arrays, ...] if they have one shape, else flattened and concatenated [N, values]. `gati.model.packed`
+unpacks them inside the network.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from gati.model.arrays import apart, one_of, shape_of_one
 
 __all__ = ["ALONE", "InputPart", "TensorInputs"]
 
-ALONE = "inputs"  # the only array of a network that takes one, whatever its code calls it
-_TYPES = {"b": "bool", "i": "int64", "u": "int64", "f": "float32"}  # of a kind of array, as networks take it
-_NUMPY = {"bool": np.bool_, "int64": np.int64, "float32": np.float32}
+ALONE = "inputs"  # the array of a network that takes only one, whatever its code calls it
+_TYPES = {"b": "bool", "i": "int64", "u": "int64", "f": "float32"}  # dtypes by NumPy's kinds
 _TORCH = {"bool": torch.bool, "int64": torch.int64, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
 class InputPart:
-    """One array that a network takes: `shape` is that of one input, `dtype` bool, int64 or float32.
+    """One array of the network's input: `shape` per input, `dtype` bool, int64 or float32.
 
-    `low` and `high` are the least and largest values in the data of the exploration. `rows` is how many rows
-    the embedding has that reads it, None where none does: ids run from 0 to `rows` - 1.
+    `low` and `high` are the smallest and largest values in the data of the exploration. `rows` is the size of
+    the embedding that reads the array (ids are below it); None if there is no such embedding.
     """
 
     name: str
@@ -45,31 +44,31 @@ class InputPart:
 
 @dataclass(frozen=True)
 class TensorInputs:
-    """What a network takes: parts in the order in which they are packed."""
+    """The network's input arrays, in the order in which they are packed."""
 
     parts: tuple[InputPart, ...]
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[Any]], what: str) -> TensorInputs:
-        """The inputs that `arrays` [N, ...] by name are, checked. `what` begins the error messages.
+        """Describe and check named arrays [N, ...]. `what` begins the error messages.
 
-        **Raises:** `DataError` for arrays without numbers, of different length, empty, not finite, or of
-        which some hold whole numbers and others fractions.
+        **Raises:** `DataError` for arrays that are not numeric, empty, not finite or of different lengths, or
+        for integers mixed with floats.
         """
         counts = {len(array) if array.ndim else 0 for array in arrays.values()}
         if len(counts) > 1:
             listed = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
-            raise DataError(f"{what}: arrays differ in number ({listed}); give one row of each per input")
+            raise DataError(f"{what}: arrays differ in length ({listed}); give one row of each per input")
         if counts == {0}:
             raise DataError(f"{what} is empty; give at least a few hundred inputs")
         parts = tuple(_part(name, array, what) for name, array in arrays.items())
         if len(parts) == 1 and not parts[0].shape:
-            raise DataError(f"{what}: {parts[0].name} has one number an input; give [N, 1] or [N, ...]")
+            raise DataError(f"{what}: {parts[0].name} has one number per input; give [N, 1] or [N, ...]")
         if len({part.dtype == "float32" for part in parts}) > 1:
             listed = ", ".join(f"{part.name} {part.dtype}" for part in parts)
             raise DataError(
-                f"{what}: whole numbers and fractions ({listed}); make all of them float32, and turn those "
-                "that the network needs whole into integers in its forward"
+                f"{what}: integers mixed with floats ({listed}); make all of them float32, and convert those "
+                "that the network needs as integers in its forward"
             )
         return cls(parts)
 
@@ -80,7 +79,7 @@ class TensorInputs:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the packed tensor: float32, or int64 for whole numbers and masks."""
+        """Of the packed tensor: float32, or int64 for integers and masks."""
         return torch.float32 if self.parts[0].dtype == "float32" else torch.int64
 
     @property
@@ -93,29 +92,28 @@ class TensorInputs:
         return [part.shape for part in self.parts]
 
     def pack(self, arrays: Mapping[str, NDArray[Any]], what: str) -> NDArray[Any]:
-        """Pack arrays [N, ...] by name to [N, *shape], int64 or float32. Raises `DataError` as `check`."""
+        """Pack named arrays [N, ...] to [N, *shape], int64 or float32. Raises `DataError` as `check`."""
         given = arrays
         if self.alone and len(arrays) == 1 and ALONE in (*arrays, self.parts[0].name):
             given = {self.parts[0].name: next(iter(arrays.values()))}
         names = [part.name for part in self.parts]
         if set(given) != set(names):
             raise DataError(
-                f"{what} has the arrays {', '.join(given)}; the network takes {', '.join(names)}: "
-                "name them so"
+                f"{what} has the arrays {', '.join(given)}; the network takes {', '.join(names)}: rename them"
             )
         found = TensorInputs.of({name: given[name] for name in names}, what)
         for part, own in zip(found.parts, self.parts, strict=True):
             if part.shape != own.shape or (part.dtype == "float32") != (own.dtype == "float32"):
                 raise DataError(
                     f"{what}: {part.name} is {part.dtype} {_listed(part.shape)}, the network was explored "
-                    f"with {own.dtype} {_listed(own.shape)}; pad, cut or convert it"
+                    f"with {own.dtype} {_listed(own.shape)}; pad, truncate or convert it"
                 )
         self.check_rows(given, what)
         kind = np.float32 if self.dtype == torch.float32 else np.int64
         return one_of([given[name].astype(kind, copy=False) for name in names])
 
     def check_rows(self, arrays: Mapping[str, NDArray[Any]], what: str) -> None:
-        """Check that ids are rows of the embedding that reads them. Raises `DataError` naming the first."""
+        """Check that ids are within their embedding. Raises `DataError` naming the first that is not."""
         for part in self.parts:
             if part.rows is None:
                 continue
@@ -131,7 +129,7 @@ class TensorInputs:
                 )
 
     def check(self, packed: NDArray[Any], what: str = "the input") -> None:
-        """Check packed inputs [N, *shape] as a client sends them. Raises `DataError`."""
+        """Check packed inputs [N, *shape] of a client. Raises `DataError`."""
         if packed.shape[1:] != self.shape or packed.ndim == 0:
             raise DataError(
                 f"{what} has shape {list(packed.shape)}; give [batch, {', '.join(map(str, self.shape))}] "
@@ -140,20 +138,20 @@ class TensorInputs:
         self.check_rows(self.split(packed), what)
 
     def split(self, packed: Any) -> dict[str, Any]:
-        """The arrays of a packed array or tensor [N, *shape], by name, in its own dtype."""
+        """Split a packed array or tensor [N, *shape] into arrays by name, keeping its dtype."""
         names = [part.name for part in self.parts]
         return dict(zip(names, apart(packed, self._shapes), strict=True))
 
     def unpack(self, packed: Tensor) -> dict[str, Tensor]:
-        """The tensors that the network takes of a packed one [B, *shape], by name and in their dtypes."""
+        """Split a packed tensor [B, *shape] into the network's arguments, by name, in their own dtypes."""
         kinds = {part.name: _TORCH[part.dtype] for part in self.parts}
         return {name: tensor.to(kinds[name]) for name, tensor in self.split(packed).items()}
 
     def example(self, rows: int = 2, seed: int = 0, *, binary: bool = False) -> Tensor:
-        """Packed inputs [rows, *shape] of random values like those of the exploration.
+        """Random packed inputs [rows, *shape], in the range of the exploration's.
 
-        With `binary` whole numbers are 0 and 1 alone, which every embedding has rows for. Masks
-        begin with a 1: where nothing is looked at, attention is not defined.
+        With `binary` integers are 0 and 1, which every embedding has rows for. Masks begin with 1: attention
+        to nothing is undefined.
         """
         generator = np.random.default_rng(seed)
         arrays: dict[str, NDArray[Any]] = {}
@@ -174,7 +172,7 @@ class TensorInputs:
         return torch.from_numpy(replace(self, parts=_unbounded(self.parts)).pack(whole, "example"))
 
     def described(self) -> str:
-        """The arrays in a few words, such as `input_ids int64 [128], attention_mask int64 [128]`."""
+        """For messages: `input_ids int64 [128], attention_mask int64 [128]`."""
         return ", ".join(f"{part.name} {part.dtype} {_listed(part.shape)}" for part in self.parts)
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -190,16 +188,16 @@ class TensorInputs:
 def _part(name: str, array: NDArray[Any], what: str) -> InputPart:
     kind = _TYPES.get(array.dtype.kind)
     if kind is None:
-        raise DataError(f"{what}: {name} has dtype {array.dtype}; give whole numbers, floats or booleans")
+        raise DataError(f"{what}: {name} has dtype {array.dtype}; give integers, floats or booleans")
     if 0 in array.shape[1:]:
         raise DataError(
-            f"{what}: {name} has shape {list(array.shape)}: no values; give at least one an input"
+            f"{what}: {name} has shape {list(array.shape)}: no values; give at least one per input"
         )
     low, high = array.min(), array.max()
     if not (np.isfinite(low) and np.isfinite(high)):
-        raise DataError(f"{what}: {name} holds values that are not finite; give finite numbers")
+        raise DataError(f"{what}: {name} has NaN or infinite values; give finite numbers")
     if kind == "int64" and int(high) > np.iinfo(np.int64).max:
-        raise DataError(f"{what}: {name} holds {high}, more than int64 takes; give smaller numbers")
+        raise DataError(f"{what}: {name} holds {high}, which exceeds int64; give smaller numbers")
     as_number = float if kind == "float32" else int
     return InputPart(name, kind, tuple(array.shape[1:]), as_number(low), as_number(high))
 

@@ -1,8 +1,8 @@
-"""Names and labels of classes, as the network numbers its outputs.
+"""Class names and labels in the order of the network's outputs.
 
-The folders of a data set are numbered in sorted order, from 0. That is the network's own numbering only
-where both have the same classes; ten folders of pictures say nothing about the names of a thousand outputs.
-So names and labels are taken where they fit, and otherwise there are none: agreement needs neither.
+The folders of a data set are numbered in sorted order, from 0. That is the network's numbering only if both
+have the same classes; ten folders of images do not name a thousand outputs. So names and labels are used
+only if they match the network's classes. Agreement needs neither.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ LabelMap = str | Path | Mapping[str, int]
 
 @dataclass(frozen=True)
 class LabelledData:
-    """Data whose labels are the network's classes, or that has none; `note` says why, or is empty."""
+    """Data whose labels, if any, are the network's classes; `note` says why labels were dropped."""
 
     data: Data
     note: str = ""
 
 
 def read_class_names(source: ClassNames, classes: int | None = None) -> tuple[str, ...]:
-    """Read the network's class names in the order of its outputs: a file with one a line, or a JSON list.
+    """Read the network's class names in the order of its outputs: one per line, or a JSON list.
 
-    **Raises:** `DataError` when it cannot be read, or has another number of names than the network classes.
+    **Raises:** `DataError` for an unreadable file, or a number of names other than the number of classes.
     """
     if isinstance(source, (str, Path)):
         where, text = f"--class-names {source}", _text(source, "--class-names")
@@ -57,20 +57,20 @@ def read_class_names(source: ClassNames, classes: int | None = None) -> tuple[st
         where, names = "class_names", list(source)
     if not all(isinstance(name, str) and name.strip() for name in names):
         raise DataError(
-            f"{where} has an entry that is no name; give one name a class, or a JSON list of them"
+            f"{where} has an entry that is not a name; give one name per class, or a JSON list of them"
         )
     if classes is not None and len(names) != classes:
         raise DataError(
-            f"{where} has {len(names)} names and the network {classes} classes; give one name a class, in "
+            f"{where} has {len(names)} names and the network {classes} classes; give one name per class, in "
             "the order of its outputs"
         )
     return tuple(name.strip() for name in names)
 
 
 def read_label_map(source: LabelMap, classes: int | None = None) -> dict[str, int]:
-    """Read which class of the network each label is: a JSON object, folder name or label number to class.
+    """Read a map of labels to the network's classes: a JSON object, folder name or label number to class.
 
-    **Raises:** `DataError` when it cannot be read, or names a class that the network does not have.
+    **Raises:** `DataError` for an unreadable file, or a class that the network does not have.
     """
     if isinstance(source, (str, Path)):
         where = f"--label-map {source}"
@@ -78,14 +78,13 @@ def read_label_map(source: LabelMap, classes: int | None = None) -> dict[str, in
     else:
         where, found = "label_map", dict(source)
     if not isinstance(found, dict) or not found:
-        raise DataError(f'{where} is no map; write a JSON object such as {{"cats": 281, "dogs": 207}}')
+        raise DataError(f'{where} is not a map; write a JSON object such as {{"cats": 281, "dogs": 207}}')
     for label, index in found.items():
         number = isinstance(index, int) and not isinstance(index, bool)
         if not number or index < 0 or (classes is not None and index >= classes):
             last = "" if classes is None else f" to {classes - 1}"
             raise DataError(
-                f"{where} maps {label!r} to {index!r}; give a class of the network, a whole number from "
-                f"0{last}"
+                f"{where} maps {label!r} to {index!r}; give a class of the network, an integer from 0{last}"
             )
     return {str(label): index for label, index in found.items()}
 
@@ -93,7 +92,7 @@ def read_label_map(source: LabelMap, classes: int | None = None) -> dict[str, in
 def names_of_classes(
     classes: int, known: Sequence[str] | None, data: Data, label_map: Mapping[str, int] | None = None
 ) -> tuple[str, ...] | None:
-    """Return the names that came with the network, else those of the data, where they fit; else None."""
+    """Return the network's class names, else those of the data if they match, else None."""
     if known is not None and len(known) == classes:
         return tuple(known)
     if data.class_names is None or len(data.class_names) != classes:
@@ -110,13 +109,12 @@ def fit_labels(
     names: Sequence[str] | None = None,
     label_map: Mapping[str, int] | None = None,
 ) -> LabelledData:
-    """Number the labels of data as the network numbers its classes, or leave them out.
+    """Map the labels of data to the network's classes, or drop them.
 
-    With `label_map` they are what it says. Without, named classes (folders) are those of the same name, if
-    the network's names are known and all are found; or they are as many as the network's, in the same order.
-    Labels without names fit if all are below `classes`.
+    Without `label_map`, named classes (folders) match if the network has classes of all their names, or as
+    many classes in the same order. Labels without names match if all are below `classes`.
 
-    **Raises:** `DataError` for a label that `label_map` does not have.
+    **Raises:** `DataError` for a label that is not in `label_map`.
     """
     labels = data.labels
     if labels is None:
@@ -147,7 +145,7 @@ def fit_labels(
 
 
 def unmapped(data: Data, label_map: Mapping[str, int]) -> list[str]:
-    """Return the labels of data, by name where they have names, that the map does not have."""
+    """Return the labels of data (names, if they have any) that are not in the map."""
     present = () if data.labels is None else np.unique(data.labels).tolist()
     return [_name(data, label) for label in present if _looked_up(data, label, label_map) is None]
 
@@ -164,13 +162,13 @@ def _looked_up(data: Data, label: int, label_map: Mapping[str, int]) -> int | No
 def _unlabelled(data: Data, why: str) -> LabelledData:
     note = (
         f"{data.name} {why}: labels and names are not the network's, so accuracy is left out "
-        "(--label-map FILE says which is which)"
+        "(map them with --label-map FILE)"
     )
     return LabelledData(_Relabelled(data, None), note)
 
 
 def _index_by_name(names: Sequence[str] | None) -> dict[str, int]:
-    """Where each name stands; those that stand for several classes ("crane" in ImageNet) name none."""
+    """The class of each name, except for names of several classes ("crane" in ImageNet)."""
     often = Counter(names or ())
     return {name: index for index, name in enumerate(names or ()) if often[name] == 1}
 
@@ -179,7 +177,7 @@ def _text(path: str | Path, option: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "no UTF-8 text"
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise DataError(f"cannot read {option} {path}: {reason}; check the path") from error
 
 
@@ -187,11 +185,11 @@ def _json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise DataError(f"{where} is no JSON ({error}); correct it") from error
+        raise DataError(f"{where} is not JSON ({error}); correct it") from error
 
 
 class _Relabelled(Data):
-    """The same inputs with labels [N] that are the network's classes, or with none."""
+    """The same inputs with other labels [N], or without."""
 
     def __init__(self, parent: Data, labels: NDArray[np.int64] | None) -> None:
         self._parent, self._labels = parent, labels

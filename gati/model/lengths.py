@@ -1,7 +1,7 @@
-"""Sequences of many lengths: a network is executed at the least of a few that holds an input's tokens.
+"""Sequences of many lengths: each input is executed at the shortest of a few lengths that holds its tokens.
 
-Inputs are padded to one length, the longest, and a mask says where their tokens are. So how long one really
-is can be told from itself: it is cut to that length before it is executed, whoever padded it how far.
+Inputs arrive padded to the longest length. The mask gives their true length, to which they are cut before
+they are executed, however far the client padded them.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ __all__ = ["Lengths", "TracedSequences", "at_lengths", "length_shares", "with_le
 
 _ROWS = 4096  # of the data at a time
 _TOLERANCE = 1e-4  # between scores of an input padded and not, as a share of how far apart they are
-_SMALL = 0.05  # share of the time: what takes less is not measured by itself
+_SMALL = 0.05  # share of the time; lengths that take less are not measured separately
 
 
 class Lengths:
-    """The lengths at which packed inputs [B, arrays, longest] are executed, and which one each takes."""
+    """The lengths at which packed inputs [B, arrays, longest] are executed, and the share of each."""
 
     def __init__(self, tensors: TensorInputs, shares: Sequence[tuple[int, float]]) -> None:
         self.shares = tuple(shares)
-        self.every = tuple(length for length, _ in self.shares)  # rising
+        self.every = tuple(length for length, _ in self.shares)  # ascending
         self._tensors = tensors
         self._mask = next(place for place, part in enumerate(tensors.parts) if part.name == MASK)
 
     def of(self, x: Tensor) -> list[int]:
-        """The least length that holds all tokens of each row [B, arrays, longest]."""
+        """The shortest length that holds all tokens, for each row of [B, arrays, longest]."""
         tokens = x[:, self._mask].cpu().numpy() != 0
         last = np.where(tokens.any(1), tokens.shape[1] - tokens[:, ::-1].argmax(1), 0)
         return [self.every[place] for place in np.searchsorted(self.every, last)]
@@ -51,7 +51,7 @@ class Lengths:
         return x
 
     def padded(self, x: Tensor) -> Tensor:
-        """Inputs [B, arrays, length] filled up with padding to the longest; what fits not as it is."""
+        """Pad inputs [B, arrays, length] to the longest length; other shapes are returned unchanged."""
         longest = self.every[-1]
         if x.ndim != 3 or not 0 < x.shape[2] < longest:
             return x
@@ -60,7 +60,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class TracedSequences(TracedModel):
-    """A traced network of the longest inputs, which is traced at other lengths when it is asked for."""
+    """A network traced at the longest length, and at other lengths on demand."""
 
     lengths: Lengths | None = None
     retrace: Callable[[int], TracedModel] | None = field(default=None, repr=False)
@@ -80,7 +80,7 @@ class TracedSequences(TracedModel):
 def with_lengths(
     traced: TracedModel, module: nn.Module, example: Tensor, preprocessing: Preprocessing
 ) -> TracedModel:
-    """A network that was traced on `example`, to be traced at each length of `preprocessing` when needed."""
+    """Add tracing on demand, at the lengths of `preprocessing`, to a network that was traced on `example`."""
     tensors = preprocessing.tensors
     if tensors is None or not preprocessing.lengths:
         return traced
@@ -93,10 +93,9 @@ def with_lengths(
 
 
 def at_lengths(traced: TracedModel) -> tuple[tuple[float, TracedModel], ...]:
-    """The network at each length that takes a good part of the time, with its share of the inputs.
+    """The network at each length that takes a considerable part of the time, with its share of the inputs.
 
-    The shares sum to 1: rare lengths are counted with the next longer one, or where there is none with the
-    longest. A network of one length is the only one.
+    The shares sum to 1: rare lengths count with the next longer one, or else with the longest.
     """
     if not isinstance(traced, TracedSequences) or traced.lengths is None:
         return ((1.0, traced),)
@@ -111,9 +110,9 @@ def at_lengths(traced: TracedModel) -> tuple[tuple[float, TracedModel], ...]:
 
 @torch.inference_mode()
 def length_shares(module: nn.Module, tensors: TensorInputs, data: Data) -> tuple[tuple[int, float], ...]:
-    """The lengths at which `module` can be executed, and the share of `data` that takes each.
+    """The lengths at which `module` can be executed, with the share of `data` at each.
 
-    Empty for inputs without a mask, short ones, and a network whose answers depend on padding.
+    Empty for inputs without a mask, for short ones, and for a network whose scores depend on padding.
     """
     shapes = {part.shape for part in tensors.parts}
     if tensors.alone or len(shapes) > 1 or not any(part.name == MASK for part in tensors.parts):
@@ -135,7 +134,7 @@ def length_shares(module: nn.Module, tensors: TensorInputs, data: Data) -> tuple
 def _padding_is_nothing(module: nn.Module, x: Tensor, length: int) -> bool:
     try:
         padded, own = module(x.clone()), module(x[..., :length].contiguous())
-    except Exception:  # whatever a network raises that takes one length only
+    except Exception:  # a network of fixed length may raise anything
         return False
     if not (isinstance(own, Tensor) and own.shape == padded.shape):
         return False

@@ -1,4 +1,4 @@
-"""From the MODEL a user names to a network that is ready to be watched and cut.
+"""Loading the network that the user's MODEL names.
 
 Data flow: **source** -> *_build* -> **network, preprocessing** -> *checkpoint* -> **LoadedModel**.
 """
@@ -38,9 +38,8 @@ _SEED = 0
 class LoadedModel:
     """A network ready to use: on the CPU, in eval mode, no parameter requiring a gradient.
 
-    `checkpoint_sha256` is the hash of the checkpoint file, or of the network's own state when there is none.
-    `class_names` is None when nobody named them. `note` says what the user should know, or is empty.
-    `preprocessing_known` is False where nobody said what the network wants done to images.
+    `checkpoint_sha256` is the hash of the checkpoint file, or of the network's state without one. `note` is
+    for the user, or empty. `preprocessing_known` is False if preprocessing is only a default.
     """
 
     module: nn.Module
@@ -61,7 +60,7 @@ class _Recipe:
     preprocessing: Preprocessing | None = None
     class_names: tuple[str, ...] | None = None
     any_classes: bool = False  # whether `build` accepts a number
-    channels: int | None = None  # of its input, where that is known
+    channels: int | None = None  # of its input, if known
 
 
 def load_model(
@@ -82,17 +81,15 @@ def load_model(
     """Load a network and its weights. Nothing is ever downloaded.
 
     `source` is one of `torchvision:NAME`, `timm:NAME`, `package.module:callable`, `file.py:callable`, a
-    `torch.export` file, or a folder with `config.json` and `model.safetensors` of a BERT classifier.
-    A callable takes no arguments and returns an `nn.Module`; it may carry a
-    `Preprocessing` in an attribute `preprocessing`. Networks of torchvision, timm and `gati.zoo` get as many
-    classes as the checkpoint's last layer has rows. Initial weights come from a fixed seed, so the same
-    source gives the same network again; the caller's random state is untouched.
+    `torch.export` file, or a folder with `config.json` and `model.safetensors` of a BERT classifier. A
+    callable takes no arguments and returns an `nn.Module`; its attribute `preprocessing`, if any, is a
+    `Preprocessing`. Networks of torchvision, timm and `gati.zoo` get as many classes as the checkpoint's last
+    layer has rows. Initial weights use a fixed seed; the caller's random state is not changed.
 
-    `mean`, `std` (after division by 255) and `resize` (pixels of the shorter side, 0 for none) replace the
-    values that come with the network; `sample_rate` (hertz) and `seconds` those of its front end for sound,
-    or give it one. `tokenizer`, by default the `tokenizer.json` of a folder with a network, turns text into
-    what the network takes, cut after `max_length` tokens; `text_column` and `label_column` are where
-    tables have texts and classes.
+    `mean`, `std` (after division by 255) and `resize` (pixels of the shorter side, 0 for none) override the
+    network's own values; `sample_rate` (hertz) and `seconds` those of its spectrogram front end, or add one.
+    `tokenizer`, by default the `tokenizer.json` in the network's folder, encodes text, truncated to
+    `max_length` tokens; `text_column` and `label_column` are the columns of tables.
 
     **Raises:** `ModelError`; `CheckpointError` for the weights; `DataError` for the tokenizer.
     """
@@ -124,7 +121,7 @@ def load_model(
 
 
 def _lasting(source: str) -> str:
-    """Name files by absolute paths, so that a cache library still finds its model from another folder."""
+    """Make paths absolute, so that a cache library finds its model from any folder."""
     place, colon, name = source.rpartition(":")
     if source.endswith(".pt2") or Path(source).is_dir():
         return str(Path(source).resolve())
@@ -154,7 +151,7 @@ def _exported_recipe(path: Path) -> _Recipe:
 
 
 def _folder_recipe(folder: Path) -> _Recipe:
-    """A folder as Hugging Face keeps networks; its weights are in it."""
+    """A Hugging Face folder, weights included."""
     names = SequenceClassifier.from_folder(folder).class_names
     return _Recipe(lambda classes: SequenceClassifier.from_folder(folder), class_names=names)
 
@@ -205,7 +202,7 @@ def _timm_recipe(name: str) -> _Recipe:
 
 
 def _timm_names(timm: Any, name: str) -> tuple[str, ...] | None:
-    """The names of ImageNet's classes as timm knows them, where its network was trained on those."""
+    """timm's names of ImageNet's classes, if the network was trained on them."""
     config = _timm_config(timm, name)
     if not hasattr(timm.data, "ImageNetInfo"):  # before timm 0.9
         return None
@@ -242,7 +239,7 @@ def _callable_recipe(source: str) -> _Recipe:
     required = _required_arguments(target)
     if required:
         raise ModelError(
-            f"{source} needs arguments ({', '.join(required)}); name a callable without, for example a "
+            f"{source} needs arguments ({', '.join(required)}); name a callable without any, such as a "
             "function that fills them in"
         )
     return _Recipe(lambda classes: target(), preset)
@@ -251,7 +248,7 @@ def _callable_recipe(source: str) -> _Recipe:
 def _required_arguments(target: Callable[..., Any]) -> list[str]:
     try:
         parameters = inspect.signature(target).parameters.values()
-    except (TypeError, ValueError):  # builtins without a signature: calling them tells
+    except (TypeError, ValueError):  # builtins without a signature
         return []
     positional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [p.name for p in parameters if p.default is p.empty and p.kind not in positional]
@@ -262,13 +259,13 @@ def _classes_argument(classes: int | None) -> dict[str, int]:
 
 
 def _known_interpolation(name: str) -> str:
-    """Map a library's name to ours: timm's `random` is bilinear or bicubic, `lanczos` close to bicubic."""
+    """Map other names to the nearest of ours: `lanczos` to bicubic, timm's `random` to bilinear."""
     return name if name in INTERPOLATIONS else {"lanczos": "bicubic"}.get(name, "bilinear")
 
 
 def _build(source: str, recipe: _Recipe, classes: int | None) -> nn.Module:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torchvision's remarks on initial weights concern training only
+        warnings.simplefilter("ignore")  # torchvision's on initial weights, which concern training
         torch.manual_seed(_SEED)
         try:
             module = recipe.build(classes)
@@ -283,13 +280,13 @@ def _build(source: str, recipe: _Recipe, classes: int | None) -> nn.Module:
 
 def _freeze(module: nn.Module) -> nn.Module:
     for layer in module.modules():
-        if isinstance(layer, nn.TransformerEncoder):  # nested, outputs are as long as the longest of a batch
+        if isinstance(layer, nn.TransformerEncoder):  # else the output length depends on the batch
             layer.use_nested_tensor = False
     return module.to("cpu").eval().requires_grad_(False)
 
 
 def _other_class_count(module: nn.Module, state: dict[str, Tensor]) -> int | None:
-    """Return the rows of the checkpoint's last layer when only their number differs from the network's."""
+    """Return the rows of the checkpoint's last layer if it differs from the network's only in these."""
     layers = [
         (name, layer) for name, layer in module.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))
     ]
@@ -304,7 +301,7 @@ def _other_class_count(module: nn.Module, state: dict[str, Tensor]) -> int | Non
 
 
 def _default_preprocessing(module: nn.Module) -> Preprocessing:
-    """Mean 0 and std 1 for as many channels as the first convolution takes."""
+    """Mean 0 and std 1 for the channels of the first convolution."""
     first = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
     channels = 3 if first is None else first.in_channels
     return _identity(channels)
@@ -330,7 +327,7 @@ def _override(
 
 
 def _with_sound(preset: Preprocessing, sample_rate: int | None, seconds: float | None) -> Preprocessing:
-    """With what was said about recordings; the rest is the network's own, or usual. Raises `ModelError`."""
+    """Override the spectrogram front end, or add one. Raises `ModelError`."""
     if sample_rate is None and seconds is None:
         return preset
     if preset.sound is not None:
@@ -338,7 +335,7 @@ def _with_sound(preset: Preprocessing, sample_rate: int | None, seconds: float |
         given = {name: value for name, value in changes.items() if value is not None}
         return dataclasses.replace(preset, sound=dataclasses.replace(preset.sound, **given))
     if sample_rate is None or seconds is None:
-        raise ModelError("recordings need both --sample-rate and --seconds, as the network says neither")
+        raise ModelError("recordings need both --sample-rate and --seconds: the network has no defaults")
     return dataclasses.replace(preset, sound=LogMel(sample_rate, seconds))
 
 
@@ -350,7 +347,7 @@ def _with_text(
     text_column: str | None,
     label_column: str | None,
 ) -> Preprocessing:
-    """With the tokenizer that was given, or that lies next to the network. Raises `DataError`."""
+    """Add the given tokenizer, or the one in the network's folder. Raises `DataError`."""
     own = Path(source) / TOKENIZER
     if tokenizer is None and not own.is_file():
         if max_length is not None or text_column is not None or label_column is not None:

@@ -1,8 +1,8 @@
-"""Padding: which tokens of a sequence are none, told by the network's own mask, and kept from caches.
+"""Padding: the network's own mask says where it is, and caches never see it.
 
-What a block hands on at a padded place means nothing, and a cache that read it would answer differently for
-the same sentence padded further. So the hidden output of a block, as caches see it, is zero there. The
-network itself goes on with what its blocks gave.
+The output of a block at a padded position is meaningless, and a cache that read it would answer differently
+for the same sentence with more padding. So caches see zeros there. The network itself continues with the
+unmasked output.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from torch import Tensor, nn
 
 __all__ = ["MASK", "TokenMask", "giving_hidden", "mask_of", "set_mask", "without_padding"]
 
-MASK = "attention_mask"  # the array that says where tokens are: 1 there, 0 at padding
+MASK = "attention_mask"  # 1 at tokens, 0 at padding
 
-TokenMask = Callable[[Tensor], Tensor]  # a packed input [B, ...] -> bool [B, length], where tokens are
+TokenMask = Callable[[Tensor], Tensor]  # a packed input [B, ...] -> bool [B, length], true at tokens
 
 
 def mask_of(module: nn.Module) -> TokenMask | None:
-    """How a network's packed input tells where its tokens are; None where it has no mask."""
+    """The mask of a network's packed input; None if the network takes no mask."""
     found: TokenMask | None = getattr(module, "_gati_token_mask", None)
     return found
 
 
 def set_mask(module: nn.Module, mask: TokenMask) -> None:
-    """Say how the packed input of `module` tells where its tokens are."""
+    """Set the function that reads the mask from the packed input of `module`."""
     object.__setattr__(module, "_gati_token_mask", mask)
 
 
 def without_padding(hidden: Tensor, tokens: Tensor) -> Tensor:
-    """`hidden` [B, length, D] with zeros where `tokens` [B, length] is false; other shapes as they are."""
+    """`hidden` [B, length, D] with zeros where `tokens` [B, length] is false; other shapes unchanged."""
     if hidden.dim() != 3 or hidden.shape[:2] != tokens.shape:
         return hidden
     return hidden.masked_fill(tokens.logical_not().unsqueeze(2), 0.0)
 
 
 def giving_hidden(module: nn.Module, blocks: Sequence[str]) -> nn.Module:
-    """A network that gives its answer and after it the hidden output of each block, padding being zero.
+    """A network that returns its answer, followed by the hidden output of each block, padding zeroed.
 
-    It shares everything with `module`, which must have a mask; weights and modules keep their names.
+    It shares all weights with `module`, which must have a mask; weights and modules keep their names.
     """
     kind, mask = type(module), mask_of(module)
     if mask is None:
-        raise AssertionError("only networks with a mask are asked for hidden outputs without padding")
+        raise AssertionError("the network has no mask, so its hidden outputs have no padding to remove")
 
     def forward(self: nn.Module, x: Tensor) -> tuple[Any, ...]:
         found: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""What the base model answers: is it usable, and what kind of numbers is it."""
+"""Checks of the base model's outputs: are they usable, and are they logits or probabilities."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SUM_TOLERANCE = 1e-3
 
 
 def check_base_outputs(outputs: Any) -> Tensor:
-    """Check that `outputs` is finite and of the shape [B, K] with K >= 2, and return it.
+    """Return `outputs` if it is finite and of shape [B, K] with K >= 2.
 
     **Raises:** `ModelError` otherwise.
     """
@@ -55,14 +55,14 @@ def outputs_kind(outputs: Tensor) -> OutputsKind:
 
 
 def as_logits(outputs: Tensor, kind: OutputsKind) -> Tensor:
-    """Turn rows [B, K] of that kind into logits: of probabilities their logarithms."""
+    """Convert rows [B, K] of that kind to logits; of probabilities, the logarithm."""
     return outputs.clamp_min(1e-12).log() if kind == "probabilities" else outputs
 
 
 def check_more_than_one_class(base_class: NDArray[Any] | Tensor, what: str = "data") -> None:
-    """Check that the base model does not answer the same class for every input.
+    """Raise `DataError` for no inputs, or if the base model predicts one class for all of them.
 
-    **Raises:** `DataError` for no inputs or one class: nothing can be learned about when to leave early.
+    From a single class nothing can be learned about when to exit early.
     """
     classes = np.unique(np.asarray(base_class))
     if len(classes) == 0:

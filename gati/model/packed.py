@@ -1,4 +1,4 @@
-"""A network that takes several arrays as one that takes a single tensor, and which tensors it accepts."""
+"""Adapting a network of several arrays to a single packed tensor, and checking what it accepts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def fit_tensors(loaded: LoadedModel, inputs: TensorInputs, what: str) -> LoadedModel:
-    """The network as one that takes `inputs` packed; its preprocessing says so.
+    """Adapt the network and its preprocessing to packed `inputs`.
 
-    Found out and kept: how many rows the embeddings have that read the inputs. `what` begins the messages.
+    The preprocessing records the size of the embeddings that read them. `what` begins the messages.
 
-    **Raises:** `ModelError` for arrays that the network does not take by those names, `DataError` for lengths
-    or ids that are beyond it.
+    **Raises:** `ModelError` for names that are not arguments of the network, `DataError` for sequences that
+    are too long and ids that are too large.
     """
     probe = inputs.example(binary=True)
     module = packed(loaded.module, inputs, probe)
@@ -52,9 +52,9 @@ def fit_tensors(loaded: LoadedModel, inputs: TensorInputs, what: str) -> LoadedM
 
 
 def fit_text(loaded: LoadedModel) -> LoadedModel:
-    """The network with a tokenizer that gives the arrays which it takes, and no more tokens than it takes.
+    """Fit the tokenizer to the network's arguments and maximum length.
 
-    What the user asked for stays; `fit_tensors` says where that is too long.
+    A length that the user gave is kept; `fit_tensors` raises if it is too long.
 
     **Raises:** `ModelError` for a network that takes no ids.
     """
@@ -73,15 +73,15 @@ def fit_text(loaded: LoadedModel) -> LoadedModel:
 
 
 def _text_arrays(module: nn.Module, source: str) -> tuple[str, ...]:
-    """What a forward takes of a text: ids, a mask where it has one, kinds of sentences where it must have."""
+    """The arguments of a forward: ids, the mask if it takes one, token types if it requires them."""
     names = _arguments(module)
     if names is None:
         return (IDS, MASK)
     if IDS not in names:
         if len(_needed(module)) > 1 or not names:
             raise ModelError(
-                f"{source} takes {', '.join(names) or 'nothing'} and text gives {IDS}, {MASK}, {KINDS}: name "
-                "the arguments of its forward so"
+                f"{source} takes {', '.join(names) or 'nothing'} and text gives {IDS}, {MASK}, {KINDS}: "
+                "rename the arguments of its forward"
             )
         return (ALONE,)
     kinds = (KINDS,) if KINDS in _needed(module) else ()
@@ -89,14 +89,14 @@ def _text_arrays(module: nn.Module, source: str) -> tuple[str, ...]:
 
 
 def _needed(module: nn.Module) -> list[str]:
-    """The arguments of a forward that have no default."""
+    """The arguments of a forward without a default."""
     parameters = inspect.signature(module.forward).parameters.values()
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [each.name for each in parameters if each.kind in named and each.default is each.empty]
 
 
 def _fitted_text(text: TextTokens | None, inputs: TensorInputs) -> TextTokens | None:
-    """The tokenizer, which gives what the network is explored with; None where that was no text."""
+    """The tokenizer at the length of `inputs`; None if these are not its output."""
     lengths = {part.shape for part in inputs.parts}
     if text is None or len(lengths) > 1 or {part.name for part in inputs.parts} != set(text.arrays):
         return None
@@ -105,12 +105,12 @@ def _fitted_text(text: TextTokens | None, inputs: TensorInputs) -> TextTokens | 
 
 
 def packed(module: nn.Module, inputs: TensorInputs, example: Tensor | None = None) -> nn.Module:
-    """`module` as a network of one packed tensor [B, ...] that gives class scores, sharing its weights.
+    """`module` as a network from one packed tensor [B, ...] to class scores, sharing its weights.
 
-    Its modules and weights keep their names. A network that takes and gives what it should is given back as
-    it is; `example` is an input of it, random by default.
+    Modules and weights keep their names. A network that already has this form is returned unchanged;
+    `example` is an input to try it on, random by default.
 
-    **Raises:** `ModelError` where its forward has no arguments of those names.
+    **Raises:** `ModelError` if its forward has no arguments of those names.
     """
     (first, *_) = inputs.parts
     names = _arguments(module)
@@ -123,7 +123,7 @@ def packed(module: nn.Module, inputs: TensorInputs, example: Tensor | None = Non
 
 
 def _adapted(module: nn.Module, inputs: TensorInputs) -> nn.Module:
-    """A shallow copy whose class is the network's own but for its forward: names stay as they were."""
+    """A shallow copy of another class, a subclass with its own forward; names do not change."""
     kind = type(module)
     by_name = not (inputs.alone and inputs.parts[0].name == ALONE)
 
@@ -133,7 +133,7 @@ def _adapted(module: nn.Module, inputs: TensorInputs) -> nn.Module:
         return _scores(answer)
 
     copied = copy.copy(module)
-    for name in _HOOKS:  # whoever watches one of them does not watch the other
+    for name in _HOOKS:  # hooks on one do not run on the other
         if isinstance(vars(module).get(name), Mapping):
             object.__setattr__(copied, name, OrderedDict(vars(module)[name]))
     mask = next((part for part in inputs.parts if part.name == MASK and len(part.shape) == 1), None)
@@ -144,7 +144,7 @@ def _adapted(module: nn.Module, inputs: TensorInputs) -> nn.Module:
 
 
 def _scores(answer: Any) -> Any:
-    """The class scores of what a network returns: `logits` of several results, else what it returns."""
+    """The class scores in a network's output: its `logits` if it has several results."""
     if isinstance(answer, Tensor):
         return answer
     found = getattr(answer, "logits", None)
@@ -154,7 +154,7 @@ def _scores(answer: Any) -> Any:
 
 
 def _arguments(module: nn.Module) -> list[str] | None:
-    """What its forward can be given by name; None where that is anything."""
+    """The named arguments of its forward; None if it takes any."""
     try:
         parameters = inspect.signature(module.forward).parameters.values()
     except (TypeError, ValueError):
@@ -175,11 +175,11 @@ def _check_names(module: nn.Module, inputs: TensorInputs, names: list[str] | Non
 
 
 def _tried(module: nn.Module, example: Tensor) -> Any:
-    """What the network answers; None where it does not: `_accepted` tells why."""
+    """The network's output, or None if it raises: `_accepted` says why."""
     try:
         with torch.inference_mode():
             return module(example.clone())
-    except Exception:  # whatever the user's code raises, it is raised again where it can be explained
+    except Exception:  # user code may raise anything; `_accepted` explains it
         return None
 
 
@@ -203,7 +203,7 @@ def _accepted(module: nn.Module, inputs: TensorInputs, probe: Tensor, loaded: Lo
 
 
 def _longest(module: nn.Module, inputs: TensorInputs, probe: Tensor) -> int:
-    """How long sequences may be, where they are too long; 0 where that is not what is wrong."""
+    """The maximum length, if sequences are too long; 0 if something else is wrong."""
     if len({part.shape for part in inputs.parts}) > 1 or len(inputs.parts[0].shape) != 1:
         return 0
     fits, too_long = 0, inputs.parts[0].shape[0]
@@ -216,7 +216,7 @@ def _longest(module: nn.Module, inputs: TensorInputs, probe: Tensor) -> int:
 
 @contextmanager
 def _embeddings_watched(module: nn.Module, seen: list[tuple[Tensor, int]]) -> Iterator[None]:
-    """Note what every embedding is given, and how many rows it has."""
+    """Record the input of every embedding, and its number of rows."""
 
     def noting(rows: int) -> Callable[[nn.Module, Any], None]:
         return lambda _module, arguments: seen.append((arguments[0].clone(), rows))
@@ -229,7 +229,7 @@ def _embeddings_watched(module: nn.Module, seen: list[tuple[Tensor, int]]) -> It
 
 
 def _rows(name: str, given: Mapping[str, Tensor], seen: list[tuple[Tensor, int]]) -> int | None:
-    """The rows of the smallest embedding that reads this array; None where that cannot be told."""
+    """The size of the smallest embedding that reads this array; None if it is unknown."""
 
     def same(ids: Tensor, values: Tensor) -> bool:
         return ids.shape == values.shape and bool((ids == values).all())

@@ -1,4 +1,4 @@
-"""Image files: which of a folder's files are images, and opening one without trusting it."""
+"""Image files: finding them in a folder, and opening untrusted ones."""
 
 from __future__ import annotations
 
@@ -18,14 +18,7 @@ from gati.model.preprocess import Preprocessing
 
 __all__ = ["IMAGE_SUFFIXES", "file_identities", "image_files", "open_image"]
 
-IMAGE_FORMATS = (
-    "PNG",
-    "JPEG",
-    "BMP",
-    "GIF",
-    "WEBP",
-    "PPM",
-)  # the decoders a file may reach, whatever its name says
+IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM")  # decoders that may run, whatever the suffix
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm"})
 
 
@@ -37,13 +30,13 @@ def image_files(folder: Path, pattern: str) -> list[Path]:
 
 
 def open_image(path: Path) -> Image.Image:
-    """Decode one image file. Raises `DataError` for one that is missing, foreign, damaged or oversized."""
+    """Decode an image file. Raises `DataError` if it is missing, damaged, too large or unsupported."""
     with _oversized_is_an_error():
         return _decode(path)
 
 
 def file_identities(paths: Sequence[Path], preprocessing: Preprocessing) -> Identities:
-    """Return the identity of each picture, uint64 [n], from its pixels; decodes on all cores.
+    """Return a hash of each image's pixels, uint64 [n]; decodes on all cores.
 
     **Raises:** `DataError` as `open_image`.
     """
@@ -57,7 +50,7 @@ def file_identities(paths: Sequence[Path], preprocessing: Preprocessing) -> Iden
 
 @contextmanager
 def _oversized_is_an_error() -> Iterator[None]:
-    """Filters of warnings belong to the process, so threads share one."""
+    """Warning filters belong to the process, so all threads share this one."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         yield
@@ -76,7 +69,7 @@ def _decode(path: Path) -> Image.Image:
         ) from error
     except UnidentifiedImageError as error:
         raise DataError(
-            f"{path} is no image of a known kind ({', '.join(IMAGE_FORMATS)}); convert it"
+            f"{path} is not an image of a supported format ({', '.join(IMAGE_FORMATS)}); convert it"
         ) from error
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         raise DataError(f"image {path} is damaged ({one_line(error)}); copy it again") from error

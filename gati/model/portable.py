@@ -1,7 +1,7 @@
-"""A network as data: its traced program without weights, from which it is rebuilt without its code.
+"""A network as data: its traced program without weights, from which it is rebuilt without the user's code.
 
-The weights are kept apart, where whoever keeps the program keeps tensors. Nothing in the program can run
-code: it is read like any `torch.export` file.
+The caller stores the weights separately. The program cannot run code: it is read like any `torch.export`
+file.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["pack_network", "unpack_network"]
 
 
 def pack_network(module: nn.Module, example: Tensor) -> bytes:
-    """The program of `module` as traced on `example` [2 or more, ...], for any batch size.
+    """Serialise the program of `module`, traced on `example` [2 or more, ...], for any batch size.
 
-    **Raises:** `ModelError` for a network that cannot be traced or written down.
+    **Raises:** `ModelError` for a network that cannot be traced or serialised.
     """
     program = export_program(module, example)
     program.example_inputs = None
     for name, tensor in list(program.state_dict.items()):
-        nothing = torch.zeros_like(tensor)  # compressed to next to nothing
+        nothing = torch.zeros_like(tensor)  # compresses to almost nothing
         is_parameter = isinstance(tensor, nn.Parameter)
         program.state_dict[name] = nn.Parameter(nothing, False) if is_parameter else nothing
     for node in (node for part in program.graph_module.modules() for node in _nodes_of(part)):
@@ -38,17 +38,17 @@ def pack_network(module: nn.Module, example: Tensor) -> bytes:
     written = io.BytesIO()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's remarks to its own developers
+            warnings.simplefilter("ignore")  # meant for torch's own developers
             torch.export.save(program, written)
-    except Exception as error:  # torch.export raises many unrelated types for what it cannot write
-        raise ModelError(f"cannot write {type(module).__name__} down: {one_line(error)}") from error
+    except Exception as error:  # torch.export raises many unrelated types
+        raise ModelError(f"cannot serialise {type(module).__name__}: {one_line(error)}") from error
     return zlib.compress(written.getvalue(), 9)
 
 
 def unpack_network(program: bytes, where: Path) -> nn.Module:
-    """The network of what `pack_network` gave, its weights 0; `where` is for errors.
+    """Rebuild the network from what `pack_network` returned, with all weights 0; `where` is for messages.
 
-    **Raises:** `ModelError` for a program that is damaged, could run code, or that this torch cannot read.
+    **Raises:** `ModelError` for a program that is damaged, could run code, or is unreadable by this torch.
     """
     try:
         content = zlib.decompress(program)

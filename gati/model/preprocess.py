@@ -1,4 +1,4 @@
-"""From images as people store them to the tensor the network was trained on.
+"""Preprocessing: from stored images to the tensor that the network expects.
 
 Data flow: **uint8 [N, H, W, C]** -> resize -> centre crop -> /255 -> (x - mean) / std
 -> **float32 [N, C, h, w]**.
@@ -30,22 +30,22 @@ __all__ = ["INTERPOLATIONS", "Preprocessing", "check_image_array", "join"]
 
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
 
-_LONG = 8  # an image this many times as long as wide is cut before it is resized
-_MARGIN = 3  # squares of the shorter side that are kept on top of those that the crop sees
-_MOST_PIXELS = 2**22  # that resizing may make of an image with fewer
+_LONG = 8  # images of a larger aspect ratio are cropped before they are resized
+_MARGIN = 3  # squares of the shorter side that are kept beyond those that the crop sees
+_MOST_PIXELS = 2**22  # after upscaling
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What is done to an image before the network sees it.
+    """How images (or recordings, or text) become the network's input.
 
-    `mean` and `std` hold one value per channel and apply after division by 255. `resize` is the length in
-    pixels of the shorter side, keeping the aspect ratio; `crop` the side of the centre square cut after that;
-    `size` (height, width) stretches to exactly that size before both. None leaves the step out. With
-    `tensors` the network takes no images but those arrays, and nothing is done to them. With `sound` it takes
-    recordings: their spectrograms, 0 to 1, are what `mean` and `std` apply to. With `text` a tokenizer turns
-    texts into its `tensors`. `lengths` are those that sequences are executed at, each with the share of the
-    explored inputs that takes it; none where all are executed as they come.
+    `mean` and `std` have one value per channel and apply after division by 255. `resize` is the length in
+    pixels of the shorter side, keeping the aspect ratio; `crop` the side of the centre square taken after
+    that; `size` (height, width) stretches to exactly that size before both. None skips a step. With `tensors`
+    the network takes those arrays unchanged instead of images. With `sound` it takes recordings, and `mean`
+    and `std` apply to their spectrograms, 0 to 1. With `text` a tokenizer makes `tensors` from text.
+    `lengths` are the lengths at which sequences are executed, each with its share of the explored inputs;
+    empty if all are executed as they come.
     """
 
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
@@ -87,11 +87,7 @@ class Preprocessing:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; `from_json` reads them back unchanged."""
         plain = asdict(replace(self, tensors=None, text=None, lengths=()))
-        del (
-            plain["tensors"],
-            plain["text"],
-            plain["lengths"],
-        )  # images have none, and older libraries say nothing of it
+        del plain["tensors"], plain["text"], plain["lengths"]  # not in older libraries, nor for images
         if self.tensors is not None:
             plain["tensors"] = self.tensors.to_json()
         if self.text is not None:
@@ -123,23 +119,20 @@ class Preprocessing:
     def __call__(self, images: NDArray[np.uint8]) -> Tensor:
         """Turn images uint8 [N, H, W, C] into the network's input, float32 [N, C, h, w].
 
-        **Raises:** `DataError` for another rank, dtype or channel count, images smaller than the crop, or so
-        long and narrow that resizing them would fill the memory.
+        **Raises:** `DataError` for another rank, dtype or channel count, images smaller than the crop, or of
+        such an aspect ratio that resizing them would exhaust the memory.
         """
         return self.scaled(self.fitted(images))
 
     def fitted(self, images: NDArray[np.uint8]) -> Tensor:
-        """Resize and crop images uint8 [N, H, W, C] to what the network sees, uint8 [N, C, h, w].
-
-        **Raises:** `DataError` as the whole does.
-        """
+        """Resize and crop images uint8 [N, H, W, C] to uint8 [N, C, h, w]. Raises as calling it does."""
         self._only_images()
         check_image_array(images, self.channels)
         pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2)  # uint8 [N, C, H, W]
         return self._crop(self._resize(self._middle(pixels)))
 
     def scaled(self, pixels: Tensor) -> Tensor:
-        """Turn pixels that fit, uint8 [N, C, h, w], into the network's input, float32 [N, C, h, w]."""
+        """Normalise what `fitted` returned, uint8 [N, C, h, w], to the network's input, float32."""
         values = pixels.to(torch.float32, memory_format=torch.contiguous_format)
         mean = torch.tensor(self.mean).view(1, -1, 1, 1)
         std = torch.tensor(self.std).view(1, -1, 1, 1)
@@ -148,7 +141,7 @@ class Preprocessing:
     def from_waves(self, waves: Tensor) -> Tensor:
         """Turn recordings float32 [N, samples] into the network's input, float32 [N, 1, mels, frames].
 
-        **Raises:** `DataError` for a network that has no front end for sound.
+        **Raises:** `DataError` for a network without a spectrogram front end.
         """
         if self.sound is None:
             raise DataError("the network has no spectrogram front end; give --sample-rate and --seconds")
@@ -157,7 +150,7 @@ class Preprocessing:
     def from_texts(self, texts: Sequence[str], what: str = "the request") -> Tensor:
         """Turn texts into the network's input, packed int64 [N, ...]; `what` begins the messages.
 
-        **Raises:** `DataError` for empty texts, or a network that has no tokenizer.
+        **Raises:** `DataError` for empty texts, or a network without a tokenizer.
         """
         if self.text is None or self.tensors is None:
             raise DataError(f"{what}: the network takes no text; explore it with --tokenizer FILE")
@@ -167,14 +160,14 @@ class Preprocessing:
     def from_pil(self, images: Sequence[Image]) -> Tensor:
         """Turn Pillow images into the network's input, float32 [N, C, h, w].
 
-        **Raises:** `DataError` when they end up in different sizes, which cannot be one batch.
+        **Raises:** `DataError` if they differ in size after resizing.
         """
         return join([self(self.pixels(image)[None]) for image in images])
 
     def pixels(self, image: Image) -> NDArray[np.uint8]:
-        """Return a Pillow image as uint8 [H, W, C] with the network's channels, not resized yet.
+        """Convert a Pillow image to uint8 [H, W, C] with the network's channels, without resizing.
 
-        **Raises:** `DataError` when no image has this number of channels.
+        **Raises:** `DataError` if images cannot have this number of channels.
         """
         self._only_images()
         mode = {1: "L", 3: "RGB", 4: "RGBA"}.get(self.channels)
@@ -193,10 +186,9 @@ class Preprocessing:
             )
 
     def _middle(self, pixels: Tensor) -> Tensor:
-        """All of a long image that the centre crop can see, so that the rest is never resized.
+        """The part of a long image that the centre crop can see, so that the rest is never resized.
 
-        An even number of squares of the shorter side is left out at both ends: what is left is resampled at
-        the same places as in the whole image.
+        An even number of squares of the shorter side is cut at both ends, which keeps the resampling grid.
         """
         if self.size is not None or self.resize is None or self.crop is None:
             return pixels
@@ -219,14 +211,14 @@ class Preprocessing:
         if new_height * new_width > max(_MOST_PIXELS, height * width):
             raise DataError(
                 f"images of {height}x{width} pixels would be resized to {new_height}x{new_width}; "
-                "give images that are not so long and narrow"
+                "give images of a smaller aspect ratio"
             )
         return self._interpolate(pixels, new_height, new_width)
 
     def _interpolate(self, pixels: Tensor, height: int, width: int) -> Tensor:
         if (height, width) == tuple(pixels.shape[2:]):
             return pixels
-        # Antialiased on uint8 rounds as Pillow does, and published accuracies were measured with Pillow.
+        # Antialiasing on uint8 rounds like Pillow, with which published accuracies were measured.
         smooth = self.interpolation != "nearest"
         return functional.interpolate(pixels, (height, width), mode=self.interpolation, antialias=smooth)
 
@@ -244,7 +236,7 @@ class Preprocessing:
 
 
 def join(tensors: Sequence[Tensor]) -> Tensor:
-    """Join preprocessed images [n, C, h, w] to one batch. Raises `DataError` when they differ in size."""
+    """Concatenate preprocessed images [n, C, h, w]. Raises `DataError` if they differ in size."""
     shapes = sorted({tuple(tensor.shape[2:]) for tensor in tensors})
     if len(shapes) > 1:
         (height, width), (other_height, other_width) = shapes[0], shapes[-1]

@@ -1,4 +1,4 @@
-"""A network as a list of statements, and stretches of it as Python functions."""
+"""A network as a list of statements, compiled to Python functions."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ FlatFunction: TypeAlias = Callable[..., Any]
 class Statement:
     """One operator of the network: `name = function(*arguments)` as Python text.
 
-    `storages` are the memories its tensors live in and `mutated` those it changes in place, both as seen
-    while the example ran; `scopes` are the qualified names of the modules it belongs to. `batched` says
-    that the first dimension is the batch, `batch_free` that no dimension depends on it.
+    `storages` are the storages of its tensors and `mutated` those that it changes in place, both as observed
+    on the example; `scopes` are the qualified names of the modules it belongs to. `batched`: the first
+    dimension is the batch. `batch_free`: no dimension depends on the batch.
     """
 
     name: str
     text: str
     uses: tuple[str, ...]
     scopes: frozenset[str]
-    shape: tuple[int, ...] | None  # None: no single tensor
+    shape: tuple[int, ...] | None  # None: not a single tensor
     batched: bool
     batch_free: bool
-    scalar: str | None  # the Python expression in terms of `batch`, where the value is a number
+    scalar: str | None  # for a number: a Python expression in terms of `batch`
     storages: frozenset[int]
     mutated: frozenset[int]
 
@@ -45,15 +45,17 @@ class Program:
     output_uses: tuple[str, ...]
     output_shapes: tuple[tuple[int, ...], ...]
     constants: Mapping[str, Any] = field(repr=False)
-    weights: Mapping[str, str] = field(default_factory=dict, repr=False)  # constants that the module owns
+    weights: Mapping[str, str] = field(
+        default_factory=dict, repr=False
+    )  # constants that are the module's weights
 
     def with_weights(self, tensors: Mapping[str, Any]) -> Program:
-        """The same program for a module of the same structure, whose weights by name are `tensors`."""
+        """The same program with other weights, by name, from a module of equal structure."""
         bound = {name: tensors[key] for name, key in self.weights.items()}
         return replace(self, constants={**self.constants, **bound})
 
     def first_output(self) -> Program:
-        """The same program with its first output alone: what only others need is left out of functions."""
+        """The same program with its first output only; functions omit what only the others need."""
         return replace(
             self,
             output=self.output_uses[0],
@@ -70,9 +72,9 @@ class Program:
         result_uses: Iterable[str],
         prologue: Sequence[str] = (),
     ) -> FlatFunction:
-        """Compile what `result` needs of `body` into one function; locals are dropped after their last use.
+        """Compile those statements of `body` that `result` needs into one function.
 
-        The source is kept as the attribute `source` for a reader who wants to see what runs.
+        Locals are deleted after their last use. The function has its source as an attribute `source`.
         """
         kept = frozenset(result_uses)
         lines = [*prologue, *_with_releases(parameters, _needed(body, kept), kept), f"return {result}"]
@@ -92,7 +94,7 @@ class Program:
 
 
 def compiled(name: str, source: str, constants: Mapping[str, Any]) -> FlatFunction:
-    """The function `name` that `source` defines; it keeps the source."""
+    """The function `name` that `source` defines, with its source as an attribute."""
     namespace = dict(constants)
     exec(compile(source, f"<gati {name}>", "exec"), namespace)
     function: FlatFunction = namespace[name]
@@ -101,7 +103,7 @@ def compiled(name: str, source: str, constants: Mapping[str, Any]) -> FlatFuncti
 
 
 def packed(function: FlatFunction) -> tuple[str, str, dict[str, Any]]:
-    """What `compiled` makes the same function of, with no more constants than it uses."""
+    """The arguments from which `compiled` makes the same function, with only the constants it uses."""
     source: str = function.source  # type: ignore[attr-defined]
     known = function.__globals__
     used = sorted(set(re.findall(r"[A-Za-z_]\w*", source)) & set(known))
@@ -109,7 +111,7 @@ def packed(function: FlatFunction) -> tuple[str, str, dict[str, Any]]:
 
 
 def _needed(body: Sequence[Statement], wanted: frozenset[str]) -> list[Statement]:
-    """The statements that give what is wanted or change memory, and those that they use."""
+    """The statements that compute `wanted` or mutate tensors, and those they depend on."""
     needed, used = [], set(wanted)
     for statement in reversed(body):
         if statement.name in used or statement.mutated:
@@ -121,7 +123,7 @@ def _needed(body: Sequence[Statement], wanted: frozenset[str]) -> list[Statement
 def _with_releases(
     parameters: Sequence[str], body: Sequence[Statement], kept: frozenset[str]
 ) -> Iterator[str]:
-    """The lines of `body`, each followed by a `del` of what nobody reads later."""
+    """The lines of `body`, each followed by a `del` of locals that are not read again."""
     last_use = {name: index for index, statement in enumerate(body) for name in statement.uses}
     known = set(parameters)
     for index, statement in enumerate(body):

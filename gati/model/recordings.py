@@ -1,4 +1,4 @@
-"""Recordings in files, WAV and FLAC: read as they are, never resampled."""
+"""Recordings in WAV and FLAC files, read without resampling."""
 
 from __future__ import annotations
 
@@ -34,11 +34,10 @@ _LABELLED = re.compile(r"([^_]+)_.+")  # as in 7_jackson_32.wav
 
 
 class RecordingFolder(Dataset[Any]):
-    """A folder of recordings as spectrograms float32 [1, mels, frames], with class numbers where it has them.
+    """A folder of recordings as spectrograms float32 [1, mels, frames], with class numbers if labelled.
 
-    It holds one folder per class, or recordings directly; these are labelled if all are called
-    `{label}_....wav`. Classes are numbered in the order of their sorted names, or, if these are numbers, of
-    the numbers.
+    It holds one folder per class, or recordings directly, which are labelled if all are named
+    `{label}_....wav`. Classes are numbered in sorted order, numerically if all names are numbers.
     """
 
     def __init__(self, folder: Path, preprocessing: Preprocessing, what: str) -> None:
@@ -47,7 +46,7 @@ class RecordingFolder(Dataset[Any]):
         if not named:
             raise DataError(
                 f"{what}: no recordings ({', '.join(sorted(RECORDING_SUFFIXES))}) in {folder}; give a folder "
-                "of one folder per class, or of files called {label}_....wav"
+                "with one folder per class, or files named {label}_....wav"
             )
         self.paths = [path for path, _ in named]
         labels = [label for _, label in named if label is not None]
@@ -61,7 +60,7 @@ class RecordingFolder(Dataset[Any]):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> Any:
-        """Return a spectrogram, with its class number if there are classes. Raises `DataError`."""
+        """Return a spectrogram, with its class number if labelled. Raises `DataError`."""
         found = self._spectrogram(index)
         return found if self.targets is None else (found, self.targets[index])
 
@@ -78,7 +77,7 @@ class RecordingFolder(Dataset[Any]):
 def load_recordings(paths: Sequence[Path], preprocessing: Preprocessing) -> Tensor:
     """Read recordings as one batch of the network's inputs, float32 [n, 1, mels, frames].
 
-    **Raises:** `DataError` as `read_recording`, and for one of another rate than the network's front end.
+    **Raises:** `DataError` as `read_recording`, and for a sample rate other than the front end's.
     """
     sound = preprocessing.sound
     if sound is None:
@@ -91,17 +90,17 @@ def load_recordings(paths: Sequence[Path], preprocessing: Preprocessing) -> Tens
         if rate != sound.sample_rate:
             raise DataError(
                 f"{path} has {rate} samples a second and the network's front end takes {sound.sample_rate}: "
-                f"resample it, as with ffmpeg -ar {sound.sample_rate}"
+                f"resample it, for example with ffmpeg -ar {sound.sample_rate}"
             )
         waves.append(sound.fitted(wave))
     return preprocessing.from_waves(torch.stack(waves))
 
 
 def refuse_recordings(folder: Path, what: str) -> None:
-    """Say what is missing where a folder that should hold images has recordings. Raises `DataError`."""
+    """Raise `DataError` if a folder that should hold images has recordings."""
     if _recording_files(folder, "**/*"):
         raise DataError(
-            f"{what}: {folder} holds recordings; say what the network takes: --sample-rate and --seconds"
+            f"{what}: {folder} holds recordings; describe the network's input: --sample-rate and --seconds"
         )
 
 
@@ -113,9 +112,9 @@ def _recording_files(folder: Path, pattern: str) -> list[Path]:
 
 
 def read_recording(path: Path) -> tuple[int, NDArray[np.float32]]:
-    """Return a recording's rate in hertz and its samples float32 [n] in -1..1, the mean of its channels.
+    """Return the sample rate in hertz and mono samples float32 [n] in -1..1, the mean of the channels.
 
-    **Raises:** `DataError` for a file that is missing, too large, damaged or without a sample.
+    **Raises:** `DataError` for a file that is missing, too large, damaged or empty.
     """
     if not path.is_file():
         raise DataError(f"no recording at {path}; check the path")
@@ -123,10 +122,10 @@ def read_recording(path: Path) -> tuple[int, NDArray[np.float32]]:
         raise DataError(f"recording {path} has more than {_LARGEST_BYTES >> 20} MiB; cut it into pieces")
     rate, samples = _read_wav(path) if path.suffix.lower() == ".wav" else _read_flac(path)
     if len(samples) == 0:
-        raise DataError(f"recording {path} is empty; leave it out")
+        raise DataError(f"recording {path} is empty; remove it")
     wave = _scaled(samples).reshape(len(samples), -1).mean(1, dtype=np.float32)
     if not np.isfinite(wave).all():
-        raise DataError(f"recording {path} has samples that are not finite; record or convert it again")
+        raise DataError(f"recording {path} has NaN or infinite samples; record or convert it again")
     return rate, wave
 
 
@@ -135,11 +134,11 @@ def _read_wav(path: Path) -> tuple[int, NDArray[Any]]:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", wavfile.WavFileWarning)  # chunks that say nothing about sound
+            warnings.simplefilter("ignore", wavfile.WavFileWarning)  # chunks without sound
             rate, samples = wavfile.read(path)
-    except Exception as error:  # a damaged header makes it fail in many ways
+    except Exception as error:  # a damaged header fails in many ways
         raise DataError(
-            f"recording {path} is no readable WAV ({one_line(error)}); copy or convert it again"
+            f"recording {path} is not a readable WAV ({one_line(error)}); copy or convert it again"
         ) from error
     return int(rate), samples
 
@@ -157,7 +156,7 @@ def _read_flac(path: Path) -> tuple[int, NDArray[Any]]:
 
 
 def _scaled(samples: NDArray[Any]) -> NDArray[Any]:
-    """Whole numbers to -1..1; floating point numbers are there already."""
+    """Scale integers to -1..1; floating point samples already are."""
     if samples.dtype == np.uint8:
         return (samples.astype(np.float32) - 128.0) / 128.0
     if np.issubdtype(samples.dtype, np.integer):
@@ -178,5 +177,5 @@ def _by_name(folder: Path) -> list[tuple[Path, str | None]]:
 
 
 def _place(label: str) -> tuple[bool, int, str]:
-    """Numbers before words: 2 before 10."""
+    """Sort numbers first, by value."""
     return not label.isdecimal(), int(label) if label.isdecimal() else 0, label

@@ -1,15 +1,14 @@
 """Cut a network at the hidden outputs of its blocks, without changing what it computes.
 
-`trace` finds, in the flat program of a network, the value that each block hands to the next one. `cut`
-turns the stretches between chosen blocks into segments: functions that take and return the tensors alive
-at the cut. Run one after the other they do exactly what the whole network does. The block `input` is the
-network's input; the segment that ends there does nothing.
+`trace` finds the hidden output of each block in the flat program of a network. `cut` turns the statements
+between chosen blocks into segments: functions that take and return the tensors alive at the cut. Run in
+sequence they compute exactly what the whole network does. The block `input` is the network's input; the
+segment that ends there does nothing.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,49 +17,17 @@ from torch import Tensor, nn
 
 from gati.errors import CutError, DataError, ModelError
 from gati.model.bindings import equal_values, storages
+from gati.model.cuts import Carried, Segment, cut_program
 from gati.model.entry import INPUT, INPUT_KIND, means_input
 from gati.model.flatten import lower
 from gati.model.masks import giving_hidden, mask_of, without_padding
-from gati.model.program import FlatFunction, Program, Statement
+from gati.model.program import FlatFunction, Program
 
 __all__ = ["INPUT", "INPUT_KIND", "Carried", "Segment", "TracedModel", "trace"]
 
-_BEFORE_ALL = -1  # where the input stands among the statements
-# Rows of a batch are computed by other kernels than a single row; more than this is no rounding.
+_BEFORE_ALL = -1  # the input's position among the statements
+# A batch may run other kernels than a single row; larger differences are not due to rounding.
 _ROW_TOLERANCE = {"cpu": 1e-3, "cuda": 3e-2}  # TF32 on CUDA
-
-
-@dataclass(frozen=True)
-class Carried:
-    """One tensor that crosses a cut; `batched` if its first dimension is the batch."""
-
-    name: str
-    shape: tuple[int, ...]
-    batched: bool
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A stretch of the network that ends with the hidden output of `block` (None: with the class scores).
-
-    `run(*tensors)` takes the previous segment's tensors (the first one: the request) and returns a tuple,
-    the hidden output first, of what the rest of the network needs; the last segment returns the class
-    scores [B, K] alone. `hidden_changes_later` warns that a later segment changes the hidden output in
-    place. `rows_selectable` is False where rows of the carried tensors may not be picked separately
-    because two of them share memory that is changed later.
-    """
-
-    index: int
-    block: str | None
-    run: Callable[..., Any]
-    carried: tuple[Carried, ...]
-    hidden_changes_later: bool = False
-    rows_selectable: bool = True
-
-    @property
-    def source(self) -> str:
-        """The Python source of `run`."""
-        return str(self.run.source)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -76,8 +43,8 @@ class TracedModel:
     computes_in: torch.dtype  # of the class scores
     device: torch.device
     classes: int
-    changes_input: bool  # an operator works in place on the request itself
-    changes_itself: bool  # an operator writes to a tensor of the network: one request at a time
+    changes_input: bool  # an operator changes the request in place
+    changes_itself: bool  # an operator writes to a tensor of the network: not thread-safe
     _program: Program = field(repr=False)
     _positions: dict[str, int] = field(repr=False)
     _example: Tensor = field(repr=False)
@@ -88,13 +55,13 @@ class TracedModel:
         return self._example[:1].clone()
 
     def hidden_example(self, block: str) -> Tensor:
-        """Something like the hidden output of a block [1, ...], random; at the input, the example."""
+        """A random tensor of the shape of a block's hidden output [1, ...]; at the input, the example."""
         if self.block_kinds[block] == INPUT_KIND:
             return self.example()
         return torch.rand(1, *self.hidden_shapes[block], device=self.device)
 
     def cut(self, names: Sequence[str]) -> tuple[Segment, ...]:
-        """Segments between the named blocks, one more than names; checked on the example bit for bit.
+        """The segments between the named blocks, one more than names, checked bit for bit on the example.
 
         Raises:
             CutError: an unknown block, blocks out of order, or a block at which the network cannot be cut.
@@ -108,7 +75,7 @@ class TracedModel:
                     f"cannot cut at '{earlier}' before '{later}': the network computes them the "
                     "other way round; name blocks in forward order, each once"
                 )
-        segments = _segments(self._program, tuple(names), positions)
+        segments = cut_program(self._program, tuple(names), positions)
         self._verify(segments)
         self._cut_before[tuple(names)] = segments
         return segments
@@ -134,16 +101,15 @@ class TracedModel:
 
 
 def trace(module: nn.Module, example: Tensor, blocks: Sequence[str]) -> TracedModel:
-    """Follow `module` on `example` [2 or more, ...] and find the hidden output of each of `blocks`.
+    """Trace `module` on `example` [2 or more, ...] and find the hidden output of each of `blocks`.
 
-    The block `input` is the example itself, and comes first, unless the module has a module of that name.
-    Of sequences with a mask, padding is zero in hidden outputs; random masks in the example tell these from
-    what the blocks gave. The module must be in evaluation mode; it is not changed, and its weights are
-    shared. It is traced on the device that it and the example are on.
+    The block `input` is the example itself, and comes first, unless there is a submodule of that name.
+    Padding of masked sequences is zero in hidden outputs; random masks in the example distinguish these from
+    the blocks' outputs. The module must be in evaluation mode; it is not changed, and its weights are shared.
 
     Raises:
-        ModelError: the network cannot be traced, or one input's result depends on others of its batch.
-        CutError: a block's output is no value of the traced network.
+        ModelError: the network cannot be traced, or an input's result depends on the rest of its batch.
+        CutError: a block's output is not a value of the traced network.
         DataError: an example of fewer than two rows.
     """
     _check_traceable(module, example)
@@ -203,7 +169,7 @@ def _check_traceable(module: nn.Module, example: Tensor) -> None:
 def _run_with_hooks(
     module: nn.Module, example: Tensor, blocks: Sequence[str]
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """The hidden outputs as the module's own forward computes them, and its result."""
+    """The hidden outputs of the module's own forward, and its result."""
     captured: dict[str, Tensor] = {}
     handles, mask = [], mask_of(module)
     try:
@@ -222,7 +188,7 @@ def _run_with_hooks(
             handle.remove()
     for name in blocks:
         if name not in captured:
-            raise CutError(f"block '{name}' returned no tensor; choose blocks that hand on one tensor")
+            raise CutError(f"block '{name}' returned no tensor; choose blocks that return one tensor")
         if captured[name].shape[:1] != example.shape[:1]:
             raise CutError(
                 f"the output of block '{name}' has shape {list(captured[name].shape)}, its first "
@@ -240,7 +206,7 @@ def _submodule(module: nn.Module, name: str) -> nn.Module:
 
 
 def _check_base(base: FlatFunction, example: Tensor, expected: Any) -> None:
-    """The flat network gives what the module gives, and each row of a batch stands for itself."""
+    """Check that the flat network equals the module, and that the rows of a batch are independent."""
     with torch.inference_mode():
         whole = base(example.clone())
         alone = torch.cat([base(example[row : row + 1].clone()) for row in range(2)])
@@ -253,19 +219,18 @@ def _check_base(base: FlatFunction, example: Tensor, expected: Any) -> None:
     if not torch.allclose(alone, whole[:2], tolerance, tolerance, equal_nan=True):
         raise ModelError(
             "the network's result for an input depends on the other inputs of its batch; "
-            "Gati needs networks that treat each input by itself"
+            "Gati needs networks whose results for an input do not depend on the batch"
         )
 
 
 class _BlockFinder:
-    """Watches the traced values and remembers which of them equal a block's captured output."""
+    """Finds the traced values that equal a block's captured output."""
 
     def __init__(self, captured: dict[str, Tensor]) -> None:
         self._captured = captured
         self._exact: dict[str, str] = {}
         self._exact_elsewhere: dict[str, str] = {}
         self._close: dict[str, str] = {}
-        self._scopes_seen: set[str] = set()
 
     def observe(self, name: str, scopes: frozenset[str], value: Any) -> None:
         if not isinstance(value, Tensor):
@@ -289,97 +254,7 @@ class _BlockFinder:
             if name is None:
                 raise CutError(
                     f"cannot cut the network at block '{block}': its output of shape "
-                    f"{list(hidden.shape)} is no value of the traced network; "
-                    "choose another block"
+                    f"{list(hidden.shape)} is not a value of the traced network; choose another block"
                 )
             positions[block] = index_of[name]
         return positions
-
-
-def _segments(program: Program, names: tuple[str, ...], positions: list[int]) -> tuple[Segment, ...]:
-    statements = program.statements
-    bounds = [0, *(position + 1 for position in positions), len(statements)]
-    segments: list[Segment] = []
-    parameters: tuple[str, ...] = (program.input,)
-    for index, block in enumerate((*names, None)):
-        body = statements[bounds[index] : bounds[index + 1]]
-        result_uses = program.output_uses
-        later = statements[bounds[index + 1] :]
-        carried: tuple[Carried, ...] = ()
-        result = program.output
-        if block is not None:
-            carried = _carried(program, block, bounds[index + 1])
-            result_uses = tuple(tensor.name for tensor in carried)
-            result = f"({', '.join(result_uses)},)"
-        prologue = _scalars(body, bounds[index], statements, parameters, block)
-        function = program.function(f"segment_{index}", parameters, body, result, result_uses, prologue)
-        segments.append(Segment(index, block, function, carried, *_sharing(program, carried, later)))
-        parameters = result_uses
-    return tuple(segments)
-
-
-def _carried(program: Program, block: str, bound: int) -> tuple[Carried, ...]:
-    """The tensors alive after `statements[:bound]`, the hidden output first."""
-    if bound == 0:
-        return (Carried(program.input, program.input_shape, batched=True),)
-    statements = program.statements
-    defined = {statement.name: statement for statement in statements[:bound]}
-    hidden = statements[bound - 1]
-    used = {name for statement in statements[bound:] for name in statement.uses} | set(program.output_uses)
-    crossing = [
-        statement
-        for statement in defined.values()
-        if statement is hidden or (statement.name in used and statement.scalar is None)
-    ]
-    wrong = [s for s in crossing if s.shape is None or not (s.batched or s.batch_free)]
-    if not hidden.batched:
-        wrong = [hidden]
-    if wrong:
-        listed = ", ".join(
-            f"{s.name} {'(several tensors)' if s.shape is None else list(s.shape)}" for s in wrong
-        )
-        raise CutError(
-            f"cannot cut the network after block '{block}': {listed} crosses the cut and its "
-            "first dimension is not the batch; choose another block"
-        )
-    tensors = [Carried(s.name, tuple(s.shape or ()), s.batched) for s in crossing]
-    if program.input in used:
-        tensors.append(Carried(program.input, program.input_shape, batched=True))
-    return tuple(sorted(tensors, key=lambda tensor: tensor.name != hidden.name))
-
-
-def _scalars(
-    body: Sequence[Statement],
-    start: int,
-    statements: Sequence[Statement],
-    parameters: Sequence[str],
-    block: str | None,
-) -> tuple[str, ...]:
-    """Lines that work out again, from the batch size, the numbers that earlier segments computed."""
-    earlier = {statement.name: statement for statement in statements[:start] if statement.scalar is not None}
-    needed = [earlier[name] for name in dict.fromkeys(n for s in body for n in s.uses) if name in earlier]
-    if not needed:
-        return ()
-    lines = [f"batch = {parameters[0]}.size(0)"]
-    for statement in needed:
-        expression = str(statement.scalar)
-        if set(re.findall(r"[A-Za-z_]\w*", expression)) - {"batch"}:
-            raise CutError(
-                f"cannot cut the network before block '{block or 'output'}': the number "
-                f"{statement.name} = {expression} crosses the cut; choose another block"
-            )
-        if expression != statement.name:
-            lines.append(f"{statement.name} = {expression}")
-    return tuple(lines)
-
-
-def _sharing(program: Program, carried: tuple[Carried, ...], later: Sequence[Statement]) -> tuple[bool, bool]:
-    """Whether the hidden output changes in place later, and whether rows can be picked tensor by tensor."""
-    if not carried:
-        return False, True
-    memories = {s.name: s.storages for s in program.statements}
-    memories[program.input] = frozenset({program.input_storage})
-    changed = frozenset().union(*(statement.mutated for statement in later))
-    crossing = [memories[tensor.name] & changed for tensor in carried]
-    shared = sum(map(len, crossing)) > len(frozenset().union(*crossing))
-    return bool(crossing[0]), not shared

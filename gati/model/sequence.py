@@ -1,4 +1,4 @@
-"""A sequence of inputs, whatever they are read from."""
+"""A sequence of inputs from any source."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.errors import DataError
-from gati.model.identity import Identities
+from gati.model.identity import Identities, identities_of
 from gati.model.inputs import TensorInputs
 
-__all__ = ["Data", "check_labels", "fingerprint_of"]
+__all__ = ["Data", "HeldData", "check_labels", "listed"]
 
 
 class Data(ABC):
     """A sequence of inputs.
 
-    `labels` is int64 [N] or None; `is_images` tells images from tensors that came preprocessed; `tensors`
-    says what arrays they are packed of, None where nobody said; `fingerprint` identifies the content, so that
-    two runs can tell whether they saw the same data.
+    `is_images` is False for preprocessed tensors; `tensors` describes the arrays that inputs are packed from,
+    if any.
     """
 
     name: str
@@ -44,36 +43,71 @@ class Data(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return a sha256 over the content."""
+        """Return a sha256 of the content, by which two runs can tell whether they saw the same data."""
 
     @cached_property
     def identities(self) -> Identities:
-        """A hash of each input, uint64 [N]: equal where inputs are, whatever their labels and names.
-
-        The first use reads every input once.
-        """
+        """A hash of each input, uint64 [N], independent of labels and names; reads every input once."""
         return self.identify(np.arange(len(self)))
 
     @abstractmethod
     def identify(self, indices: NDArray[np.int64]) -> Identities:
-        """Return the identities of the inputs at `indices`, uint64 [n], reading those."""
+        """Return the identities of the inputs at `indices`, uint64 [n]."""
 
     @abstractmethod
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
-        """Return the inputs at `indices` [n, ...] as the network takes them: images are preprocessed.
+        """Return the inputs at `indices`, preprocessed: float32 [n, ...], or int64 for integer arrays.
 
-        Float32, or int64 for arrays of whole numbers. Raises `DataError`.
+        **Raises:** `DataError`.
         """
 
-    def keep(self, limit_bytes: int) -> None:  # noqa: B027 - where nothing is decoded, nothing is kept
-        """Keep inputs that were read, as the pixels the network sees, until they take `limit_bytes`.
-
-        For those who read the same inputs again and again. Only pictures in files are kept.
-        """
+    def keep(self, limit_bytes: int) -> None:  # noqa: B027 - only decoded images are kept
+        """Cache decoded and resized image files, up to `limit_bytes`, for repeated reading."""
 
     def subset(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> Data:
         """Return a view of the inputs at `indices`, in that order."""
         return _Subset(self, np.asarray(indices, dtype=np.int64))
+
+
+class HeldData(Data):
+    """Inputs [N, ...] in memory. A subclass turns some of them into the network's input.
+
+    Raises `DataError` for invalid labels; `where` begins its messages.
+    """
+
+    def __init__(self, name: str, values: NDArray[Any], labels: NDArray[Any] | None, where: str) -> None:
+        self.name, self._values = name, values
+        self._labels = None if labels is None else check_labels(labels, len(values), where)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def labels(self) -> NDArray[np.int64] | None:
+        """As `Data.labels`."""
+        return self._labels
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """As `Data.fingerprint`."""
+        digest = hashlib.sha256(repr(self._values.shape).encode())
+        digest.update(np.ascontiguousarray(self._values).data)
+        if self._labels is not None:
+            digest.update(self._labels.tobytes())
+        return digest.hexdigest()
+
+    def identify(self, indices: NDArray[np.int64]) -> Identities:
+        """As `Data.identify`, of the inputs as they are held."""
+        return identities_of(self._values[index] for index in indices)
+
+    def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
+        """As `Data.images`."""
+        picked = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
+        return self._prepared(self._values[picked])
+
+    @abstractmethod
+    def _prepared(self, values: NDArray[Any]) -> Tensor:
+        """The network's input [n, ...] from values [n, ...]."""
 
 
 class _Subset(Data):
@@ -99,7 +133,7 @@ class _Subset(Data):
 
     def identify(self, indices: NDArray[np.int64]) -> Identities:
         wanted = self._indices[indices]
-        known = "identities" in self._parent.__dict__  # then nothing needs to be read again
+        known = "identities" in self._parent.__dict__  # then nothing is read again
         return self._parent.identities[wanted] if known else self._parent.identify(wanted)
 
     def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
@@ -110,15 +144,6 @@ class _Subset(Data):
         self._parent.keep(limit_bytes)
 
 
-def fingerprint_of(values: NDArray[Any], labels: NDArray[np.int64] | None) -> str:
-    """Return a sha256 over inputs [N, ...] and their labels."""
-    digest = hashlib.sha256(repr(values.shape).encode())
-    digest.update(np.ascontiguousarray(values).data)
-    if labels is not None:
-        digest.update(labels.tobytes())
-    return digest.hexdigest()
-
-
 def check_labels(labels: NDArray[Any], count: int, where: str) -> NDArray[np.int64]:
     """Return labels as int64 [count]; `where` begins the messages. Raises `DataError` for invalid labels."""
     if labels.shape != (count,):
@@ -126,7 +151,14 @@ def check_labels(labels: NDArray[Any], count: int, where: str) -> NDArray[np.int
             f"{where} has labels of shape {list(labels.shape)} for {count} inputs; give one label per input"
         )
     if not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(f"{where} has labels of dtype {labels.dtype}; give whole class numbers from 0")
+        raise DataError(f"{where} has labels of dtype {labels.dtype}; give integer class numbers from 0")
     if int(labels.min()) < 0:
-        raise DataError(f"{where} has label {int(labels.min())}; give whole class numbers from 0")
+        raise DataError(f"{where} has label {int(labels.min())}; give integer class numbers from 0")
     return labels.astype(np.int64)
+
+
+def listed(indices: Sequence[int] | NDArray[np.integer[Any]] | slice, length: int) -> list[int]:
+    """Return indices into a sequence of `length` as a list."""
+    if isinstance(indices, slice):
+        return list(range(length))[indices]
+    return [int(index) for index in indices]

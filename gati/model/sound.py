@@ -1,4 +1,4 @@
-"""From a recording to what a network for pictures can read: a log-mel spectrogram.
+"""Log-mel spectrograms: recordings as inputs for image networks.
 
 Data flow: **samples float32 [N, samples]** -> short-time Fourier transform -> power in mel bands -> decibels
 below the loudest -> **float32 [N, 1, mels, frames]**, 1 at the loudest and 0 at `floor_db` below it.
@@ -21,16 +21,15 @@ from gati.errors import ModelError
 
 __all__ = ["LogMel"]
 
-_SILENCE = 1e-16  # power; what lies below counts as nothing
+_SILENCE = 1e-16  # power; anything below is silence
 
 
 @dataclass(frozen=True)
 class LogMel:
-    """A spectrogram front end: what is done to recordings of `sample_rate` hertz before the network.
+    """A spectrogram front end for recordings of `sample_rate` hertz.
 
-    A recording is cut after `seconds`, or filled up with silence. Windows of `window_ms` follow each other
-    after `hop_ms`; bands are evenly spaced on the mel scale, mel = 2595 log10(1 + hertz / 700), up to half of
-    the sample rate.
+    Recordings are cut or padded with silence to `seconds`. Windows of `window_ms` start every `hop_ms`; bands
+    are evenly spaced on the mel scale, mel = 2595 log10(1 + hertz / 700), up to half the sample rate.
     """
 
     sample_rate: int
@@ -46,12 +45,14 @@ class LogMel:
             raise ModelError(f"sample rate is {self.sample_rate} Hz; give one from 1000 to 768000")
         if not 0.0 < self.seconds <= 600.0:
             raise ModelError(
-                f"the front end takes {self.seconds:g} seconds; give more than 0 and at most 600"
+                f"recordings are {self.seconds:g} seconds long; give more than 0 and at most 600"
             )
         if self.floor_db <= 0.0 or self.mels < 1:
             raise ModelError("a front end needs at least one mel band and a floor above 0 dB")
         if self.hop < 1 or self.window < 2:
-            raise ModelError(f"windows of {self.window_ms:g} ms every {self.hop_ms:g} ms hold no samples")
+            raise ModelError(
+                f"windows of {self.window_ms:g} ms every {self.hop_ms:g} ms are shorter than a sample"
+            )
         if self.samples < self.window:
             raise ModelError(
                 f"{self.seconds:g} seconds are shorter than a window of {self.window_ms:g} ms; give more"
@@ -59,12 +60,12 @@ class LogMel:
 
     @property
     def samples(self) -> int:
-        """How many samples of a recording are read."""
+        """Samples per recording."""
         return round(self.sample_rate * self.seconds)
 
     @property
     def window(self) -> int:
-        """Samples a window."""
+        """Samples per window."""
         return round(self.sample_rate * self.window_ms / 1e3)
 
     @property
@@ -74,7 +75,7 @@ class LogMel:
 
     @property
     def frames(self) -> int:
-        """Windows a recording."""
+        """Windows per recording."""
         return 1 + self.samples // self.hop
 
     def to_json(self) -> dict[str, Any]:
@@ -87,12 +88,12 @@ class LogMel:
         return cls(**values)
 
     def fitted(self, wave: NDArray[np.float32]) -> Tensor:
-        """Cut a recording [samples] after `seconds`, or fill it up with silence: float32 [self.samples]."""
+        """Cut or pad a recording [samples] to float32 [self.samples]."""
         known = torch.from_numpy(np.ascontiguousarray(wave[: self.samples]))
         return functional.pad(known, (0, self.samples - len(known)))
 
     def __call__(self, waves: Tensor) -> Tensor:
-        """Turn recordings float32 [N, samples] into spectrograms float32 [N, 1, mels, frames], 0 to 1."""
+        """Convert recordings float32 [N, samples] to spectrograms float32 [N, 1, mels, frames], 0 to 1."""
         spectrum = torch.stft(
             waves,
             self.window,
@@ -105,20 +106,20 @@ class LogMel:
         power = _mel_bands(self.sample_rate, self.window, self.mels) @ spectrum.abs().square()
         decibels = 10.0 * power.clamp_min(_SILENCE).log10()  # [N, mels, frames]
         below = decibels - decibels.amax((1, 2), keepdim=True)
-        heard = (power.amax((1, 2), keepdim=True) > _SILENCE).float()  # silence has no loudest moment
+        heard = (power.amax((1, 2), keepdim=True) > _SILENCE).float()  # 0 for silence
         return (heard * (1.0 + below / self.floor_db).clamp_min(0.0)).unsqueeze(1)
 
 
 @cache
 def _mel_bands(sample_rate: int, window: int, mels: int) -> Tensor:
-    """Triangles [mels, bins], each from the middle of the band before to the middle of the next."""
+    """Triangular filters [mels, bins], each from the centre of the previous band to that of the next."""
     highest = 2595.0 * np.log10(1.0 + sample_rate / 2 / 700.0)
     edges_hz = 700.0 * (10.0 ** (np.linspace(0.0, highest, mels + 2) / 2595.0) - 1.0)
     bins_hz = np.linspace(0.0, sample_rate / 2, window // 2 + 1)
     rising = (bins_hz - edges_hz[:-2, None]) / (edges_hz[1:-1, None] - edges_hz[:-2, None])
     falling = (edges_hz[2:, None] - bins_hz) / (edges_hz[2:, None] - edges_hz[1:-1, None])
     bands = np.maximum(np.minimum(rising, falling), 0.0)
-    # a band between two bins would hear nothing: it hears the nearest one
+    # a band that lies between two bins takes the nearest one
     nearest = np.abs(bins_hz - edges_hz[1:-1, None]).argmin(1)
     deaf = np.flatnonzero(bands.max(1) == 0.0)
     bands[deaf, nearest[deaf]] = 1.0

@@ -1,4 +1,4 @@
-"""Finding the user's code and the optional libraries, without letting either get in our way."""
+"""Importing the user's code and optional libraries."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ __all__ = [
 
 _MISSING_OPERATOR = "operator torchvision::nms does not exist"
 _OPERATORS = ("nms", "qnms")
-_USER_FILE = "_gati_user_"  # begins the name of the module that a file of the user becomes
+_USER_FILE = "_gati_user_"  # prefix of module names for the user's files
 _held_libraries: list[torch.library.Library] = []  # a schema lives as long as its Library
 
 
 def import_object(source: str, error: type[GatiError], what: str) -> Any:
-    """Import what `package.module:name` or `file.py:name` stands for.
+    """Import `package.module:name` or `file.py:name`.
 
-    The folder of the user's code goes last on `sys.path`, so that a `services` or `thrift` folder of theirs
-    does not shadow the packages of that name.
+    The folder of the user's code goes last on `sys.path`, so that a folder named `services` or `thrift` does
+    not shadow those packages.
 
-    **Raises:** `error` with one line, whatever the user's code raises while it is imported.
+    **Raises:** `error` with a one-line message, whatever the user's code raises on import.
     """
     place, _, name = source.rpartition(":")
     if not place or not name:
@@ -56,7 +56,7 @@ def import_object(source: str, error: type[GatiError], what: str) -> Any:
 
 
 class UserFile(NamedTuple):
-    """A `file.py` of the user that was imported here: its module's name, its path, its content."""
+    """A user's `file.py` that was imported."""
 
     module: str
     path: str
@@ -64,7 +64,7 @@ class UserFile(NamedTuple):
 
 
 def user_files() -> tuple[UserFile, ...]:
-    """The files of the user that are imported in this process, for another that has none of them."""
+    """The user's files that are imported in this process, to be installed in another one."""
     found = []
     for name, module in sorted(sys.modules.items()):
         if name.startswith(_USER_FILE) and (path := getattr(module, "__file__", None)) is not None:
@@ -73,9 +73,9 @@ def user_files() -> tuple[UserFile, ...]:
 
 
 def install_user_files(files: Iterable[UserFile], folders: Iterable[str] = ()) -> None:
-    """Import `files` of another process, so that what it pickled is found; look in `folders` for more.
+    """Import `files` of another process, so that its pickles can be loaded, and add `folders` to `sys.path`.
 
-    **Raises:** what running them raises.
+    **Raises:** whatever the files raise.
     """
     for folder in (*folders, *(str(Path(each.path).parent) for each in files)):
         _append_to_path(folder)
@@ -93,18 +93,18 @@ def install_user_files(files: Iterable[UserFile], folders: Iterable[str] = ()) -
 
 
 def import_torchvision() -> ModuleType:
-    """Import torchvision, also where its compiled operators do not fit this torch (CUDA wheel, CPU torch).
+    """Import torchvision, even if its compiled operators do not match this torch (CUDA wheel, CPU torch).
 
-    Its Python part registers shapes for two operators and fails when nobody has declared them. Classification
-    networks and transforms use neither, so the declaration alone is enough.
+    Its Python code registers shapes for two operators and fails if they are not declared. Classifiers and
+    transforms use neither, so declaring them is enough.
 
-    **Raises:** `ModelError` when it is not installed or still does not import.
+    **Raises:** `ModelError` if it is not installed or still fails to import.
     """
     return _import_optional("torchvision")
 
 
 def import_timm() -> ModuleType:
-    """Import timm, which imports torchvision. Raises `ModelError` when it is not installed."""
+    """Import timm, which imports torchvision. Raises `ModelError` if it is not installed."""
     _import_optional("torchvision", needed_by="timm")
     return _import_optional("timm")
 
@@ -128,12 +128,12 @@ def _import_optional(name: str, needed_by: str | None = None) -> ModuleType:
         return _import_with_operators(name)
     except Exception as error:
         raise ModelError(
-            f"{name} does not import ({one_line(error)}); install the build for torch {torch.__version__}"
+            f"cannot import {name} ({one_line(error)}); install the build for torch {torch.__version__}"
         ) from error
 
 
 def _import_with_operators(name: str) -> ModuleType:
-    """Import `name`; when torchvision's operators are missing, declare them and import it again."""
+    """Import `name`; if torchvision's operators are missing, declare them and retry."""
     try:
         return importlib.import_module(name)
     except RuntimeError as error:

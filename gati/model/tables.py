@@ -1,4 +1,4 @@
-"""Tables with a column of text, and one of classes: CSV, which may be packed with gzip, and Parquet."""
+"""Tables with a column of texts and one of classes: CSV, optionally gzipped, and Parquet."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gati.errors import DataError, one_line
 __all__ = ["TextTable", "is_table", "read_texts"]
 
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
-_LABELS = "label"  # the column that is read where nobody names one, if it is there
+_LABELS = "label"  # the default column, if it exists
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """Texts with their labels int64 [N], if there are any, and the names of those that had no numbers."""
+    """Texts with their labels int64 [N], if any; `class_names` if the labels were not numbers."""
 
     texts: list[str]
     labels: NDArray[np.int64] | None
@@ -32,18 +32,17 @@ class TextTable:
 
 
 def is_table(path: str | Path) -> bool:
-    """Whether a file is one of texts, by its name."""
+    """Whether a path has the suffix of a table."""
     return str(path).lower().endswith(_SUFFIXES)
 
 
 def read_texts(path: Path, text_column: str, label_column: str | None, what: str) -> TextTable:
-    """Read the texts of a table, and the classes in `label_column`, by default `label` if it is there.
+    """Read the texts of a table, and the classes in `label_column`, by default `label` if it exists.
 
-    Classes that are whole numbers are taken as they are, others are numbered in the order of their sorted
-    names. `what` begins the messages.
+    Integer classes are kept; others are numbered in sorted order. `what` begins the messages.
 
-    **Raises:** `DataError` for a file that is missing, damaged, empty or not UTF-8, a column that is not
-    there, and rows without text or without a class.
+    **Raises:** `DataError` for a file that is missing, damaged, empty or not UTF-8, a missing column, or rows
+    without text or class.
     """
     where = f"{what}: {path}"
     if not path.is_file():
@@ -60,7 +59,7 @@ def read_texts(path: Path, text_column: str, label_column: str | None, what: str
     for row, text in enumerate(texts):
         if not isinstance(text, str) or not text.strip():
             found = "is empty" if text is None or isinstance(text, str) else f"holds a {type(text).__name__}"
-            raise DataError(f"{where}: `{text_column}` of row {row} {found}; leave that row out")
+            raise DataError(f"{where}: `{text_column}` of row {row} {found}; remove that row")
     return TextTable(texts, *_classes(columns.get(label_column or _LABELS), where))
 
 
@@ -71,7 +70,7 @@ def _missing(where: str, wanted: str, columns: dict[str, Any], option: str) -> D
 
 
 def _read_csv(path: Path, wanted: Sequence[str], where: str) -> dict[str, list[Any] | None]:
-    """The wanted columns of a file; the others are None."""
+    """All columns by name; those that are not wanted are None."""
     opened = gzip.open if path.suffix.lower() == ".gz" else open
     try:
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
@@ -84,7 +83,7 @@ def _read_csv(path: Path, wanted: Sequence[str], where: str) -> dict[str, list[A
     except UnicodeDecodeError as error:
         raise DataError(f"{where} is not UTF-8 ({one_line(error)}); convert it, as with iconv") from error
     except (OSError, EOFError, zlib.error, csv.Error) as error:
-        raise DataError(f"{where} is no readable CSV ({one_line(error)}); write or copy it again") from error
+        raise DataError(f"{where} is not valid CSV ({one_line(error)}); write or copy it again") from error
     return {**columns, **kept}
 
 
@@ -102,7 +101,7 @@ def _read_parquet(path: Path, wanted: Sequence[str], where: str) -> dict[str, li
     except UnicodeDecodeError as error:
         raise DataError(f"{where} has text that is not UTF-8; write it again") from error
     except (ArrowException, OSError) as error:
-        raise DataError(f"{where} is no readable Parquet ({one_line(error)}); copy it again") from error
+        raise DataError(f"{where} is not valid Parquet ({one_line(error)}); copy it again") from error
 
 
 def _classes(values: list[Any] | None, where: str) -> tuple[NDArray[np.int64] | None, tuple[str, ...] | None]:
@@ -110,7 +109,7 @@ def _classes(values: list[Any] | None, where: str) -> tuple[NDArray[np.int64] | 
         return None, None
     for row, value in enumerate(values):
         if value is None or (isinstance(value, str) and not value.strip()):
-            raise DataError(f"{where}: row {row} has no label; give it one, or leave the row out")
+            raise DataError(f"{where}: row {row} has no label; give it one, or remove the row")
     words = [str(value).strip() for value in values]
     if all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
         return np.array([int(word) for word in words], dtype=np.int64), None

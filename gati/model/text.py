@@ -1,7 +1,7 @@
-"""From text to what a network that reads tokens takes: a tokenizer as its front end.
+"""A tokenizer as the front end of a network that reads tokens.
 
-Data flow: **text** -> tokenizer -> ids, cut to `length` -> filled up with padding -> **int64 [N, length]** by
-name. A tokenizer is a file `tokenizer.json`, as the package `tokenizers` writes it; nothing is downloaded.
+Data flow: **text** -> tokenizer -> ids, truncated to `length` -> padding -> arrays **int64 [N, length]**.
+A tokenizer is a file `tokenizer.json` of the package `tokenizers`; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -23,24 +23,23 @@ from gati.model.masks import MASK
 
 __all__ = ["IDS", "KINDS", "TOKENIZER", "TextTokens", "bucket_lengths", "read_tokenizer"]
 
-IDS, KINDS = "input_ids", "token_type_ids"  # the other arrays; MASK is the third
-TOKENIZER = "tokenizer.json"  # what a library calls its own
+IDS, KINDS = "input_ids", "token_type_ids"  # MASK is the third array
+TOKENIZER = "tokenizer.json"
 
-_LONGEST = 512  # ids of a text, where neither the user nor the tokenizer says
+_LONGEST = 512  # default number of ids per text
 _LARGEST_BYTES = 256 << 20  # of a tokenizer
 _SHORTEST_BUCKET = 16
 _PADDING = ("[PAD]", "<pad>", "<|pad|>")
-_FEW = 32  # texts that are not worth the tokenizer's own threads
+_FEW = 32  # texts; for so few, the tokenizer's own threads do not pay off
 
 
 @dataclass(frozen=True)
 class TextTokens:
-    """A tokenizer front end: how text becomes the arrays that a network takes.
+    """A tokenizer front end, which turns text into the arrays that a network takes.
 
-    Texts have at most `length` ids: longer ones are cut. `arrays` are the names of what the network takes,
-    empty until that is known. `asked` says that the user gave `length`. In tables, texts are in `text_column`
-    and their classes in `label_column`, None meaning `label` where there is one. `path` is where the file is,
-    whose hash is `sha256`.
+    Texts are truncated to `length` ids; `asked` if the user gave it. `arrays` are the names of the network's
+    inputs, empty until they are known. In tables, texts are in `text_column` and classes in `label_column`
+    (None: `label` if it exists). `path` is the tokenizer's file, whose hash is `sha256`.
     """
 
     sha256: str
@@ -52,19 +51,19 @@ class TextTokens:
     path: str = field(default="", compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values, without the path: a library has a copy of the file."""
+        """Return plain JSON values without the path: a cache library has a copy of the file."""
         plain = asdict(self)
         del plain["path"]
         return {**plain, "arrays": list(self.arrays)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], folder: Path | None) -> TextTokens:
-        """Read what `to_json` wrote; the tokenizer is in `folder`, if that is known."""
+        """Read what `to_json` wrote; the tokenizer is in `folder`, if given."""
         path = "" if folder is None else str(folder / TOKENIZER)
         return cls(**{**values, "arrays": tuple(values["arrays"])}, path=path)
 
     def content(self) -> bytes:
-        """The tokenizer's file. Raises `DataError` where it is gone or has changed."""
+        """The tokenizer's file. Raises `DataError` if it is missing or has changed."""
         content = _content(Path(self.path))
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise DataError(f"the tokenizer {self.path} has changed; restore it, or run gati explore again")
@@ -73,13 +72,13 @@ class TextTokens:
     def encode(
         self, texts: Sequence[str], what: str, length: int | None = None
     ) -> dict[str, NDArray[np.int64]]:
-        """Turn texts into the arrays int64 [N, length]; by default the least bucket that holds all of them.
+        """Encode texts as arrays int64 [N, length], by default of the shortest bucket that holds all of them.
 
-        **Raises:** `DataError` for empty texts, a tokenizer that cannot be read, or without `tokenizers`.
+        **Raises:** `DataError` for empty texts, an unreadable tokenizer, or if `tokenizers` is missing.
         """
         for number, text in enumerate(texts):
             if not text.strip():
-                raise DataError(f"{what}: text {number} is empty; leave it out")
+                raise DataError(f"{what}: text {number} is empty; remove it")
         tokenizer, padding = _tokenizer(self, length or self.length)
         encoded = _encoded(tokenizer, texts, what)
         longest = max((len(each.ids) for each in encoded), default=0)
@@ -96,17 +95,17 @@ class TextTokens:
 
 
 def _encoded(tokenizer: Any, texts: Sequence[str], what: str) -> list[Any]:
-    """What the tokenizer makes of each text. Raises `DataError` where that fails, or is nothing."""
+    """The encoding of each text. Raises `DataError` if that fails or is empty."""
     several = len(texts) > _FEW
     try:
         found = tokenizer.encode_batch(texts) if several else [tokenizer.encode(text) for text in texts]
-    except Exception as error:  # whatever the tokenizer makes of them
+    except Exception as error:  # the package raises plain exceptions
         raise DataError(
             f"{what}: the tokenizer fails ({one_line(error)}); is this the network's tokenizer?"
         ) from error
     for number, each in enumerate(found):
         if not each.ids:
-            raise DataError(f"{what}: text {number} has no tokens; leave it out")
+            raise DataError(f"{what}: text {number} has no tokens; remove it")
     return list(found)
 
 
@@ -127,12 +126,12 @@ def read_tokenizer(
     text_column: str | None = None,
     label_column: str | None = None,
 ) -> TextTokens:
-    """Take a local `tokenizer.json`, or the folder that holds it, as the front end of a network.
+    """Read a local `tokenizer.json`, or the one in a folder.
 
-    `max_length` is the number of ids after which a text is cut; by default it is the tokenizer's own, at most
-    512, and at most what the network takes.
+    Texts are truncated to `max_length` ids, by default the tokenizer's own maximum, at most 512 and at most
+    what the network takes.
 
-    **Raises:** `DataError` for a file that is missing or is no tokenizer, or a `max_length` below 1.
+    **Raises:** `DataError` for a file that is missing or not a tokenizer, or a `max_length` below 1.
     """
     if max_length is not None and max_length < 1:
         raise DataError(f"--max-length is {max_length}; give a number of tokens above 0")
@@ -141,11 +140,11 @@ def read_tokenizer(
     try:
         found = json.loads(content)
         if not isinstance(found["model"], dict):
-            raise TypeError("its model is no object")
+            raise TypeError("its model is not an object")
         own = (found.get("truncation") or {}).get("max_length") or _LONGEST
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
-            f"{path} is no tokenizer ({type(error).__name__}); give one that `tokenizers` wrote"
+            f"{path} is not a tokenizer ({type(error).__name__}); give one that `tokenizers` wrote"
         ) from error
     return TextTokens(
         hashlib.sha256(content).hexdigest(),
@@ -168,7 +167,7 @@ def _content(path: Path) -> bytes:
 
 @lru_cache(maxsize=16)
 def _tokenizer(text: TextTokens, length: int) -> tuple[Any, int]:
-    """The tokenizer, which cuts to `length`, and the id of padding."""
+    """The tokenizer, which truncates to `length`, and the padding id."""
     if find_spec("tokenizers") is None:
         raise DataError("text needs the package tokenizers: pip install 'gati[text]'")
     from tokenizers import Tokenizer
@@ -183,7 +182,7 @@ def _tokenizer(text: TextTokens, length: int) -> tuple[Any, int]:
         tokenizer.enable_truncation(length)
     except DataError:
         raise
-    except Exception as error:  # the package raises plain exceptions for whatever is wrong with a file
+    except Exception as error:  # the package raises plain exceptions
         raise DataError(
             f"the tokenizer {text.path} cannot be used for {length} tokens ({one_line(error)}); give the "
             "network's tokenizer.json, and a larger --max-length if that is small"

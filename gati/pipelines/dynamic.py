@@ -41,18 +41,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gati.pipelines import policies
 from gati.pipelines.forks import follows
 from gati.pipelines.pipeline import Finding, Pipeline
-from gati.pipelines.policies import (
-    Choice,
-    Policy,
-    SplitPolicy,
-    StaticPolicy,
-    equal,
-    longest,
-    proportional,
-    register_policy,
-)
 from gati.pipelines.tables import (
     BUSY,
     IN_TIME,
@@ -122,11 +113,11 @@ class DynamicPolicy:
             name: max(option.measured_latency.quantile_ms(0.999) for option in stage.options.values())
             for name, stage in pipeline.stages.items()
         }
-        self._cell_ms = longest(pipeline, slowest)[1][pipeline.input] * 1.02 / (self._columns - 1)
+        self._cell_ms = policies.longest(pipeline, slowest)[1][pipeline.input] * 1.02 / (self._columns - 1)
         grid = Grid(pipeline, following, self._cell_ms, self._columns, late_worth)
         static, plans = self._static_plans(pipeline, attainment)
         tables = [ValueTable(grid, given=plan) for plan in plans]
-        for split in (equal, proportional):
+        for split in (policies.equal, policies.proportional):
             tables.append(ValueTable(grid, given=self._choices_of(pipeline, split(pipeline, attainment))))
         tables += [ValueTable(grid, price, cost) for price in _PRICES for cost in _LATENCY_PRICES]
         values = np.stack([table.values[pipeline.input, None] for table in tables])  # [tables, 4, columns]
@@ -155,7 +146,7 @@ class DynamicPolicy:
         self, pipeline: Pipeline, attainment: float
     ) -> tuple[npt.NDArray[np.intp], list[Choices]]:
         """Every plan that policy `static` makes for some SLO, and which one for each column."""
-        static = StaticPolicy(pipeline, attainment)
+        static = policies.StaticPolicy(pipeline, attainment)
         # the most time that has each column
         slos_ms = (np.arange(self._columns, dtype=np.float64) + 1 - 1e-6) * self._cell_ms
         chosen = [static.positions(stage, slos_ms) for stage in pipeline.stages.values()]
@@ -166,7 +157,7 @@ class DynamicPolicy:
         ]
         return at_column.ravel(), fixed
 
-    def _choices_of(self, pipeline: Pipeline, policy: SplitPolicy) -> Choices:
+    def _choices_of(self, pipeline: Pipeline, policy: policies.SplitPolicy) -> Choices:
         """The choice at each column of a policy that depends on the remaining time only."""
         left_ms = (np.arange(self._columns, dtype=np.float64) - 1) * self._cell_ms
         return {name: policy.positions(stage, left_ms) for name, stage in pipeline.stages.items()}
@@ -180,12 +171,12 @@ class _DynamicPlan(NamedTuple):
     cell_ms: float
     columns: int
 
-    def choose(self, stage: str, remaining_ms: float, finding: Finding | None = None) -> Choice:
+    def choose(self, stage: str, remaining_ms: float, finding: Finding | None = None) -> policies.Choice:
         """One look-up."""
         choices = self.table.get((stage, finding)) or self.table[stage, None]
         place = choices[column_of(remaining_ms, self.cell_ms, self.columns)]
         option, part = self.entries[stage][place]
-        return Choice(option, max(remaining_ms, 0.0) * part)
+        return policies.Choice(option, max(remaining_ms, 0.0) * part)
 
 
 def _entries(pipeline: Pipeline, attainment: float) -> dict[str, list[_Entry]]:
@@ -195,7 +186,7 @@ def _entries(pipeline: Pipeline, attainment: float) -> dict[str, list[_Entry]]:
         for name, stage in pipeline.stages.items()
     }
     fastest = {name: min(values) for name, values in needs.items()}
-    onward = longest(pipeline, fastest)[1]
+    onward = policies.longest(pipeline, fastest)[1]
     return {
         name: [
             _Entry(option, need / (need + onward[name] - fastest[name]))
@@ -225,7 +216,7 @@ def _take(
     return found
 
 
-@register_policy("dynamic")
-def dynamic(pipeline: Pipeline, attainment: float) -> Policy:
+@policies.register_policy("dynamic")
+def dynamic(pipeline: Pipeline, attainment: float) -> policies.Policy:
     """The policy of this module, with its defaults."""
     return DynamicPolicy(pipeline, attainment)

@@ -7,13 +7,14 @@ wrote the other one writes again.
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from gati.documents import DocumentKind, values_of
+from gati.errors import RepositoryError
 from gati.versions.places import Place
 
 __all__ = ["Action", "Activation", "History"]
@@ -21,17 +22,22 @@ __all__ = ["Action", "Activation", "History"]
 Action = Literal["activate", "rollback"]
 
 _DEEPEST = 32  # versions that can be rolled back, one after the other
+_KIND = DocumentKind(1, RepositoryError, "activate a version", unnumbered=True, compact=True)
 _ENTRY = re.compile(r"(\d{12})-[0-9a-f]{32}\.json")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Activation:
     """One entry of a model's history; `time_s` in seconds since 1970."""
 
-    version: int
     action: Action
     time_s: float
-    stack: tuple[int, ...]  # versions to go back to, the active one last
+    stack: tuple[int, ...]  # versions to go back to, the active one last; never empty
+
+    @property
+    def version(self) -> int:
+        """The active version."""
+        return self.stack[-1]
 
 
 class History:
@@ -71,8 +77,8 @@ class History:
             stack = below[: len(below) - below[::-1].index(number)] if number in below else (number,)
         last = int(names[-1].split("-")[0]) if names else 0
         path = f"{model}/activations/{last + 1:012d}-{uuid.uuid4().hex}.json"
-        document = {"action": action, "time_s": self._clock(), "stack": stack}
-        self._place.put(path, json.dumps(document).encode())
+        entry = Activation(action=action, time_s=self._clock(), stack=stack)
+        self._place.put(path, _KIND.text_of(values_of(entry)).encode())
         return path
 
     def is_overtaken(self, model: str, path: str) -> bool:
@@ -90,10 +96,10 @@ class History:
 
     def _read(self, model: str, name: str) -> Activation | None:
         """One entry; None where it was cut short or is gone."""
-        document = self._place.read(f"{model}/activations/{name}")
+        path = f"{model}/activations/{name}"
+        text = (self._place.read(path) or b"").decode(errors="replace")
         try:
-            entry = json.loads(document or b"")
-            stack = tuple(int(number) for number in entry["stack"])
-            return Activation(stack[-1], entry["action"], float(entry["time_s"]), stack)
-        except (ValueError, TypeError, KeyError, IndexError):
+            entry = _KIND.record(Activation, _KIND.parse(text, path), path)
+        except RepositoryError:
             return None
+        return entry if entry.stack else None

@@ -10,10 +10,10 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from gati.documents import DocumentKind
+from gati.documents import DocumentKind, values_of
 from gati.errors import AdaptError, RepositoryError
 from gati.types import is_name
 
@@ -60,17 +60,17 @@ class SampleWindow:
 
 @dataclass(frozen=True)
 class Lineage:
-    """The origin of a version. Every value must be JSON.
+    """The origin of a version.
 
-    `base_checkpoint_sha256` names the base model's weights, which no version ever changes. `tags` are for
-    finding a version again, such as the signature of the scene it was trained for.
+    `base_checkpoint_sha256` names the base model's weights, which no version ever changes. `measurements` and
+    `tags` are JSON values of whoever publishes: what was measured, and what a version is found again by, such
+    as the signature of the scene it was trained for.
     """
 
     base_checkpoint_sha256: str
     parent: int | None = None
     window: SampleWindow | None = None
     measurements: dict[str, Any] = field(default_factory=dict)
-    certificate: dict[str, Any] | None = None
     tags: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class Version:
 
     def to_json(self) -> bytes:
         """The manifest. Raises AdaptError where the lineage is not JSON."""
-        body = {"format": FORMAT, **asdict(self)}
+        body = {"format": FORMAT, **values_of(self)}
         try:
             return _dump({**body, "sha256": _checksum(body)})
         except (TypeError, ValueError, RecursionError) as problem:

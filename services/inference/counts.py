@@ -1,4 +1,4 @@
-"""Counts of an inference service, as its statistics and the metrics show them."""
+"""Counters of an inference service, for its statistics and metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.wire.gen.ttypes import ExitStatistics, Histogram
 
 __all__ = ["Counts", "Seconds", "resident_bytes"]
 
-_MOST_VERSIONS = 32  # that are counted apart
+_MOST_VERSIONS = 32  # with counts of their own
 
 _BOUNDS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025),
@@ -40,18 +40,18 @@ class Seconds:
 
 @dataclass
 class Counts:
-    """Since the service began: inputs answered, refusals by cause, exits by version, seconds."""
+    """Since the service started: answered inputs, refusals by cause, exits by version, seconds."""
 
     inputs: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     exits: dict[str, Counter[str]] = field(default_factory=dict)
     queue: Seconds = field(default_factory=Seconds)
     service: Seconds = field(default_factory=Seconds)
-    agreed: int = 0  # audits of answers given
+    agreed: int = 0  # audits of early answers
     disagreed: int = 0
     trials_agreed: int = 0  # lookups of caches that do not answer yet
     trials_disagreed: int = 0
-    left_out: int = 0  # drawn and not done
+    left_out: int = 0  # drawn, but not audited
     recalled: int = 0  # answers from memory
 
     def answered(self, version: str, exit: str, queue_s: float, service_s: float) -> None:
@@ -59,13 +59,13 @@ class Counts:
         self.inputs += 1
         self.recalled += exit == RECALL
         if version not in self.exits and len(self.exits) >= _MOST_VERSIONS:
-            del self.exits[next(iter(self.exits))]  # the oldest: each is a set of labels in the metrics
+            del self.exits[next(iter(self.exits))]  # the oldest: each adds labels to the metrics
         self.exits.setdefault(version, Counter())[exit] += 1
         self.queue.add(queue_s)
         self.service.add(service_s)
 
     def exits_on_the_wire(self, order: dict[str, tuple[str, ...]]) -> list[Any]:
-        """For each exit of each version in order: how many inputs came by and how many left there."""
+        """For each exit of each version, in order: how many inputs reached it and how many left there."""
         rows = []
         for version, left in self.exits.items():
             came = left.total() - left[RECALL]  # memory answers in place of the version
@@ -76,7 +76,7 @@ class Counts:
 
 
 def resident_bytes() -> int:
-    """Memory that this process holds, 0 where the system does not tell."""
+    """Resident memory of this process, 0 if unknown."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):

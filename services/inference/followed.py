@@ -1,4 +1,4 @@
-"""Follows the active version of a model repository: what is published and activated there is served here."""
+"""Follows the active version of a model repository and serves it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _log = logging.getLogger("gati.inference")
 
 
 class Followed:
-    """Looks for another active version now and then, loads it beside the one that serves, lets it answer.
+    """Polls the repository, loads a new active version next to the one that serves, and activates it.
 
-    What is active in the repository answers here once it is proven; until then the version before does.
+    It answers once it is proven; until then the previous version does.
     """
 
     def __init__(self, url: str, model: str, versions: Versions) -> None:
@@ -34,16 +34,16 @@ class Followed:
         self._own: set[str] = set()  # loaded from the repository
 
     async def keep_looking(self, every_s: float) -> None:
-        """Look every so many seconds, and less often while that fails, until cancelled."""
+        """Poll every `every_s` seconds, with back-off after failures, until cancelled."""
         await keep_on("repository", self._look, every_s=every_s, longest_s=_LONGEST_PAUSE_S)
 
     async def look(self) -> None:
-        """Serve the active version, if it is another. What goes wrong leaves the one that serves."""
+        """Serve the active version, if it has changed; after an error, the present one stays."""
         try:
             await self._look()
-        except Exception as error:  # the repository may be on any file system, and that may be away
+        except Exception as error:  # of any type: the repository may be on any file system
             trace = None if isinstance(error, GatiError) else error
-            _log.warning("the repository is not read", extra={"reason": first_line(error)}, exc_info=trace)
+            _log.warning("cannot read the repository", extra={"reason": first_line(error)}, exc_info=trace)
 
     async def _look(self) -> None:
         token = await asyncio.to_thread(self._repository.active_token, self._model)
@@ -53,14 +53,14 @@ class Followed:
         try:
             if number is not None:
                 await self._serve(str(number))
-        except StorageError:  # away: the same version may come later
+        except StorageError:  # unreachable: try the same version again later
             raise
-        except GatiError as error:  # it will never serve; the next that is activated may
-            _log.warning("the repository's version is not served", extra={"reason": str(error)})
+        except GatiError as error:  # permanent: wait for the next version
+            _log.warning("cannot serve the repository's version", extra={"reason": str(error)})
         self._token = token
 
     def tidy(self) -> None:
-        """Unload what came from the repository and neither answers nor waits to."""
+        """Unload versions from the repository that neither answer nor wait to."""
         needed = {self._versions.active.name, self._wanted}
         for name in sorted(self._own - needed):
             self._own.discard(name)

@@ -1,10 +1,10 @@
-"""How the versions of a served model stand, in a file that outlives the process.
+"""The standing of a served model's versions, in a file that outlives the process.
 
-`STATE/NAME.json`, in the folder `standing` of the library unless the settings name another; `NAME@1.json` and
-so on of further replicas, each of which has proofs of its own and a part of the error that all of them may
-make. Caches that the guard of one replica stops are not trusted by the others either: whoever finds that in
-its file, at the start or while it serves, has them prove themselves again. Who cannot write there, or finds
-another process at it, reads what is there and keeps what follows in memory: said in one line.
+The file is `STATE/NAME.json`, by default in the library's folder `standing`; further replicas have
+`NAME@1.json` and so on, with proofs of their own and a share of the error that all may make. Caches that the
+guard of one replica stops have to prove themselves again at the others, too, which read its file at the start
+and while they serve. A process that cannot write its file, or finds it locked by another, reads it, keeps
+changes in memory and logs a warning.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["ServedStanding", "open_standing"]
 
 _log = logging.getLogger("gati.inference")
 
-_DELTA = 0.05  # shares are scaled to that of each version
+_DELTA = 0.05  # scaled to each version's
 
 
 class ServedStanding(Standing):
     """A `Standing` whose evidence is written by a thread of its own.
 
-    A change of state is still written before anybody acts on it. Versions of the same caches share a watch.
+        Changes of state are still written before they take effect. Versions with equal caches share a watch.
     `others` are the files of other replicas.
     """
 
@@ -47,7 +47,7 @@ class ServedStanding(Standing):
 
     @property
     def path(self) -> Path | None:
-        """Where it is written; None where the file is another process's."""
+        """Where it is written; None if another process owns the file."""
         return super().path if self._writable else None
 
     def of(
@@ -60,7 +60,7 @@ class ServedStanding(Standing):
         on_event: OnEvent,
         settings: int = 1,
     ) -> Watch:
-        """The watch of a version; the same one for versions with the same caches and promise."""
+        """The watch of a version, shared by versions with equal caches and promise."""
         self._listeners[identity] = on_event
         known = self._shared.get(identity)
         if known is None or known.agreement != agreement or known.settings != settings:
@@ -76,7 +76,7 @@ class ServedStanding(Standing):
         return known
 
     def audited(self) -> None:
-        """Some watch has taken in an audit: write it down soon, without waiting for the disk."""
+        """Write evidence soon, without waiting for the disk, after a watch took in an audit."""
         snapshot = super().audited()
         if snapshot is not None:
             self._thread.submit(self._exchange, snapshot)
@@ -98,20 +98,20 @@ class ServedStanding(Standing):
         self._stopped_there = _stopped_in(self._others)
 
     def write(self, snapshot: Snapshot) -> None:
-        """As `Standing.write`, where the file is this process's to write."""
+        """As `Standing.write`, if this process owns the file."""
         if self._writable:
             super().write(snapshot)
 
     def close(self) -> None:
-        """Write everything down, and end."""
+        """Write everything, and stop the thread."""
         self.save()
         self._thread.shutdown()
 
 
 def open_standing(settings: InferenceSettings) -> tuple[ServedStanding, Callable[[], None]]:
-    """How the versions of a model stand, and what gives its file back.
+    """Open the standing of a model's versions; returns it with a function that releases its file.
 
-    Where it cannot be written it is kept in memory.
+    It is kept in memory if the file cannot be written.
     """
     folder = settings.state_folder
     if folder is None:
@@ -144,4 +144,4 @@ def _stopped_in(files: Sequence[Path]) -> frozenset[str]:
 
 
 def _nothing() -> None:
-    """There is no file to give back."""
+    """There is no file to release."""

@@ -1,8 +1,8 @@
-"""The queue of audits: bounded, in order, and hits and misses are dropped alike.
+"""The queue of audits: bounded and in order, so that hits and misses are dropped alike.
 
-A place is reserved before anything is known of an answer, and where none is free nothing is looked at. Hits,
-which wait for the reference, and misses, which do not, stand in the same line and are settled one after the
-other: whatever ends the line, a kill or a reference that fails, loses both alike.
+A place is reserved before anything is known of the answer; without a free place nothing is audited. Hits,
+which wait for the reference, and misses, which do not, are settled in the same order. Whatever ends the line,
+such as a kill or a failing reference, loses both alike.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ class Reservation:
 
     def __init__(self, line: Line) -> None:
         self._line: Line | None = line
-        self.lost = False  # what was drawn then is not looked at
+        self.lost = False  # its request is not audited
 
     def fill(self, job: Job) -> None:
-        """Stand in line with a job."""
+        """Use the place for a job."""
         line, self._line = self._line, None
         if line is not None:
             line._add(self, job)
 
     def leave(self) -> None:
-        """Give the place back; nothing came of it."""
+        """Free the place."""
         line, self._line = self._line, None
         if line is not None:
             line._free(self)
 
 
 class Line:
-    """Does jobs one after the other. Its methods belong to the event loop's thread."""
+    """Runs jobs one after the other. Not thread-safe: call from the event loop."""
 
     def __init__(self, counts: Counts, places: int = _PLACES) -> None:
         self._counts = counts
@@ -57,7 +57,7 @@ class Line:
         self._closed = False
 
     def reserve(self) -> Reservation | None:
-        """A place; None where all are taken, and what was drawn is left out."""
+        """Reserve a place; None if all are taken: the request is not audited."""
         if self._closed or len(self._taken) >= self._places:
             self._counts.left_out += 1
             return None
@@ -66,7 +66,7 @@ class Line:
         return place
 
     async def settled(self) -> None:
-        """Wait until all jobs now in the line are done, up to a time limit."""
+        """Wait until all jobs that are in the line now are done, up to a time limit."""
         done = asyncio.get_running_loop().create_future()
 
         async def reached() -> None:
@@ -78,7 +78,7 @@ class Line:
         await asyncio.wait([done], timeout=_PATIENCE_S)
 
     async def close(self) -> None:
-        """Settle what stands in line, drop what is left, and take nothing more."""
+        """Settle the jobs in the line, drop the rest, and refuse new ones."""
         self._closed = True
         await self.settled()
         self._drop()
@@ -108,17 +108,19 @@ class Line:
             try:
                 if place is None or not place.lost:
                     await job()
-            except Exception as error:  # whatever it was, what stands behind it must not depend on it
+            except Exception as error:  # of any type: later jobs must not depend on it
                 trace = None if isinstance(error, GatiError) else error
                 extra = {"reason": str(error)}
-                _log.warning("not looked at, nor what was drawn meanwhile", extra=extra, exc_info=trace)
+                _log.warning(
+                    "an audit failed, and all that were waiting are dropped", extra=extra, exc_info=trace
+                )
                 self._drop()
             finally:
                 if place is not None:
                     self._free(place)
 
     def _drop(self) -> None:
-        """Lose everything that was drawn and is not settled, whatever would have come of it."""
+        """Drop everything that is reserved and not settled, whatever the outcome would be."""
         for place in self._taken:
             self._counts.left_out += not place.lost
             place.lost = True

@@ -1,4 +1,4 @@
-"""Opens settings of loaded versions, as they are proven: in the loader's thread, while others answer."""
+"""Opens proven settings of loaded versions in the loader's thread, while others answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger("gati.inference")
 
 
 class ProvenSettings:
-    """The settings of all loaded versions. Its methods belong to the event loop's thread."""
+    """The settings of all loaded versions. Not thread-safe: call from the event loop."""
 
     def __init__(self, opener: Opener, loader: Executor, capacity: int) -> None:
         self._opener = opener
@@ -34,15 +34,15 @@ class ProvenSettings:
         self._opening: set[asyncio.Task[None]] = set()
 
     def add(self, version: Answering, settings: Sequence[Setting]) -> None:
-        """Know the settings of a version that is loaded."""
+        """Add the settings of a loaded version."""
         self._settings[version] = settings
 
     def forget(self, version: Answering) -> None:
-        """It is unloaded."""
+        """Remove those of an unloaded version."""
         self._settings.pop(version, None)
 
     async def open_known(self, post: Post[Answering]) -> None:
-        """Open the setting that was proven in a run before, if there is one."""
+        """Open the setting that was proven in an earlier run, if any."""
         level = post.watch.level
         if post.level == level:
             return
@@ -54,13 +54,13 @@ class ProvenSettings:
     def begin(
         self, roster: Roster[Answering], post: Post[Answering], level: int, kind: RosterChange, counted: str
     ) -> None:
-        """Open a setting and tell `roster`; `kind` and `counted` are for it."""
+        """Open a setting and tell `roster`, with `kind` and `counted`."""
         task = asyncio.create_task(self._open(roster, post, level, kind, counted))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
     async def close(self) -> None:
-        """Wait for what is being opened."""
+        """Wait for settings that are being opened."""
         if self._opening:
             await asyncio.wait(self._opening)
 

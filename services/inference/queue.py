@@ -1,8 +1,8 @@
-"""The queue in front of a runner: bounded, by priority, and everything in it has a deadline.
+"""The queue in front of a runner: bounded, ordered by priority, with a deadline for every input.
 
-What waits is dropped by a timer when its deadline passes, and at once when its caller goes. Admission
-refuses what would miss its latency SLO, as far as measured service times tell, so that a burst costs those
-who come last instead of everybody.
+Waiting inputs are dropped when their deadline passes or their caller disconnects. Admission refuses inputs
+that would miss their latency SLO, judged by measured service times, so that a burst delays only those who
+arrive last.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
 __all__ = ["Ask", "Places", "RequestQueue"]
 
 
-_TRY_AFTER_S = 0.5  # without an input
+_TRY_AFTER_S = 0.5  # since the last input
 _MANY = 20
 _FEW_LEFT = 64  # abandoned inputs that may stay in the heap
 
 
 @dataclass(eq=False)
 class Ask:
-    """One input on its way. Times are of `time.monotonic`: a loop's own clock may count in milliseconds."""
+    """One input in the queue. Times are of `time.monotonic`: an event loop's clock may be coarser."""
 
     queue: RequestQueue
     x: Tensor
     priority: int
     deadline_s: float
     arrived_s: float
-    expected_s: float  # when it arrived, until its answer
+    expected_s: float  # from arrival to answer
     answer: asyncio.Future[Prediction]
     started_s: float | None = None
     expiry: asyncio.TimerHandle | None = None
@@ -58,7 +58,7 @@ class Ask:
 
 
 class Places:
-    """Places in a queue for inputs that are admitted and not put yet; a context manager, which frees them."""
+    """Places in a queue, reserved for admitted inputs; a context manager that frees them."""
 
     def __init__(self, queue: RequestQueue, count: int) -> None:
         self._queue = queue
@@ -74,13 +74,13 @@ class Places:
         self.give_back()
 
     def give_back(self) -> None:
-        """Free them, to put the inputs or because there are none; a second time does nothing."""
+        """Free them, to put the inputs or to drop them; idempotent."""
         count, self._count = self._count, 0
         self._queue._reserve(-count)
 
 
 class RequestQueue:
-    """Feeds one runner. All methods belong to the event loop's thread."""
+    """Feeds one runner. Not thread-safe: call from the event loop."""
 
     def __init__(self, runner: Runner, *, capacity: int, times: ServiceTimes) -> None:
         self.times = times
@@ -90,7 +90,7 @@ class RequestQueue:
         self._waiting: list[tuple[int, int, Ask]] = []
         self._order = itertools.count()
         self._count = 0  # waiting inputs that are not abandoned
-        self._reserved = 0  # admitted, and not put yet
+        self._reserved = 0  # admitted, not yet put
         self._running: set[Ask] = set()
         self._closed = False
         self._put_s = time.monotonic()  # the last input
@@ -100,16 +100,16 @@ class RequestQueue:
 
     @property
     def waiting(self) -> int:
-        """Inputs that wait, or are about to, and are not abandoned."""
+        """Inputs that wait or are reserved, without abandoned ones."""
         return self._count + self._reserved
 
     @property
     def running(self) -> int:
-        """Inputs that the runner has."""
+        """Inputs that the runner executes."""
         return len(self._running)
 
     def working_s(self) -> float:
-        """For how long the runner has had the input that it has had for longest."""
+        """For how long the oldest running input has been executed."""
         now_s = time.monotonic()
         started = (ask.started_s for ask in self._running if ask.started_s is not None)
         return now_s - min(started, default=now_s)
@@ -121,12 +121,12 @@ class RequestQueue:
         return max(0, ahead) * self.times.seconds_an_input
 
     def reserve(self, inputs: int, priority: int, latency_slo_s: float | None) -> Places:
-        """Places for so many inputs, kept for them until they are put. Raises as `admit` does."""
+        """Reserve places for inputs until they are put. Raises as `admit`."""
         self.admit(inputs, priority, latency_slo_s)
         return Places(self, inputs)
 
     def admit(self, inputs: int, priority: int, latency_slo_s: float | None) -> None:
-        """Refuse what would not fit, or would be late. Raises `OverloadError`, `UnavailableError`."""
+        """Refuse inputs that do not fit or would be late. Raises `OverloadError`, `UnavailableError`."""
         if self._closed:
             raise UnavailableError("this version is being unloaded; ask again", retry_after_s=0.1)
         if self.waiting + inputs > self._capacity:
@@ -138,8 +138,8 @@ class RequestQueue:
             self._check_slo(inputs, priority, latency_slo_s)
 
     def _check_slo(self, inputs: int, priority: int, latency_slo_s: float) -> None:
-        # An idle service tries what it could manage at best and, after refusing many, even more: what it
-        # learned under load, its own or another program's, would otherwise keep it from ever learning better.
+        # An idle service accepts what it can manage at best and, after many refusals, even more: otherwise
+        # estimates made under load, even another program's, would never be corrected.
         if self.waiting or self._running:
             wait_s = self.expected_wait_s(priority) + (inputs - 1) * self.times.seconds_an_input
             expected_s, tries = wait_s + self.times.bound_s, False
@@ -154,10 +154,7 @@ class RequestQueue:
             )
 
     def put(self, x: Tensor, *, priority: int, deadline_s: float) -> Ask:
-        """Queue one input; its `answer` comes, or raises `DeadlineError` when the deadline passes.
-
-        An infinite `deadline_s` never does.
-        """
+        """Queue one input; its `answer` raises `DeadlineError` once the deadline (may be infinite) passes."""
         self._refused = 0
         now_s = self._put_s = time.monotonic()
         expected_s = self.expected_wait_s(priority) + self.times.mean_s
@@ -171,11 +168,11 @@ class RequestQueue:
         return ask
 
     def drop(self, ask: Ask) -> None:
-        """Forget an input: what waits is not begun, what runs stops at the next segment."""
+        """Drop an input: it is not started, or stops at the next segment."""
         self._end(ask, CancelledError("the caller has gone"))
 
     async def close(self) -> None:
-        """Take nothing new, wait until all is answered, and stop the runner."""
+        """Refuse new inputs, wait until all are answered, and stop the runner."""
         self._closed = True
         while self.waiting or self._running:
             await self._empty.wait()
@@ -201,7 +198,7 @@ class RequestQueue:
                 self._fail(ask, DeadlineError("the deadline passed in the queue"))
                 continue
             self._start(ask)
-        if len(self._waiting) > 2 * self._count + _FEW_LEFT:  # nothing is taken from it, but all expires
+        if len(self._waiting) > 2 * self._count + _FEW_LEFT:  # most of it has expired
             self._waiting = [each for each in self._waiting if not each[2].answer.done()]
             heapq.heapify(self._waiting)
         if not (self.waiting or self._running):
@@ -256,7 +253,7 @@ class RequestQueue:
         self._settle(ask)
         if not ask.answer.done():
             ask.answer.set_exception(error)
-            ask.answer.exception()  # whoever waited may have gone: not an unheard error
+            ask.answer.exception()  # marks it as retrieved, as nobody may wait for it
 
     def _settle(self, ask: Ask) -> None:
         if ask.expiry is not None:
@@ -264,7 +261,7 @@ class RequestQueue:
 
 
 def _own(error: BaseException) -> GatiError:
-    """The error that a caller gets for a failure in the engine."""
+    """What a caller is told of a failure in the engine."""
     if isinstance(error, GatiError):
         return error
     return BackendError(f"the engine failed: {type(error).__name__}")

@@ -1,6 +1,6 @@
-"""Memory of a served model: base answers that are given again at the place that a request names.
+"""Memory of a served model: base answers that are reused at the place that a request names.
 
-The same memory as that of a stream (`gati.adaptation.recall`), proven and guarded by the same audits.
+It is the memory of streams (`gati.adaptation.recall`), proven and guarded by the same audits.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _log = logging.getLogger("gati.inference")
 
 
 class ServedMemory:
-    """Answers from memory with an agreement of at least `agreement`, at most `places` places.
+    """Answers from memory with an agreement of at least `agreement`, for at most `places` places.
 
-    Proofs of it err with probability `delta` in all, as a part of what all proofs in `standing` share.
-    `thread` fits what it learns from, and writes it down. Its methods belong to the event loop's thread.
+    Its proofs err with probability `delta` in all, out of what all proofs in `standing` share. `thread` fits
+    and writes the memory. Not thread-safe: call from the event loop.
     """
 
     def __init__(
@@ -60,31 +60,31 @@ class ServedMemory:
         self._keeper.watch(self.recall)
 
     def settled(self) -> None:
-        """Audits were taken in: write down what is known now and then."""
+        """Save now and then, after audits."""
         if self._keeper.is_due():
             self._leave(self._keeper.save)
 
     def save(self) -> None:
-        """Write down what is known now."""
+        """Save now."""
         self._keeper.save()
 
     def look(self, x: Tensor, place: str) -> Looked | None:
-        """What memory says of an input [1, ...]."""
+        """Look an input [1, ...] up in memory."""
         return self.recall.look(x, place)
 
     def answer(self, looked: Looked | None) -> Prediction | None:
-        """The answer from memory, where it may be given."""
+        """The answer from memory, if it may be given."""
         if looked is None or looked.seen is None or not (looked.confident and self.recall.serves):
             return None
         return looked.seen.answer._replace(exit=RECALL)
 
     @property
     def sentence(self) -> str:
-        """What is promised of its answers."""
+        """The promise for its answers."""
         return f"at least {100.0 * self.agreement:g} % of answers are the base model's, proven for memory"
 
     def describe(self, answers: int) -> Any:
-        """The wire's `MemoryInfo`, after so many answers."""
+        """The wire's `MemoryInfo`."""
         recall, proof = self.recall, self.recall.proof
         progress = None
         if proof is not None:
@@ -117,4 +117,4 @@ class ServedMemory:
 def _ended(fit: Future[None]) -> None:
     error = fit.exception()
     if error is not None:
-        _log.error("memory does not learn", exc_info=error)
+        _log.error("memory cannot be fitted or saved", exc_info=error)

@@ -1,4 +1,4 @@
-"""The versions of a served model that answer and that wait: `gati.guard.roster`, with settings that open."""
+"""`gati.guard.roster` for the versions of a served model."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _log = logging.getLogger("gati.inference")
 
 
 class ServedRoster(Roster[Answering]):
-    """Its methods belong to the event loop's thread.
+    """Not thread-safe: call from the event loop.
 
-    `settings` opens those that are proven; `last_run` tells which versions go on where they were, if another
-    one than `serving` was there last. `on_change` hears of a post that answers from now on, or by another
-    setting, `on_takeover` of a version that was proven.
+    `settings` opens proven settings; `last_run` tells which versions go on where they were, if another one
+    than `serving` was there last. `on_change` is called with a post that starts to answer, or answers by
+    another setting; `on_takeover` with a version that was proven.
     """
 
     def __init__(
@@ -75,24 +75,24 @@ class ServedRoster(Roster[Answering]):
         _log.log(level, "what answers", extra={"change": kind, "reason": message})
 
     def name_of(self, post: Post[Answering]) -> str:
-        """What its version is called."""
+        """The name of its version."""
         return post.version.name
 
     def begin_opening(self, post: Post[Answering], level: int, kind: RosterChange, counted: str) -> None:
-        """Open it in the loader's thread."""
+        """Open a setting in the loader's thread."""
         self._settings.begin(self, post, level, kind, counted)
 
     def figures(self, post: Post[Answering]) -> Composition | None:
-        """Those of its composition."""
+        """Its composition, whose figures are shown."""
         return post.deployed.composition
 
     def on_serving(self, post: Post[Answering]) -> None:
-        """Its lookups are given a try."""
+        """Try its lookups again."""
         self._on_change(post)
 
     def on_promoted(self, post: Post[Answering]) -> None:
-        """It answers from now on."""
+        """Report that it answers from now on."""
         self._on_takeover(post)
 
     def on_given_up(self, post: Post[Answering]) -> None:
-        """It stays loaded, and can be activated again."""
+        """Nothing: it stays loaded and can be activated again."""

@@ -1,9 +1,9 @@
-"""What can be said of a version: whether its caches answer, and what is promised of its answers.
+"""The state of a version and the promise for its answers.
 
-A certificate counts inputs once that nobody chose by. A retrained version has none: what is sampled one after
-the other is not independent. Of it a proof says, with the error that all proofs of a model share, that not
-every request of its time was answered otherwise with the tolerated probability or a greater one; and the
-guard watches what follows. See `gati.guard.proof` and `gati.guard.detector`.
+A certificate counts held-out inputs once. A retrained version has none, because consecutive samples are not
+independent. Its proof rejects, with an error that all proofs of a model share, that every request of its time
+was answered differently with at least the tolerated probability; the guard watches what follows. See
+`gati.guard.proof` and `gati.guard.detector`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ State = Literal["serving", "probation", "stopped", "unguarded"]
 
 
 class Stands(NamedTuple):
-    """How a version stands. `agreement` is what is promised, None for nothing; `sentence` says it.
+    """The state of a version. `agreement` is promised (None: nothing), in words in `sentence`.
 
-    `certified`: that rests on its certificate.
+    `certified`: the promise is the certificate's.
     """
 
     state: State
@@ -35,7 +35,7 @@ class Stands(NamedTuple):
 
 
 def stands(composition: Composition | None, following: Following, *, retrained: bool) -> Stands:
-    """How a version stands now."""
+    """The present state of a version."""
     watch = following.watch
     if watch is None or composition is None:
         return Stands("serving", None, "every answer is the base model's")
@@ -50,7 +50,7 @@ def stands(composition: Composition | None, following: Following, *, retrained: 
 
 @lru_cache
 def needed(agreement: float, delta: float) -> int:
-    """How many audits complete such a proof, if none is a loss; every response says so, so it is kept."""
+    """How many audits without loss complete such a proof; cached, as every response tells it."""
     return Proof(agreement, delta).required
 
 

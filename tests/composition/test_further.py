@@ -150,8 +150,8 @@ def test_every_command_is_an_attempt_and_attempts_share_delta(library: Library) 
     assert "This data has been used for 2 compositions" in second.sentence()
     assert "2nd use of the library's certify split" in second.sentence()
     ledger = Ledger(library.directory)
-    assert [entry["settings"]["verb"] for entry in ledger.attempts] == ["compose", "compose"]
-    assert [entry["results"][0]["certificate"]["accuracy"] for entry in ledger.attempts] == [0.9, 0.91]
+    assert [entry.settings["verb"] for entry in ledger.attempts] == ["compose", "compose"]
+    assert [entry.results[0].certificate["accuracy"] for entry in ledger.attempts] == [0.9, 0.91]
     # one of `gati certify` comes after them, on data that is known to have been looked at
     third = certify(library.directory, more_of(library))
     assert (third.attempt.number, third.attempt.compositions) == (3, 3)
@@ -166,7 +166,7 @@ def test_an_attempt_is_entered_before_anything_is_counted(
     monkeypatch.setattr(Further, "after", lost)
     with pytest.raises(RuntimeError, match="killed"):
         compose(library.directory, accuracy=0.9, certify_data=more_of(library), backend="torch")
-    assert [entry["results"] for entry in Ledger(library.directory).attempts] == [[]]
+    assert [entry.results for entry in Ledger(library.directory).attempts] == [()]
 
 
 def test_what_explore_has_seen_certifies_nothing(library: Library, tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def test_every_new_look_is_another_use_and_the_same_again_is_not(ledger: Ledger)
     assert ledger.use("split", "compose", {"accuracy": 0.99}, {"losses": 1}) == 1
     assert ledger.use("split", "compose", {"accuracy": 0.99}, {"losses": 2}) == 3
     assert ledger.use("another", "compose", {"accuracy": 0.99}, {"losses": 1}) == 1
-    assert [entry["at"] for entry in ledger.uses] == ["2026-01-01T12:00:00+00:00"] * 4
-    assert {entry["verb"] for entry in ledger.uses} == {"compose"}
+    assert [entry.at for entry in ledger.uses] == ["2026-01-01T12:00:00+00:00"] * 4
+    assert {entry.verb for entry in ledger.uses} == {"compose"}
 
 
 def test_attempts_are_numbered_over_the_library_and_shared_by_accuracies(ledger: Ledger) -> None:
@@ -60,9 +60,9 @@ def test_what_came_of_an_attempt_is_never_lost(ledger: Ledger) -> None:
         attempt = ledger.attempt("a", f"data {number}", {})
         ledger.conclude(attempt, {"losses": number}, written=number == 1)
         ledger.conclude(attempt, {"losses": number}, written=number == 1)
-    results = [entry["results"] for entry in ledger.attempts]
-    assert [[each["certificate"]["losses"] for each in found] for found in results] == [[0], [1], [2]]
-    assert [found[0]["written"] for found in results] == [False, True, False]
+    results = [entry.results for entry in ledger.attempts]
+    assert [[each.certificate["losses"] for each in found] for found in results] == [[0], [1], [2]]
+    assert [found[0].written for found in results] == [False, True, False]
 
 
 def test_shares_of_all_attempts_that_will_ever_be_add_up_to_one() -> None:
@@ -98,7 +98,9 @@ def test_a_command_that_fails_while_it_writes_leaves_the_ledger_whole(
     ("content", "message"),
     [
         ("not json", "certify_ledger.json is damaged"),
-        ('{"format": 1, "uses": 3, "attempts": []}', "certify_ledger.json is damaged"),
+        ('{"format": 1, "uses": 3, "attempts": []}', "field 'uses' is 3, expected a list"),
+        ('{"format": 1, "uses": []}', "has no field 'attempts'; restore a backup"),
+        ('{"format": 1, "uses": [{"key": "a"}], "attempts": []}', r"uses\[0\]: has no field 'split'"),
         ('{"format": 99}', "has format 99, this Gati reads up to 1"),
     ],
 )
@@ -143,7 +145,7 @@ def test_compose_pareto_and_latency_enter_their_uses_and_certificates_say_so(lib
     )
     assert fast.certificate is not None
     assert fast.certificate.use == 4
-    assert [entry["verb"] for entry in ledger.uses] == ["compose", "compose", "pareto", "latency"]
+    assert [entry.verb for entry in ledger.uses] == ["compose", "compose", "pareto", "latency"]
     pareto(library.directory)
     assert len(ledger.uses) == 4
     stored = json.loads(library.composition_path("fast").read_text())

@@ -35,7 +35,7 @@ def test_base_and_gati_are_measured_and_what_cannot_be_is_named(library: Path) -
     assert ours.hit_rate > 0.0 and ours.memory_bytes > base.memory_bytes
     assert ours.gain_same.min <= ours.gain_same.median <= ours.gain_same.max
     assert set(ours.throughput) == {"1", "2"} and ours.throughput["2"].median > 0
-    assert sum(ours.histogram["counts"]) == 24
+    assert sum(ours.histogram.counts) == 24
     # The peers need what explore recorded, which this library does not have.
     assert any("exits" in left.name and left.reason for left in result.left_out)
 

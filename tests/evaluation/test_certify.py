@@ -221,8 +221,8 @@ def test_attempts_share_delta_and_are_all_kept(directory: Path, tmp_path: Path) 
     assert "This is the 3rd attempt in this library, at 0.21 %" in found[2].sentence()
     assert "attempt" not in found[0].sentence()
     kept = Ledger(directory).attempts
-    assert [entry["results"][0]["written"] for entry in kept] == [False, True, False]
-    assert [entry["results"][0]["certificate"]["losses"] for entry in kept] == [
+    assert [entry.results[0].written for entry in kept] == [False, True, False]
+    assert [entry.results[0].certificate["losses"] for entry in kept] == [
         each.certificate.losses for each in found
     ]
 

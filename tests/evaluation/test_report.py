@@ -76,9 +76,17 @@ def test_everything_is_escaped(library: Path) -> None:
 
 
 def test_a_damaged_measurement_is_named(library: Path) -> None:
-    (library / "bench.json").write_text("{")
-    with pytest.raises(LibraryError, match=r"bench\.json is damaged .* run gati bench again"):
-        gati.report(library)
+    for name, content, message in (
+        ("bench.json", "{", r"bench\.json is damaged .* run gati bench again"),
+        ("bench.json", '{"format": 1}', r"bench\.json: has no field 'composition'; run gati bench again"),
+        ("evaluations/default.json", '{"n": "3"}', r"field 'n' is '3', expected .* run gati evaluate again"),
+        ("pareto.json", '{"format": 1, "placement": "inline", "points": [{}]}', r"points\[0\]: has no field"),
+    ):
+        (library / name).parent.mkdir(exist_ok=True)
+        (library / name).write_text(content)
+        with pytest.raises(LibraryError, match=message):
+            gati.report(library)
+        (library / name).unlink()
 
 
 @pytest.mark.slow

@@ -96,6 +96,14 @@ def test_evidence_is_written_every_second_and_changes_at_once(tmp_path: Path) ->
     assert kept()["state"] == "serving"
 
 
+def test_what_was_spent_counts_where_the_rest_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "standing.json"
+    path.write_text('{"format": 1, "delta": 0.05, "spent": 700, "versions": []}')
+    standing = Standing(0.05, path)
+    assert "field 'versions' is [], expected an object" in standing.distrusted
+    assert standing.spending.used == 700
+
+
 @pytest.mark.parametrize(
     "content", ["", "{", '{"format": 99, "delta": 0.05, "spent": 1, "versions": {}}', '{"format": 1}', "[]"]
 )

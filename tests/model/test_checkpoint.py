@@ -94,10 +94,7 @@ def test_a_missing_file_says_so() -> None:
 def test_a_folder_says_so(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as error:
         load_checkpoint(tmp_path)
-    assert (
-        str(error.value)
-        == f"checkpoint {tmp_path} is a folder; give the file inside it that holds the weights"
-    )
+    assert str(error.value) == f"checkpoint {tmp_path} is a folder; give the file with the weights inside it"
 
 
 @pytest.mark.parametrize("name", ["weights.pth", "weights.safetensors"])
@@ -114,8 +111,8 @@ def test_a_damaged_file_says_so_in_one_line(tmp_path: Path, name: str, damage: s
         load_checkpoint(path)
     kind = "safetensors file" if name.endswith("safetensors") else "torch checkpoint"
     message = str(error.value)
-    assert message.startswith(f"checkpoint {path} is no readable {kind} (")
-    assert message.endswith("): damaged, cut short or of another kind; copy it again")
+    assert message.startswith(f"checkpoint {path} is not a readable {kind} (")
+    assert message.endswith("): damaged, truncated or of another format; copy it again")
     assert "\n" not in message
 
 

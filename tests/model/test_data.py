@@ -120,7 +120,7 @@ def test_a_part_is_identified_without_reading_the_rest(tmp_path: Path) -> None:
 def test_a_damaged_file_has_no_identity(tmp_path: Path) -> None:
     data = load_data(write_folder(tmp_path / "val"), PLAIN)
     (tmp_path / "val" / "cat" / "1.png").write_bytes(b"no pixels")
-    with pytest.raises(DataError, match=r"1.png is no image of a known kind"):
+    with pytest.raises(DataError, match=r"1.png is not an image of a supported format"):
         _ = data.identities
 
 
@@ -218,15 +218,15 @@ def test_preprocessing_survives_json() -> None:
         ),
         (
             {"images": IMAGES, "labels": LABELS.astype(np.float32)},
-            "has labels of dtype float32; give whole class numbers from 0",
+            "has labels of dtype float32; give integer class numbers from 0",
         ),
         (
             {"images": IMAGES, "labels": LABELS.astype(np.int64) - 1},
-            "has label -1; give whole class numbers from 0",
+            "has label -1; give integer class numbers from 0",
         ),
         (
             {"images": np.array([{}, {}], dtype=object)},
-            "holds Python objects, which would need unpickling; save plain number arrays",
+            "holds Python objects, which would need unpickling; save numeric arrays",
         ),
     ],
 )
@@ -239,7 +239,7 @@ def test_a_wrong_npz_is_one_line(tmp_path: Path, arrays: dict[str, np.ndarray], 
 def test_a_damaged_npz_is_one_line(tmp_path: Path, content: bytes | None) -> None:
     path = npz(tmp_path, images=IMAGES)
     path.write_bytes(path.read_bytes()[:300] if content is None else content)
-    assert error_of(path).startswith(f"data: {path} is no readable .npz (")
+    assert error_of(path).startswith(f"data: {path} is not a readable .npz (")
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_a_dataset_of_mixed_sizes_or_named_labels_is_one_line() -> None:
     data = load_data(f"{HERE}:Sizes", PLAIN)
     with pytest.raises(DataError, match=r"^images differ in size \(4x4 and 5x4 pixels\)"):
         data.images([0, 1])
-    with pytest.raises(DataError, match=r"Sizes has labels that are no numbers \(ValueError: "):
+    with pytest.raises(DataError, match=r"Sizes has labels that are not numbers \(ValueError: "):
         _ = data.labels
 
 
@@ -321,7 +321,8 @@ def test_unreadable_images_are_one_line(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(DataError) as error:
         load_images([text], PLAIN)
     assert (
-        str(error.value) == f"{text} is no image of a known kind (PNG, JPEG, BMP, GIF, WEBP, PPM); convert it"
+        str(error.value)
+        == f"{text} is not an image of a supported format (PNG, JPEG, BMP, GIF, WEBP, PPM); convert it"
     )
     buffer = io.BytesIO()
     Image.fromarray(RNG.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(buffer, "PNG")

@@ -203,4 +203,4 @@ def test_a_damaged_file_is_one_line(exported: Path, tmp_path: Path, damage: str)
     with pytest.raises(ModelError) as error:
         load_model(path)
     message = str(error.value)
-    assert message.startswith(f"{path} is no torch.export file that torch ") and "\n" not in message
+    assert message.startswith(f"{path} is not a torch.export file that torch ") and "\n" not in message

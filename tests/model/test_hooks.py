@@ -118,7 +118,7 @@ def test_a_block_without_a_tensor_is_an_error_and_leaves_nothing() -> None:
             return "done"
 
     network = nn.Sequential(Nameless())
-    message = "^block 0 returns str without a tensor; leave it out of the blocks$"
+    message = "^block 0 returns str without a tensor; exclude it from the blocks$"
     with pytest.raises(ModelError, match=message), collect_hidden(network, ["0"]):
         network(torch.zeros(1))
     assert hooks_left(network) == 0

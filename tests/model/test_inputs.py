@@ -149,7 +149,7 @@ IDS, MASK = sentences(6)["input_ids"], sentences(6)["attention_mask"]
     [
         (
             {"input_ids": IDS, "attention_mask": MASK[:5]},
-            "arrays differ in number (input_ids [6, 16], attention_mask [5, 16]); give one row of each",
+            "arrays differ in length (input_ids [6, 16], attention_mask [5, 16]); give one row of each",
         ),
         (
             {"input_ids": IDS + 40},
@@ -164,14 +164,14 @@ IDS, MASK = sentences(6)["input_ids"], sentences(6)["attention_mask"]
             {"input_ids": IDS, "token_types": MASK},
             "Transformer takes input_ids, attention_mask, not token_types; name the arrays of the data after",
         ),
-        ({"input_ids": IDS, "attention_mask": MASK * 0.5}, "whole numbers and fractions"),
+        ({"input_ids": IDS, "attention_mask": MASK * 0.5}, "integers mixed with floats"),
         (
             {"inputs": np.array(["a text"] * 6)},
-            "inputs has dtype <U6; give whole numbers, floats or booleans",
+            "inputs has dtype <U6; give integers, floats or booleans",
         ),
-        ({"inputs": IDS[:, 0]}, "inputs has one number an input; give [N, 1] or [N, ...]"),
+        ({"inputs": IDS[:, 0]}, "inputs has one number per input; give [N, 1] or [N, ...]"),
         ({"inputs": IDS[:0]}, "is empty; give at least a few hundred inputs"),
-        ({"inputs": np.full((6, 4), np.nan)}, "inputs holds values that are not finite"),
+        ({"inputs": np.full((6, 4), np.nan)}, "inputs has NaN or infinite values"),
         ({"inputs": IDS, "labels": np.arange(5)}, "has labels of shape [5] for 6 inputs"),
         ({"inputs": np.zeros((6, 16))}, "does not take inputs float32 [16]"),
     ],
@@ -193,7 +193,7 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, An
         ({"input_ids": IDS}, "has the arrays input_ids; the network takes input_ids, attention_mask"),
         (
             {"input_ids": IDS[:, :9], "attention_mask": MASK[:, :9]},
-            "input_ids is int64 [9], the network was explored with int64 [16]; pad, cut or convert it",
+            "input_ids is int64 [9], the network was explored with int64 [16]; pad, truncate or convert it",
         ),
         (
             {"input_ids": IDS + 7 * (IDS.max() == IDS), "attention_mask": MASK},

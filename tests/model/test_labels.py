@@ -51,7 +51,7 @@ def test_fewer_folders_than_classes_are_not(tmp_path: Path) -> None:
     assert fitted.data.labels is None and names_of_classes(1000, None, data) is None
     assert fitted.note == (
         "val has 2 classes and the network 1000: labels and names are not the network's, so accuracy is "
-        "left out (--label-map FILE says which is which)"
+        "left out (map them with --label-map FILE)"
     )
     assert fitted.data.identities.tolist() == data.identities.tolist()
     assert fitted.data.images([1]).equal(data.images([1]))
@@ -119,10 +119,10 @@ def test_class_names_are_read_from_lines_or_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a\nb\nc\n", "has 3 names and the network 2 classes; give one name a class, in the order of its"),
-        ("a\n\nb\n", "has an entry that is no name; give one name a class, or a JSON list of them"),
-        ('["a", 1]', "has an entry that is no name"),
-        ('["a", ', "is no JSON ("),
+        ("a\nb\nc\n", "has 3 names and the network 2 classes; give one name per class, in the order of its"),
+        ("a\n\nb\n", "has an entry that is not a name; give one name per class, or a JSON list of them"),
+        ('["a", 1]', "has an entry that is not a name"),
+        ('["a", ', "is not JSON ("),
     ],
 )
 def test_wrong_class_names_are_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -136,13 +136,13 @@ def test_wrong_class_names_are_one_line(tmp_path: Path, text: str, message: str)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1, 2]", 'is no map; write a JSON object such as {"cats": 281, "dogs": 207}'),
-        ("{}", "is no map"),
-        ('{"cat": 10}', "maps 'cat' to 10; give a class of the network, a whole number from 0 to 9"),
+        ("[1, 2]", 'is not a map; write a JSON object such as {"cats": 281, "dogs": 207}'),
+        ("{}", "is not a map"),
+        ('{"cat": 10}', "maps 'cat' to 10; give a class of the network, an integer from 0 to 9"),
         ('{"cat": -1}', "maps 'cat' to -1"),
         ('{"cat": true}', "maps 'cat' to True"),
         ('{"cat": "tabby"}', "maps 'cat' to 'tabby'"),
-        ("cat: 3", "is no JSON ("),
+        ("cat: 3", "is not JSON ("),
     ],
 )
 def test_a_wrong_label_map_is_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -156,7 +156,7 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^cannot read --label-map .*: No such file or directory; check the"):
         read_label_map(tmp_path / "nowhere.json", 10)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match=r"^cannot read --class-names .*: no UTF-8 text; check the path"):
+    with pytest.raises(DataError, match=r"^cannot read --class-names .*: not UTF-8 text; check the path"):
         read_class_names(tmp_path / "binary", 10)
 
 

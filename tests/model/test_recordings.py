@@ -103,7 +103,7 @@ def test_the_front_end_is_kept_with_the_preprocessing() -> None:
     ("rate", "seconds", "message"),
     [
         (10, 1.0, "sample rate is 10 Hz"),
-        (8000, 0.0, "takes 0 seconds"),
+        (8000, 0.0, "recordings are 0 seconds long"),
         (8000, 0.001, "shorter than a window"),
     ],
 )
@@ -180,7 +180,7 @@ def test_another_rate_is_refused_and_nothing_is_resampled(tmp_path: Path) -> Non
 
 def test_empty_recordings_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "a_1.wav", tone(440.0)[:0])
-    with pytest.raises(DataError, match=r"recording .*a_1\.wav is empty; leave it out"):
+    with pytest.raises(DataError, match=r"recording .*a_1\.wav is empty; remove it"):
         load_data(tmp_path, TAKES_SOUND)
 
 
@@ -189,7 +189,9 @@ def test_empty_recordings_are_refused(tmp_path: Path) -> None:
 )
 def test_broken_recordings_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a_1.wav").write_bytes(content)
-    with pytest.raises(DataError, match=r"a_1\.wav is no readable WAV .*copy or convert it again") as caught:
+    with pytest.raises(
+        DataError, match=r"a_1\.wav is not a readable WAV .*copy or convert it again"
+    ) as caught:
         load_data(tmp_path, TAKES_SOUND)
     assert "\n" not in str(caught.value)
 

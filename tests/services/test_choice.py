@@ -12,14 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.choice import ReplicaLoad, choose, of_place
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.waiting import Clock
 
 
 class One:
@@ -33,7 +26,7 @@ class One:
 
 def simulated(seed: int, seconds_an_input: list[float], busy: float, count: int) -> Counter[int]:
     """How many of `count` requests each replica got, arriving at `busy` of what all of them can answer."""
-    chance, clock = random.Random(seed), Clock()
+    chance, clock = random.Random(seed), Clock(100.0)
     replicas = [One(clock, each_s) for each_s in seconds_an_input]
     rate = busy * sum(1.0 / each_s for each_s in seconds_an_input)
     asked: Counter[int] = Counter()
@@ -67,7 +60,7 @@ def test_equal_replicas_get_equal_shares(seed: int, count: int) -> None:
 
 
 def test_time_of_an_input_is_learned_whatever_is_ahead_of_it() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     load = ReplicaLoad(clock)
     assert load.seconds_an_input is None
     requests = [load.asked(inputs) for inputs in (1, 2, 1)]  # answered one after the other, 10 ms an input
@@ -82,14 +75,14 @@ def test_time_of_an_input_is_learned_whatever_is_ahead_of_it() -> None:
 
 
 def test_a_refused_or_cancelled_request_teaches_nothing() -> None:
-    load = ReplicaLoad(Clock())
+    load = ReplicaLoad(Clock(100.0))
     with pytest.raises(ValueError), load.asked(5):
         raise ValueError
     assert load.outstanding == 0 and load.seconds_an_input is None
 
 
 def test_one_that_does_not_answer_is_asked_no_more() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     hangs, works = One(clock, 0.01), One(clock, 0.01)
     for one in (hangs, works):
         with one.load.asked(1):
@@ -103,7 +96,7 @@ def test_one_that_does_not_answer_is_asked_no_more() -> None:
 
 def test_one_that_was_slow_is_tried_again() -> None:
     """Asked only where it is expected to be better, its time would never be learned anew."""
-    clock, chance = Clock(), random.Random(3)
+    clock, chance = Clock(100.0), random.Random(3)
     slow, fast = One(clock, 1.0), One(clock, 0.01)
     for one in (slow, fast):
         with one.load.asked(1):
@@ -126,7 +119,7 @@ def test_one_that_was_slow_is_tried_again() -> None:
 
 
 def test_one_of_which_nothing_is_known_is_tried_at_once() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     known, new = One(clock, 0.01), One(clock, 0.01)
     with known.load.asked(1):
         clock.now_s += 0.01

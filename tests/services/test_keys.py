@@ -18,6 +18,7 @@ from services.scheduler.front import Front
 from services.scheduler.keys import KeyRing
 from services.scheduler.quotas import Quota
 from services.scheduler.scheduler import Scheduler
+from tests.waiting import Clock
 
 FILE = f"""
 [keys.camera]
@@ -131,14 +132,6 @@ def test_a_file_that_is_wrong_is_told_without_its_keys(tmp_path: Path, text: str
     with pytest.raises(ConfigError) as refused:
         KeyRing(ServeConfig(keys_file=file))
     assert message in str(refused.value) and "secret-word" not in str(refused.value)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def ask(quota: Quota, count: int = 0) -> bool:

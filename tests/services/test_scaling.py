@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 
 from services.scheduler.scaling import Bounds, Sizing
 from services.scheduler.sleeping import Sleep
+from tests.waiting import Clock
 
 INPUT_S = 0.05
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Simulation:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gati.evict.embed.replacing import RequestedRows
 from gati.evict.embed.tiers import Ids
 from gati.evict.predict.hazard import ages, seconds_a_hit
-from gati.evict.predict.samples import Labels, by_bin
+from gati.evict.predict.samples import Labels, by_bin, next_fit
 
 __all__ = ["ReturnSettings", "RowReturns"]
 
@@ -124,7 +124,7 @@ class RowReturns:
     def fit(self, now: float) -> None:
         """Fit to all that is known of the samples."""
         settings = self._settings
-        self._due = min(int(self._due * settings.growth), self._due + settings.longest_step)
+        self._due = next_fit(self._due, settings.growth, settings.longest_step)
         count = min(self._taken, settings.window)
         gaps = self._gaps[:count]
         edges = ages(gaps, settings.bins)

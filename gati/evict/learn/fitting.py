@@ -13,11 +13,12 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+from gati.documents import values_of
 from gati.errors import GatiError, RepositoryError, StorageError, TraceError
 from gati.evict.learn.folder import MODEL, versions_of
 from gati.evict.learn.following import fetch_model
 from gati.evict.learn.reading import AccessRecord
-from gati.evict.learn.trial import VersionTrial
+from gati.evict.learn.trial import TrialOutcome, VersionTrial
 from gati.evict.predict.hazard import HazardModel
 from gati.evict.predict.history import FEATURES, RequestHistory
 from gati.evict.predict.reuse import ReuseSettings
@@ -55,11 +56,11 @@ class VersionFitter:
         self._due = settings.first_fit
         self._now_s = self._first_s = 0.0
         self._trial: VersionTrial | None = None
-        self._waiting: tuple[HazardModel, dict[str, Any]] | None = None  # won its trial, not yet on disk
+        self._waiting: tuple[HazardModel, TrialOutcome] | None = None  # won its trial, not yet on disk
         self._counts = dict.fromkeys(
             ("records", "requested", "hit", "no_tree", "fits", "adopted", "lost_trials"), 0
         )
-        self._last_trial: dict[str, Any] = {}
+        self._last_trial: TrialOutcome | None = None
         self.version, self._active = self._stored()
 
     def take(self, record: AccessRecord) -> None:
@@ -76,7 +77,7 @@ class VersionFitter:
         try:
             history.access(record.ids, counts["records"], self._now_s)
             if self._trial is not None:
-                self._trial.requested(record.engine, record.capacity_blocks, record.ids, self._now_s)
+                self._trial.take(record.engine, record.capacity_blocks, record.ids, self._now_s)
         except TraceError:
             counts["no_tree"] += 1
             return
@@ -88,7 +89,8 @@ class VersionFitter:
         """Publish what won its trial, if anything waits for that. Raises StorageError, RepositoryError."""
         if self._waiting is None:
             return
-        model, trial = self._waiting
+        model, outcome = self._waiting
+        trial = values_of(outcome)
         window = SampleWindow(self._samples.taken_in_all, self._first_s, self._now_s, "access log")
         lineage = Lineage(_CONTRACT, parent=self.version, window=window, measurements=trial)
         number = self._repository.publish(MODEL, model_files(model, trial), lineage)
@@ -100,7 +102,7 @@ class VersionFitter:
 
     def status(self) -> dict[str, Any]:
         """What was read, fitted and published, as JSON values; counts of engines that were told last."""
-        engines = self._figures.values()
+        engines, trial = self._figures.values(), self._trial
         told = {
             name: sum(int(figures.get(name, 0)) for figures in engines)
             for name in ("evicted", "caught", "guard_excess")
@@ -112,8 +114,8 @@ class VersionFitter:
             "samples": self._samples.taken_in_all,
             "next_fit_at": self._due,
             "version": self.version or 0,
-            "trial": None if self._trial is None else self._trial.figures(),
-            "last_trial": self._last_trial,
+            "trial": None if trial is None else {"requested": trial.requested, "excess": trial.excess},
+            "last_trial": {} if self._last_trial is None else values_of(self._last_trial),
             "waits_for_disk": self._waiting is not None,
         }
 
@@ -144,8 +146,10 @@ class VersionFitter:
         if trial is None or verdict is None:
             return
         self._trial = None
-        self._last_trial = {"verdict": verdict, **trial.figures(), "against": self.version or 0}
-        _log.info("trial ended", extra=self._last_trial)
+        self._last_trial = TrialOutcome(
+            verdict=verdict, requested=trial.requested, excess=trial.excess, against=self.version or 0
+        )
+        _log.info("trial ended", extra=values_of(self._last_trial))
         if verdict == "lost":
             self._counts["lost_trials"] += 1
             return

@@ -9,7 +9,8 @@ so many requested blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from gati.evict.cache import BlockCache
 from gati.evict.policy.guard import EXCESS_SHARE, slack
@@ -17,9 +18,19 @@ from gati.evict.predict.hazard import HazardModel
 from gati.evict.predict.reuse import Reuse
 from gati.evict.replays.replay import build
 
-__all__ = ["Verdict", "VersionTrial"]
+__all__ = ["TrialOutcome", "Verdict", "VersionTrial"]
 
 Verdict = Literal["won", "lost"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialOutcome:
+    """How a trial ended, by n and X, against which version (0: LRU)."""
+
+    verdict: Verdict
+    requested: int
+    excess: int
+    against: int
 
 
 class VersionTrial:
@@ -36,10 +47,10 @@ class VersionTrial:
         self._length_capacities = length_capacities
         self._seed = seed
         self._caches: dict[str, tuple[BlockCache, BlockCache]] = {}
-        self._requested = 0  # n
-        self._excess = 0  # X
+        self.requested = 0  # n
+        self.excess = 0  # X
 
-    def requested(self, engine: str, capacity_blocks: int, ids: Sequence[int], time_s: float) -> None:
+    def take(self, engine: str, capacity_blocks: int, ids: Sequence[int], time_s: float) -> None:
         """A request came. Raises TraceError where its blocks are no path of this engine's tree."""
         if engine not in self._caches:
             made = (self._cache(self.candidate, capacity_blocks), self._cache(self._active, capacity_blocks))
@@ -50,8 +61,8 @@ class VersionTrial:
         hits = rival.access(blocks, time_s).hits
         own = tried.access(blocks, time_s).hits
         if full:
-            self._requested += len(ids)
-            self._excess += hits - own
+            self.requested += len(ids)
+            self.excess += hits - own
 
     @property
     def verdict(self) -> Verdict | None:
@@ -59,15 +70,11 @@ class VersionTrial:
         capacities = [cache.capacity for cache, _ in self._caches.values()]
         if not capacities:
             return None
-        if self._excess >= EXCESS_SHARE * self._requested + sum(map(slack, capacities)):
+        if self.excess >= EXCESS_SHARE * self.requested + sum(map(slack, capacities)):
             return "lost"
-        if self._requested < self._length_capacities * sum(capacities):
+        if self.requested < self._length_capacities * sum(capacities):
             return None
-        return "won" if self._excess < 0 else "lost"
-
-    def figures(self) -> dict[str, Any]:
-        """X and n, as JSON values."""
-        return {"requested": self._requested, "excess": self._excess}
+        return "won" if self.excess < 0 else "lost"
 
     def _cache(self, model: HazardModel | None, capacity: int) -> BlockCache:
         if model is None:

@@ -31,9 +31,9 @@ _TRIAL = 0.25  # what may be missed when predictions are tried again, in B
 _MEMORY = 0.5  # over how many requested blocks what was won fades, in capacities
 
 
-def bound(requested: int, capacity: int, longest: int, *, excess_share: float = EXCESS_SHARE) -> float:
+def bound(requested: int, capacity: int, longest: int) -> float:
     """The most blocks that `gati` may ever have missed beyond LRU after `requested` blocks."""
-    return excess_share * requested + slack(capacity) + capacity + longest
+    return EXCESS_SHARE * requested + slack(capacity) + capacity + longest
 
 
 def slack(capacity: int) -> float:

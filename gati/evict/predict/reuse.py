@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from gati.evict.predict.base import grown
 from gati.evict.predict.hazard import HazardModel, fit_hazards, seconds_a_hit
 from gati.evict.predict.history import FEATURES, Observer, RequestHistory
-from gati.evict.predict.samples import ReuseSamples
+from gati.evict.predict.samples import ReuseSamples, next_fit
 
 __all__ = ["Reuse", "ReuseSettings"]
 
@@ -46,7 +46,7 @@ class ReuseSettings:
 
     def due_after(self, samples: int) -> int:
         """How many samples there are at the next fit, after one at `samples`."""
-        return min(int(samples * self.growth), samples + self.longest_step)
+        return next_fit(samples, self.growth, self.longest_step)
 
     def fit(self, samples: ReuseSamples, now_s: float, seed: int) -> HazardModel | None:
         """Fit from what is known of the samples now; None where that is too little."""

@@ -9,10 +9,15 @@ from numpy.typing import NDArray
 
 from gati.evict.predict.history import FEATURES, Observer
 
-__all__ = ["Labels", "Rows", "ReuseSamples", "by_bin"]
+__all__ = ["Labels", "ReuseSamples", "Rows", "by_bin", "next_fit"]
 
 Floats = NDArray[np.float64]
 _BLOCKS = FEATURES.index("blocks")
+
+
+def next_fit(samples: int, growth: float, longest_step: int) -> int:
+    """How many samples there are at the next fit, after one at `samples`: `growth` times as many, at most."""
+    return min(int(samples * growth), samples + longest_step)
 
 
 class Labels(NamedTuple):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gati.documents import DocumentKind
 from gati.errors import EvictError
 from gati.evict.predict.hazard import HazardModel, lightgbm_module
 from gati.evict.predict.history import FEATURES
@@ -15,8 +16,18 @@ from gati.files import atomic_write_bytes
 
 __all__ = ["load_model", "model_files", "save_model"]
 
-_FORMAT = 1
+_CURE = "run gati evict train again"
+_KIND = DocumentKind(1, EvictError, _CURE)
 _MANIFEST, _BOOSTER = "predictor.json", "hazards.txt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Manifest:
+    """What the boosted trees are for; `edges_s` are ages."""
+
+    features: tuple[str, ...]
+    edges_s: tuple[float, ...]
+    trained_on: dict[str, Any] = field(default_factory=dict)
 
 
 def save_model(model: HazardModel, folder: Path, trained_on: dict[str, Any]) -> None:
@@ -27,42 +38,31 @@ def save_model(model: HazardModel, folder: Path, trained_on: dict[str, Any]) -> 
 
 def model_files(model: HazardModel, trained_on: dict[str, Any]) -> dict[str, bytes]:
     """The files of a model by name, the manifest last."""
-    document = {
-        "format": _FORMAT,
-        "features": list(FEATURES),
-        "edges_s": model.edges.tolist(),
-        "trained_on": trained_on,
-    }
+    manifest = _Manifest(features=FEATURES, edges_s=tuple(model.edges.tolist()), trained_on=trained_on)
     return {
         _BOOSTER: model.booster.model_to_string().encode(),
-        _MANIFEST: (json.dumps(document, indent=2) + "\n").encode(),
+        _MANIFEST: _KIND.text_of(vars(manifest)).encode(),
     }
 
 
 def load_model(folder: Path) -> HazardModel:
     """Read a model. Raises EvictError for one that is damaged, newer, or of other features."""
     path = folder / _MANIFEST
+    for name in (_MANIFEST, _BOOSTER):
+        if not (folder / name).is_file():
+            raise EvictError(f"{folder} has no {name}: {_CURE}")
+    manifest = _KIND.record(_Manifest, _KIND.read(path), str(path))
+    if manifest.features != FEATURES:
+        other = sorted(set(manifest.features) ^ set(FEATURES)) or ["their order"]
+        raise EvictError(f"{path} was trained on other features ({other[0]}): {_CURE}")
+    edges = np.array(manifest.edges_s)
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["format"] > _FORMAT:
-            raise EvictError(
-                f"{path} has format {document['format']}, this Gati reads up to {_FORMAT}: install a newer "
-                "Gati, or train again with gati evict train"
-            )
-        if document["features"] != list(FEATURES):
-            other = sorted(set(document["features"]) ^ set(FEATURES)) or ["their order"]
-            raise EvictError(f"{path} was trained on other features ({other[0]}): run gati evict train again")
-        edges = np.array(document["edges_s"], dtype=np.float64)
         text = (folder / _BOOSTER).read_text(encoding="utf-8")
         booster = lightgbm_module().Booster(model_str=text)
         if booster.num_feature() != len(FEATURES) + 1 or len(edges) < 2 or not (np.diff(edges) > 0.0).all():
             raise ValueError("booster and edges do not fit")
-    except FileNotFoundError as error:
-        raise EvictError(f"{folder} has no {Path(error.filename).name}: run gati evict train again") from None
     except EvictError:
         raise
     except Exception as error:  # LightGBM has no error of its own that could be named here
-        raise EvictError(
-            f"{folder} holds no usable predictor ({error}): run gati evict train again"
-        ) from error
+        raise EvictError(f"{folder} holds no usable predictor ({error}): {_CURE}") from error
     return HazardModel(edges, booster)

@@ -71,8 +71,8 @@ def test_a_first_version_is_published_once_it_misses_less_than_lru(folder: Path)
 def test_the_same_again_changes_nothing(model: HazardModel) -> None:
     trial = VersionTrial(model, model, length_capacities=4.0)
     for record in records(200):
-        trial.requested("a", CAPACITY, record.ids, record.time_s)
-    assert (trial.verdict, trial.figures()["excess"]) == ("lost", 0)
+        trial.take("a", CAPACITY, record.ids, record.time_s)
+    assert (trial.verdict, trial.excess) == ("lost", 0)
 
 
 def test_a_trial_is_lost_as_soon_as_the_guard_would_step_in(model: HazardModel) -> None:
@@ -80,8 +80,8 @@ def test_a_trial_is_lost_as_soon_as_the_guard_would_step_in(model: HazardModel) 
     trial = VersionTrial(cast(HazardModel, Reversed(model)), model, length_capacities=1e6)
     for record in records(2000):
         if trial.verdict is None:
-            trial.requested("a", CAPACITY, record.ids, record.time_s)
-    excess, requested = trial.figures()["excess"], trial.figures()["requested"]
+            trial.take("a", CAPACITY, record.ids, record.time_s)
+    excess, requested = trial.excess, trial.requested
     assert trial.verdict == "lost" and requested < 800
     assert excess >= 0.001 * requested + CAPACITY / 16
 

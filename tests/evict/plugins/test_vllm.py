@@ -20,17 +20,10 @@ from gati.evict.train import train
 from tests.evict.naive import tree_trace
 from tests.evict.plugins import vllm_recorded as engine
 from tests.evict.strategies import long_trees
+from tests.waiting import Clock
 
 POLICIES = ("lru", "lfu", "fpb", "laru", "gati")
 TOKENS = 16
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def key_of(block: int, group: int = 0) -> bytes:

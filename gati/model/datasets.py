@@ -1,0 +1,176 @@
+"""Inputs from a `torch.utils.data.Dataset`: images, preprocessed tensors, or arrays."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from gati.errors import DataError, one_line
+from gati.model.identity import Identities, identities_of
+from gati.model.inputs import ALONE
+from gati.model.preprocess import Preprocessing, check_image_array, join
+from gati.model.sequence import Data, check_labels, listed
+from gati.model.source import import_object
+from gati.model.tensors import TensorData, is_whole
+
+__all__ = ["DatasetData", "call_dataset", "from_dataset"]
+
+
+def from_dataset(dataset: Dataset[Any], name: str, preprocessing: Preprocessing, what: str) -> Data:
+    """Read images one by one when they are asked for, and items of anything else at once."""
+    found = DatasetData(dataset, name, preprocessing, what)
+    arrays = found.arrays()
+    if arrays is None:
+        return found
+    whole = TensorData(name, arrays, found.labels, preprocessing.tensors, f"{what}: {name}")
+    whole.class_names = found.class_names
+    return whole
+
+
+class DatasetData(Data):
+    """A dataset of images or preprocessed tensors, with or without labels. Raises `DataError`."""
+
+    def __init__(self, dataset: Dataset[Any], name: str, preprocessing: Preprocessing, what: str) -> None:
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise DataError(f"{what}: {name} is an iterable dataset; give one with __len__ and __getitem__")
+        self._dataset = dataset
+        self._what = f"{what}: {name}"
+        self._preprocessing = preprocessing
+        self._length = len(dataset)
+        if self._length == 0:
+            raise DataError(f"{self._what} is empty; give at least a few hundred images")
+        self.name = name
+        image, label = self._item(0)
+        self._as_arrays = isinstance(image, Mapping) or is_whole(image)
+        self._has_labels = label is not None
+        names = getattr(dataset, "classes", None)  # as torchvision's datasets call them
+        if isinstance(names, (list, tuple)) and names and all(isinstance(name, str) for name in names):
+            self.class_names = tuple(names)
+        self.is_images = not (isinstance(image, Tensor) and image.is_floating_point())
+
+    def __len__(self) -> int:
+        return self._length
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64] | None:
+        """As `Data.labels`."""
+        if not self._has_labels:
+            return None
+        for attribute in ("targets", "labels"):  # torchvision's datasets have them without decoding
+            known = getattr(self._dataset, attribute, None)
+            if known is not None and len(known) == self._length:
+                return check_labels(np.asarray(known), self._length, self._what)
+        try:
+            numbers = [int(self._item(index)[1]) for index in range(self._length)]
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"{self._what} has labels that are not numbers ({one_line(error)}); "
+                "give integer class numbers from 0"
+            ) from error
+        return check_labels(np.array(numbers), self._length, self._what)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """As `Data.fingerprint`, which reads 16 items."""
+        digest = hashlib.sha256(f"{self.name}:{self._length}".encode())
+        probes = np.unique(np.linspace(0, self._length - 1, 16).astype(np.int64))
+        digest.update(self.images(probes).numpy().tobytes())
+        return digest.hexdigest()
+
+    def identify(self, indices: NDArray[np.int64]) -> Identities:
+        """As `Data.identify`."""
+        return identities_of(self._content(self._item(int(index))[0]) for index in indices)
+
+    def images(self, indices: Sequence[int] | NDArray[np.integer[Any]] | slice) -> Tensor:
+        """As `Data.images`."""
+        items = [self._item(index)[0] for index in listed(indices, len(self))]
+        if not self.is_images:
+            return self._stack(items)
+        return join([self._preprocessing(self._content(image)[None]) for image in items])
+
+    def arrays(self) -> dict[str, NDArray[Any]] | None:
+        """All items as named arrays [N, ...] if they are dicts or integers, None for images."""
+        if not self._as_arrays:
+            return None
+        items = [self._item(index)[0] for index in range(self._length)]
+        rows = [item if isinstance(item, Mapping) else {ALONE: item} for item in items]
+        try:
+            return {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
+        except (KeyError, ValueError, TypeError) as error:
+            raise DataError(
+                f"{self._what}: items differ ({one_line(error)}); return arrays of the same names and shapes"
+            ) from error
+
+    def _item(self, index: int) -> tuple[Any, Any]:
+        try:
+            item = self._dataset[index]
+        except DataError as error:  # already says what to do
+            raise DataError(f"{self._what.partition(':')[0]}: {error}") from error
+        except Exception as error:
+            raise DataError(
+                f"{self._what}: reading item {index} failed ({one_line(error)}); fix that dataset"
+            ) from error
+        image, label = (
+            (item[0], item[1]) if isinstance(item, (tuple, list)) and len(item) >= 2 else (item, None)
+        )
+        if not isinstance(image, (Tensor, np.ndarray, Image.Image, Mapping)):
+            raise DataError(
+                f"{self._what}: item {index} holds a {type(image).__name__}; return a tensor, an array, a "
+                "dict of those or a Pillow image, alone or with a label"
+            )
+        return image, label
+
+    def _content(self, image: Any) -> NDArray[Any]:
+        """An item as uint8 [H, W, C], or floating point."""
+        if isinstance(image, Image.Image):
+            return self._preprocessing.pixels(image)
+        if not self.is_images:
+            return np.asarray(image, dtype=np.float32)
+        pixels = np.asarray(image)
+        pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+        channels = self._preprocessing.channels
+        if isinstance(image, Tensor) and pixels.ndim == 3 and pixels.shape[0] == channels != pixels.shape[2]:
+            pixels = pixels.transpose(1, 2, 0)  # torchvision's uint8 tensors are [C, H, W]
+        check_image_array(pixels[None], channels, self._what)
+        return pixels
+
+    def _stack(self, items: list[Any]) -> Tensor:
+        shape = tuple(items[0].shape)
+        for item in items:
+            if not isinstance(item, Tensor) or tuple(item.shape) != shape or not item.is_floating_point():
+                found = (
+                    f"{item.dtype} {list(item.shape)}" if isinstance(item, Tensor) else type(item).__name__
+                )
+                raise DataError(
+                    f"{self._what}: items differ (float {list(shape)} and {found}); "
+                    "return tensors of one dtype and shape"
+                )
+        if len(shape) == 3 and shape[0] != self._preprocessing.channels:
+            raise DataError(
+                f"{self._what}: tensors have shape {list(shape)} and the network takes "
+                f"{self._preprocessing.channels} channels; return float tensors [C, H, W]"
+            )
+        return torch.stack(items).to(torch.float32)
+
+
+def call_dataset(source: str, what: str) -> Dataset[Any]:
+    """Import a dataset, or a callable that returns one. Raises `DataError`."""
+    target = import_object(source, DataError, what)
+    try:
+        dataset = target if isinstance(target, Dataset) else target()
+    except Exception as error:
+        raise DataError(f"{what}: {source} failed ({one_line(error)}); fix that callable") from error
+    if not isinstance(dataset, Dataset):
+        raise DataError(
+            f"{what}: {source} returned a {type(dataset).__name__}; return a torch.utils.data.Dataset"
+        )
+    return dataset
