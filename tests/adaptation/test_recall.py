@@ -287,7 +287,11 @@ def test_a_looser_setting_answers_only_after_a_proof_of_its_own() -> None:
 def test_a_setting_begins_as_loose_as_it_will_ever_be() -> None:
     """It was proven at a sixth of what it then rose to."""
     for most in MOST:
-        assert RecallSetting(most, AGREEMENT)._allowed == most
+        setting = RecallSetting(most, AGREEMENT)
+        assert setting.allowed == most
+        for _ in range(50):
+            setting.audited(would_answer=True, wrong=False)
+        assert setting.allowed == most
 
 
 def test_at_the_lower_limit_nothing_is_answered() -> None:

@@ -214,6 +214,17 @@ def test_an_audit_of_an_earlier_epoch_counts_for_nothing() -> None:
     assert proof is not None and proof.audits == 0 and stream.auditor.losses == 1
 
 
+def test_a_lookup_of_before_a_proof_began_anew_counts_for_nothing() -> None:
+    stream = Stream(None, 0, audits=1.0)
+    watch = stream.tried.watch
+    decided = stream.auditor.decide(stream.serving, stream.tried, Draws(1.0, seed=0), room=lambda: True)
+    watch.audited(agreed=[False] * LEVELS)
+    watch.prove_anew()
+    found = [(*each, [Probed(0, "block", agreed=True)] * LEVELS) for each in decided.shadows]
+    stream.auditor.settle(decided, Given(RIGHT), TRUE, found)
+    assert len(found) == 1 and watch.proof is not None and watch.proof.audits == 0
+
+
 def test_in_reduced_precision_what_was_not_looked_up_is_judged_too() -> None:
     """While lookups rest, the engine's own network answers, and that is not the reference."""
     for exact, audits in ((False, 1), (True, 0)):
