@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gati.evict.embed.tiers import Ids
 
-__all__ = ["Hashed", "RowSets", "WAYS", "hashed", "leaving", "ranks"]
+__all__ = ["Hashed", "RowSets", "WAYS", "by_set", "hashed", "leaving", "ranks"]
 
 WAYS = 64
 _EMPTY = -1
