@@ -273,13 +273,12 @@ class Model:
         """
         began_s = time.monotonic()
         self.wake()
-        left_s = min(asked.time_remaining_ms, asked.latency_slo_ms or math.inf) / 1e3
-        expected_s = self.sleep.expected_s
+        slo_ms = math.inf if asked.latency_slo_ms is None else asked.latency_slo_ms
+        left_s, expected_s = min(asked.time_remaining_ms, slo_ms) / 1e3, self.sleep.expected_s
         if expected_s > left_s:
-            what = (
-                f"model '{self.name}' was asleep and is being started, which takes about {expected_s:.1f} s"
-            )
-            raise UnavailableError(f"{what}; the request has {left_s:.1f} s", retry_after_s=expected_s)
+            takes = f"which takes about {expected_s:.1f} s; the request has {left_s:.1f} s"
+            why = f"model '{self.name}' was asleep and is being started, {takes}"
+            raise UnavailableError(why, retry_after_s=expected_s)
         try:
             await self.wait_until_ready(asked.time_remaining_ms / 1e3)
         except ConfigError:
