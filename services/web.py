@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import resource
 import socket
@@ -14,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gati.errors import ConfigError
+from services.accepting import PatientListener
 from services.config import ServeConfig
 from services.http import HttpLimits, http_protocol
 from services.wire.handshake import server_tls
@@ -78,16 +78,15 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen at the sockets."""
-        config, loop = self.config, asyncio.get_running_loop()
+        config = self.config
         await self.lifespan.startup()
         kind: Any = config.http_protocol_class
         make = partial(kind, config=config, server_state=self.server_state, app_state=self.lifespan.state)
         tls: dict[str, Any] = {}
         if config.ssl is not None:
             tls = {"ssl": config.ssl, "ssl_handshake_timeout": self._handshake_timeout_s}
-        self.servers = [
-            await loop.create_server(make, sock=each, backlog=config.backlog, **tls) for each in sockets or ()
-        ]
+        listeners: list[Any] = [PatientListener(each, make, tls) for each in sockets or ()]
+        self.servers = listeners
         self.started = True
 
     @contextlib.contextmanager

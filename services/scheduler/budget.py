@@ -87,7 +87,7 @@ def check_json(text: bytes, largest_bytes: int) -> int:
         if cost > largest_bytes:
             break
         piece = text[start : start + _PIECE_BYTES]
-        if not wide and not (piece.isascii() and b"\\u" not in text[start : start + _PIECE_BYTES + 1]):
+        if not (wide or (piece.isascii() and b"\\u" not in text[start : start + _PIECE_BYTES + 1])):
             wide = True
             cost += (_WIDEST - 1) * len(text)
         cost += (

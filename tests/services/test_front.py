@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
@@ -96,6 +97,21 @@ def test_who_is_not_let_in_is_counted() -> None:
         assert 'gati_rejected_total{reason="not_allowed"} 3.0' in page
 
     run(test, api_key="one")
+
+
+@pytest.mark.parametrize(("name_bytes", "status"), [(100, 503), (2**18, 413)])
+def test_json_beside_a_large_tensor_has_what_that_leaves(name_bytes: int, status: int) -> None:
+    size = 3 * 2**20
+    tensor = {"name": "input", "shape": [1, size], "datatype": "UINT8"}
+    parameters = {"binary_data_size": size}
+    text = json.dumps({"id": "x" * name_bytes, "inputs": [{**tensor, "parameters": parameters}]}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(text))}
+
+    async def test(client: httpx.AsyncClient) -> None:
+        reply = await client.post("/v2/models/m/infer", content=text + bytes(size), headers=headers)
+        assert reply.status_code == status, reply.text
+
+    run(test, largest_json_bytes=4 * 2**20)
 
 
 def test_bodies_that_never_come_keep_nobody_out() -> None:

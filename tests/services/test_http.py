@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -11,8 +12,11 @@ from typing import Any
 
 import pytest
 import uvicorn
+import uvloop
 
+from services.accepting import PatientListener
 from services.http import HttpLimits, http_protocol
+from tests.services import faults
 from tests.waiting import LONG_S, in_the_end
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -253,3 +257,36 @@ def test_requests_that_wait_for_the_one_before_are_few() -> None:
         assert await status(modest, ASK * 10) == 200
 
     run(PATIENT, test)
+
+
+def test_connections_wait_while_no_file_can_be_opened() -> None:
+    """They were taken and closed at once."""
+
+    async def main() -> None:
+        app = App()
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            config = uvicorn.Config(app, http=http_protocol(PATIENT), lifespan="off", log_config=None)
+            config.load()
+            server: Any = uvicorn.Server(config)
+            kind: Any = config.http_protocol_class
+            state = server.server_state
+            listener = PatientListener(
+                listening, lambda: kind(config=config, server_state=state, app_state={}), {}
+            )
+            with socket.socket() as client:
+                with faults.no_files_left(os.getpid()), contextlib.ExitStack() as held:
+                    with pytest.raises(OSError, match="Too many open files"):
+                        while True:
+                            held.enter_context(open(os.devnull))
+                    client.connect(listening.getsockname())
+                    client.sendall(ASK)
+                    client.setblocking(False)
+                    await asyncio.sleep(0.1)
+                    with pytest.raises(BlockingIOError):  # neither answered nor closed
+                        client.recv(1)
+                head = await asyncio.get_running_loop().sock_recv(client, 1000)
+                assert head.startswith(b"HTTP/1.1 200 ")
+            listener.close()
+            await listener.wait_closed()
+
+    uvloop.run(main())
