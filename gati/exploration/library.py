@@ -44,7 +44,7 @@ __all__ = [
     "InputRecord",
     "Library",
     "Manifest",
-    "Probe",
+    "NetworkProbe",
     "TrialOutcomes",
 ]
 
@@ -81,7 +81,7 @@ class InputRecord(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe:
+class NetworkProbe:
     """What the network answers to one made-up input: it tells another network with the same weights.
 
     `input_sha256` identifies the input, `scores` are those of the first classes.
@@ -112,7 +112,7 @@ class Manifest:
     peak_memory_bytes: int = 0
     explore_seconds: float = 0.0
     complete: bool = False
-    probe: Probe | None = None  # libraries of an older Gati have none
+    probe: NetworkProbe | None = None  # libraries of an older Gati have none
     format: int = FORMAT
 
     @property

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gati.errors import BackendError, LibraryError
-from gati.exploration.library import Library, Probe
+from gati.exploration.library import Library, NetworkProbe
 from gati.model.lengths import with_lengths
 from gati.model.load import load_model
 from gati.model.packed import packed
@@ -65,16 +65,16 @@ def load_network(library: Library, device: torch.device) -> Network:
     return Network(module, with_lengths(traced, module, example, preprocessing))
 
 
-def probe_of(traced: TracedModel, preprocessing: Preprocessing) -> Probe:
+def probe_of(traced: TracedModel, preprocessing: Preprocessing) -> NetworkProbe:
     """What a network answers to an input that is the same everywhere."""
     x = _example(preprocessing, traced.input_shape)[:1]
     with torch.inference_mode():
         scores = traced.base(x.to(traced.device, copy=True))[0, :_PROBED]
     identity = hashlib.sha256(x.numpy().tobytes()).hexdigest()
-    return Probe(input_sha256=identity, scores=tuple(scores.double().cpu().nan_to_num().tolist()))
+    return NetworkProbe(input_sha256=identity, scores=tuple(scores.double().cpu().nan_to_num().tolist()))
 
 
-def _computes_otherwise(known: Probe, found: Probe, device: torch.device) -> bool:
+def _computes_otherwise(known: NetworkProbe, found: NetworkProbe, device: torch.device) -> bool:
     """False also where the input is another, made by another version of NumPy."""
     if known.input_sha256 != found.input_sha256:
         return False

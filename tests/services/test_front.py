@@ -140,7 +140,7 @@ def test_bodies_that_never_come_keep_nobody_out() -> None:
             with ExitStack() as at_work, pytest.raises(OverloadError, match="ms behind"):
                 for _ in silent:
                     at_work.enter_context(scheduler.under_way())
-                scheduler.check_lag()
+                scheduler.check_lag("/v2/models/m/infer")
             assert (await client.post("/v2/models/m/infer", json=BODY)).status_code == 503
             for each in silent:
                 each.cancel()

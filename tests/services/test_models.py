@@ -233,7 +233,7 @@ def test_versions_that_were_loaded_come_back_with_the_process() -> None:
         await in_the_end(lambda: process.kills >= 1)
         engine.state = "serving"
         await in_the_end(lambda: model.ready)
-        assert model.active.version == "a" and engine.calls[-2:] == ["load c gone", "load a fast"]
+        assert model.active.version == "a" and engine.calls[-2:] == ["load a fast", "load c gone"]
         engine.calls.clear()
         await model.stop(LONG_S)
         engine.versions = ["first"]
