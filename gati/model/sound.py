@@ -75,8 +75,8 @@ class LogMel:
 
     @property
     def frames(self) -> int:
-        """Windows per recording."""
-        return 1 + self.samples // self.hop
+        """Windows per recording, which is padded by half a window, rounded down, at both ends."""
+        return 1 + (self.samples - self.window % 2) // self.hop
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; `from_json` reads them back unchanged."""
