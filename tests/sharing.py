@@ -125,7 +125,12 @@ def _structure(module: nn.Module, example: Tensor) -> Hashable | None:
     first = {id(tensor): name for name, tensor in reversed(tensors.items())}  # which are one and the same
     try:
         parts = tuple(
-            (name, _origin(type(part)), _plain({k: v for k, v in vars(part).items() if k not in _TABLES}))
+            (
+                name,
+                _origin(type(part)),
+                getattr(getattr(type(part), "forward", None), "__code__", None),  # a test may replace it
+                _plain({k: v for k, v in vars(part).items() if k not in _TABLES}),
+            )
             for name, part in module.named_modules(remove_duplicate=False)
             if not any(vars(part).get(hooks) for hooks in _HOOKS) or _refuse()
         )

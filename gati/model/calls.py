@@ -3,12 +3,16 @@
 Every call of an operator passes by a mode of torch. What torch itself has in Python, such as
 `functional.batch_norm`, is entered, so that the list holds what it calls in turn. Calls that only ask for
 shapes are left out, and so is what gives back what it was given, as dropout does in evaluation mode.
+
+Scripted functions, extensions and other threads do not pass by the mode. What they return is a tensor that no
+call gave; what they write to is found by the versions that torch counts for each tensor, or because nothing
+else wrote to it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import CellType, FunctionType
@@ -19,7 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gati.errors import ModelError
-from gati.model.bindings import storages
+from gati.model.bindings import storage, storages
 
 __all__ = ["INPUT", "Call", "Calls", "Computed", "Form", "calls_of"]
 
@@ -30,6 +34,15 @@ _ABOUT_FORM = frozenset({
     "is_floating_point", "is_inference", "is_neg", "is_same_size", "is_signed", "ndimension", "nelement",
     "numel", "result_type", "size", "storage_offset", "stride", "type",
 })  # fmt: skip
+# Calls that give a tensor of as many numbers as the values say.
+_OF_ANY_SIZE = frozenset({
+    "_unique", "_unique2", "argwhere", "bincount", "masked_select", "nonzero", "unique_consecutive",
+    "unique_dim",
+})  # fmt: skip
+_GIVES_ANYTHING = frozenset({
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new", "new_empty", "new_empty_strided",
+})  # fmt: skip
+_GIVES_BACK_BY_LAYOUT = frozenset({"contiguous"})  # of an input in another layout it gives a copy
 
 
 class Computed(NamedTuple):
@@ -78,13 +91,18 @@ class Calls:
 def calls_of(module: nn.Module, x: Tensor) -> Calls:
     """Run `module` on `x` [B, ...], and list its calls. It needs a network that stays as it is meanwhile.
 
-    **Raises:** `ModelError` for a network that looks at values; and whatever the network raises.
+    **Raises:** `ModelError` for a network that looks at values, casts automatically, or changes tensors by
+    what no call shows; and whatever the network raises.
     """
     with _scopes_of(module) as scopes, torch.inference_mode(False), torch.no_grad():
         mode = _Listing(x, scopes)
+        owned = [x, *module.parameters(), *module.buffers()]
+        mode.expect(owned)
         with mode:
             outputs = module(x)
         leaves = torch.utils._pytree.tree_leaves(outputs)
+        mode.expect([*owned, *_tensors(leaves)])
+        mode.check_read(_tensors(leaves))
         return Calls(x, mode.calls, leaves, tuple(map(mode.noted, leaves)))
 
 
@@ -125,6 +143,9 @@ class _Listing(TorchFunctionMode):
         self._known: dict[int, Computed] = {id(self.x): INPUT}
         self._inside: list[FunctionType] = []
         self._kept: list[Any] = []
+        self._writes: dict[int, int] = {}  # how many calls made, by memory
+        self._other_writes: dict[int, int] = {}  # how many others made before it was known, by tensor
+        self._unwritten: set[int] = set()  # memories that may hold anything
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -139,11 +160,19 @@ class _Listing(TorchFunctionMode):
             finally:
                 self._inside.pop()
         taken = list(_tensors((args, kwargs)))
+        self.expect(taken)
         versions = [each._version for each in taken]  # those of inference mode have none, and raise
         arguments, keywords = self.noted(args), self.noted(kwargs)
         result = func(*args, **kwargs)
         changed = [each for each, before in zip(taken, versions, strict=True) if each._version != before]
         if changed or self._computed(func, taken, result):
+            self._check(func, args, kwargs, taken)
+            self._write(
+                {storage(each): each._version - before for each, before in zip(taken, versions, strict=True)}
+            )
+            self.check_read(taken, result)
+            if _name(func) in _GIVES_ANYTHING and isinstance(result, Tensor) and result.numel():
+                self._unwritten.add(storage(result))
             self._know(result)
             scopes, memories = frozenset(self.scopes), frozenset(storages(changed))
             self.calls.append(Call(func, arguments, keywords, _forms(result), scopes, memories))
@@ -161,19 +190,49 @@ class _Listing(TorchFunctionMode):
             return (list if isinstance(value, list) else tuple)(map(self.noted, value))
         return value
 
+    def expect(self, tensors: Iterable[Tensor]) -> None:
+        """Keep tensors, and raise ModelError if one was changed, since the last time, by no call."""
+        for each in tensors:
+            others = each._version - self._writes.get(storage(each), 0)
+            if self._other_writes.setdefault(id(each), others) != others:
+                raise ModelError("a tensor is changed by what no call shows")
+            self._kept.append(each)
+
+    def _write(self, times: dict[int, int]) -> None:
+        """Count how many times a call wrote to each memory."""
+        for memory, count in times.items():
+            if count:
+                self._writes[memory] = self._writes.get(memory, 0) + count
+                self._unwritten.discard(memory)
+
+    def check_read(self, tensors: Iterable[Tensor], result: Any = None) -> None:
+        """Raise ModelError for tensors that no call wrote to, unless `result` is another view of them."""
+        if self._unwritten.intersection(storages(list(tensors))).difference(storages(result)):
+            raise ModelError("a tensor is read that no call wrote to")
+
+    def _check(
+        self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any], taken: Sequence[Tensor]
+    ) -> None:
+        """Raise ModelError for a call that would not be the same in a program."""
+        if torch.is_autocast_enabled(self.x.device.type):
+            raise ModelError("automatic casts are switched on")
+        computed = any(id(each) in self._known for each in taken)
+        if computed and _is_of_any_size(_name(function), args, kwargs, taken):
+            raise ModelError(f"the size of what {_name(function)} gives depends on values")
+
     def _computed(self, function: Callable[..., Any], taken: Sequence[Tensor], result: Any) -> bool:
         """Whether the call is to be listed, having changed nothing. Raises ModelError as `calls_of`."""
         if isinstance(result, Tensor):
-            return not any(result is each for each in taken)
+            return _name(function) in _GIVES_BACK_BY_LAYOUT or not any(result is each for each in taken)
         if next(_tensors(result), None) is not None:
             return True
-        if taken and result is not None and getattr(function, "__name__", "") not in _ABOUT_FORM:
-            raise ModelError(f"{getattr(function, '__name__', function)} looks at values")
+        if taken and result is not None and _name(function) not in _ABOUT_FORM:
+            raise ModelError(f"{_name(function) or function} looks at values")
         return False
 
     def _know(self, result: Any) -> None:
         number = len(self.calls)
-        self._kept.append(result)
+        self.expect(_tensors(result))
         if isinstance(result, Tensor):
             self._known[id(result)] = Computed(number)
         elif isinstance(result, (list, tuple)):
@@ -184,6 +243,24 @@ class _Listing(TorchFunctionMode):
                     self._known[id(each)] = Computed(number, part)
         elif result is not None:
             raise ModelError(f"a call that changes a tensor gives a {type(result).__name__}")
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", ""))
+
+
+def _is_of_any_size(name: str, args: Any, kwargs: dict[str, Any], taken: Sequence[Tensor]) -> bool:
+    """Whether the size of what a call gives depends on values."""
+    given = (*args, *kwargs.values())
+    if name == "__getitem__":
+        return any(each.dtype in (torch.bool, torch.uint8) for each in taken[1:])
+    if name == "where":
+        return len(given) == 1
+    if name == "one_hot":
+        return len(given) == 1 or -1 in given[1:]
+    if name == "repeat_interleave":
+        return (len(taken) > 1 or len(given) == 1) and "output_size" not in kwargs
+    return name in _OF_ANY_SIZE
 
 
 def _forms(result: Any) -> Form | tuple[Form | None, ...] | None:

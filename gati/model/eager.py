@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -27,6 +27,7 @@ from gati.model.program import Program, Statement
 __all__ = ["eager_program", "plain_attention"]
 
 _BATCH = "batch"
+_SPLITS = ("split", "unsafe_split")
 _NO_NAME = re.compile(r"\W+")
 
 _log = logging.getLogger(__name__)
@@ -35,7 +36,8 @@ _log = logging.getLogger(__name__)
 def eager_program(module: nn.Module, example: Tensor) -> Program | None:
     """`module` as a program for any batch size, equal bit for bit for those tried; None where that fails.
 
-    It runs on `example` [2 or more, ...], on one input more, and on the first alone. The weights are shared.
+    It runs on `example` [2 or more, ...], on one input more, and on the first alone. A network that does
+    something else for many inputs than for so few is not told from others. The weights are shared.
     """
     with torch.inference_mode(False), torch.no_grad(), plain_attention():
         batches = [example.clone(), torch.cat([example, example[:1]])]
@@ -171,6 +173,7 @@ class _Lowering:
         kind = getattr(one.function, "__name__", "")
         if kind == "__set__":
             raise ModelError("an attribute of a tensor is set")
+        self._check_parts(kind, one.arguments, other.arguments)
         if kind == "__getitem__":
             given, index = zip(one.arguments, other.arguments, strict=True)
             return f"{self._text(*given)}[{self._index(*index)}]"
@@ -181,11 +184,24 @@ class _Lowering:
         texts += [f"{key}={self._text(each, other.keywords[key])}" for key, each in one.keywords.items()]
         return f"{self._constant(f'op_{label}', one.function)}({', '.join(texts)})"
 
+    def _check_parts(self, kind: str, one: Sequence[Any], other: Sequence[Any]) -> None:
+        """Raise ModelError for a part of the batch that may be all of it only because the batch is small.
+
+        Networks that take large batches in parts do so in a loop, of which no more is listed.
+        """
+        if not one:
+            return
+        shape, its_shape = _shape_of(self._few, one[0]), _shape_of(self._many, other[0])
+        for (place, end), its in zip(_ends(kind, one, shape), _ends(kind, other, its_shape), strict=True):
+            if (place, end) == its and shape[place] != its_shape[place] and end >= its_shape[place]:
+                raise ModelError(f"the first {end} of the batch are taken, or all where there are fewer")
+
     def _index(self, one: Any, other: Any) -> str:
         """What stands between square brackets; made once where nothing in it was computed."""
-        used = dict(self._uses)
+        operand, self._uses = self._uses, {}
         text = self._text(one, other)
-        fixed = self._uses == used and not isinstance(one, (int, list, Tensor))
+        fixed = not self._uses and not isinstance(one, (int, list, Tensor))
+        self._uses = operand | self._uses
         return self._constant("index", one) if fixed else text
 
     def _text(self, one: Any, other: Any) -> str:
@@ -207,7 +223,7 @@ class _Lowering:
         if one is None or isinstance(one, (bool, int, str)) or one is Ellipsis:
             return _equal(repr(one), repr(other))
         if isinstance(one, float) and math.isfinite(one):
-            return _equal(repr(one), repr(other))
+            return _equal(repr(float(one)), repr(float(other)))  # NumPy's, too
         if one is not other and (isinstance(one, Tensor) or one != other):
             raise ModelError(f"a {type(one).__name__} is made anew for each batch")
         return self._constant(f"constant_{type(one).__name__}", one)
@@ -243,12 +259,43 @@ def _label(function: Callable[..., Any]) -> str:
     return str(owner.__name__) if name == "__get__" and owner is not None else str(name)
 
 
+def _shape_of(calls: Calls, value: Any) -> tuple[int, ...]:
+    """The shape of an argument; () for other things than tensors."""
+    if not isinstance(value, Computed):
+        return tuple(value.shape) if isinstance(value, Tensor) else ()
+    if value == INPUT:
+        return tuple(calls.x.shape)
+    gave = calls.every[value.call].gave
+    form = gave if value.part is None or isinstance(gave, Form) or gave is None else gave[value.part]
+    return form.shape if isinstance(form, Form) else ()
+
+
+def _ends(kind: str, arguments: Sequence[Any], shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Where the first part ends in each dimension that a call cuts at a number."""
+    if kind in _SPLITS and isinstance(arguments[1], int):
+        yield (arguments[2] if len(arguments) > 2 else 0) % len(shape), arguments[1]
+    if kind != "__getitem__":
+        return
+    index = arguments[1] if isinstance(arguments[1], tuple) else (arguments[1],)
+    place = 0
+    for number, each in enumerate(index):
+        if each is Ellipsis:
+            place = len(shape) - sum(later is not None for later in index[number + 1 :])
+        elif each is not None:
+            if isinstance(each, slice) and isinstance(each.stop, int):
+                yield place, each.stop
+            place += 1
+
+
 def _line(rows: int, one: int, other: int) -> str:
-    """The number that is `one` for `rows` inputs and `other` for one more, as it follows the batch size."""
+    """The number that is `one` for `rows` inputs and `other` for one more: a multiple of the batch size.
+
+    Others, as of a batch that is filled up to a multiple of eight, follow it in ways that two batches do not
+    show.
+    """
     step = other - one
-    rest = one - step * rows
-    if rest:
-        return f"({_BATCH} * {step} + {rest})"
+    if one != step * rows:
+        raise ModelError(f"{one} is {other} for one input more")
     return _BATCH if step == 1 else f"({_BATCH} * {step})"
 
 

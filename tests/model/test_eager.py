@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -87,6 +90,10 @@ def clipped_in_part(x: Tensor) -> Tensor:
     return x
 
 
+def _turned(index: Tensor) -> Tensor:
+    return index[index]
+
+
 STEPS: tuple[Callable[[Tensor], Tensor], ...] = (
     doubled,
     first_added,
@@ -106,6 +113,10 @@ STEPS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: torch.where(x > 0.2, x, x.mean(dim=(1, 2), keepdim=True)),
     lambda x: nn.functional.dropout(x, 0.5, training=False),
     lambda x: x.index_select(1, torch.tensor([3, 1, 0, 2])),
+    lambda x: x * np.sqrt(4.0),
+    lambda x: x[:, _turned(torch.tensor([1, 2, 3, 0]))],
+    lambda x: torch.cat([x[:, :2], x[:, 2:9], x[:, 9:]], 1) + torch.cat(x.split(3, 1), 1),
+    lambda x: torch.empty_like(x).copy_(x),
 )
 
 
@@ -174,6 +185,12 @@ UNSEEN: dict[str, Callable[[Tensor], Any]] = {
     "a number": lambda x: float(x.max()) > 0,
     "a comparison": lambda x: torch.equal(x, x * 2.0),
     "its memory": lambda x: x.data_ptr(),
+    "how many are large": lambda x: len((x > 100.0).nonzero()),
+    "how many are left": lambda x: x[x > 100.0].numel(),
+    "where they are": lambda x: torch.where(x > 100.0)[0].numel(),
+    "how many differ": lambda x: len(torch.unique(x)),
+    "how often": lambda x: len(torch.repeat_interleave((x > 100.0).flatten().long())),
+    "how many kinds": lambda x: nn.functional.one_hot(x.long()).shape[-1],
 }
 
 
@@ -200,7 +217,47 @@ UNSEEN_WAYS: dict[str, Callable[[Tensor], Tensor]] = {
     "for two inputs only": lambda x: x.view(2, CHANNELS, SIZE),
     "another number of calls": lambda x: torch.stack([row + 1.0 for row in x]),
     "half of the batch": lambda x: x * float(x.shape[0] // 2),
+    "parts in a loop": lambda x: torch.cat([x[i : i + 8] + 1.0 for i in range(0, len(x), 8)]),
+    "parts by split": lambda x: torch.cat([part + 1.0 for part in x.split(8)]),
+    "filled up to eight": lambda x: nn.functional.pad(x, (0, 0, 0, 0, 0, -len(x) % 8))[: len(x)] + 1.0,
+    "with casts that change nothing": lambda x: _in_bfloat16(torch.ones_like(x)),
+    "scripted in place": lambda x: _changed_by(_clip, x),
+    "in another thread": lambda x: _changed_by(_in_a_thread, x),
+    "into memory by address": lambda x: _written_by_address(x),
 }
+
+
+@torch.jit.script
+def _clip(x: Tensor) -> Tensor:
+    return x.clamp_(max=100.0)
+
+
+def _in_a_thread(x: Tensor) -> None:
+    _in_a_thread_run(lambda: x.clamp_(max=100.0))
+
+
+def _in_a_thread_run(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def _changed_by(change: Callable[[Tensor], Any], x: Tensor) -> Tensor:
+    """Its argument, changed in a way that an example of small numbers does not show."""
+    copy = x * 1.0
+    change(copy)
+    return copy
+
+
+def _written_by_address(x: Tensor) -> Tensor:
+    """As extensions do. What they write does not show in the result: memory may hold the same by chance."""
+    memory = torch.empty(x.shape)
+
+    def write() -> None:  # as compiled code, it does not pass by any mode
+        ctypes.memmove(memory.data_ptr(), x.data_ptr(), x.numel() * x.element_size())
+
+    _in_a_thread_run(write)
+    return x + memory * 0.0
 
 
 def _in_bfloat16(x: Tensor) -> Tensor:
@@ -216,6 +273,14 @@ def _in_place_in_inference_mode(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", UNSEEN_WAYS)
 def test_a_network_whose_calls_do_not_tell_all_is_left_to_torch_export(name: str) -> None:
     assert eager_program(ready(Unusual(UNSEEN_WAYS[name])), torch.rand(ROWS, CHANNELS, SIZE)) is None
+
+
+def test_an_input_in_another_layout_is_computed_like_any_other() -> None:
+    module = ready(Unusual(lambda x: x.contiguous().view(len(x), -1) + 1.0))
+    program = eager_program(module, torch.rand(ROWS, CHANNELS, SIZE))
+    x = torch.rand(SIZE, CHANNELS, 3).permute(2, 1, 0)
+    assert program is not None
+    assert torch.equal(program.whole()(x), module(x))
 
 
 def test_nothing_is_left_on_the_network_that_was_followed() -> None:
