@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +30,8 @@ __all__ = ["eager_program", "plain_attention"]
 _BATCH = "batch"
 _SPLITS = ("split", "unsafe_split")
 _NO_NAME = re.compile(r"\W+")
+
+_SWITCH = threading.RLock()  # of fused transformer layers
 
 _log = logging.getLogger(__name__)
 
@@ -59,13 +62,17 @@ def eager_program(module: nn.Module, example: Tensor) -> Program | None:
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """Transformer layers as operators that every engine has, not as the one in which torch fuses them."""
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
+    """Transformer layers as operators that every engine has, not as the one in which torch fuses them.
+
+    One thread at a time: torch keeps one switch for the whole process.
+    """
+    with _SWITCH:
+        fused = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
 
 
 class _Lowering:
