@@ -1,13 +1,12 @@
-"""Taking connections from a socket that listens, also where no more files can be opened.
+"""Accepts connections; those that come while the process has no file descriptor left wait.
 
-The loop's own servers then take connections and close them at once, so that clients are told nothing. Here
-they wait in the system's queue until a file is free.
+uvloop's own servers accept such connections and close them at once. Here they stay in the kernel's queue
+until a descriptor is free.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import math
 import socket
@@ -18,16 +17,16 @@ __all__ = ["PatientListener"]
 
 _log = logging.getLogger("gati.serve")
 
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_PAUSE_S = 0.05
+_PAUSE_S = 0.05  # after an error: the socket stays readable, so trying again at once would be a busy loop
 _QUIET_S = 10.0  # between lines of the log
-_AT_ONCE = 64  # connections, before others have their turn
+_AT_ONCE = 64  # connections, before the event loop does something else
 
 
 class PatientListener:
-    """Makes a protocol for each connection to `listening`, until it is closed; for the running event loop.
+    """Gives each connection to `listening` a protocol from `make`, in the running event loop, until `close`.
 
-    `tls` are the arguments of `connect_accepted_socket` for that.
+    `tls` has the arguments of `connect_accepted_socket` that concern TLS. `close` and `wait_closed` are all
+    that uvicorn asks of a server.
     """
 
     def __init__(
@@ -38,12 +37,12 @@ class PatientListener:
         self._connecting: set[asyncio.Task[None]] = set()
         self._again: asyncio.TimerHandle | None = None
         self._closed = False
-        self._told_s = -math.inf
+        self._logged_s = -math.inf
         listening.setblocking(False)
         self._resume()
 
     def close(self) -> None:
-        """Take no more connections, and close the socket; those that are here stay."""
+        """Accept no more connections, and close the socket; accepted connections stay."""
         if self._closed:
             return
         self._closed = True
@@ -54,7 +53,7 @@ class PatientListener:
         self._listening.close()
 
     async def wait_closed(self) -> None:
-        """Wait for connections that are being made."""
+        """Wait for accepted connections whose TLS handshake is not finished."""
         if self._connecting:
             await asyncio.wait(self._connecting)
 
@@ -68,27 +67,25 @@ class PatientListener:
                 connection, _address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:
-                if error.errno not in _NO_ROOM:
-                    raise
-                self._tell(error)
-                self._loop.remove_reader(self._listening)
-                self._again = self._loop.call_later(_PAUSE_S, self._resume)
+            except OSError as error:  # no file descriptor or no memory, as a rule
+                self._pause(error)
                 return
             task = self._loop.create_task(self._connect(connection))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
 
-    def _tell(self, error: OSError) -> None:
-        if (now_s := self._loop.time()) - self._told_s >= _QUIET_S:
-            _log.warning("connections wait until a file is free", extra={"reason": error.strerror})
-            self._told_s = now_s
+    def _pause(self, error: OSError) -> None:
+        if (now_s := self._loop.time()) - self._logged_s >= _QUIET_S:
+            _log.warning("cannot accept connections; they wait", extra={"reason": error.strerror})
+            self._logged_s = now_s
+        self._loop.remove_reader(self._listening)
+        self._again = self._loop.call_later(_PAUSE_S, self._resume)
 
     async def _connect(self, connection: socket.socket) -> None:
         try:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(self._make, connection, **self._tls)
-        except OSError as error:  # it has gone, or speaks no TLS
-            _log.debug("connection not made", extra={"reason": str(error)})
+        except OSError as error:  # the client has gone, or its TLS handshake failed
+            _log.debug("connection failed", extra={"reason": str(error)})
             connection.close()

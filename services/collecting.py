@@ -1,42 +1,53 @@
-"""Python's garbage collector, kept out of where it would hold up everything else."""
+"""Keeps Python's garbage collector from holding up requests."""
 
 from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 __all__ = ["keep_for_good", "uncollected"]
 
+_LONGEST_S = 10.0  # without a collection
+
 _lock = threading.Lock()
 _inside = 0  # blocks that run now
 _was_enabled = False
+_collected_s = 0.0
 
 
 def keep_for_good() -> None:
-    """What is there now stays: no collection looks through it again."""
+    """Exclude all present objects from later collections."""
     gc.collect()
     gc.freeze()
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage is collected until the block ends, in any thread.
+    """Collect no garbage until the block ends, in any thread.
 
-    For a block that makes many lists or dicts and lets go of them again: while they grow in number, all of
-    them are looked through time after time, and no other thread runs meanwhile.
+    For a block that creates many lists or dicts and drops them again: the collector would scan all of them
+    again and again, and no other thread runs meanwhile. Where blocks overlap without a gap, garbage is
+    collected between them every few seconds.
     """
-    global _inside, _was_enabled
+    global _inside, _was_enabled, _collected_s
     with _lock:
         if not _inside:
             _was_enabled = gc.isenabled()
             gc.disable()
+            _collected_s = time.monotonic()
         _inside += 1
     try:
         yield
     finally:
         with _lock:
             _inside -= 1
+            is_due = _inside > 0 and _was_enabled and time.monotonic() - _collected_s >= _LONGEST_S
+            if is_due:
+                _collected_s = time.monotonic()
             if not _inside and _was_enabled:
                 gc.enable()
+        if is_due:
+            gc.collect()

@@ -30,7 +30,7 @@ _DELTA = 0.05  # scaled to each version's
 class ServedStanding(Standing):
     """A `Standing` whose evidence is written by a thread of its own.
 
-        Changes of state are still written before they take effect. Versions with equal caches share a watch.
+    Changes of state are still written before they take effect. Versions with equal caches share a watch.
     `others` are the files of other replicas.
     """
 
@@ -87,7 +87,7 @@ class ServedStanding(Standing):
                     self._heed(identity, self._shared[identity])
 
     def _heed(self, identity: str, watch: Watch) -> None:
-        """What the guard of another replica has stopped is proven anew here, too."""
+        """Let caches that the guard of another replica has stopped prove themselves again here."""
         if identity in self._heeded and watch.may_hit:
             watch.prove_anew()
             self.save()

@@ -1,7 +1,7 @@
-"""Which versions answered, and waited to, when the last run ended: these alone go on where they were.
+"""Which version served when the last run ended, and which was on trial: only these keep their proofs.
 
-What was proven of any other version was proven of requests of another time. A version that is brought back
-proves itself again, on a further share of delta (`gati.guard.roster.Roster.bring_back`).
+Any other version was proven on requests of an earlier time. One that is brought back proves itself again, on
+a further share of delta (`gati.guard.roster.Roster.bring_back`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PART = "answering"
 
 
 class LastRun:
-    """Kept by `standing` with all the rest. Its methods belong to the event loop's thread."""
+    """Kept in the file of `standing`. Not thread-safe: call from the event loop."""
 
     def __init__(self, standing: Standing) -> None:
         kept = standing.kept(_PART, math.inf)
@@ -30,20 +30,20 @@ class LastRun:
         standing.keep(_PART, self._state)
 
     def goes_on(self, post: Post[Answering]) -> bool:
-        """Whether the version goes on where the last run ended."""
+        """Whether the version keeps its proof, having served or been on trial when the last run ended."""
         return _identity(post) in self._left
 
     def waited(self, post: Post[Answering]) -> bool:
-        """Whether it goes on, and was on trial."""
+        """Whether it keeps its proof, and was on trial."""
         return self.goes_on(post) and self._kept.get("serving") != _identity(post)
 
     @property
     def is_known(self) -> bool:
-        """Whether there was one, and nothing has followed it yet."""
+        """Whether there was a last run, and no version was activated in this one yet."""
         return self._roster is None and bool(self._kept)
 
     def followed(self, roster: Roster[Answering], post: Post[Answering]) -> None:
-        """A version was activated, or proven, in this run: from now on that is what counts."""
+        """Call when a version is activated, or proven, in this run: from now on this run counts."""
         self._roster = roster
         self._left = self._left - {_identity(post)} if self.goes_on(post) else set()
 
@@ -56,6 +56,6 @@ class LastRun:
 
 
 def _identity(post: Post[Answering]) -> str | None:
-    """What its caches are told apart by, as published; None for a version without any."""
+    """The identity of its caches, as published; None for a version without any."""
     composition = post.version.composition
     return None if composition is None else identity_of(composition)

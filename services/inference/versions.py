@@ -45,10 +45,10 @@ _NICENESS = 10
 
 
 class Versions:
-    """Loads versions beside those that serve. Its methods belong to the event loop's thread.
+    """Loads versions while others serve. Not thread-safe: call from the event loop.
 
     A request keeps the version it began with: a version that is replaced answers what it has, then goes.
-    `on_change` is told when another version answers.
+    `on_change` is called when another version answers.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Versions:
     async def load(
         self, name: str, composition: str | None = None, folder: Path | None = None
     ) -> LoadedVersion:
-        """Load and warm up a version, beside those that serve.
+        """Load and warm up a version, while others serve.
 
         One of that name is replaced, and if that one is active the new one answers from then on: the base
         model in its place, until it is proven.
@@ -171,13 +171,14 @@ class Versions:
         self._loading += 1
         try:
             opened = await loop.run_in_executor(self._loader, self._opener.open, composition, folder)
+            source = VersionSource(name, composition, None if folder is None else str(folder))
+            version = self._version(source, opened)
+            watches = [each.post.watch for each in self.loaded]
+            if self._roster is not None and version.post.watch not in watches:
+                self._roster.come_back(version.post)
+            await self._proven.open_known(version.post)
         finally:
             self._loading -= 1
-        source = VersionSource(name, composition, None if folder is None else str(folder))
-        version = self._version(source, opened)
-        if self._roster is not None and version.post.watch not in [each.post.watch for each in self.loaded]:
-            self._roster.come_back(version.post)
-        await self._proven.open_known(version.post)
         version.following.counts_anew()
         before = self._loaded.get(name)  # another of that name may have come meanwhile
         self._loaded[name] = version

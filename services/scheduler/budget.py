@@ -75,13 +75,15 @@ class Charge:
         self._held_bytes = 0
 
 
-def check_json(text: bytes, largest_bytes: int) -> int:
-    """The memory that a JSON document takes once it is parsed, at most. Raises `TooLargeError`.
+def check_json(text: bytes, largest_bytes: int, held_bytes: int = 0) -> int:
+    """The memory that a JSON document takes once it is parsed, at most, and `held_bytes` for copies of it.
+
+    Raises `TooLargeError` if that is more than `largest_bytes`.
 
     Found by counting characters, which takes a thousandth of what parsing does: piece by piece, so that
     other threads are not held up for long, and no further than the limit.
     """
-    cost = len(text) + _VALUE_BYTES
+    cost = held_bytes + len(text) + _VALUE_BYTES
     wide = False
     for start in range(0, len(text), _PIECE_BYTES):
         if cost > largest_bytes:

@@ -67,7 +67,7 @@ class Front:
                         request = Request(request.scope, _counted(request.receive, key))
                 work = self._busy(request.scope)
                 if work is not None:
-                    self._scheduler.check_lag(request.url.path)
+                    self._scheduler.check_lag(request.scope["path"])
                     respond = await work(request)
             except GatiError as error:
                 respond = replies.refused(request, error)

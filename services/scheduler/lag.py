@@ -1,4 +1,4 @@
-"""The lag of the event loop: how long a request waited before the scheduler saw it, and who causes it."""
+"""The lag of the event loop: how long a request waits before the scheduler sees it, and who causes it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Callable
 __all__ = ["LagMeter", "Shares"]
 
 _INTERVAL_S = 0.004
-_FORGETTING = 0.7  # of what is left of a lag at each measurement
+_DECAY = 0.7  # of a lag, from one measurement to the next
 _HALVED_S = 1.0  # a request counts half after so long
-_LEAST = 0.1  # requests that are worth remembering
+_LEAST = 0.1  # a lower count is forgotten
 
 
 class LagMeter:
-    """Asks to be called every few milliseconds, and sees how late that is."""
+    """Measures how late a timer of a few milliseconds is."""
 
     def __init__(self) -> None:
         self.lag_ms = 0.0
@@ -35,12 +35,12 @@ class LagMeter:
 
     def _measure(self) -> None:
         late_ms = max(0.0, 1e3 * (time.monotonic() - self._due_s) - 1.0)  # timers are a millisecond coarse
-        self.lag_ms = max(late_ms, _FORGETTING * self.lag_ms)
+        self.lag_ms = max(late_ms, _DECAY * self.lag_ms)
         self.start()
 
 
 class Shares:
-    """How the requests of late are shared out among models."""
+    """How many requests each model got recently."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -57,7 +57,9 @@ class Shares:
             self._halved_s = now_s
         self._counts[name] = self._counts.get(name, 0.0) + 1.0
 
-    def of_even(self, name: str) -> float:
-        """The requests for one in units of an even share: 1 where all get equally many."""
-        total = sum(self._counts.values())
-        return self._counts.get(name, 0.0) * len(self._counts) / total if total else 0.0
+    def of_largest(self, name: str) -> float:
+        """The requests for one model relative to the model with the most, from 0 to 1.
+
+        Unlike an even share, this does not depend on how many other models get a request now and then.
+        """
+        return self._counts.get(name, 0.0) / max(self._counts.values(), default=1.0)

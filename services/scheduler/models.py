@@ -363,7 +363,7 @@ class Model:
                 _log.info("woken", extra={"model": self.name})
                 self.sleep.begin(woken=True)
                 for replica in self.replicas:
-                    replica.start()
+                    replica.start(woken=True)
 
     async def _stop(self, timeout_s: float) -> None:
         async with self._lock:

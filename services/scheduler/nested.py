@@ -1,7 +1,6 @@
-"""Nested lists of numbers, as JSON has them, as arrays: a part at a time.
+"""Converts nested lists of numbers, from JSON, to arrays, a part at a time.
 
-While numpy reads a list, no other thread runs: the event loop would stand still for as long as all of a large
-request takes.
+While numpy converts a list, no other thread runs. In one piece, a large request would block the event loop.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ from numpy.typing import NDArray
 __all__ = ["array_of"]
 
 _PART_NUMBERS = 2**15
-_MOST_NESTED = 64  # lists, as numpy has it
+_MOST_NESTED = 64  # dimensions, as many as numpy allows
 
 
 def array_of(data: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The array of lists that are as long as each other, flat or nested.
+    """The array of a flat or nested list.
 
-    Raises `ValueError`, `TypeError` or `OverflowError` for what is no such list, or has no such numbers.
+    Raises `ValueError`, `TypeError` or `OverflowError` for lists of unequal length, other values than
+    numbers, and numbers that `dtype` cannot represent.
     """
     return _array(data, dtype, 1)
 
@@ -29,9 +29,9 @@ def _array(data: list[Any], dtype: np.dtype[Any], depth: int) -> NDArray[Any]:
     in_first = _count(data[0]) if data else 1
     if in_first > _PART_NUMBERS:
         if depth > _MOST_NESTED:
-            raise ValueError("lists in too many lists")
+            raise ValueError(f"lists nested more than {_MOST_NESTED} deep")
         if not all(isinstance(each, list) for each in data):
-            raise ValueError("numbers beside lists")
+            raise ValueError("numbers mixed with lists")
         return np.stack([_array(each, dtype, depth + 1) for each in data])
     step = _PART_NUMBERS // in_first
     if len(data) <= step:
@@ -40,7 +40,7 @@ def _array(data: list[Any], dtype: np.dtype[Any], depth: int) -> NDArray[Any]:
 
 
 def _count(value: Any) -> int:
-    """How many numbers there are in a value, at least one; where all lists are as long as the first is."""
+    """The number of numbers in a value, at least 1, if all lists are as long as the first."""
     count = 1
     while isinstance(value, list) and value:
         count *= len(value)

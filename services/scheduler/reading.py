@@ -19,7 +19,7 @@ __all__ = ["largest_body", "parse_inference", "read_inference"]
 
 _COPIES = 1  # of a binary tensor, on its way from the body to the socket of a service
 _JSON_COPIES = 3  # as it came, as the parser takes it, and at least that much for its values
-_LEAST_JSON = 0.125  # of the memory for JSON, however much comes in binary beside it
+_LEAST_JSON = 0.125  # of the memory for JSON, however large the binary tensor after it
 _LONG_BYTES = 64 * 1024  # from here on it is not parsed between two requests
 
 
@@ -61,11 +61,10 @@ def _read(
     body: bytes, header_length: str | None, largest_json_bytes: int, charge: Charge, info: Any
 ) -> InferenceRequest:
     text, rest = split(body, header_length)
-    copies = _JSON_COPIES if rest else _JSON_COPIES - 1  # it is cut off what follows it
-    held = copies * len(text)
-    # Beside a large tensor in binary there is little room for JSON, which need not say much then.
-    room = max(largest_json_bytes - len(rest), int(_LEAST_JSON * largest_json_bytes))
-    charge.add(held + check_json(text, room - held) + _COPIES * len(rest))
+    copies = _JSON_COPIES if rest else _JSON_COPIES - 1  # cutting it off a binary tensor takes another one
+    # A large binary tensor leaves little memory for JSON, which only has to describe the tensor then.
+    largest_bytes = max(largest_json_bytes - len(rest), int(_LEAST_JSON * largest_json_bytes))
+    charge.add(check_json(text, largest_bytes, copies * len(text)) + _COPIES * len(rest))
     if info is None:
         return parse_request(text, rest)
     return parse_request(text, rest, info.inputs or (), info.largest_batch)

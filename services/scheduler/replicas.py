@@ -155,12 +155,16 @@ class Replica:
         """The `VersionInfo` of the version that answers, once it has been ready."""
         return next(version for version in self.info.versions if version.active)
 
-    def start(self) -> None:
-        """Start its process if that is ours, and connect."""
+    def start(self, *, woken: bool = False) -> None:
+        """Start its process if that is ours, and connect.
+
+        `woken`: it has served before, so a process that fails is never hopeless, but started again.
+        """
         self.wanted, self._asleep = True, False
         self._cause, self._state = "it is being started", "starting"
         if self._hosted is not None:
             self._hosted.start()
+            self._hosted.served = woken
         self._keeping = asyncio.create_task(
             keep_on(
                 f"connection of model '{self._model}'",

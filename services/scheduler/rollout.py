@@ -28,7 +28,8 @@ async def load_on_all(model: _Replicated, version: str, composition: str | None)
     Raises what loading raises; none of them has the version then, unless it had one of that name before.
     """
     done: list[Replica] = []
-    while new := await _load(model, version, composition, done):  # some may have come meanwhile
+    died: set[Replica] = set()
+    while new := await _load(model, version, composition, done, died):  # some may have come meanwhile
         for replica in new:
             await _unless_gone(model, replica, replica.activate(version))
         done += new
@@ -66,17 +67,21 @@ def _ready(model: _Replicated) -> list[Replica]:
 
 
 async def _load(
-    model: _Replicated, version: str, composition: str | None, done: Sequence[Replica]
+    model: _Replicated, version: str, composition: str | None, done: Sequence[Replica], died: set[Replica]
 ) -> list[Replica]:
-    """Load a version on each replica that answers and is not `done`, one after the other."""
+    """Load a version on each replica that answers and is not `done`, one after the other.
+
+    Those that die meanwhile are added to `died`; one that dies again cannot load it.
+    """
     new: list[Replica] = []
     had = {replica for replica in (model.replicas if done else _ready(model)) if replica.has(version)}
     while todo := [each for each in model.replicas if each.ready and each not in (*done, *new)]:
         try:
             await todo[0].load_version(version, composition)
         except GatiError:
-            if not todo[0].ready and (len(todo) > 1 or done or new):
-                continue  # it has died, and loads the version when it comes back
+            if not todo[0].ready and (len(todo) > 1 or done or new) and todo[0] not in died:
+                died.add(todo[0])
+                continue  # it loads the version when it comes back
             for replica in (each for each in new if each not in had):
                 await _unless_gone(model, replica, replica.unload_version(version))
             raise

@@ -92,17 +92,17 @@ class Scheduler:
     def check_lag(self, path: str) -> None:
         """Refuse a request while the event loop is far behind. Raises `OverloadError`.
 
-        A model or pipeline that gets less than an even share of the requests is refused the later the less
-        it gets: it is not what overloads us.
+        The model or pipeline with the most requests is refused first: the fewer another one gets, the larger
+        the lag at which it is refused.
         """
-        name = (*path.split("/"), "", "", "")[3]
+        name = (*path.split("/", 4), "", "", "")[3]
         if name not in self.models and name not in self.pipelines:
-            name = ""
+            name = ""  # paths must not make the counts grow
         self._shares.add(name)
         # With few at work it is another program that holds us up, and refusing would not help.
         if self._lag.lag_ms <= _LARGEST_LAG_MS or self._at_work < _MANY:
             return
-        if self._lag.lag_ms * self._shares.of_even(name) > _LARGEST_LAG_MS:
+        if self._lag.lag_ms * self._shares.of_largest(name) > _LARGEST_LAG_MS:
             self.metrics.rejected.labels("resource_exhausted").inc()
             raise OverloadError(
                 f"the scheduler is {self._lag.lag_ms:.0f} ms behind", retry_after_s=2e-3 * self._lag.lag_ms

@@ -1,8 +1,8 @@
-"""A model whose processes stop while nobody asks it: since when it is idle, and how long a start takes.
+"""A model whose processes stop while it gets no requests: how long it has been idle, how long a start takes.
 
-The request that finds a model asleep starts it, and waits for it if it has the time. How long that takes is
-known from the last start. A start that takes several times as long is a fault like any other: requests are
-refused with its cause from then on, and the server is no longer ready.
+A request that finds a model asleep starts it, and waits if it has the time. The last start tells how long
+that takes. A start that takes several times as long is a fault like any other: from then on requests are
+refused with its cause, and the server is no longer ready.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["ASLEEP", "Sleep"]
 
 ASLEEP = "it is asleep; the next request starts it"
 
-_PATIENCE = 3.0  # times the expected time, which a start may take
-_LEAST_S = 5.0  # that it may take
+_PATIENCE = 3.0  # a start may take so many times the expected time
+_LEAST_S = 5.0  # and at least so long
 
 
 class Sleep:
-    """Whether a model is asleep or waking, by what it is told. Belongs to the event loop's thread."""
+    """Whether a model is asleep or waking. Not thread-safe: call from the event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -29,23 +29,23 @@ class Sleep:
         self._asked_s = clock()
         self._under_way = 0
         self.asleep = False
-        self.start_s: float | None = None  # that the last start took
+        self.start_s: float | None = None  # duration of the last start
 
     @property
     def waking(self) -> bool:
-        """Whether it was woken, and will answer soon as far as is known."""
+        """Whether a request started it, and the start does not take too long yet."""
         if not self._woken or self._began_s is None or self.start_s is None:
             return False
-        return self._clock() - self._began_s < max(_PATIENCE * self.start_s, _LEAST_S)
+        return self._clock() - self._began_s < _longest_s(self.start_s)
 
     @property
     def busy(self) -> bool:
-        """Whether it is being started, or asked."""
+        """Whether it is being started, or has requests."""
         return self._under_way > 0 or self._began_s is not None
 
     @property
     def idle_s(self) -> float:
-        """For how long it has been there and nobody has asked it."""
+        """For how long it has been ready without a request."""
         return 0.0 if self.busy else self._clock() - self._asked_s
 
     @property
@@ -65,19 +65,28 @@ class Sleep:
             self._asked_s = self._clock()
 
     def fall_asleep(self) -> None:
-        """Its processes are about to be stopped."""
+        """Call when its processes are about to be stopped."""
         self.asleep, self._began_s = True, None
 
     def begin(self, *, woken: bool) -> None:
-        """Its processes are being started, `woken` by a request."""
+        """Call when its processes are being started, `woken` by a request."""
         self.asleep, self._woken, self._began_s = False, woken, self._clock()
 
     def end(self) -> None:
-        """It was unloaded: no request starts it."""
+        """Call when it is unloaded: no request starts it."""
         self.asleep, self._began_s = False, None
 
     def answers(self) -> None:
-        """It is ready: the start, if one was under way, is complete."""
-        if self._began_s is not None:
-            self._asked_s = self._clock()
-            self.start_s, self._began_s = self._asked_s - self._began_s, None
+        """Call when it is ready: the start, if one was under way, is complete."""
+        if self._began_s is None:
+            return
+        self._asked_s = self._clock()
+        took_s = self._asked_s - self._began_s
+        # One that failed until somebody mended it must not be expected to take as long again.
+        self.start_s = took_s if self.start_s is None else min(took_s, _longest_s(self.start_s))
+        self._began_s = None
+
+
+def _longest_s(start_s: float) -> float:
+    """How long a start may take that is expected to take `start_s`."""
+    return max(_PATIENCE * start_s, _LEAST_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import io
 import json
@@ -10,6 +11,7 @@ import struct
 import sys
 import threading
 import tracemalloc
+import weakref
 import zlib
 from typing import Any
 
@@ -22,6 +24,7 @@ from PIL import Image
 from starlette.requests import Request
 
 from gati.errors import GatiError, OverloadError, RequestError, TooLargeError
+from services.collecting import uncollected
 from services.config import ServeConfig
 from services.pool import BoundedPool
 from services.scheduler.bodies import read_body
@@ -303,6 +306,25 @@ def test_documents_are_counted_no_further_than_the_limit() -> None:
         assert check_json(text, 2**40) == pieces + 48 + pieces * 104
     with pytest.raises(TooLargeError):
         check_json(document, cost - 1)
+    assert check_json(document, cost + 1, held_bytes=1) == cost + 1
+    with pytest.raises(TooLargeError):
+        check_json(document, cost, held_bytes=1)
+
+
+def test_garbage_is_collected_now_and_then_while_bodies_are_read_without_a_gap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.own = self
+
+    monkeypatch.setattr("services.collecting._LONGEST_S", 0.0)
+    with uncollected():
+        with uncollected():
+            left = weakref.ref(Cycle())
+            assert left() is not None
+        assert left() is None and not gc.isenabled()
+    assert gc.isenabled()
 
 
 def test_pictures_are_charged_before_they_are_decoded() -> None:

@@ -194,14 +194,13 @@ def test_when_the_scheduler_is_behind_it_refuses_first_who_asks_most(
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=60))
-def test_shares_are_in_units_of_an_even_one(asked: list[str]) -> None:
+def test_shares_are_relative_to_the_largest(asked: list[str]) -> None:
     shares = Shares(lambda: 0.0)
     for name in asked:
         shares.add(name)
-    names = set(asked)
-    for name in names:
-        assert shares.of_even(name) == pytest.approx(asked.count(name) * len(names) / len(asked))
-    assert shares.of_even("who never asked") == 0.0
+    largest = max(map(asked.count, asked))
+    for name in "abc":
+        assert shares.of_largest(name) == pytest.approx(asked.count(name) / largest)
 
 
 def test_requests_of_long_ago_say_nothing() -> None:
@@ -211,4 +210,4 @@ def test_requests_of_long_ago_say_nothing() -> None:
         shares.add("flood")
     clock[0] = 30.0
     shares.add("other")
-    assert shares.of_even("other") == 1.0 and shares.of_even("flood") == 0.0
+    assert shares.of_largest("other") == 1.0 and shares.of_largest("flood") == 0.0

@@ -23,6 +23,7 @@ from gati.errors import (
 from services.scheduler.metrics import Metrics
 from services.scheduler.models import Asked, Model
 from services.scheduler.scaling import Autoscaler, Bounds
+from services.scheduler.sleeping import Sleep
 from services.wire.gen.ttypes import ExitStatistics, Histogram, Tensor
 from services.wire.server import WireServer
 from tests.services.engines import SERVICE, Engine
@@ -48,7 +49,7 @@ class Place:
 
     def start(self) -> None:
         self.starts += 1
-        self.running = True
+        self.running, self.served = True, False
 
     async def address(self) -> str:
         if not self.running:
@@ -246,6 +247,36 @@ def test_a_replica_that_comes_while_a_version_is_loaded_loads_it_too() -> None:
     run(test)
 
 
+def test_loading_fails_where_replicas_die_of_it_in_turns() -> None:
+    async def test(model: Model, places: list[Place]) -> None:
+        attempts = [0, 0, 0]
+        crashing: list[Any] = []
+
+        def make_fragile(place: Place) -> None:
+            async def load(source: Any) -> Any:
+                attempts[place.number] += 1
+                if sum(attempts) > 1:
+                    await in_the_end(lambda: model.replicas[3 - place.number].ready)
+                crashing.append(asyncio.create_task(crash()))
+                await asyncio.Event().wait()
+
+            async def crash() -> None:
+                await place.die()
+                make_fragile(place)
+                place.come_back()
+
+            place.handlers["load"] = load
+
+        for place in places[1:]:
+            make_fragile(place)
+        with pytest.raises(UnavailableError):
+            await model.load("next", "fast")
+        assert attempts == [0, 2, 1] and places[0].engine.versions == ["first"]
+        await asyncio.gather(*crashing)
+
+    run(test, count=3)
+
+
 def test_a_version_is_asked_of_who_has_it() -> None:
     async def test(model: Model, places: list[Place]) -> None:
         places[1].engine.versions = ["first", "7"]  # of the repository; the other one has not seen it yet
@@ -379,12 +410,26 @@ def test_a_start_that_fails_is_told() -> None:
         model.sleep.start_s = 0.0
         with pytest.raises(DeadlineError, match="while the model was being started"):
             await model.infer(TENSOR, dataclasses.replace(ASKED, time_remaining_ms=20.0))
+        assert places[0].served  # so that it is started again, whatever it ends with
         places[0].hopeless = places[0].cause = "the library has gone"
         places[0].running = False
         with pytest.raises(UnavailableError, match="'m' does not answer: the library has gone"):
             await model.infer(TENSOR, ASKED)
 
     run(test, count=1)
+
+
+def test_a_start_that_took_too_long_is_hardly_learned_from() -> None:
+    now_s = [0.0]
+    sleep = Sleep(lambda: now_s[0])
+
+    def start(took_s: float) -> float | None:
+        sleep.begin(woken=True)
+        now_s[0] += took_s
+        sleep.answers()
+        return sleep.start_s
+
+    assert [start(4.0), start(8.0), start(3600.0), start(2.0)] == [4.0, 8.0, 24.0, 2.0]
 
 
 def test_counts_are_added_and_metrics_tell_replicas_apart() -> None:
