@@ -159,8 +159,7 @@ class Versions:
         One of that name is replaced, and if that one is active the new one answers from then on: the base
         model in its place, until it is proven.
 
-        **Raises:** `CompositionError` where too many are loaded; what loading it raises. Nothing has changed
-        then.
+        **Raises:** `CompositionError` where too many are loaded, and as loading does; nothing changes then.
         """
         if not is_name(name):
             raise RequestError(f"{name!r} cannot be the name of a version; use letters, digits and . _ -")
