@@ -6,7 +6,7 @@ Faults, in turn: processes killed, stopped and hanging; connections cut, half se
 files left, a clock that jumps; the record store and the repository gone and back; versions loaded meanwhile.
 Every request must be answered rightly or refused with a reason, nothing may be left behind, and memory must
 not grow. The status is 1 where that is not so. Clients, server and faults run on this machine. First it is
-measured how many requests a second the server can answer, clients beside it; it is then asked at `--load`
+measured how many requests a second the server can answer next to its clients; it is then asked at `--load`
 times that rate, whether or not it answers.
 """
 

@@ -1,4 +1,4 @@
-"""Policies of libcachesim beside Gati's, on the same traces.
+"""Policies of libcachesim next to Gati's, on the same traces.
 
     pip install --target DIR libcachesim==0.3.5
     python -m benchmarks.evict_peers --packages DIR [--trace conversation] [--size 1000,2000,5000,10000,20000]

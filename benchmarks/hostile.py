@@ -4,7 +4,7 @@
 
 For each body, the worst of some times that it is sent: by how much the scheduler's memory rose at most, and
 how long its event loop stood still at most, told by a client that asks again and again whether it lives. Then
-the latency of honest clients, in turns with and without silent and half-sent connections; beside those no
+the latency of honest clients, in turns with and without silent and half-sent connections; next to those no
 request may be refused. Everything runs on this machine. The status is 1 where a bound is not kept: 100 MiB,
 200 ms, 1.2 times the p99.
 """
@@ -234,7 +234,7 @@ def latencies_ms(url: str, seconds: float) -> tuple[list[float], list[str]]:
 
 
 def silent(running: Serving, count: int, seconds: float) -> bool:
-    """Honest clients, alone and beside so many that say nothing or half of something: as bounded?"""
+    """Honest clients, alone and next to many silent or half-sent ones: as bounded?"""
     address = urlsplit(running.url)
     place = (str(address.hostname), int(address.port or 0))
     whole = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n{{".encode()

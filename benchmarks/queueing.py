@@ -2,7 +2,7 @@
 
 Requests come when they are said to come and take as long as they are said to take; a replica answers them one
 at a time, in turn. `TWO_CHOICES` asks the real `services.scheduler.choice`; each scheduler knows only what it
-sent itself. `RANDOM` and `ONE_QUEUE` are what it is compared with: nobody looks; all replicas take from one
+sent itself. `RANDOM` and `ONE_QUEUE` are what it is compared with: no one looks; all replicas take from one
 queue, the best that can be.
 """
 

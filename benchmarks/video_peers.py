@@ -33,7 +33,7 @@ from torch import Tensor
 from benchmarks.videos import VIDEOS
 from gati.adaptation.memory import sketch
 from gati.adaptation.recall import RECALL, Looked, Recall
-from gati.adaptation.replay import RecordedRequests, record
+from gati.adaptation.replay import RecordedRequests, record, worst_window
 from gati.composition.load import open_served
 from gati.engine.exits import BASE, Prediction
 from gati.guard.auditor import Auditor, Given
@@ -47,7 +47,6 @@ MULTIPLES = (1.0, 1.5, 2.5, 4.0)
 FIRST = 60  # requests whose distances place the thresholds
 NEAREST = 5
 CAPACITY = 128
-WINDOW = 200  # pictures
 
 
 class Found(NamedTuple):
@@ -191,10 +190,8 @@ class Row:
         return self.base_ms / (self.look_ms + (1.0 - float(self.answered[first:].mean())) * self.base_ms)
 
 
-def run(
-    method: Method, recording: RecordedRequests, base_ms: float, extra_ms: float, seed: int, *, answers: bool
-) -> Row:
-    """Send all requests through a method; `extra_ms` is what a look costs besides."""
+def run(method: Method, recording: RecordedRequests, base_ms: float, seed: int) -> Row:
+    """Send all requests through a method."""
     auditor = Auditor[Any](memory=method)
     draws = Draws(AUDITS, SAMPLING, 1.0, seed=seed)
     answered, agreed = np.zeros(len(recording), bool), np.ones(len(recording), bool)
@@ -205,7 +202,7 @@ def run(
         found = method.look(x, recording.place[number] or "")
         spent_s += time.thread_time() - began
         given = Given(base._replace(exit=BASE), None if found is None else found.looked)
-        if answers and found is not None and found.confident and found.answer is not None:
+        if found is not None and found.confident and found.answer is not None:
             given = given._replace(prediction=found.answer._replace(exit=RECALL))
             answered[number] = True
             agreed[number] = found.answer.class_index == base.class_index
@@ -213,14 +210,7 @@ def run(
             auditor.settle(decided, given, base, ())
         elif not given.recalled:
             auditor.learn(decided, given, base)
-    return Row(answered, agreed, extra_ms + 1e3 * spent_s / len(recording), base_ms)
-
-
-def _worst(agreed: NDArray[np.bool_], frames: NDArray[np.int64]) -> float:
-    _, first = np.unique(frames, return_index=True)
-    bounds = np.append(first, len(frames))
-    spans = zip(bounds[: len(first) - WINDOW + 1], bounds[WINDOW:], strict=True)
-    return min((float(agreed[low:high].mean()) for low, high in spans), default=float(agreed.mean()))
+    return Row(answered, agreed, 1e3 * spent_s / len(recording), base_ms)
 
 
 def main() -> int:
@@ -250,7 +240,7 @@ def main() -> int:
     for video in arguments.videos:
         name, regions = VIDEOS[video]
         recording = record(served, str(arguments.data / name), regions=regions)
-        base_ms = _mean_ms(lambda x: served.engine.base(x), recording)
+        base_ms = _mean_ms(served.engine.base, recording)
         made: dict[str, Callable[[], Method]] = {
             "difference detector": lambda: Peer(arguments.accuracy, pixels, capacity=1, votes=1),
             "nearest neighbours": lambda: Peer(arguments.accuracy, sketch, capacity=CAPACITY, votes=NEAREST),
@@ -260,9 +250,7 @@ def main() -> int:
             "memory": lambda: OwnMemory(arguments.accuracy),
         }
         for method, make in made.items():
-            rows = [
-                run(make(), recording, base_ms, 0.0, seed, answers=True) for seed in range(arguments.seeds)
-            ]
+            rows = [run(make(), recording, base_ms, seed) for seed in range(arguments.seeds)]
             print(f"| {video} | {method} | {_told(rows, recording)} |", flush=True)
     return 0
 
@@ -283,7 +271,7 @@ def _told(rows: list[Row], recording: RecordedRequests) -> str:
         return f"0 % | | | | {gain:.2f}x | "
     own = [row.agreed[row.answered].mean() for row in rows if row.answered.any()]
     after = [row.gain(first) for row, first in zip(rows, firsts, strict=True) if first < len(recording)]
-    worst = min(_worst(row.agreed, recording.frame) for row in rows)
+    worst = min(worst_window(row.agreed, recording.frame) for row in rows)
     return (
         f"{np.mean([row.answered.mean() for row in rows]):.0%} | {np.mean(recording.time_s[began]):.1f} s | "
         f"{np.mean(own):.4f} | {worst:.3f} | {gain:.2f}x | {np.mean(after):.2f}x"

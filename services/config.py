@@ -89,11 +89,11 @@ class ModelConfig(_Strict):
     adaptation_share: float = Field(default=1.0, gt=0.0)  # of retraining's time, against that of other models
     replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)  # services that share the requests
     # Between these as many replicas as it takes for nine of ten requests to wait no longer than the delay.
-    replicas_min: int = Field(default=1, ge=0)  # 0: none while nobody asks; the next request starts one
+    replicas_min: int = Field(default=1, ge=0)  # 0: none without requests; the next one starts one
     replicas_max: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)
     replicas_delay_ms: float = Field(default=50.0, gt=0.0)
     replicas_cooldown_s: float = Field(default=60.0, gt=0.0)  # one less would have done for so long: it goes
-    replicas_idle_s: float = Field(default=300.0, gt=0.0)  # with a minimum of 0: nobody asked for so long
+    replicas_idle_s: float = Field(default=300.0, gt=0.0)  # with a minimum of 0: without a request
     repository: str | None = None  # folder or URL of the model repository; its active version serves
 
     @model_validator(mode="after")

@@ -90,7 +90,7 @@ class Deployments:
     def newest(self) -> Deployed | None:
         """The version published last, if it has never served; None, too, where it cannot serve this library.
 
-        One that has served was replaced by another since: nobody waits for it.
+        One that has served was replaced by another since, and is not on trial.
         """
         number = max((stored.version for stored in self._repository.versions(self._model)), default=None)
         served = {activation.version for activation in self._repository.history(self._model)}

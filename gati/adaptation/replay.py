@@ -29,7 +29,7 @@ from gati.engine.exits import Prediction
 from gati.errors import VideoError
 from gati.video import Region, open_source
 
-__all__ = ["Period", "RecordedRequests", "Replayed", "record", "replay", "sweep"]
+__all__ = ["Period", "RecordedRequests", "Replayed", "record", "replay", "sweep", "worst_window"]
 
 _WINDOW = 200  # frames over which the agreement must hold
 _BASE_EVERY = 3  # requests of which one is timed with the base model, too
@@ -249,14 +249,14 @@ def _period(rows: Sequence[_Row], recording: RecordedRequests, begin: int, end: 
         float(np.mean([row.hit for row in part])),
         float(np.mean([row.exit == RECALL for row in part])),
         float(agreed.mean()),
-        _worst(agreed, recording.frame[begin:end]),
+        worst_window(agreed, recording.frame[begin:end]),
         latency_ms,
         base_ms,
         base_ms / latency_ms if latency_ms > 0.0 else float("nan"),
     )
 
 
-def _worst(agreed: NDArray[np.bool_], frame: NDArray[np.int64]) -> float:
+def worst_window(agreed: NDArray[np.bool_], frame: NDArray[np.int64]) -> float:
     """The lowest agreement of any 200 consecutive frames; of all where there are fewer."""
     numbers, first = np.unique(frame, return_index=True)
     bounds = np.append(first, len(frame))

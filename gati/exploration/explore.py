@@ -24,7 +24,7 @@ from gati.exploration.distributed import opened_executor, trained_on
 from gati.exploration.library import BaseOutcomes, Library, Manifest
 from gati.exploration.lookups import finish_trials, points_of
 from gati.exploration.memory import freed_memory_kept
-from gati.exploration.network import probe_of
+from gati.exploration.network import example_of, probe_of
 from gati.exploration.prepare import PreparedModel, fitted, prepare, resolve_device
 from gati.exploration.progress import Progress, SilentProgress
 from gati.exploration.schedule import students_for
@@ -287,7 +287,7 @@ def _manifest(
             "train": f"{inputs.train.name} {inputs.train.fingerprint}",
         },
         settings=settings,
-        probe=probe_of(prepared.traced, loaded.preprocessing),
+        probe=probe_of(prepared.traced, example_of(loaded.preprocessing, prepared.traced.input_shape)),
         versions={
             "gati": __version__,
             "torch": torch.__version__,

@@ -18,7 +18,7 @@ from gati.model.packed import packed
 from gati.model.preprocess import Preprocessing
 from gati.model.segments import TracedModel, trace
 
-__all__ = ["Network", "load_network", "probe_of", "traced_network"]
+__all__ = ["Network", "example_of", "load_network", "probe_of", "traced_network"]
 
 _EXAMPLE_SEED = 0
 _PROBED = 16  # classes
@@ -51,12 +51,10 @@ def load_network(library: Library, device: torch.device) -> Network:
     tensors = preprocessing.tensors
     module = loaded.module if tensors is None else packed(loaded.module, tensors)
     module = module.to(device)
-    example = _example(preprocessing, manifest.input_shape).to(device)
+    example = example_of(preprocessing, manifest.input_shape).to(device)
     names = [block.name for block in manifest.blocks]
     traced = trace(module, example, names)
-    if manifest.probe is not None and _computes_otherwise(
-        manifest.probe, probe_of(traced, preprocessing), device
-    ):
+    if manifest.probe is not None and _computes_otherwise(manifest.probe, probe_of(traced, example), device):
         raise LibraryError(
             f"{manifest.model_source} computes something else than when the library in {library.directory} "
             "was made, although its weights are the same: caches and certificates are not about it; restore "
@@ -65,12 +63,12 @@ def load_network(library: Library, device: torch.device) -> Network:
     return Network(module, with_lengths(traced, module, example, preprocessing))
 
 
-def probe_of(traced: TracedModel, preprocessing: Preprocessing) -> NetworkProbe:
-    """What a network answers to an input that is the same everywhere."""
-    x = _example(preprocessing, traced.input_shape)[:1]
+def probe_of(traced: TracedModel, example: Tensor) -> NetworkProbe:
+    """What a network answers to the first input of `example_of`."""
+    x = example[:1]
     with torch.inference_mode():
         scores = traced.base(x.to(traced.device, copy=True))[0, :_PROBED]
-    identity = hashlib.sha256(x.numpy().tobytes()).hexdigest()
+    identity = hashlib.sha256(x.cpu().numpy().tobytes()).hexdigest()
     return NetworkProbe(input_sha256=identity, scores=tuple(scores.double().cpu().nan_to_num().tolist()))
 
 
@@ -84,8 +82,8 @@ def _computes_otherwise(known: NetworkProbe, found: NetworkProbe, device: torch.
     return bool(np.abs(before - now).max() > _ROUNDING[device.type] * max(1.0, np.abs(before).max()))
 
 
-def _example(preprocessing: Preprocessing, input_shape: tuple[int, ...]) -> Tensor:
-    """Two inputs of noise, or of random values that the network's arrays may have."""
+def example_of(preprocessing: Preprocessing, input_shape: tuple[int, ...]) -> Tensor:
+    """Two inputs of noise, or of random values that the network's arrays may have; the same everywhere."""
     if preprocessing.tensors is not None:
         return preprocessing.tensors.example()
     noise = np.random.RandomState(_EXAMPLE_SEED).standard_normal((2, *input_shape))  # the same in any version

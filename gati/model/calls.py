@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from gati.errors import ModelError
 from gati.model.bindings import storage, storages
 
-__all__ = ["INPUT", "Call", "Calls", "Computed", "Form", "calls_of"]
+__all__ = ["INPUT", "Call", "Calls", "Computed", "Form", "calls_of", "name_of"]
 
 _OVERRIDDEN = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 # What a network may know of a tensor without looking at its values.
@@ -171,7 +171,7 @@ class _Listing(TorchFunctionMode):
                 {storage(each): each._version - before for each, before in zip(taken, versions, strict=True)}
             )
             self.check_read(taken, result)
-            if _name(func) in _GIVES_ANYTHING and isinstance(result, Tensor) and result.numel():
+            if name_of(func) in _GIVES_ANYTHING and isinstance(result, Tensor) and result.numel():
                 self._unwritten.add(storage(result))
             self._know(result)
             scopes, memories = frozenset(self.scopes), frozenset(storages(changed))
@@ -217,17 +217,17 @@ class _Listing(TorchFunctionMode):
         if torch.is_autocast_enabled(self.x.device.type):
             raise ModelError("automatic casts are switched on")
         computed = any(id(each) in self._known for each in taken)
-        if computed and _is_of_any_size(_name(function), args, kwargs, taken):
-            raise ModelError(f"the size of what {_name(function)} gives depends on values")
+        if computed and _is_of_any_size(name_of(function), args, kwargs, taken):
+            raise ModelError(f"the size of what {name_of(function)} gives depends on values")
 
     def _computed(self, function: Callable[..., Any], taken: Sequence[Tensor], result: Any) -> bool:
         """Whether the call is to be listed, having changed nothing. Raises ModelError as `calls_of`."""
         if isinstance(result, Tensor):
-            return _name(function) in _GIVES_BACK_BY_LAYOUT or not any(result is each for each in taken)
+            return name_of(function) in _GIVES_BACK_BY_LAYOUT or not any(result is each for each in taken)
         if next(_tensors(result), None) is not None:
             return True
-        if taken and result is not None and _name(function) not in _ABOUT_FORM:
-            raise ModelError(f"{_name(function) or function} looks at values")
+        if taken and result is not None and name_of(function) not in _ABOUT_FORM:
+            raise ModelError(f"{name_of(function) or function} looks at values")
         return False
 
     def _know(self, result: Any) -> None:
@@ -245,7 +245,8 @@ class _Listing(TorchFunctionMode):
             raise ModelError(f"a call that changes a tensor gives a {type(result).__name__}")
 
 
-def _name(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., Any]) -> str:
+    """What a function is called; empty where it has no name."""
     return str(getattr(function, "__name__", ""))
 
 

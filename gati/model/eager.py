@@ -22,7 +22,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from gati.errors import ModelError, one_line
 from gati.model.bindings import equal_values, storage
-from gati.model.calls import INPUT, Call, Calls, Computed, Form, calls_of
+from gati.model.calls import INPUT, Call, Calls, Computed, Form, calls_of, name_of
 from gati.model.program import Program, Statement
 
 __all__ = ["eager_program", "plain_attention"]
@@ -177,7 +177,7 @@ class _Lowering:
     def _call(self, one: Call, other: Call, label: str) -> str:
         if len(one.arguments) != len(other.arguments) or one.keywords.keys() != other.keywords.keys():
             raise ModelError("arguments depend on the batch size")
-        kind = getattr(one.function, "__name__", "")
+        kind = name_of(one.function)
         if kind == "__set__":
             raise ModelError("an attribute of a tensor is set")
         self._check_parts(kind, one.arguments, other.arguments)

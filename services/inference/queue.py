@@ -253,7 +253,7 @@ class RequestQueue:
         self._settle(ask)
         if not ask.answer.done():
             ask.answer.set_exception(error)
-            ask.answer.exception()  # marks it as retrieved, as nobody may wait for it
+            ask.answer.exception()  # marks it as retrieved, as no one may wait for it
 
     def _settle(self, ask: Ask) -> None:
         if ask.expiry is not None:

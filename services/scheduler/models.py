@@ -131,7 +131,7 @@ class Model:
         await asyncio.shield(asyncio.ensure_future(self._stop(timeout_s)))
 
     async def fall_asleep(self, idle_s: float, timeout_s: float) -> None:
-        """Stop its processes if nobody has asked it for `idle_s`; the next request starts one again.
+        """Stop its processes if it got no request for `idle_s`; the next request starts one again.
 
         They drain for `timeout_s` at most. It completes even if its caller is cancelled.
         """

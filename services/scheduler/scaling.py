@@ -36,7 +36,7 @@ class Bounds:
 
     What counts are the requests of the last `up_s`. A replica comes when too many of them have waited too
     long for `up_s`; one goes when one less would have done for `down_s`, or, after it had to come back soon,
-    for a multiple of that. When nobody has asked for `idle_s`, all of them go until the next request.
+    for a multiple of that. Without a request for `idle_s`, all of them go until the next request.
     """
 
     fewest: int

@@ -46,7 +46,7 @@ def follow(scope: Scope) -> None:
 
 
 def trace_of(scope: Scope) -> RequestTrace | None:
-    """The notes of the request with that scope; None where nobody follows."""
+    """The notes of the request with that scope; None where none are taken."""
     found: RequestTrace | None = scope.get(_KEY)
     return found
 

@@ -19,7 +19,7 @@ from gati.errors import BackendError, CompositionError, DataError, LibraryError
 from gati.evaluation.evaluate import evaluate
 from gati.evaluation.predict import predict
 from gati.exploration.library import Library
-from gati.exploration.network import load_network, probe_of
+from gati.exploration.network import example_of, load_network, probe_of
 from gati.types import TrialId
 from tests.engine import networks
 from tests.engine.networks import BLOCKS, CLASSES, network
@@ -145,7 +145,8 @@ def test_changed_code_with_the_same_checkpoint_is_refused(directory: Path, tmp_p
     manifest = replace(library.manifest, model_source=f"{source}:Network")
     library.write_manifest(manifest)
     traced = load_network(library, torch.device("cpu")).traced
-    library.write_manifest(replace(manifest, probe=probe_of(traced, library.preprocessing)))
+    example = example_of(library.preprocessing, traced.input_shape)
+    library.write_manifest(replace(manifest, probe=probe_of(traced, example)))
     load(directory).close()
     source.write_text(code.replace("hidden.mean((2, 3))", "hidden.amax((2, 3))"), encoding="utf-8")
     with pytest.raises(LibraryError, match="Network computes something else .*gati explore again"):
