@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,12 +99,9 @@ def _sqlite(url: sa.URL) -> sa.Engine:
     @event.listens_for(engine, "connect")
     def _prepare(connection: sqlite3.Connection, _: object) -> None:
         connection.isolation_level = None  # transactions begin where `_begin` says, not where sqlite3 guesses
-        for setting in (
-            f"busy_timeout={_BUSY_MS}",
-            "journal_mode=WAL",
-            "synchronous=NORMAL",
-            f"journal_size_limit={_WAL_BYTES}",
-        ):
+        connection.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
+        _write_ahead(connection)
+        for setting in ("synchronous=NORMAL", f"journal_size_limit={_WAL_BYTES}"):
             connection.execute(f"PRAGMA {setting}").fetchall()
 
     @event.listens_for(engine, "begin")
@@ -112,6 +110,19 @@ def _sqlite(url: sa.URL) -> sa.Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Keep a write-ahead log; wait for others that open the same new file, as SQLite itself does not here."""
+    deadline_s = time.monotonic() + _BUSY_MS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL").fetchall()
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
+                raise
+        time.sleep(0.01)
 
 
 def _postgresql(url: sa.URL) -> sa.Engine:

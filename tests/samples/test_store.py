@@ -229,6 +229,17 @@ def test_several_processes_make_the_tables_of_one_database_at_once(postgres_url:
     assert [process.returncode for process in processes] == [0] * 4 and said == ["0\n"] * 4
 
 
+def test_a_new_file_that_another_process_is_making_is_waited_for(tmp_path: Path) -> None:
+    file = tmp_path / "records.db"
+    other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    release = threading.Timer(0.2, other.rollback)
+    release.start()
+    assert RecordStore.open(f"sqlite:///{file}").count() == 0
+    release.join()
+    other.close()
+
+
 KILLED = """
 import sys, time
 import numpy as np
