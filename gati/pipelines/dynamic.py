@@ -66,6 +66,7 @@ _PARALLEL_COLUMNS = 256  # where branches need matrices over it
 _PRICES = (0.0, *np.geomspace(0.02, 20.0, 10).tolist(), 1e6)
 _LATENCY_PRICES = (1e-6, 5e-4, 2e-3)
 _SURE = 1e-9  # rounding errors of probabilities
+_ALIKE = 1e-6  # of probabilities and milliseconds: decayed figures of the same traffic differ by as much
 
 
 class Forecast(NamedTuple):
@@ -208,12 +209,17 @@ def _take(
     best = np.where(enough, worth, -np.inf).max(axis=0)
     good = enough & (worth >= best - tolerance)
     taken = np.where(good, busy, np.inf).argmin(axis=0)
-    surest = np.lexsort((busy, -worth.round(9), -in_time.round(9)), axis=0)[0]
-    taken = np.where(enough.any(axis=0), taken, surest)
-    soonest = np.lexsort((-worth.round(9), busy.round(9)), axis=0)[0]
+    taken = np.where(enough.any(axis=0), taken, _greatest(in_time, worth, -busy))
     late = in_time.max(axis=0) < _SURE  # whatever is done: be done soon
-    found: npt.NDArray[np.intp] = np.where(late, soonest, taken)
-    return found
+    return np.where(late, _greatest(-busy, worth), taken)
+
+
+def _greatest(*measures: Array) -> npt.NDArray[np.intp]:
+    """The table with the greatest first measure for each column; of those alike, with the greatest second."""
+    among = np.ones(measures[0].shape, dtype=bool)
+    for measure in measures:
+        among &= measure >= np.where(among, measure, -np.inf).max(axis=0) - _ALIKE
+    return among.argmax(axis=0)
 
 
 @policies.register_policy("dynamic")

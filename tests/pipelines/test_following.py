@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gati.errors import PipelineError
@@ -60,7 +60,20 @@ def choices(planner: Planner | LivePlanner, offline: Pipeline, slos_ms: list[flo
 SLOS = [0.7 + whole for whole in range(0, 30, 2)]
 
 
+_quarter = {"x": 0.25, "y": 0.75}
+_alike_when_late = pipeline(  # where all are late, the more accurate of the two is taken
+    {
+        "a": stage(option(0.5, 1.0), shares=_quarter),
+        "b": stage(option(0.5, 1.0), shares=_quarter),
+        "c": stage(option(0.5, 1.0, 3.0), option(0.51, 2.0), shares=_quarter),
+    },
+    ("a", "b"),
+    ("b", "c"),
+)
+
+
 @given(pipelines(SEQUENTIAL), st.randoms(use_true_random=False))
+@example(_alike_when_late, random.Random(4))
 @settings(max_examples=8, deadline=None)
 def test_traffic_as_in_the_profile_plans_as_the_profile(found: Pipeline, draw: random.Random) -> None:
     """Latencies come in the profile's proportions, in any order: the plan is that of the profile."""
