@@ -211,7 +211,8 @@ def _take(
     taken = np.where(good, busy, np.inf).argmin(axis=0)
     taken = np.where(enough.any(axis=0), taken, _greatest(in_time, worth, -busy))
     late = in_time.max(axis=0) < _SURE  # whatever is done: be done soon
-    return np.where(late, _greatest(-busy, worth), taken)
+    found: npt.NDArray[np.intp] = np.where(late, _greatest(-busy, worth), taken)
+    return found
 
 
 def _greatest(*measures: Array) -> npt.NDArray[np.intp]:
@@ -219,7 +220,8 @@ def _greatest(*measures: Array) -> npt.NDArray[np.intp]:
     among = np.ones(measures[0].shape, dtype=bool)
     for measure in measures:
         among &= measure >= np.where(among, measure, -np.inf).max(axis=0) - _ALIKE
-    return among.argmax(axis=0)
+    first: npt.NDArray[np.intp] = among.argmax(axis=0)
+    return first
 
 
 @policies.register_policy("dynamic")
