@@ -11,7 +11,7 @@ DATA   ?= ../shared/data
 TWO    := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint types check format docs bench thrift clean
+.PHONY: help install demo test test-fast test-random lint types check format docs bench thrift clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,9 @@ test: check $(STAMP) ## lint, types and all tests: what continuous integration r
 
 test-fast: $(STAMP) ## only the tests that train nothing
 	$(BIN)/python -m pytest -m "not slow" $(TWO)
+
+test-random: $(STAMP) ## the same, with examples of property tests that are new each time
+	$(BIN)/python -m pytest -m "not slow" $(TWO) --hypothesis-profile random
 
 check: lint types ## lint and types
 

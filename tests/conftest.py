@@ -25,9 +25,11 @@ import torch  # noqa: E402
 from gati.model import flatten  # noqa: E402
 from tests.sharing import convert_once, made_once, shared_folder, trace_once  # noqa: E402
 
-# How long an example takes depends on what else the machine does.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+# How long an example takes depends on what else the machine does. The same commit gets the same examples each
+# time, so that a red run is about the commit; `make test-random` looks for new ones.
+hypothesis.settings.register_profile("random", deadline=None)
+hypothesis.settings.register_profile("reproducible", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("reproducible")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
