@@ -1,7 +1,7 @@
 """Accepts connections; those that come while the process has no file descriptor left wait.
 
 uvloop's own servers accept such connections and close them at once. Here they stay in the kernel's queue
-until a descriptor is free.
+until a descriptor is free. Connections whose TLS handshake is not finished are few: the oldest goes first.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import asyncio
 import logging
 import math
 import socket
+import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 __all__ = ["PatientListener"]
@@ -25,16 +27,26 @@ _AT_ONCE = 64  # connections, before the event loop does something else
 class PatientListener:
     """Gives each connection to `listening` a protocol from `make`, in the running event loop, until `close`.
 
-    `tls` has the arguments of `connect_accepted_socket` that concern TLS. `close` and `wait_closed` are all
-    that uvicorn asks of a server.
+    With `tls`, a protocol gets its connection after the handshake. At most `handshakes` are under way, each
+    for `handshake_timeout_s`; one too many ends the oldest, so that silent clients cannot keep others out.
+    `close` and `wait_closed` are all that uvicorn asks of a server.
     """
 
     def __init__(
-        self, listening: socket.socket, make: Callable[[], asyncio.BaseProtocol], tls: dict[str, Any]
+        self,
+        listening: socket.socket,
+        make: Callable[[], asyncio.BaseProtocol],
+        *,
+        tls: ssl.SSLContext | None = None,
+        handshakes: int = 1000,
+        handshake_timeout_s: float = 10.0,
     ) -> None:
-        self._listening, self._make, self._tls = listening, make, tls
+        self._listening, self._make, self._handshakes = listening, make, handshakes
+        self._tls: dict[str, Any] = {}
+        if tls is not None:
+            self._tls = {"ssl": tls, "ssl_handshake_timeout": handshake_timeout_s}
         self._loop = asyncio.get_running_loop()
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._connecting: dict[asyncio.Task[None], None] = {}  # oldest first
         self._again: asyncio.TimerHandle | None = None
         self._closed = False
         self._logged_s = -math.inf
@@ -70,9 +82,18 @@ class PatientListener:
             except OSError as error:  # no file descriptor or no memory, as a rule
                 self._pause(error)
                 return
+            if self._tls and len(self._connecting) >= self._handshakes:
+                oldest = next(iter(self._connecting))
+                del self._connecting[oldest]
+                oldest.cancel()
             task = self._loop.create_task(self._connect(connection))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            self._connecting[task] = None
+            task.add_done_callback(partial(self._connected, connection))
+
+    def _connected(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        self._connecting.pop(task, None)
+        if task.cancelled():
+            connection.close()
 
     def _pause(self, error: OSError) -> None:
         if (now_s := self._loop.time()) - self._logged_s >= _QUIET_S:

@@ -122,9 +122,13 @@ class Supervised:
 
     async def _keep_running(self) -> None:
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        pause_s = 0.0
         while not self._ending.is_set():
             began_s = time.monotonic()
             try:
+                if await self._ends_within(pause_s):
+                    return
+                began_s = time.monotonic()
                 status = await self._run()
                 self.cause = self._obituary(status)
             except Exception as error:  # whatever it is, the next attempt may succeed
@@ -140,9 +144,13 @@ class Supervised:
             if self._retired:
                 return
             self.restarts += 1
-            with suppress(TimeoutError):
-                async with asyncio.timeout(backoff.after_s(time.monotonic() - began_s)):
-                    await self._ending.wait()
+            pause_s = backoff.after_s(time.monotonic() - began_s)
+
+    async def _ends_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                return await self._ending.wait()
+        return False
 
     async def _run(self) -> int:
         """Run one process from its start to its end, and return its status."""
@@ -159,6 +167,8 @@ class Supervised:
                 asyncio.create_task(self._read_address(process)),
                 asyncio.create_task(self._read_words(process)),
             ]
+            for each in readers:
+                each.add_done_callback(self._check_reader)
             exited = asyncio.create_task(process.wait())
             ended = asyncio.create_task(self._ending.wait())
             await asyncio.wait((exited, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -170,12 +180,14 @@ class Supervised:
                 ended.cancel()
             if process is not None and process.returncode is None:  # we are cancelled
                 process.kill()
-            if readers:
-                await asyncio.wait(readers, timeout=1.0)
-            for each in readers:
-                each.cancel()
-            scratch.close()
-            self._renew_address()
+            try:
+                if readers:
+                    await asyncio.wait(readers, timeout=1.0)
+            finally:
+                for each in readers:
+                    each.cancel()
+                scratch.close()
+                self._renew_address()
 
     async def _spawn(self, folder: Path) -> asyncio.subprocess.Process:
         socket = folder / "s"
@@ -245,9 +257,15 @@ class Supervised:
             raise AssertionError("stderr is a pipe")
         while line := await _line(process.stderr):
             text = line.decode("utf-8", "replace")
-            sys.stderr.write(text)
+            with suppress(OSError, ValueError):  # a full disk, or closed: the process must not wait for it
+                sys.stderr.write(text)
             if text.strip():
                 self._words.append(text.strip())
+
+    def _check_reader(self, reader: asyncio.Task[None]) -> None:
+        """End a process whose output nobody reads any more: it would wait for ever."""
+        if not reader.cancelled() and (error := reader.exception()) is not None:
+            self.kill(f"its output cannot be read: {one_line(error)}")
 
     def _obituary(self, status: int) -> str:
         if self._killed_for:

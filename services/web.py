@@ -29,9 +29,10 @@ def web_server(config: ServeConfig, app: ASGIApp) -> uvicorn.Server:
 
     **Raises:** `ConfigError` for a certificate that cannot be used, or too few files that may be open.
     """
+    limits = _limits(config)
     settings = uvicorn.Config(
         app,
-        http=http_protocol(_limits(config)),
+        http=http_protocol(limits),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -43,7 +44,7 @@ def web_server(config: ServeConfig, app: ASGIApp) -> uvicorn.Server:
     settings.load()
     # uvicorn would make a context of its own: ours says in one line what is wrong with the files.
     settings.ssl = server_tls(config.certificate, config.certificate_key)
-    return _Server(settings, config.head_timeout_s)
+    return _Server(settings, limits)
 
 
 def listen(config: ServeConfig) -> socket.socket:
@@ -69,12 +70,12 @@ def url_of(config: ServeConfig, listening: socket.socket) -> str:
 class _Server(uvicorn.Server):
     """Leaves signals to us: a request under way is answered before anything closes.
 
-    A client that begins to speak TLS and says no more is let go as others are.
+    A client that is to speak TLS and says nothing, or no more, is let go as others are.
     """
 
-    def __init__(self, config: uvicorn.Config, handshake_timeout_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, limits: HttpLimits) -> None:
         super().__init__(config)
-        self._handshake_timeout_s = handshake_timeout_s
+        self._limits = limits
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen at the sockets."""
@@ -82,10 +83,14 @@ class _Server(uvicorn.Server):
         await self.lifespan.startup()
         kind: Any = config.http_protocol_class
         make = partial(kind, config=config, server_state=self.server_state, app_state=self.lifespan.state)
-        tls: dict[str, Any] = {}
-        if config.ssl is not None:
-            tls = {"ssl": config.ssl, "ssl_handshake_timeout": self._handshake_timeout_s}
-        listeners: list[Any] = [PatientListener(each, make, tls) for each in sockets or ()]
+        listen_at = partial(
+            PatientListener,
+            make=make,
+            tls=config.ssl,
+            handshakes=self._limits.connections,
+            handshake_timeout_s=self._limits.head_timeout_s,
+        )
+        listeners: list[Any] = [listen_at(each) for each in sockets or ()]
         self.servers = listeners
         self.started = True
 
@@ -97,12 +102,13 @@ class _Server(uvicorn.Server):
 def _limits(config: ServeConfig) -> HttpLimits:
     """The bounds on connections, for which there are files to open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = config.most_connections + _OTHER_FILES
+    each = 1 if config.certificate is None else 2  # as many again may be at their handshake
+    wanted = each * config.most_connections + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft = most
-    fits = config.most_connections if soft == resource.RLIM_INFINITY else soft - _OTHER_FILES
+    fits = config.most_connections if soft == resource.RLIM_INFINITY else (soft - _OTHER_FILES) // each
     if fits < 1:
         raise ConfigError(f"{soft} files may be open, more than {_OTHER_FILES} are needed; raise ulimit -n")
     return HttpLimits(

@@ -1,9 +1,13 @@
-"""A Thrift server on asyncio: bounded in connections, frames and calls under way; drains before it ends."""
+"""A Thrift server on asyncio: bounded in connections, frames and calls under way; drains before it ends.
+
+Where it asks for a secret, clients that have not shown it keep nobody out: the oldest of them goes first.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -13,6 +17,7 @@ from typing import Any
 from thrift.Thrift import TApplicationException, TMessageType
 
 from gati.errors import GatiError, NotAllowedError, RequestError
+from services.accepting import PatientListener
 from services.wire.codec import Limits, Message, Service, encode_parts, frame_length
 from services.wire.errors import to_wire
 from services.wire.handshake import require
@@ -54,14 +59,23 @@ class WireServer:
         self._secret = secret  # that every client has to have
         self._tls = tls
         self._path: Path | None = None
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | PatientListener | None = None
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._unproven: dict[asyncio.Task[None], None] = {}  # of these, without the secret yet; oldest first
         self._calls: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port (a free one where `port` is 0)."""
-        self._server = await asyncio.start_server(self._serve, host, port, ssl=self._tls)
-        return int(self._server.sockets[0].getsockname()[1])
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family)
+        self._server = PatientListener(
+            listening,
+            self._protocol,
+            tls=self._tls,
+            handshakes=self._most_connections,
+            handshake_timeout_s=self._frame_timeout_s,
+        )
+        return int(listening.getsockname()[1])
 
     async def start_unix(self, path: Path) -> None:
         """Listen at a Unix socket, which goes again when this drains."""
@@ -83,8 +97,13 @@ class WireServer:
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
+    def _protocol(self) -> asyncio.BaseProtocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._serve)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
+        if len(self._connections) >= self._most_connections:
+            self._make_room()
         if task is None or len(self._connections) >= self._most_connections:
             _log.warning("connection refused", extra={"connections": len(self._connections)})
             writer.close()
@@ -93,8 +112,10 @@ class WireServer:
         calls: set[asyncio.Task[None]] = set()
         try:
             if self._secret is not None:
+                self._unproven[task] = None
                 async with asyncio.timeout(self._frame_timeout_s):
                     await require(reader, writer, self._secret)
+                del self._unproven[task]
             await self._read(reader, writer, calls)
         except (RequestError, NotAllowedError) as error:
             _log.warning("connection closed", extra={"reason": str(error)})
@@ -106,7 +127,16 @@ class WireServer:
             for call in calls:
                 call.cancel()
             self._connections.pop(task, None)
+            self._unproven.pop(task, None)
             writer.close()
+
+    def _make_room(self) -> None:
+        """End the connection that has kept us waiting longest for the secret, if there is one."""
+        for task in self._unproven:
+            del self._unproven[task]
+            self._connections.pop(task).transport.abort()
+            task.cancel()
+            return
 
     async def _read(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, calls: set[asyncio.Task[None]]

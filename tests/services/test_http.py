@@ -5,26 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 import uvloop
 
-from services.accepting import PatientListener
-from services.http import HttpLimits, http_protocol
+from services.config import ServeConfig
+from services.web import listen, web_server
+from services.wire.handshake import client_tls
 from tests.services import faults
+from tests.services.certificates import certify
 from tests.waiting import LONG_S, in_the_end
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Awaitable[Connection]]
 
 ASK = b"GET /now HTTP/1.1\r\nHost: x\r\n\r\n"
-SHORT = HttpLimits(head_timeout_s=0.05, body_timeout_s=0.05)
-PATIENT = HttpLimits(head_timeout_s=LONG_S, body_timeout_s=LONG_S)
+SHORT = ServeConfig(port=0, head_timeout_s=0.05, body_timeout_s=0.05)
+PATIENT = ServeConfig(port=0, head_timeout_s=LONG_S, body_timeout_s=LONG_S)
 
 
 class App:
@@ -65,44 +68,31 @@ class App:
         return True
 
 
-class Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def run(limits: HttpLimits, test: Callable[[App, Connect], Awaitable[None]]) -> None:
+def run(config: ServeConfig, test: Callable[[App, Connect], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with served(limits) as (app, connect):
+        async with served(config) as (app, connect, _):
             await test(app, connect)
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
 @asynccontextmanager
-async def served(limits: HttpLimits) -> AsyncIterator[tuple[App, Connect]]:
-    app, listening = App(), socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        app,
-        http=http_protocol(limits),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        timeout_graceful_shutdown=0,
-        timeout_keep_alive=int(LONG_S),
-    )
-    server = Server(config)
+async def served(config: ServeConfig) -> AsyncIterator[tuple[App, Connect, tuple[str, int]]]:
+    app, listening = App(), listen(config)
+    place = listening.getsockname()
+    server = web_server(config, app)
     serving = asyncio.create_task(server.serve([listening]))
     opened: list[asyncio.StreamWriter] = []
+    trusting = client_tls(config.certificate)
 
     async def connect() -> Connection:
-        connection = await asyncio.open_connection(*listening.getsockname())
+        connection = await asyncio.open_connection(*place, ssl=trusting)
         opened.append(connection[1])
         return connection
 
     await in_the_end(lambda: server.started)
     try:
-        yield app, connect
+        yield app, connect, place
     finally:
         app.go.set()
         for each in opened:
@@ -123,6 +113,16 @@ async def closed(connection: Connection) -> None:
     with contextlib.suppress(ConnectionError):
         while await connection[0].read(65_536):
             continue
+
+
+@contextlib.contextmanager
+def room_for_files(count: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, count)), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 POST = b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
@@ -220,7 +220,7 @@ def test_many_silent_clients_keep_nobody_out(sent: bytes) -> None:
         assert await status(working, b"") == 200  # whoever had asked before got an answer
         await closed(crowd[0])
 
-    run(HttpLimits(connections=8, head_timeout_s=LONG_S, body_timeout_s=LONG_S), test)
+    run(PATIENT.model_copy(update={"most_connections": 8}), test)
 
 
 def test_all_connections_at_work_turn_the_newest_away() -> None:
@@ -234,7 +234,7 @@ def test_all_connections_at_work_turn_the_newest_away() -> None:
         for each in working:
             assert await status(each, b"") == 200
 
-    run(HttpLimits(connections=3, head_timeout_s=LONG_S, body_timeout_s=LONG_S), test)
+    run(PATIENT.model_copy(update={"most_connections": 3}), test)
 
 
 def test_a_client_that_does_not_read_is_let_go() -> None:
@@ -244,7 +244,7 @@ def test_a_client_that_does_not_read_is_let_go() -> None:
         writer.write(ASK.replace(b"now", b"endless"))
         await in_the_end(lambda: app.left == ["/endless"])
 
-    run(HttpLimits(head_timeout_s=LONG_S, body_timeout_s=0.05), test)
+    run(PATIENT.model_copy(update={"body_timeout_s": 0.05}), test)
 
 
 def test_requests_that_wait_for_the_one_before_are_few() -> None:
@@ -259,26 +259,49 @@ def test_requests_that_wait_for_the_one_before_are_few() -> None:
     run(PATIENT, test)
 
 
+def test_clients_that_never_speak_tls_keep_nobody_out(tmp_path: Path) -> None:
+    """Each of them had a file, however many they were."""
+    certificate, key = certify(tmp_path)
+    crowd, most = 1000, 40
+
+    async def main() -> None:
+        changes = {"certificate": certificate, "certificate_key": key, "most_connections": most}
+        config = PATIENT.model_copy(update=changes | {"head_timeout_s": 10 * LONG_S})
+        loop = asyncio.get_running_loop()
+        async with served(config) as (_, connect, place):
+            files = len(os.listdir("/proc/self/fd"))
+            with contextlib.ExitStack() as held:
+                silent = []
+                for number in range(crowd):
+                    client = held.enter_context(socket.socket())
+                    client.setblocking(False)
+                    await loop.sock_connect(client, place)
+                    await loop.sock_sendall(client, b"\x16\x03"[: number % 3])
+                    silent.append(client)
+                    if number % 100 == 0:
+                        assert await status(await connect()) == 200
+                assert await status(await connect()) == 200
+                own = files + crowd + 2 * 11  # both ends of who was answered are in this process
+                await in_the_end(lambda: len(os.listdir("/proc/self/fd")) <= own + most)
+                for client in silent[: crowd - most]:
+                    with contextlib.suppress(ConnectionError):
+                        assert await loop.sock_recv(client, 1) == b""
+
+    with room_for_files(crowd + 500):
+        uvloop.run(main())
+
+
 def test_connections_wait_while_no_file_can_be_opened() -> None:
     """They were taken and closed at once."""
 
     async def main() -> None:
-        app = App()
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            config = uvicorn.Config(app, http=http_protocol(PATIENT), lifespan="off", log_config=None)
-            config.load()
-            server: Any = uvicorn.Server(config)
-            kind: Any = config.http_protocol_class
-            state = server.server_state
-            listener = PatientListener(
-                listening, lambda: kind(config=config, server_state=state, app_state={}), {}
-            )
+        async with served(PATIENT) as (_, _, place):
             with socket.socket() as client:
                 with faults.no_files_left(os.getpid()), contextlib.ExitStack() as held:
                     with pytest.raises(OSError, match="Too many open files"):
                         while True:
                             held.enter_context(open(os.devnull))
-                    client.connect(listening.getsockname())
+                    client.connect(place)
                     client.sendall(ASK)
                     client.setblocking(False)
                     await asyncio.sleep(0.1)
@@ -286,7 +309,5 @@ def test_connections_wait_while_no_file_can_be_opened() -> None:
                         client.recv(1)
                 head = await asyncio.get_running_loop().sock_recv(client, 1000)
                 assert head.startswith(b"HTTP/1.1 200 ")
-            listener.close()
-            await listener.wait_closed()
 
     uvloop.run(main())

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import tempfile
+import types
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -142,6 +145,64 @@ def test_what_fails_once_at_starting_is_tried_again(
         await kept.child.stop(LONG_S)
 
     run(test)
+
+
+class Interrupting:
+    """Makes the tasks of an event loop; those of some coroutines are interrupted, once, at one await."""
+
+    def __init__(self, at: int, *names: str) -> None:
+        self.at, self.names, self.seen = at, names, 0
+
+    def __call__(self, loop: Any, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        if coroutine.__qualname__.removeprefix("Supervised.") in self.names:
+            coroutine = self._interrupted(coroutine)
+        return asyncio.Task(coroutine, loop=loop, **options)
+
+    @types.coroutine
+    def _interrupted(self, coroutine: Any) -> Any:
+        go, given = coroutine.send, None
+        while True:
+            try:
+                awaited = go(given)
+            except StopIteration as end:
+                return end.value
+            self.seen += 1
+            if self.seen == self.at:
+                go, given = coroutine.throw, OSError(5, "at an await")
+                continue
+            try:
+                go, given = coroutine.send, (yield awaited)
+            except BaseException as error:
+                go, given = coroutine.throw, error
+
+
+async def kept_through(kept: Kept, interrupting: Interrupting) -> None:
+    """Start a process, see it replaced when it is killed, and end it."""
+    asyncio.get_running_loop().set_task_factory(interrupting)
+    kept.child.start()
+    await kept.child.address()
+    before = kept.pids
+    for pid in before:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    await in_the_end(lambda: len(kept.pids) > len(before))
+    await kept.child.address()
+    await kept.child.stop(LONG_S)
+    assert not kept.alive
+
+
+@pytest.mark.parametrize("names", [("_keep_running",), ("_read_address", "_read_words")])
+def test_an_exception_at_any_await_ends_no_supervision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    interrupting = Interrupting(0, *names)
+    run(lambda: kept_through(Kept(tmp_path), interrupting))
+    assert interrupting.seen > 2
+    for at in range(1, interrupting.seen + 1):
+        (tmp_path / "diary").unlink()
+        run(lambda at=at: kept_through(Kept(tmp_path), Interrupting(at, *names)))  # type: ignore[misc]
+        assert not [each for each in tmp_path.iterdir() if each.name.startswith("gati-")], at
 
 
 def test_output_without_lines_stops_nobody(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
 import struct
@@ -225,6 +226,28 @@ def test_connections_are_bounded() -> None:
         assert (await first.call("health", timeout_s=LONG_S)).ready
 
     run(test, most_connections=2)
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "TLS"])
+def test_clients_that_do_not_show_the_secret_keep_nobody_out(tmp_path: Path, encrypted: bool) -> None:
+    """As many as there may be kept all others out for a minute; with TLS they were not even counted."""
+    certificate, key = certify(tmp_path) if encrypted else (None, None)
+
+    async def test(server: WireServer, handlers: Handlers, port: int) -> None:
+        crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(9)]
+        client = await connect(port, secret=SECRET, tls=client_tls(certificate))
+        crowd += [await asyncio.open_connection("127.0.0.1", port) for _ in range(9)]
+        assert (await client.call("health", timeout_s=LONG_S)).ready  # who has shown it stays
+        async with asyncio.timeout(LONG_S):
+            for reader, _ in crowd[:-2]:
+                with contextlib.suppress(ConnectionError):
+                    await reader.read()
+        for _, writer in crowd:
+            writer.close()
+        await client.close()
+
+    tls = server_tls(certificate, key)
+    run(test, secret=SECRET, tls=tls, most_connections=2, frame_timeout_s=10 * LONG_S)
 
 
 def test_nobody_answers_where_nobody_listens() -> None:
