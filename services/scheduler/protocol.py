@@ -2,8 +2,8 @@
 
 A model has one input, `input` (FP32 [batch, ...] as the network takes it, or images, UINT8 [batch, height,
 width, channels], which are preprocessed), or several by the names that its network has for them, or `text`
-(BYTES [batch]) where it has a tokenizer, and outputs
-`probabilities`, `class_index`, `class_name`, `exit`.
+(BYTES [batch]) where it has a tokenizer, or `recording` (BYTES [batch]: WAV or FLAC files) where it takes
+sound, and outputs `probabilities`, `class_index`, `class_name`, `exit`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from services.scheduler.nested import array_of
 from services.wire.codec import LARGE_BYTES
 from services.wire.gen.ttypes import Tensor
 from services.wire.tensors import (
+    BYTES,
     DATATYPES,
-    TEXT,
     check_texts,
     datatype_of,
     elements,
     from_bytes,
     packed_texts,
+    recordings_of,
     text_tensor,
     to_tensor,
 )
@@ -47,7 +48,8 @@ __all__ = [
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 OUTPUTS = ("probabilities", "class_index", "class_name", "exit")
-_INPUT_NAMES = ("input", "image", "text")
+_RECORDING = "recording"
+_INPUT_NAMES = ("input", "image", "text", _RECORDING)
 _DEFAULT_PRIORITY = 2
 _LARGEST_TIME_MS = 3_600_000.0
 _LONGEST_NUMBER = 40  # characters of one that comes as text
@@ -281,8 +283,8 @@ def _together(tensors: Sequence[Any], arrays: Sequence[Any]) -> Any:
 
 def _tensor(entry: dict[str, Any], rest: bytes | memoryview) -> Any:
     datatype, shape = entry.get("datatype"), entry.get("shape")
-    if not isinstance(datatype, str) or datatype not in (*DATATYPES, TEXT):
-        known = ", ".join((*DATATYPES, TEXT))
+    if not isinstance(datatype, str) or datatype not in (*DATATYPES, BYTES):
+        known = ", ".join((*DATATYPES, BYTES))
         raise RequestError(f"`datatype` is {_shown(datatype)!r}; choose one of {known}")
     if not isinstance(shape, list) or not all(map(_is_whole, shape[:9])):
         raise RequestError("`shape` must be a list of whole numbers from 0 up")
@@ -290,7 +292,9 @@ def _tensor(entry: dict[str, Any], rest: bytes | memoryview) -> Any:
     if size is None:
         if rest:
             raise RequestError("binary data follow the JSON, but the input has no `binary_data_size`")
-        if datatype == TEXT:
+        if datatype == BYTES and entry.get("name") == _RECORDING:
+            raise RequestError("recordings are no JSON; send them in binary, with `binary_data_size`")
+        if datatype == BYTES:
             return _text(entry.get("data"), shape)
         return to_tensor(_array(entry.get("data"), datatype, shape))
     if "data" in entry:
@@ -298,7 +302,9 @@ def _tensor(entry: dict[str, Any], rest: bytes | memoryview) -> Any:
     if size != len(rest):
         raise RequestError(f"`binary_data_size` is {_shown(size)}, but {len(rest)} bytes follow the JSON")
     found = Tensor(datatype, shape, rest if len(rest) > LARGE_BYTES else bytes(rest))
-    if datatype == TEXT:
+    if datatype == BYTES and entry.get("name") == _RECORDING:
+        recordings_of(found)
+    elif datatype == BYTES:
         check_texts(found)
     else:
         from_bytes(datatype, shape, rest)
