@@ -152,6 +152,8 @@ struct InputArray {
   2: required string datatype
   /** Of one input, without the batch. */
   3: required list<i64> shape
+  /** A last axis that is shorter will do: it is padded with zeros, which the network's mask leaves out. */
+  4: optional bool shorter
 }
 
 /** How a model turns text into what its network takes. */

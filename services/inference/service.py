@@ -143,7 +143,7 @@ class InferenceService:
             image_shape=[height, width, preprocessing.channels if tensors is None else 0],
             largest_batch=self._settings.largest_batch,
             versions=self._versions.describe(),
-            inputs=None if tensors is None else [_array_of(part) for part in tensors.parts],
+            inputs=None if tensors is None else [_array_of(part, preprocessing) for part in tensors.parts],
             text=None if text is None else TextInput(text.sha256, text.length),
             sound=None if sound is None else SoundInput(sound.sample_rate, sound.seconds),
         )
@@ -258,9 +258,10 @@ class InferenceService:
 
     async def _given(self, version: LoadedVersion, tensor: Any) -> NDArray[Any]:
         """The array of a request; of texts and recordings what the front end makes of them."""
-        if tensor.datatype != BYTES:
-            return from_tensor(tensor)
         preprocessing = version.engine.preprocessing
+        if tensor.datatype != BYTES:
+            given = from_tensor(tensor)
+            return given if preprocessing is None else preprocessing.padded(given)
         if preprocessing is None or (preprocessing.text is None and preprocessing.sound is None):
             raise RequestError(
                 "the model takes neither text nor recordings; explore it with --tokenizer FILE, or with "
@@ -316,8 +317,9 @@ def _priority(request: Any) -> int:
     return min(max(int(request.priority), _HIGHEST), _LOWEST)
 
 
-def _array_of(part: InputPart) -> Any:
-    return InputArray(part.name, datatype_of(np.empty(0, part.dtype)), list(part.shape))
+def _array_of(part: InputPart, preprocessing: Preprocessing) -> Any:
+    shorter = bool(preprocessing.lengths)
+    return InputArray(part.name, datatype_of(np.empty(0, part.dtype)), list(part.shape), shorter)
 
 
 def _tokens(preprocessing: Preprocessing, tensor: Any) -> NDArray[Any]:

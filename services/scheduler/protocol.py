@@ -270,15 +270,24 @@ def _packed(entries: list[dict[str, Any]], rest: bytes | memoryview, arrays: Seq
 def _together(tensors: Sequence[Any], arrays: Sequence[Any]) -> Any:
     values = [from_bytes(each.datatype, each.shape, each.data) for each in tensors]
     for value, taken in zip(values, arrays, strict=True):
-        if value.shape[1:] != tuple(taken.shape) or len(value) != len(values[0]):
+        if not _fits(value, values[0], taken):
+            shorter = " or shorter, all of one length and" if taken.shorter else ","
             raise RequestError(
                 f"`{taken.name}` has shape {list(value.shape)}; give [{len(values[0])}, "
-                f"{', '.join(map(str, taken.shape))}], the same number of each"
+                f"{', '.join(map(str, taken.shape))}]{shorter} the same number of each"
             )
         if (value.dtype.kind == "f") != (taken.datatype == "FP32") or value.dtype == np.uint64:
             raise RequestError(f"`{taken.name}` has datatype {datatype_of(value)}; send {taken.datatype}")
     kind = np.float32 if arrays[0].datatype == "FP32" else np.int64
     return to_tensor(one_of([value.astype(kind) for value in values]))
+
+
+def _fits(value: NDArray[Any], first: NDArray[Any], taken: Any) -> bool:
+    """Whether an array has the shape that the model takes, and as many rows as the first of its request."""
+    longest = tuple(taken.shape)
+    if taken.shorter and value.ndim == 2 and 0 < value.shape[1] <= longest[0]:
+        return value.shape == first.shape
+    return value.shape[1:] == longest and len(value) == len(first)
 
 
 def _tensor(entry: dict[str, Any], rest: bytes | memoryview) -> Any:

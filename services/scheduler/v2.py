@@ -197,7 +197,8 @@ def _arrays(info: Any) -> list[dict[str, Any]]:
     if not info.inputs:
         return [{"name": "input", "datatype": "FP32", "shape": [-1, *info.input_shape]}]
     return [
-        {"name": each.name, "datatype": each.datatype, "shape": [-1, *each.shape]} for each in info.inputs
+        {"name": each.name, "datatype": each.datatype, "shape": [-1, *([-1] if each.shorter else each.shape)]}
+        for each in info.inputs
     ]
 
 
@@ -248,6 +249,7 @@ def _metadata(model: Model, version: str | None) -> dict[str, Any]:
             "image_shape": [size or -1 for size in info.image_shape],
             "largest_batch": info.largest_batch,
             **_alternatives(info),
+            **({"longest_input": info.inputs[0].shape[0]} if info.inputs and info.inputs[0].shorter else {}),
             "certificate": certificate,
             "state": active.state,
             "promise": active.promise,

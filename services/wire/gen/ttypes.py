@@ -1073,14 +1073,16 @@ class InputArray(object):
      - name
      - datatype: As the Open Inference Protocol calls it.
      - shape: Of one input, without the batch.
+     - shorter: A last axis that is shorter will do: it is padded with zeros, which the network's mask leaves out.
 
     """
 
 
-    def __init__(self, name=None, datatype=None, shape=None,):
+    def __init__(self, name=None, datatype=None, shape=None, shorter=None,):
         self.name = name
         self.datatype = datatype
         self.shape = shape
+        self.shorter = shorter
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -1111,6 +1113,11 @@ class InputArray(object):
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.BOOL:
+                    self.shorter = iprot.readBool()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -1135,6 +1142,10 @@ class InputArray(object):
             for iter27 in self.shape:
                 oprot.writeI64(iter27)
             oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.shorter is not None:
+            oprot.writeFieldBegin('shorter', TType.BOOL, 4)
+            oprot.writeBool(self.shorter)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -2522,6 +2533,7 @@ InputArray.thrift_spec = (
     (1, TType.STRING, 'name', 'UTF8', None, ),  # 1
     (2, TType.STRING, 'datatype', 'UTF8', None, ),  # 2
     (3, TType.LIST, 'shape', (TType.I64, None, False), None, ),  # 3
+    (4, TType.BOOL, 'shorter', None, None, ),  # 4
 )
 all_structs.append(TextInput)
 TextInput.thrift_spec = (
