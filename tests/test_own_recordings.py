@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import onnx
 import pytest
@@ -14,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 from scipy.io import wavfile
 from torch import nn
+from tritonclient.http import InferenceServerClient, InferInput
 
 import gati
 from gati.cli import run
@@ -23,6 +28,15 @@ from gati.model.data import load_data
 from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
 from gati.model.sound import LogMel
+from services.config import ServeConfig
+from services.inference.service import InferenceService
+from services.inference.settings import InferenceSettings
+from services.scheduler.app import create_app
+from services.scheduler.front import Front
+from services.scheduler.models import Model
+from services.scheduler.scheduler import Scheduler
+from tests.services.engines import served
+from tests.waiting import LONG_S
 
 RATE, SECONDS = 4000, 0.25
 SOUND = ("--sample-rate", str(RATE), "--seconds", str(SECONDS))
@@ -116,6 +130,96 @@ def test_what_is_exported_says_how_its_input_is_made(library: Path, tmp_path: Pa
     assert json.loads(written["preprocessing"])["sound"]["sample_rate"] == RATE
     assert run(["export", str(library), "--out", str(tmp_path / "raw.onnx"), "--raw-input"]) == 2
     assert not (tmp_path / "raw.onnx").exists()
+
+
+@pytest.fixture(scope="module")
+def address(library: Path) -> Iterator[str]:
+    """Where a service answers for the library."""
+    settings = InferenceSettings(name="tones", library=library, threads=1, workers=1, unguarded=True)
+    with served(InferenceService(settings)) as address:
+        yield address
+
+
+def asked(address: str, method: str, path: str, **request: Any) -> httpx.Response:
+    """What a scheduler in this process replies."""
+
+    async def main() -> httpx.Response:
+        model = Model("tones", address=address)
+        scheduler = Scheduler(ServeConfig(), {"tones": model}, {})
+        await scheduler.start()
+        await model.wait_until_ready(LONG_S)
+        transport = httpx.ASGITransport(Front(create_app(scheduler)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            reply = await client.request(method, path, **request)
+        await scheduler.drain()
+        return reply
+
+    return asyncio.run(main())
+
+
+def sent(address: str, contents: list[bytes]) -> httpx.Response:
+    """The reply to recordings, as another project's client sends them."""
+    given = InferInput("recording", [len(contents)], "BYTES")
+    given.set_data_from_numpy(np.array(contents, dtype=object))
+    body, length = InferenceServerClient.generate_request_body([given])
+    headers = {"Inference-Header-Content-Length": str(length)}
+    return asked(address, "POST", "/v2/models/tones/infer", content=bytes(body), headers=headers)
+
+
+def test_clients_send_what_was_recorded(address: str, library: Path, tones: Path) -> None:
+    metadata = asked(address, "GET", "/v2/models/tones").json()
+    assert [(each["name"], each["shape"]) for each in metadata["inputs"]] == [
+        ("recording", [-1]),
+        ("input", [-1, 1, 40, 16]),
+    ]
+    assert metadata["parameters"]["input_alternatives"] == [["recording"], ["input"]]
+    assert metadata["parameters"]["sound"] == {"sample_rate": RATE, "seconds": SECONDS}
+    paths = sorted((tones / "test").iterdir())[::10]
+    reply = sent(address, [path.read_bytes() for path in paths])
+    length = int(reply.headers["Inference-Header-Content-Length"])
+    found = InferenceServerClient.parse_response_body(reply.content, header_length=length)
+    answers = gati.predict(library, paths)
+    assert [each.decode() for each in found.as_numpy("class_name")] == [each.class_name for each in answers]
+    told = np.stack([answer.probabilities for answer in answers])
+    np.testing.assert_allclose(found.as_numpy("probabilities"), told, rtol=1e-4, atol=1e-6)
+
+
+def test_the_query_command_sends_a_file(
+    address: str, tones: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def request(method: str, url: str, *, timeout: float, **more: Any) -> httpx.Response:
+        return asked(address, method, httpx.URL(url).path, **more)
+
+    monkeypatch.setattr(httpx, "request", request)
+    assert run(["query", "tones", str(tones / "test" / "low_1.wav")]) == 0
+    assert re.search(r"low_1\.wav.* low ", capsys.readouterr().out)
+    (tones / "fast.wav").write_bytes(wav(2 * RATE))
+    assert run(["query", "tones", str(tones / "fast.wav")]) == 1
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1 and f"recording 0 has {2 * RATE} samples a second" in said[0]
+
+
+def wav(rate: int = RATE, samples: int = 100) -> bytes:
+    file = io.BytesIO()
+    wavfile.write(file, rate, np.ones(samples, dtype=np.int16))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ([b""], "recording 0 is neither WAV nor FLAC"),
+        ([b"RIFF" + bytes(100)], "recording 0 is not a readable WAV"),
+        ([b"fLaC" + bytes(100)], "recording 0 is damaged"),
+        ([wav(), wav(samples=0)], "recording 1 is empty"),
+        ([wav(8000)], "recording 0 has 8000 samples a second and the network's front end takes 4000"),
+        ([b"RIFF" + bytes(8 * 200_000)], "no samples in its first 64 chunks"),
+    ],
+    ids=["nothing", "broken WAV", "broken FLAC", "empty", "another rate", "many chunks"],
+)
+def test_bytes_that_are_no_recording_get_one_line(address: str, contents: list[bytes], message: str) -> None:
+    error = sent(address, contents).json()["error"]
+    assert message in error and "\n" not in error
 
 
 @pytest.mark.parametrize(

@@ -301,11 +301,12 @@ def serving(folder: Path) -> Iterator[Serving]:
 
 def test_the_metadata_name_text_and_arrays(serving: Serving, served: Served) -> None:
     found = serving.client.get("/v2/models/texts").json()
-    assert [(each["name"], each["datatype"]) for each in found["inputs"]] == [
-        ("text", "BYTES"),
-        ("input_ids", "INT64"),
-        ("attention_mask", "INT64"),
+    assert [(each["name"], each["datatype"], each["shape"]) for each in found["inputs"]] == [
+        ("text", "BYTES", [-1]),
+        ("input_ids", "INT64", [-1, -1]),
+        ("attention_mask", "INT64", [-1, -1]),
     ]
+    assert found["parameters"]["longest_input"] == 32
     assert found["parameters"]["input_alternatives"] == [["text"], ["input_ids", "attention_mask"]]
     text = served.model.preprocessing.text
     assert text is not None
@@ -325,11 +326,13 @@ def test_another_projects_client_sends_text_or_arrays(serving: Serving, served: 
         found = client.infer("texts", [given])
         assert found.as_numpy("class_index").tolist() == expected
         assert [each.decode() for each in found.as_numpy("class_name")] == ["abc"[each] for each in expected]
-    arrays = []
-    for place, name in enumerate(("input_ids", "attention_mask")):
-        arrays.append(InferInput(name, [4, ids.shape[2]], "INT64"))
-        arrays[-1].set_data_from_numpy(ids[:, place].numpy())
-    assert client.infer("texts", arrays).as_numpy("class_index").tolist() == expected
+    longest = int(ids[:, 1].sum(1).max())
+    for length in (ids.shape[2], longest):
+        arrays = []
+        for place, name in enumerate(("input_ids", "attention_mask")):
+            arrays.append(InferInput(name, [4, length], "INT64"))
+            arrays[-1].set_data_from_numpy(ids[:, place, :length].numpy())
+        assert client.infer("texts", arrays).as_numpy("class_index").tolist() == expected
 
 
 def asked(serving: Serving, data: Any, shape: list[int], name: str = "text") -> Any:
@@ -387,4 +390,4 @@ def test_the_query_command_asks_in_text(serving: Serving, capsys: pytest.Capture
     said = capsys.readouterr().out
     assert "my fee" in said and "lost" in said
     assert run(["query", "texts", "--url", serving.url]) == 2
-    assert "give one image file, one text, or one or several --text" in capsys.readouterr().err
+    assert "give one image file, one recording, one text, or one or several --text" in capsys.readouterr().err

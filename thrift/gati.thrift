@@ -48,7 +48,7 @@ struct Tensor {
 struct InferRequest {
   /** Names this request when it is cancelled; unique among those under way. */
   1: required string request_id
-  /** FP32 [batch, ...] as the network takes it, UINT8 images, or BYTES [batch] of UTF-8 text. */
+  /** FP32 [batch, ...] as the network takes it, UINT8 images, or BYTES [batch]: UTF-8 text, WAV or FLAC files. */
   2: required Tensor input
   /** After so many milliseconds nobody waits for the answer any more. */
   3: required i32 time_remaining_ms
@@ -152,6 +152,8 @@ struct InputArray {
   2: required string datatype
   /** Of one input, without the batch. */
   3: required list<i64> shape
+  /** A last axis that is shorter will do: it is padded with zeros, which the network's mask leaves out. */
+  4: optional bool shorter
 }
 
 /** How a model turns text into what its network takes. */
@@ -160,6 +162,14 @@ struct TextInput {
   1: required string tokenizer_sha256
   /** Longer texts are cut, in tokens. */
   2: required i32 length
+}
+
+/** The recordings that a model takes. */
+struct SoundInput {
+  /** In hertz; nothing is resampled. */
+  1: required i32 sample_rate
+  /** Longer recordings are cut. */
+  2: required double seconds
 }
 
 /** What a model takes and gives. */
@@ -180,6 +190,8 @@ struct ModelInfo {
   8: optional list<InputArray> inputs
   /** Absent where the model takes no text. */
   9: optional TextInput text
+  /** Absent where the model takes no recordings. */
+  10: optional SoundInput sound
 }
 
 /** Whether the service can answer, which is when it has loaded and warmed up. */

@@ -30,14 +30,20 @@ class AskedServer:
         content: bytes | None = None,
         kind: str | None = None,
         *,
+        head_length: int | None = None,
         timeout_s: float = _TIMEOUT_S,
     ) -> Any:
-        """Its reply as JSON. Raises `UnavailableError` where nothing answers, and `refused`."""
+        """Its reply as JSON. Raises `UnavailableError` where nothing answers, and `refused`.
+
+        Of `content`, `head_length` bytes are JSON if binary tensors follow it.
+        """
         if find_spec("httpx") is None:
             raise UnavailableError("asking a server needs httpx; install it with pip install 'gati[serve]'")
         import httpx
 
         headers = {} if kind is None else {"Content-Type": kind}
+        if head_length is not None:
+            headers["Inference-Header-Content-Length"] = str(head_length)
         if self.api_key is not None:
             headers["X-API-Key"] = self.api_key
         try:

@@ -19,6 +19,7 @@ from gati.units import parse_duration
 __all__ = ["query"]
 
 _BYTES, _JSON, _TEXT = "application/octet-stream", "application/json", "text/plain"
+_RECORDINGS = {".wav": "audio/wav", ".flac": "audio/flac"}
 
 
 def query(
@@ -26,7 +27,11 @@ def query(
         str, typer.Argument(metavar="PIPELINE|MODEL", help="Name of the pipeline or model in gati serve.")
     ],
     image: Annotated[
-        str | None, typer.Argument(metavar="[IMAGE|TEXT]", help="An image file for a pipeline, or a text.")
+        str | None,
+        typer.Argument(
+            metavar="[IMAGE|RECORDING|TEXT]",
+            help="An image file for a pipeline, a WAV or FLAC file, or a text.",
+        ),
     ] = None,
     text: Annotated[
         list[str] | None,
@@ -41,7 +46,7 @@ def query(
     priority: Annotated[int | None, typer.Option(help="1 is served first.")] = None,
     api_key: ServerKey = None,
 ) -> None:
-    """Query a served pipeline with an image, or a model with text: answers, exits, and latency."""
+    """Query a served pipeline with an image, or a model with text or a recording: answers, exits, latency."""
     check_installed()
     server = AskedServer(url, api_key, _RefusedError)
     wishes: dict[str, Any] = {}
@@ -50,8 +55,10 @@ def query(
     if priority is not None:
         wishes["priority"] = priority
     if (image is None) == (not text):
-        raise DataError("give one image file, one text, or one or several --text")
-    if image is not None and _names_a_file(image):
+        raise DataError("give one image file, one recording, one text, or one or several --text")
+    if image is not None and _names_a_file(image) and Path(image).suffix.lower() in _RECORDINGS:
+        _query_recording(server, name, Path(image), wishes)
+    elif image is not None and _names_a_file(image):
         _show_answer(server.ask("POST", _query_of(name), wishes, _read(Path(image)), _BYTES))
     else:
         _query_texts(server, name, text or [str(image)], wishes)
@@ -59,14 +66,36 @@ def query(
 
 def _query_texts(server: AskedServer, name: str, texts: Sequence[str], wishes: Mapping[str, Any]) -> None:
     """Ask a pipeline one text after the other, or a model all of them at once."""
-    if name in {each["name"] for each in server.ask("GET", "/v1/pipelines")["pipelines"]}:
+    if _is_pipeline(server, name):
         for one in texts:
             _show_answer(server.ask("POST", _query_of(name), wishes, one.encode(), _TEXT))
         return
     taken = {"name": "text", "shape": [len(texts)], "datatype": "BYTES", "data": list(texts)}
     body = json.dumps({"inputs": [taken], "parameters": dict(wishes)}).encode()
-    path = f"/v2/models/{quote(name, safe='')}/infer"
-    _show_texts(texts, server.ask("POST", path, content=body, kind=_JSON))
+    _show_answers(texts, server.ask("POST", _inference_of(name), content=body, kind=_JSON))
+
+
+def _query_recording(server: AskedServer, name: str, path: Path, wishes: Mapping[str, Any]) -> None:
+    """Ask a pipeline or a model for what was recorded."""
+    content = _read(path)
+    if _is_pipeline(server, name):
+        kind = _RECORDINGS[path.suffix.lower()]
+        _show_answer(server.ask("POST", _query_of(name), wishes, content, kind))
+        return
+    size = {"binary_data_size": 4 + len(content)}
+    taken = {"name": "recording", "shape": [1], "datatype": "BYTES", "parameters": size}
+    head = json.dumps({"inputs": [taken], "parameters": dict(wishes)}).encode()
+    body = head + len(content).to_bytes(4, "little") + content
+    answer = server.ask("POST", _inference_of(name), content=body, kind=_BYTES, head_length=len(head))
+    _show_answers([path.name], answer)
+
+
+def _is_pipeline(server: AskedServer, name: str) -> bool:
+    return name in {each["name"] for each in server.ask("GET", "/v1/pipelines")["pipelines"]}
+
+
+def _inference_of(model: str) -> str:
+    return f"/v2/models/{quote(model, safe='')}/infer"
 
 
 def _query_of(pipeline: str) -> str:
@@ -83,7 +112,7 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise DataError(
-            f"cannot read {path} ({error.strerror}); give an image file, or a text with --text"
+            f"cannot read {path} ({error.strerror}); give an image file or a recording, or a text with --text"
         ) from error
 
 
@@ -112,16 +141,16 @@ def _show_answer(answer: Mapping[str, Any]) -> None:
     Console(highlight=False).print(tree)
 
 
-def _show_texts(texts: Sequence[str], answer: Mapping[str, Any]) -> None:
+def _show_answers(inputs: Sequence[str], answer: Mapping[str, Any]) -> None:
     from gati.cli.render import console, new_table, percent
 
     values = {each["name"]: each["data"] for each in answer["outputs"]}
-    classes = len(values["probabilities"]) // len(texts)
-    table = new_table("text", "class", "probability", "left after", left=(0, 1, 3))
-    rows = zip(texts, values["class_index"], values["class_name"], values["exit"], strict=True)
-    for number, (text, index, name, place) in enumerate(rows):
+    classes = len(values["probabilities"]) // len(inputs)
+    table = new_table("input", "class", "probability", "left after", left=(0, 1, 3))
+    rows = zip(inputs, values["class_index"], values["class_name"], values["exit"], strict=True)
+    for number, (given, index, name, place) in enumerate(rows):
         probability = values["probabilities"][number * classes + index]
-        table.add_row(text, name, percent(probability), place)
+        table.add_row(given, name, percent(probability), place)
     console().print(table)
     parameters = answer["parameters"]
     print(f"version {answer['model_version']}, {parameters['latency_ms']:.1f} ms")

@@ -157,6 +157,14 @@ class Preprocessing:
         arrays = self.text.encode(texts, what, self.text.length)
         return torch.from_numpy(self.tensors.pack(arrays, what))
 
+    def padded(self, packed: NDArray[Any]) -> NDArray[Any]:
+        """Pad sequences [N, arrays, length] to the longest length; other arrays are returned unchanged.
+
+        Only where `lengths` says that padding changes no answer.
+        """
+        short = self.lengths[-1][0] - packed.shape[2] if self.lengths and packed.ndim == 3 else 0
+        return np.pad(packed, ((0, 0), (0, 0), (0, short))) if short > 0 else packed
+
     def from_pil(self, images: Sequence[Image]) -> Tensor:
         """Turn Pillow images into the network's input, float32 [N, C, h, w].
 

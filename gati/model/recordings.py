@@ -1,13 +1,13 @@
-"""Recordings in WAV and FLAC files, read without resampling."""
+"""Recordings in WAV and FLAC files, on disk or in memory, read without resampling."""
 
 from __future__ import annotations
 
+import io
 import re
-import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,10 +17,12 @@ from torch.utils.data import Dataset
 
 from gati.errors import DataError, one_line
 from gati.model.preprocess import Preprocessing
+from gati.model.sound import LogMel
 
 __all__ = [
     "RECORDING_SUFFIXES",
     "RecordingFolder",
+    "decode_recordings",
     "load_recordings",
     "read_recording",
     "refuse_recordings",
@@ -30,6 +32,8 @@ RECORDING_SUFFIXES = frozenset({".wav", ".flac"})
 
 _LARGEST_BYTES = 256 << 20  # of a file
 _KEPT_BYTES = 256 << 20  # of spectrograms
+_ALL = 2**62  # frames
+_MOST_CHUNKS = 64  # of a WAV before its samples
 _LABELLED = re.compile(r"([^_]+)_.+")  # as in 7_jackson_32.wav
 
 
@@ -79,21 +83,45 @@ def load_recordings(paths: Sequence[Path], preprocessing: Preprocessing) -> Tens
 
     **Raises:** `DataError` as `read_recording`, and for a sample rate other than the front end's.
     """
-    sound = preprocessing.sound
-    if sound is None:
+    sound = _front_end(preprocessing)
+    waves = [_at_rate(sound, read_recording(path), str(path)) for path in paths]
+    return preprocessing.from_waves(torch.stack(waves))
+
+
+def decode_recordings(
+    contents: Sequence[bytes | memoryview], preprocessing: Preprocessing, what: str = "the request"
+) -> Tensor:
+    """As `load_recordings`, of WAV or FLAC files in memory; `what` begins the messages.
+
+    No more of a file is decoded than the network hears.
+    """
+    sound = _front_end(preprocessing)
+    waves = []
+    for number, content in enumerate(contents):
+        name, begin = f"{what}: recording {number}", bytes(content[:4])
+        if begin not in (b"RIFF", b"fLaC"):
+            raise DataError(f"{name} is neither WAV nor FLAC; convert it")
+        read = _read_wav if begin == b"RIFF" else _read_flac
+        waves.append(_at_rate(sound, read(content, name, sound.samples), name))
+    return preprocessing.from_waves(torch.stack(waves))
+
+
+def _front_end(preprocessing: Preprocessing) -> LogMel:
+    if preprocessing.sound is None:
         raise DataError(
             "the network has no spectrogram front end for recordings: give --sample-rate and --seconds"
         )
-    waves = []
-    for path in paths:
-        rate, wave = read_recording(path)
-        if rate != sound.sample_rate:
-            raise DataError(
-                f"{path} has {rate} samples a second and the network's front end takes {sound.sample_rate}: "
-                f"resample it, for example with ffmpeg -ar {sound.sample_rate}"
-            )
-        waves.append(sound.fitted(wave))
-    return preprocessing.from_waves(torch.stack(waves))
+    return preprocessing.sound
+
+
+def _at_rate(sound: LogMel, recorded: tuple[int, NDArray[np.float32]], name: str) -> Tensor:
+    rate, wave = recorded
+    if rate != sound.sample_rate:
+        raise DataError(
+            f"{name} has {rate} samples a second and the network's front end takes {sound.sample_rate}: "
+            f"resample it, for example with ffmpeg -ar {sound.sample_rate}"
+        )
+    return sound.fitted(wave)
 
 
 def refuse_recordings(folder: Path, what: str) -> None:
@@ -120,39 +148,69 @@ def read_recording(path: Path) -> tuple[int, NDArray[np.float32]]:
         raise DataError(f"no recording at {path}; check the path")
     if path.stat().st_size > _LARGEST_BYTES:
         raise DataError(f"recording {path} has more than {_LARGEST_BYTES >> 20} MiB; cut it into pieces")
-    rate, samples = _read_wav(path) if path.suffix.lower() == ".wav" else _read_flac(path)
-    if len(samples) == 0:
-        raise DataError(f"recording {path} is empty; remove it")
-    wave = _scaled(samples).reshape(len(samples), -1).mean(1, dtype=np.float32)
-    if not np.isfinite(wave).all():
-        raise DataError(f"recording {path} has NaN or infinite samples; record or convert it again")
-    return rate, wave
+    read = _read_wav if path.suffix.lower() == ".wav" else _read_flac
+    return read(path.read_bytes(), f"recording {path}", _ALL)
 
 
-def _read_wav(path: Path) -> tuple[int, NDArray[Any]]:
+def _read_wav(content: bytes | memoryview, name: str, frames: int) -> tuple[int, NDArray[np.float32]]:
     from scipy.io import wavfile
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", wavfile.WavFileWarning)  # chunks without sound
-            rate, samples = wavfile.read(path)
+        rate, samples = wavfile.read(io.BytesIO(_beginning_of_wav(content, frames)))
     except Exception as error:  # a damaged header fails in many ways
         raise DataError(
-            f"recording {path} is not a readable WAV ({one_line(error)}); copy or convert it again"
+            f"{name} is not a readable WAV ({one_line(error)}); copy or convert it again"
         ) from error
-    return int(rate), samples
+    return int(rate), _mono(samples, name)
 
 
-def _read_flac(path: Path) -> tuple[int, NDArray[Any]]:
+def _beginning_of_wav(content: bytes | memoryview, frames: int) -> bytes:
+    """A WAV file of its format and first `frames` samples alone: the reader goes through all there is.
+
+    **Raises:** `ValueError` if it has no format or no samples.
+    """
+    order: Literal["big", "little"] = "big" if content[:4] == b"RIFX" else "little"
+    chunks: dict[bytes, bytes | memoryview] = {}
+    place = 12
+    for _ in range(_MOST_CHUNKS):
+        start, size = place + 8, int.from_bytes(content[place + 4 : place + 8], order)
+        chunks[bytes(content[place : place + 4])] = content[start : start + size]
+        place = start + size + size % 2
+        if b"data" in chunks:
+            break
+    else:
+        raise ValueError(f"no samples in its first {_MOST_CHUNKS} chunks")
+    layout, samples = bytes(chunks.get(b"fmt ", b"")), chunks[b"data"]
+    frame_bytes = int.from_bytes(layout[12:14], order)
+    if frame_bytes == 0:
+        raise ValueError("it does not say how its samples are stored")
+    kept = bytes(samples[: min(frames, len(samples) // frame_bytes) * frame_bytes])
+    body = b"WAVE"
+    for kind, value in ((b"fmt ", layout), (b"data", kept)):
+        body += kind + len(value).to_bytes(4, order) + value + bytes(len(value) % 2)
+    return (b"RIFX" if order == "big" else b"RIFF") + len(body).to_bytes(4, order) + body
+
+
+def _read_flac(content: bytes | memoryview, name: str, frames: int) -> tuple[int, NDArray[np.float32]]:
     if find_spec("soundfile") is None:
-        raise DataError(f"reading {path} needs soundfile: pip install 'gati[audio]', or convert it to WAV")
+        raise DataError(f"{name} needs soundfile: pip install 'gati[audio]', or convert it to WAV")
     import soundfile
 
     try:
-        samples, rate = soundfile.read(path, dtype="float32")
-    except (soundfile.SoundFileError, OSError, ValueError) as error:
-        raise DataError(f"recording {path} is damaged ({one_line(error)}); copy it again") from error
-    return int(rate), samples
+        samples, rate = soundfile.read(io.BytesIO(content), frames, dtype="float32")
+    except (soundfile.SoundFileError, OSError, ValueError, MemoryError) as error:
+        raise DataError(f"{name} is damaged ({one_line(error)}); copy it again") from error
+    return int(rate), _mono(samples, name)
+
+
+def _mono(samples: NDArray[Any], name: str) -> NDArray[np.float32]:
+    """The mean of the channels, in -1..1. Raises `DataError` for no samples, or NaN."""
+    if len(samples) == 0:
+        raise DataError(f"{name} is empty; remove it")
+    wave = _scaled(samples).reshape(len(samples), -1).mean(1, dtype=np.float32)
+    if not np.isfinite(wave).all():
+        raise DataError(f"{name} has NaN or infinite samples; record or convert it again")
+    return wave
 
 
 def _scaled(samples: NDArray[Any]) -> NDArray[Any]:

@@ -17,6 +17,8 @@ from torch import Tensor
 from gati.engine.exits import Prediction
 from gati.errors import DeadlineError, GatiError, RequestError, UnavailableError
 from gati.model.inputs import InputPart
+from gati.model.preprocess import Preprocessing
+from gati.model.recordings import decode_recordings
 from services.inference.counts import Counts, resident_bytes
 from services.inference.followed import Followed
 from services.inference.loaded import LoadedVersion
@@ -32,10 +34,18 @@ from services.wire.gen.ttypes import (
     InferResponse,
     InputArray,
     ModelInfo,
+    SoundInput,
     Statistics,
     TextInput,
 )
-from services.wire.tensors import LONGEST_TEXT, TEXT, datatype_of, from_tensor, texts_of
+from services.wire.tensors import (
+    BYTES,
+    LONGEST_TEXT,
+    datatype_of,
+    from_tensor,
+    recordings_of,
+    texts_of,
+)
 
 if TYPE_CHECKING:
     from gati.samples.writer import BackgroundWriter  # needs SQLAlchemy
@@ -120,8 +130,9 @@ class InferenceService:
         """The model's inputs and outputs."""
         model = self._versions.model
         traced, preprocessing = model.traced, model.preprocessing
-        tensors, text, height, width = preprocessing.tensors, preprocessing.text, 0, 0
-        is_picture = tensors is None and preprocessing.sound is None and len(traced.input_shape) == 3
+        tensors, text, sound = preprocessing.tensors, preprocessing.text, preprocessing.sound
+        height, width = 0, 0
+        is_picture = tensors is None and sound is None and len(traced.input_shape) == 3
         if is_picture and (preprocessing.crop, preprocessing.resize) == (None, None):
             height, width = preprocessing.size or traced.input_shape[1:3]
         return ModelInfo(
@@ -132,8 +143,9 @@ class InferenceService:
             image_shape=[height, width, preprocessing.channels if tensors is None else 0],
             largest_batch=self._settings.largest_batch,
             versions=self._versions.describe(),
-            inputs=None if tensors is None else [_array_of(part) for part in tensors.parts],
+            inputs=None if tensors is None else [_array_of(part, preprocessing) for part in tensors.parts],
             text=None if text is None else TextInput(text.sha256, text.length),
+            sound=None if sound is None else SoundInput(sound.sample_rate, sound.seconds),
         )
 
     async def health(self) -> Any:
@@ -245,12 +257,20 @@ class InferenceService:
         return InferResponse(answers, version.name, 1e3 * (last_s - arrived_s), 1e3 * (now_s - arrived_s))
 
     async def _given(self, version: LoadedVersion, tensor: Any) -> NDArray[Any]:
-        """The array of a request; of texts what the tokenizer makes of them."""
-        if tensor.datatype != TEXT:
-            return from_tensor(tensor)
-        if len(tensor.data) <= _LONG_TEXT_BYTES:
-            return _tokens(version, tensor)
-        return await self._pool.run(_tokens, version, tensor)
+        """The array of a request; of texts and recordings what the front end makes of them."""
+        preprocessing = version.engine.preprocessing
+        if tensor.datatype != BYTES:
+            given = from_tensor(tensor)
+            return given if preprocessing is None else preprocessing.padded(given)
+        if preprocessing is None or (preprocessing.text is None and preprocessing.sound is None):
+            raise RequestError(
+                "the model takes neither text nor recordings; explore it with --tokenizer FILE, or with "
+                "--sample-rate and --seconds"
+            )
+        if preprocessing.text is not None and len(tensor.data) <= _LONG_TEXT_BYTES:
+            return _tokens(preprocessing, tensor)
+        made = _tokens if preprocessing.sound is None else _spectrograms
+        return await self._pool.run(made, preprocessing, tensor)
 
     async def _rows(self, version: LoadedVersion, given: NDArray[Any]) -> list[Tensor]:
         if given.nbytes <= _LARGE_INPUT_BYTES:
@@ -297,22 +317,23 @@ def _priority(request: Any) -> int:
     return min(max(int(request.priority), _HIGHEST), _LOWEST)
 
 
-def _array_of(part: InputPart) -> Any:
-    return InputArray(part.name, datatype_of(np.empty(0, part.dtype)), list(part.shape))
+def _array_of(part: InputPart, preprocessing: Preprocessing) -> Any:
+    shorter = bool(preprocessing.lengths)
+    return InputArray(part.name, datatype_of(np.empty(0, part.dtype)), list(part.shape), shorter)
 
 
-def _tokens(version: LoadedVersion, tensor: Any) -> NDArray[Any]:
+def _tokens(preprocessing: Preprocessing, tensor: Any) -> NDArray[Any]:
     """What a tokenizer makes of texts, packed int64 [n, ...]. Raises `RequestError`, `DataError`."""
-    preprocessing = version.engine.preprocessing
-    if preprocessing is None or preprocessing.text is None:
-        raise RequestError(
-            "the model takes no text, for it has no tokenizer; explore it with --tokenizer FILE"
-        )
     texts = texts_of(tensor)
     longest = max(map(len, texts), default=0)
     if longest > LONGEST_TEXT:
         raise RequestError(f"a text of {longest} characters; send at most {LONGEST_TEXT}")
     return preprocessing.from_texts(texts).numpy()
+
+
+def _spectrograms(preprocessing: Preprocessing, tensor: Any) -> NDArray[Any]:
+    """What the network hears of recordings, float32 [n, 1, mels, frames]. Raises as `_tokens`."""
+    return decode_recordings(recordings_of(tensor), preprocessing).numpy()
 
 
 def _as_taken(array: NDArray[Any], dtype: torch.dtype) -> Tensor:

@@ -57,7 +57,10 @@ _TENSOR = {
     "type": "object",
     "required": ["name", "shape", "datatype"],
     "properties": {
-        "name": {"type": "string", "description": "`input`, `text`, or a name that the metadata has."},
+        "name": {
+            "type": "string",
+            "description": "`input`, `text`, `recording`, or a name that the metadata has.",
+        },
         "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 5},
         "datatype": {"type": "string", "enum": ["FP32", "UINT8", "INT64", "INT32", "BOOL", "BYTES"]},
         "parameters": {
@@ -156,6 +159,8 @@ QUERY_BODY = _body(
         "image/png": _BINARY,
         "image/jpeg": _BINARY,
         "text/plain": {"schema": {"type": "string"}},
+        "audio/wav": _BINARY,
+        "audio/flac": _BINARY,
         "application/json": {"schema": _INFERENCE_REQUEST},
     }
 ) | {

@@ -25,7 +25,8 @@ from services.scheduler.replies import Json
 from services.scheduler.scheduler import Scheduler, scheduler_of
 from services.scheduler.timing import in_services_ms
 from services.scheduler.tracing import TracedCall, called, trace_of
-from services.wire.tensors import LONGEST_TEXT_BYTES, text_tensor
+from services.wire.gen.ttypes import Tensor
+from services.wire.tensors import BYTES, LONGEST_TEXT_BYTES, packed_files, text_tensor
 
 __all__ = ["answer", "router"]
 
@@ -33,6 +34,7 @@ router = APIRouter(tags=["pipelines"])
 
 _log = logging.getLogger("gati.rest")
 
+_AUDIO = "audio/"
 _MOST_PARTS = 16
 _FILE_BYTES = 4  # a pixel of an image's file, at most
 _OTHER_BYTES = 64 * 1024  # of a form around the file, or of the file around the pixels
@@ -60,7 +62,8 @@ async def pipeline(request: Request, pipeline: str) -> dict[str, Any]:
     openapi_extra=documents.QUERY_BODY,
 )
 async def query(request: Request, pipeline: str) -> Response:
-    """Answer a query for one input: an image in a form or as the body, text as the body, a tensor as in V2.
+    """Answer a query for one input: an image in a form or as the body, text or a recording as the body, a
+    tensor as in V2.
 
     `latency_slo_ms`, `timeout_ms`, `priority` and `place` come as parameters of the URL, fields of the form,
     or `parameters` of the JSON. The answer tells every stage's option, exit, latency and budget.
@@ -133,6 +136,8 @@ async def _read(
     most = scheduler.config.largest_image_pixels
     if is_tensor:
         largest_bytes = largest_body(request, scheduler.config)
+    elif kind.startswith(_AUDIO):
+        largest_bytes = scheduler.config.largest_body_bytes
     elif kind == "text/plain":
         largest_bytes = min(scheduler.config.largest_body_bytes, LONGEST_TEXT_BYTES)
     else:  # a file is not larger than what it holds
@@ -157,9 +162,14 @@ async def _read(
         body, fields = await _form(request, whole)
         wishes |= fields
     if not body:
-        raise RequestError("the body is empty; send an image, a form with a file `image`, text or a tensor")
+        raise RequestError(
+            "the body is empty; send an image, a form with a file `image`, text, a recording or a tensor"
+        )
     if kind == "text/plain":
         return _text(body), wishes
+    if kind.startswith(_AUDIO):
+        charge.add(len(body))  # a copy, behind its length
+        return Tensor(BYTES, [1], packed_files([body])), wishes
     return await scheduler.pool.run(decode_image, body, channels, most, charge), wishes
 
 

@@ -2,8 +2,8 @@
 
 A model has one input, `input` (FP32 [batch, ...] as the network takes it, or images, UINT8 [batch, height,
 width, channels], which are preprocessed), or several by the names that its network has for them, or `text`
-(BYTES [batch]) where it has a tokenizer, and outputs
-`probabilities`, `class_index`, `class_name`, `exit`.
+(BYTES [batch]) where it has a tokenizer, or `recording` (BYTES [batch]: WAV or FLAC files) where it takes
+sound, and outputs `probabilities`, `class_index`, `class_name`, `exit`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from services.scheduler.nested import array_of
 from services.wire.codec import LARGE_BYTES
 from services.wire.gen.ttypes import Tensor
 from services.wire.tensors import (
+    BYTES,
     DATATYPES,
-    TEXT,
     check_texts,
     datatype_of,
     elements,
     from_bytes,
     packed_texts,
+    recordings_of,
     text_tensor,
     to_tensor,
 )
@@ -47,7 +48,8 @@ __all__ = [
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 OUTPUTS = ("probabilities", "class_index", "class_name", "exit")
-_INPUT_NAMES = ("input", "image", "text")
+_RECORDING = "recording"
+_INPUT_NAMES = ("input", "image", "text", _RECORDING)
 _DEFAULT_PRIORITY = 2
 _LARGEST_TIME_MS = 3_600_000.0
 _LONGEST_NUMBER = 40  # characters of one that comes as text
@@ -268,10 +270,11 @@ def _packed(entries: list[dict[str, Any]], rest: bytes | memoryview, arrays: Seq
 def _together(tensors: Sequence[Any], arrays: Sequence[Any]) -> Any:
     values = [from_bytes(each.datatype, each.shape, each.data) for each in tensors]
     for value, taken in zip(values, arrays, strict=True):
-        if value.shape[1:] != tuple(taken.shape) or len(value) != len(values[0]):
+        if not _fits(value, values[0], taken):
+            shorter = " or shorter, all of one length and" if taken.shorter else ","
             raise RequestError(
                 f"`{taken.name}` has shape {list(value.shape)}; give [{len(values[0])}, "
-                f"{', '.join(map(str, taken.shape))}], the same number of each"
+                f"{', '.join(map(str, taken.shape))}]{shorter} the same number of each"
             )
         if (value.dtype.kind == "f") != (taken.datatype == "FP32") or value.dtype == np.uint64:
             raise RequestError(f"`{taken.name}` has datatype {datatype_of(value)}; send {taken.datatype}")
@@ -279,10 +282,18 @@ def _together(tensors: Sequence[Any], arrays: Sequence[Any]) -> Any:
     return to_tensor(one_of([value.astype(kind) for value in values]))
 
 
+def _fits(value: NDArray[Any], first: NDArray[Any], taken: Any) -> bool:
+    """Whether an array has the shape that the model takes, and as many rows as the first of its request."""
+    longest = tuple(taken.shape)
+    if taken.shorter and value.ndim == 2 and 0 < value.shape[1] <= longest[0]:
+        return value.shape == first.shape
+    return value.shape[1:] == longest and len(value) == len(first)
+
+
 def _tensor(entry: dict[str, Any], rest: bytes | memoryview) -> Any:
     datatype, shape = entry.get("datatype"), entry.get("shape")
-    if not isinstance(datatype, str) or datatype not in (*DATATYPES, TEXT):
-        known = ", ".join((*DATATYPES, TEXT))
+    if not isinstance(datatype, str) or datatype not in (*DATATYPES, BYTES):
+        known = ", ".join((*DATATYPES, BYTES))
         raise RequestError(f"`datatype` is {_shown(datatype)!r}; choose one of {known}")
     if not isinstance(shape, list) or not all(map(_is_whole, shape[:9])):
         raise RequestError("`shape` must be a list of whole numbers from 0 up")
@@ -290,7 +301,9 @@ def _tensor(entry: dict[str, Any], rest: bytes | memoryview) -> Any:
     if size is None:
         if rest:
             raise RequestError("binary data follow the JSON, but the input has no `binary_data_size`")
-        if datatype == TEXT:
+        if datatype == BYTES and entry.get("name") == _RECORDING:
+            raise RequestError("recordings are no JSON; send them in binary, with `binary_data_size`")
+        if datatype == BYTES:
             return _text(entry.get("data"), shape)
         return to_tensor(_array(entry.get("data"), datatype, shape))
     if "data" in entry:
@@ -298,7 +311,9 @@ def _tensor(entry: dict[str, Any], rest: bytes | memoryview) -> Any:
     if size != len(rest):
         raise RequestError(f"`binary_data_size` is {_shown(size)}, but {len(rest)} bytes follow the JSON")
     found = Tensor(datatype, shape, rest if len(rest) > LARGE_BYTES else bytes(rest))
-    if datatype == TEXT:
+    if datatype == BYTES and entry.get("name") == _RECORDING:
+        recordings_of(found)
+    elif datatype == BYTES:
         check_texts(found)
     else:
         from_bytes(datatype, shape, rest)

@@ -18,7 +18,7 @@ from services.scheduler.reading import read_inference
 from services.scheduler.replies import Json, without_folders
 from services.scheduler.scheduler import scheduler_of
 from services.scheduler.tracing import called, trace_of
-from services.wire.tensors import TEXT
+from services.wire.tensors import BYTES
 
 __all__ = ["answer", "proof_of", "router"]
 
@@ -192,23 +192,38 @@ def proof_of(version: Any) -> dict[str, int] | None:
     return {"audits": proof.audits, "losses": proof.losses, "needed": proof.needed}
 
 
-def _inputs(info: Any) -> list[dict[str, Any]]:
+def _arrays(info: Any) -> list[dict[str, Any]]:
+    """What the network takes."""
     if not info.inputs:
         return [{"name": "input", "datatype": "FP32", "shape": [-1, *info.input_shape]}]
-    arrays = [
-        {"name": each.name, "datatype": each.datatype, "shape": [-1, *each.shape]} for each in info.inputs
+    return [
+        {"name": each.name, "datatype": each.datatype, "shape": [-1, *([-1] if each.shorter else each.shape)]}
+        for each in info.inputs
     ]
-    return arrays if info.text is None else [{"name": "text", "datatype": TEXT, "shape": [-1]}, *arrays]
+
+
+def _raw(info: Any) -> tuple[str, dict[str, Any]] | None:
+    """The input of BYTES that a model takes instead, with what is to know of it; None if there is none."""
+    if info.text is not None:
+        known = {"sha256": info.text.tokenizer_sha256, "max_length": info.text.length}
+        return "text", {"tokenizer": known}
+    if info.sound is not None:
+        return "recording", {"sound": {"sample_rate": info.sound.sample_rate, "seconds": info.sound.seconds}}
+    return None
+
+
+def _inputs(info: Any) -> list[dict[str, Any]]:
+    raw, arrays = _raw(info), _arrays(info)
+    return arrays if raw is None else [{"name": raw[0], "datatype": BYTES, "shape": [-1]}, *arrays]
 
 
 def _alternatives(info: Any) -> dict[str, Any]:
-    """Which inputs go together where a model takes text or what its tokenizer makes of it."""
-    if info.text is None:
+    """Which inputs go together where a model takes text or recordings, or what is made of them."""
+    raw = _raw(info)
+    if raw is None:
         return {}
-    return {
-        "input_alternatives": [["text"], [each.name for each in info.inputs]],
-        "tokenizer": {"sha256": info.text.tokenizer_sha256, "max_length": info.text.length},
-    }
+    name, known = raw
+    return {"input_alternatives": [[name], [each["name"] for each in _arrays(info)]], **known}
 
 
 def _metadata(model: Model, version: str | None) -> dict[str, Any]:
@@ -234,6 +249,7 @@ def _metadata(model: Model, version: str | None) -> dict[str, Any]:
             "image_shape": [size or -1 for size in info.image_shape],
             "largest_batch": info.largest_batch,
             **_alternatives(info),
+            **({"longest_input": info.inputs[0].shape[0]} if info.inputs and info.inputs[0].shorter else {}),
             "certificate": certificate,
             "state": active.state,
             "promise": active.promise,

@@ -14,22 +14,24 @@ from gati.errors import RequestError
 from services.wire.gen.ttypes import Tensor
 
 __all__ = [
+    "BYTES",
     "DATATYPES",
     "LONGEST_TEXT",
     "LONGEST_TEXT_BYTES",
-    "TEXT",
     "check_texts",
     "datatype_of",
     "elements",
     "from_bytes",
     "from_tensor",
+    "packed_files",
     "packed_texts",
+    "recordings_of",
     "text_tensor",
     "texts_of",
     "to_tensor",
 ]
 
-TEXT = "BYTES"  # the datatype of text
+BYTES = "BYTES"  # the datatype of text and files
 LONGEST_TEXT = 64 * 1024  # characters; however few tokens are kept of them
 LONGEST_TEXT_BYTES = 4 * LONGEST_TEXT
 
@@ -50,7 +52,7 @@ DATATYPES = {
 _NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 _MOST_DIMENSIONS = 8
 _LARGEST_SIZE = 2**40
-_MOST_TEXTS = 2**16
+_MOST_PIECES = 2**16
 
 
 def datatype_of(array: NDArray[Any]) -> str:
@@ -71,13 +73,17 @@ def from_tensor(tensor: Any) -> NDArray[Any]:
 
 def text_tensor(texts: Sequence[str]) -> Any:
     """The wire's `Tensor` of texts, BYTES [n]."""
-    return Tensor(TEXT, [len(texts)], packed_texts(texts))
+    return Tensor(BYTES, [len(texts)], packed_texts(texts))
 
 
 def packed_texts(texts: Sequence[str]) -> bytes:
     """Texts as the protocol has them in binary: each in UTF-8 behind its length, four bytes."""
-    encoded = [text.encode() for text in texts]
-    return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
+    return packed_files([text.encode() for text in texts])
+
+
+def packed_files(contents: Sequence[bytes]) -> bytes:
+    """Files as the protocol has them in binary: each behind its length, four bytes."""
+    return b"".join(struct.pack("<I", len(each)) + each for each in contents)
 
 
 def texts_of(tensor: Any) -> list[str]:
@@ -95,24 +101,35 @@ def check_texts(tensor: Any) -> None:
         continue
 
 
+def recordings_of(tensor: Any) -> list[memoryview]:
+    """The files in a wire's `Tensor`, BYTES [n] or [n, 1]. Raises `RequestError`."""
+    return list(_pieces(tensor, "recording"))
+
+
 def _texts(tensor: Any) -> Iterator[str]:
+    for number, piece in enumerate(_pieces(tensor, "text")):
+        if len(piece) > LONGEST_TEXT_BYTES:
+            raise RequestError(f"text {number} has {len(piece)} bytes; send at most {LONGEST_TEXT_BYTES}")
+        try:
+            yield str(piece, "utf-8")
+        except UnicodeDecodeError as error:
+            raise RequestError(f"text {number} is not UTF-8; send UTF-8") from error
+
+
+def _pieces(tensor: Any, what: str) -> Iterator[memoryview]:
+    """The elements of BYTES [n] or [n, 1], each of which follows its length, four bytes."""
     shape, data = list(tensor.shape), memoryview(tensor.data)
     if len(shape) not in (1, 2) or shape[1:] not in ([], [1]):
-        raise RequestError(f"text has shape {shape[:_MOST_DIMENSIONS]}; send BYTES [batch] or [batch, 1]")
+        raise RequestError(f"{what} has shape {shape[:_MOST_DIMENSIONS]}; send BYTES [batch] or [batch, 1]")
     count, found, start = elements(shape), 0, 0
-    if count > _MOST_TEXTS:
-        raise RequestError(f"{count} texts; send at most {_MOST_TEXTS} at a time")
+    if count > _MOST_PIECES:
+        raise RequestError(f"{count} {what}s; send at most {_MOST_PIECES} at a time")
     while start < len(data) and found < count:
         length = int.from_bytes(data[start : start + 4], "little")
         start, end = start + 4, start + 4 + length
         if end > len(data):
             break
-        if length > LONGEST_TEXT_BYTES:
-            raise RequestError(f"text {found} has {length} bytes; send at most {LONGEST_TEXT_BYTES}")
-        try:
-            yield str(data[start:end], "utf-8")
-        except UnicodeDecodeError as error:
-            raise RequestError(f"text {found} is not UTF-8; send UTF-8") from error
+        yield data[start:end]
         found, start = found + 1, end
     if found != count or start != len(data):
         raise RequestError(f"shape {shape} of BYTES does not fit {len(data)} bytes; correct it")

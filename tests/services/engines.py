@@ -99,17 +99,23 @@ class Engine:
 
 
 @contextmanager
-def served() -> Iterator[str]:
-    """The address of one that answers at once, in a thread of its own."""
+def served(service: Any = None) -> Iterator[str]:
+    """The address of a service, by default of an `Engine` that answers at once, in a thread of its own."""
+    answering = Engine() if service is None else service
     started = threading.Event()
     told: list[Any] = []
 
     async def serve() -> None:
-        server, ended = WireServer(SERVICE, Engine().handlers()), asyncio.Event()
+        handlers = {name: getattr(answering, name) for name in _CALLS}
+        server, ended = WireServer(SERVICE, handlers), asyncio.Event()
+        if service is not None:
+            await service.start()
         port = await server.start("127.0.0.1", 0)
         told.extend((f"127.0.0.1:{port}", asyncio.get_running_loop(), ended))
         started.set()
         await ended.wait()
+        if service is not None:
+            await service.drain()
         await server.drain(0.0)
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))

@@ -259,7 +259,7 @@ class InferRequest(object):
 
     Attributes:
      - request_id: Names this request when it is cancelled; unique among those under way.
-     - input: FP32 [batch, ...] as the network takes it, UINT8 images, or BYTES [batch] of UTF-8 text.
+     - input: FP32 [batch, ...] as the network takes it, UINT8 images, or BYTES [batch]: UTF-8 text, WAV or FLAC files.
      - time_remaining_ms: After so many milliseconds nobody waits for the answer any more.
      - trace_id: Of the W3C trace context, 32 hexadecimal digits.
      - priority: 1 is served first.
@@ -1073,14 +1073,16 @@ class InputArray(object):
      - name
      - datatype: As the Open Inference Protocol calls it.
      - shape: Of one input, without the batch.
+     - shorter: A last axis that is shorter will do: it is padded with zeros, which the network's mask leaves out.
 
     """
 
 
-    def __init__(self, name=None, datatype=None, shape=None,):
+    def __init__(self, name=None, datatype=None, shape=None, shorter=None,):
         self.name = name
         self.datatype = datatype
         self.shape = shape
+        self.shorter = shorter
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -1111,6 +1113,11 @@ class InputArray(object):
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.BOOL:
+                    self.shorter = iprot.readBool()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -1135,6 +1142,10 @@ class InputArray(object):
             for iter27 in self.shape:
                 oprot.writeI64(iter27)
             oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.shorter is not None:
+            oprot.writeFieldBegin('shorter', TType.BOOL, 4)
+            oprot.writeBool(self.shorter)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -1234,6 +1245,80 @@ class TextInput(object):
         return not (self == other)
 
 
+class SoundInput(object):
+    """
+    The recordings that a model takes.
+
+    Attributes:
+     - sample_rate: In hertz; nothing is resampled.
+     - seconds: Longer recordings are cut.
+
+    """
+
+
+    def __init__(self, sample_rate=None, seconds=None,):
+        self.sample_rate = sample_rate
+        self.seconds = seconds
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.I32:
+                    self.sample_rate = iprot.readI32()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.DOUBLE:
+                    self.seconds = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('SoundInput')
+        if self.sample_rate is not None:
+            oprot.writeFieldBegin('sample_rate', TType.I32, 1)
+            oprot.writeI32(self.sample_rate)
+            oprot.writeFieldEnd()
+        if self.seconds is not None:
+            oprot.writeFieldBegin('seconds', TType.DOUBLE, 2)
+            oprot.writeDouble(self.seconds)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        if self.sample_rate is None:
+            raise TProtocolException(message='Required field sample_rate is unset!')
+        if self.seconds is None:
+            raise TProtocolException(message='Required field seconds is unset!')
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
 class ModelInfo(object):
     """
     What a model takes and gives.
@@ -1249,11 +1334,12 @@ class ModelInfo(object):
      - inputs: What the network takes, in the order in which several arrays are packed to one: [batch, arrays, ...] where
     all have one shape, else each flattened and one after the other. Absent: float32 of `input_shape`.
      - text: Absent where the model takes no text.
+     - sound: Absent where the model takes no recordings.
 
     """
 
 
-    def __init__(self, name=None, input_shape=None, classes=None, class_names=None, image_shape=None, largest_batch=None, versions=None, inputs=None, text=None,):
+    def __init__(self, name=None, input_shape=None, classes=None, class_names=None, image_shape=None, largest_batch=None, versions=None, inputs=None, text=None, sound=None,):
         self.name = name
         self.input_shape = input_shape
         self.classes = classes
@@ -1263,6 +1349,7 @@ class ModelInfo(object):
         self.versions = versions
         self.inputs = inputs
         self.text = text
+        self.sound = sound
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -1346,6 +1433,12 @@ class ModelInfo(object):
                     self.text.read(iprot)
                 else:
                     iprot.skip(ftype)
+            elif fid == 10:
+                if ftype == TType.STRUCT:
+                    self.sound = SoundInput()
+                    self.sound.read(iprot)
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -1406,6 +1499,10 @@ class ModelInfo(object):
         if self.text is not None:
             oprot.writeFieldBegin('text', TType.STRUCT, 9)
             self.text.write(oprot)
+            oprot.writeFieldEnd()
+        if self.sound is not None:
+            oprot.writeFieldBegin('sound', TType.STRUCT, 10)
+            self.sound.write(oprot)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -2436,12 +2533,19 @@ InputArray.thrift_spec = (
     (1, TType.STRING, 'name', 'UTF8', None, ),  # 1
     (2, TType.STRING, 'datatype', 'UTF8', None, ),  # 2
     (3, TType.LIST, 'shape', (TType.I64, None, False), None, ),  # 3
+    (4, TType.BOOL, 'shorter', None, None, ),  # 4
 )
 all_structs.append(TextInput)
 TextInput.thrift_spec = (
     None,  # 0
     (1, TType.STRING, 'tokenizer_sha256', 'UTF8', None, ),  # 1
     (2, TType.I32, 'length', None, None, ),  # 2
+)
+all_structs.append(SoundInput)
+SoundInput.thrift_spec = (
+    None,  # 0
+    (1, TType.I32, 'sample_rate', None, None, ),  # 1
+    (2, TType.DOUBLE, 'seconds', None, None, ),  # 2
 )
 all_structs.append(ModelInfo)
 ModelInfo.thrift_spec = (
@@ -2455,6 +2559,7 @@ ModelInfo.thrift_spec = (
     (7, TType.LIST, 'versions', (TType.STRUCT, [VersionInfo, None], False), None, ),  # 7
     (8, TType.LIST, 'inputs', (TType.STRUCT, [InputArray, None], False), None, ),  # 8
     (9, TType.STRUCT, 'text', [TextInput, None], None, ),  # 9
+    (10, TType.STRUCT, 'sound', [SoundInput, None], None, ),  # 10
 )
 all_structs.append(Health)
 Health.thrift_spec = (
