@@ -138,7 +138,7 @@ class World:
     def reference(self, x: Any) -> Prediction:
         return TRUE
 
-    def caches(self, served: Any, *, beside: bool) -> Callable[[Any], list[Prediction]]:
+    def caches(self, served: Any, *, threaded: bool) -> Callable[[Any], list[Prediction]]:
         return lambda x: [self.answer(served.number)]
 
     def probe(self, version: Deployed) -> Callable[[Any, Prediction], list[Probed]]:
@@ -155,7 +155,7 @@ class World:
 class Queue:
     """Does jobs at once; full in every other stretch of requests."""
 
-    beside = False
+    threaded = False
 
     def __init__(self, stretch: int) -> None:
         self._stretch = stretch
