@@ -21,10 +21,9 @@ from services.inference.followed import Followed
 from services.inference.loaded import LoadedVersion
 from services.inference.queue import Ask
 from services.inference.requests import Requests, UnderWay
-from services.inference.settings import InferenceSettings
+from services.inference.settings import BASE_VERSION, STUCK, InferenceSettings
 from services.inference.versions import Versions
 from services.pool import BoundedPool
-from services.states import BASE_VERSION, STUCK
 from services.wire.gen.ttypes import (
     Answer,
     Health,
