@@ -35,8 +35,8 @@ from gati.adaptation.deployments import Deployed
 from gati.adaptation.follow import FollowUp
 from gati.adaptation.memory import FEATURES, FURTHER, Seen
 from gati.adaptation.recall import RECALL, Looked, Recall, Remembered
+from gati.adaptation.recall_settings import Risk
 from gati.adaptation.renewal import Promise, RenewalOutcome
-from gati.adaptation.risk import Risk
 from gati.adaptation.samples import Samples
 from gati.adaptation.shadow import Ticket
 from gati.adaptation.succession import Succession
