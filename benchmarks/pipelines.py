@@ -27,7 +27,7 @@ import numpy as np
 from gati.pipelines import Labelled, Pipeline, Planner, load_pipeline, register_policy
 from gati.pipelines.engines import open_engine
 from gati.pipelines.measure import Outcomes, measure_outcomes, summarize
-from gati.pipelines.measurements import beside
+from gati.pipelines.measurements import measurements_file
 from gati.pipelines.policies import Choice, StaticPlan
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "pipeline" / "pipeline.toml"
@@ -150,7 +150,9 @@ def collect(libraries: Path, known: Path, unseen: Path, out: Path, composition: 
         if turn == 0:
             options = {source: pick(one, from_known) for source, one in outcomes.items()}
             for pipeline in pipelines.values():
-                summarize(pipeline, options, data.subset(from_known)).save(beside(pipeline.path or out))
+                summarize(pipeline, options, data.subset(from_known)).save(
+                    measurements_file(pipeline.path or out)
+                )
         for source, one in outcomes.items():
             found[f"{key_of(source)}/{turn}/latency_ms"] = one.latency_ms[from_unseen]
             found[f"{key_of(source)}/{turn}/probabilities"] = one.probabilities[from_unseen]

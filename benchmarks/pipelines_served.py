@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.serving import Connection, message, serving
-from gati.pipelines.measurements import beside
+from gati.pipelines.measurements import measurements_file
 
 POLICIES = {"static": ("static", False), "offline": ("dynamic", False), "live": ("dynamic", True)}
 PATIENT_MS = 10_000.0
@@ -125,7 +125,7 @@ def tensor(image: Any) -> bytes:
 
 def prepare(path: Path, document: dict[str, Any], until_done: ExitStack) -> tuple[Path, list[str]]:
     """Write the fixed pipelines and the configuration, all next to PIPELINE; names of the fixed."""
-    measured = json.loads(beside(path).read_text(encoding="utf-8"))
+    measured = json.loads(measurements_file(path).read_text(encoding="utf-8"))
     root = next(name for name in document["stages"] if all(edge["to"] != name for edge in document["edges"]))
     options = list(document["stages"][root]["options"])
     lines = ["late_factor = 20.0"]
@@ -142,7 +142,7 @@ def prepare(path: Path, document: dict[str, Any], until_done: ExitStack) -> tupl
             stage: {**found, "options": {keep[stage]: found["options"][keep[stage]]}}
             for stage, found in measured["stages"].items()
         }
-        write(until_done, beside(file), json.dumps({**measured, "stages": stages}))
+        write(until_done, measurements_file(file), json.dumps({**measured, "stages": stages}))
         lines += entry(name, file.name, "static", False)
         fixed.append(name)
     config = path.with_name(f"{PREFIX}serve.toml")

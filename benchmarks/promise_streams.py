@@ -35,8 +35,8 @@ from gati.adaptation.deployments import Deployed
 from gati.adaptation.follow import FollowUp
 from gati.adaptation.memory import FEATURES, FURTHER, Seen
 from gati.adaptation.recall import RECALL, Looked, Recall, Remembered
+from gati.adaptation.recall_settings import Risk
 from gati.adaptation.renewal import Promise, RenewalOutcome
-from gati.adaptation.risk import Risk
 from gati.adaptation.samples import Samples
 from gati.adaptation.shadow import Ticket
 from gati.adaptation.succession import Succession
@@ -138,7 +138,7 @@ class World:
     def reference(self, x: Any) -> Prediction:
         return TRUE
 
-    def caches(self, served: Any, *, beside: bool) -> Callable[[Any], list[Prediction]]:
+    def caches(self, served: Any, *, threaded: bool) -> Callable[[Any], list[Prediction]]:
         return lambda x: [self.answer(served.number)]
 
     def probe(self, version: Deployed) -> Callable[[Any, Prediction], list[Probed]]:
@@ -155,7 +155,7 @@ class World:
 class Queue:
     """Does jobs at once; full in every other stretch of requests."""
 
-    beside = False
+    threaded = False
 
     def __init__(self, stretch: int) -> None:
         self._stretch = stretch

@@ -69,7 +69,7 @@ def serve(config: ServeConfig, announce: Callable[[str], None]) -> None:
 def with_pipeline_models(config: ServeConfig) -> tuple[ServeConfig, dict[tuple[str, str, str], str]]:
     """The configuration with a model for each source that its pipelines use.
 
-    Beside it, which model serves each (pipeline, stage, option).
+    Also returns which model serves each (pipeline, stage, option).
     """
     models = dict(config.models)
     serving: dict[tuple[str, str, str], str] = {}

@@ -263,11 +263,11 @@ class Adaptation:
         return Answered(prediction, hit, drawn.audit, drawn.sample, latency_ms, current.number)
 
     def wait(self, deadline_s: float = 60.0) -> bool:
-        """Wait until nothing is under way beside, for at most `deadline_s` seconds each; whether so."""
+        """Wait until no background work is left, for at most `deadline_s` seconds each; whether so."""
         return self._auditing.wait(deadline_s) and self._training.wait(deadline_s)
 
     def close(self) -> None:
-        """End the work beside and remove local files; versions and samples stay where they are kept.
+        """End the background work and remove local files; versions and samples stay where they are kept.
 
         A retraining under way comes to its end, and the next run begins with what it published.
         """
@@ -348,7 +348,7 @@ class Adaptation:
             outcome = self._renewal(current, self._samples, reason, changed_at, unproven=unproven)
             tried = outcome is not None
             with self._lock:
-                if outcome is not None and self._auditing.beside:
+                if outcome is not None and self._auditing.threaded:
                     self._take(outcome)
                 elif outcome is not None:
                     self._due = (time_s + self.settings.delay_s, outcome)

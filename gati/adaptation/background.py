@@ -1,4 +1,4 @@
-"""Work beside the serving of requests: in a thread that steps back, or at once where time is simulated."""
+"""Work in the background of requests: in a thread of low priority, or inline where time is simulated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 class Worker(Protocol):
     """Does jobs in the order they come."""
 
-    beside: bool  # whether jobs run in a thread of their own
+    threaded: bool  # whether jobs run in a thread of their own
 
     def reserve(self) -> bool:
         """Keep a place for a job that will be submitted; False where too many wait."""
@@ -45,9 +45,9 @@ class Worker(Protocol):
 
 
 class Inline:
-    """Does each job at once, in the caller's thread."""
+    """Does each job immediately, in the caller's thread."""
 
-    beside = False
+    threaded = False
 
     def reserve(self) -> bool:
         """There is always a place."""
@@ -77,7 +77,7 @@ class Background:
     alone what was there before, until it is closed.
     """
 
-    beside = True
+    threaded = True
 
     def __init__(self, name: str, *, limit: int, on_error: Callable[[Exception], None] | None = None) -> None:
         self._limit = limit

@@ -30,7 +30,7 @@ from gati.versions.repository import ModelRepository
 __all__ = ["Deployed", "Deployments"]
 
 _SCENE = "scene"  # the tag with the signature
-_OPEN = 4  # versions beside the one that serves whose engines are kept
+_OPEN = 4  # versions whose engines are kept, besides the one that serves
 _KEEP = 20  # versions in the repository
 
 
@@ -54,7 +54,7 @@ class Deployed(NamedTuple):
 class Deployments:
     """Publishes, opens and remembers versions of `model`; `folder` is for local copies, and its own.
 
-    `blocks` are where versions may have exits beside those of `served`.
+    `blocks` are where versions may have exits besides those of `served`.
     """
 
     def __init__(

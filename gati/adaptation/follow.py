@@ -132,7 +132,7 @@ class FollowUp:
         """What each setting of a version would answer."""
         if post.settings:
             return self._shadow.probe(post.version)(x, base)
-        said = self._shadow.caches(post.version.served, beside=self._worker.beside)(x)[0]
+        said = self._shadow.caches(post.version.served, threaded=self._worker.threaded)(x)[0]
         return [Probed(said.class_index, said.exit, said.class_index == base.class_index)]
 
     def _sample(self, ticket: Ticket, base: Prediction) -> None:

@@ -17,11 +17,11 @@ from gati.costs.least import Arithmetic
 
 __all__ = ["LookupCosts"]
 
-_CALL_SHARE = 0.02  # of the base model's time: what a lookup costs beside its arithmetic
+_CALL_SHARE = 0.02  # of the base model's time: what a lookup costs besides its arithmetic
 
 
 class LookupCosts:
-    """Milliseconds of lookups beside the base model of `served`."""
+    """Milliseconds of lookups after blocks of the base model of `served`."""
 
     def __init__(self, served: Served) -> None:
         traced = served.engine.traced

@@ -2,8 +2,9 @@
 
 It is a cache before the network, and learned like the others: what it predicts is the remembered answer
 (`gati.adaptation.memory`), what selects is a regression of how probable it is that this one is wrong
-(`gati.adaptation.risk`), fitted anew to every request whose base answer becomes known. So it fits a scene
-after some seconds, follows it without any training of networks, and costs a few percent of a small network.
+(`gati.adaptation.recall_settings`), fitted anew to every request whose base answer becomes known. So it fits
+a scene after some seconds, follows it without any training of networks, and costs a few percent of a small
+network.
 
 How far it goes is a ladder of settings (`gati.adaptation.recall_settings`), each released once its own
 answers are proven right often enough, and withdrawn as soon as they are wrong too often
@@ -26,8 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.adaptation.memory import FEATURES, FURTHER, Memory, Seen, sketch
-from gati.adaptation.recall_settings import MOST, RecallSetting
-from gati.adaptation.risk import Risk
+from gati.adaptation.recall_settings import MOST, RecallSetting, Risk
 from gati.engine.exits import Prediction
 from gati.errors import AdaptError
 from gati.guard.auditor import RECALL

@@ -1,9 +1,9 @@
 """The settings of memory, from strict to loose: what each would answer.
 
-A setting answers inputs whose risk of a wrong answer (`gati.adaptation.risk`) is so low that, of what it
-would answer, no more than a share of the tolerated disagreement is expected to be wrong. Each audit steers
-that share: a loss halves it, every audit raises it a little, never above the setting's own `most`, at which
-it begins; below a floor nothing is answered.
+A setting answers inputs whose risk of a wrong answer (`Risk`) is so low that, of what it would answer, no
+more than a share of the tolerated disagreement is expected to be wrong. Each audit steers that share: a loss
+halves it, every audit raises it a little, never above the setting's own `most`, at which it begins; below a
+floor nothing is answered.
 
 How far memory may go is decided by `gati.guard.ladder`. The proof of a setting counts the audits of what it
 would have answered, and those alone, with the steering and the learning that it will serve with: what is
@@ -17,7 +17,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MOST", "RecallSetting"]
+__all__ = ["MOST", "RecallSetting", "Risk"]
 
 MOST = (0.1, 0.3, 0.6)  # what may be expected to be wrong, as a share of the tolerated
 _TARGET = 0.5  # of the tolerated disagreement, that steering aims at
@@ -25,6 +25,51 @@ _RATE = 0.7  # a loss halves what may be expected
 _FLOOR = 0.02  # below it nothing is answered
 _LEAST = 0.01
 _HIGHEST_RISK = 0.5
+
+_STEPS = 25
+_CLOSE = 1e-3
+_PRESUMED = 2  # inputs that differ, further away than any seen so far
+_FURTHER = float(np.log(2.0))
+
+
+class Risk:
+    """How probable it is that a remembered answer is wrong, by a logistic regression.
+
+    It is fitted by Newton's method to features [n, d] and labels [n], L2-regularised. The first `further`
+    features grow with the distance to what is known, the others fall. What is twice as far away as
+    anything seen is presumed to be wrong, so that a scene in which nothing ever changed does not teach
+    that nothing can.
+    """
+
+    def __init__(self, features: NDArray[np.float64], wrong: NDArray[np.bool_], further: int) -> None:
+        far = features.max(axis=0)
+        far[further:] = features[:, further:].min(axis=0)
+        far[:further] += _FURTHER
+        rows = np.vstack((features, np.tile(far, (_PRESUMED, 1))))
+        labels = np.concatenate((wrong, np.ones(_PRESUMED))).astype(np.float64)
+        mean, spread = rows.mean(axis=0), rows.std(axis=0) + 1e-6
+        design = np.column_stack(((rows - mean) / spread, np.ones(len(rows))))
+        penalty = np.ones(design.shape[1])
+        penalty[-1] = 1e-3  # the intercept is free
+        weights = np.zeros(design.shape[1])
+        for _ in range(_STEPS):
+            expected = _logistic(design @ weights)
+            gradient = design.T @ (expected - labels) + penalty * weights
+            curvature = (design * (expected * (1.0 - expected))[:, None]).T @ design + np.diag(penalty)
+            step = np.linalg.solve(curvature, gradient)
+            weights -= step
+            if np.abs(step).max() < _CLOSE:
+                break
+        self._weights = weights[:-1] / spread
+        self._intercept = float(weights[-1] - mean @ self._weights)
+
+    def __call__(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The probability that each of features [..., d] goes with a wrong answer."""
+        return _logistic(features @ self._weights + self._intercept)
+
+
+def _logistic(logit: NDArray[np.float64]) -> NDArray[np.float64]:
+    return 0.5 * (1.0 + np.tanh(0.5 * logit))
 
 
 class RecallSetting:

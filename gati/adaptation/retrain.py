@@ -51,7 +51,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Retrained:
-    """New settings beside the exits that serve, measured on the same inputs. `seconds` by what took them.
+    """New settings and the exits that serve, measured on the same inputs. `seconds` by what took them.
 
     `aimed` is the setting to take where there can be only one; `after` is measured with it. There are no
     settings where no cache is fit to answer anything.

@@ -47,9 +47,9 @@ class Shadow:
         """The reference's answer to an input [1, ...]."""
         return self._reference.base(x)[0]
 
-    def caches(self, served: Served, *, beside: bool) -> Engine:
-        """An engine with the caches of `served`; where this thread serves, too, its own will do."""
-        if not beside:
+    def caches(self, served: Served, *, threaded: bool) -> Engine:
+        """An engine with the caches of `served`: its own, or a twin for a thread that does not serve."""
+        if not threaded:
             return served.engine
         if id(served) not in self._twins:
             while len(self._twins) >= _KEPT:

@@ -35,9 +35,9 @@ PipelineFile = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline
 def check(file: PipelineFile) -> None:
     """Say whether FILE is a pipeline, and show its stages with their options."""
     from gati.pipelines import load_pipeline
-    from gati.pipelines.measurements import beside
+    from gati.pipelines.measurements import measurements_file
 
-    _show(load_pipeline(file, measured=beside(file).is_file()))
+    _show(load_pipeline(file, measured=measurements_file(file).is_file()))
 
 
 @pipeline.command()
@@ -53,12 +53,12 @@ def measure(
     """Measure latency and accuracy of every option on DATA, and store them next to FILE."""
     from gati.pipelines import load_pipeline
     from gati.pipelines.measure import measure_pipeline
-    from gati.pipelines.measurements import beside
+    from gati.pipelines.measurements import measurements_file
 
     counter = render.counter("measured")
     measure_pipeline(file, data, limit=limit, device=device, threads=threads, progress=counter)
     _show(load_pipeline(file))
-    typer.echo(f"wrote {beside(file)}")
+    typer.echo(f"wrote {measurements_file(file)}")
 
 
 @pipeline.command()

@@ -13,11 +13,10 @@ from pathlib import Path
 
 from gati.composition.composition import COARSE_LOOKUPS, REDUCED, Composition, Exit
 from gati.composition.costs import as_composed
-from gati.composition.deployed import problem_deployed
 from gati.composition.headroom import ExitHeadroom
 from gati.composition.outcomes import SplitOutcomes
 from gati.composition.problem import Candidate, Estimate, estimate
-from gati.composition.prospects import headroom_of
+from gati.composition.prospects import headroom_of, problem_deployed
 from gati.composition.replay import Replay
 from gati.exploration.library import SELECT, Library
 

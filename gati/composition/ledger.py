@@ -8,7 +8,7 @@ result is good enough, or certifying on one data set after another until one pas
   errs with probability at most its delta; the certificate says which use it is. After many uses, certify on
   fresh data.
 * `attempts` on other data, of `gati certify`, whether written into the composition or not, and of `gati
-  compose --certify-data`, which counts that beside the library's own split (a use of it as well): one that
+  compose --certify-data`, which counts that next to the library's own split (a use of it as well): one that
   was seen to fail may decide what is written next. Attempt k gets the share `share_of_attempt(k)` of delta,
   and all shares add up to 1. So with probability at least 1 - delta no certificate that these ever give for
   this library with confidence 1 - delta or more is false: an attempt at its own delta_k <= delta gives a

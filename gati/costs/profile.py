@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from gati.costs.disturbance import MACHINE, Machine, Uncounted, measure_steadily
 from gati.engine.backends import SegmentBackend, segment_backend
 from gati.engine.backends.base import Lookup
-from gati.engine.placement import Beside, beside_for, cuda_event
+from gati.engine.placement import ParallelLookups, cuda_event, parallel_lookups
 from gati.errors import DataError
 from gati.model.alike import work_of
 from gati.model.entry import INPUT_KIND
@@ -160,30 +160,28 @@ def measure_overlap(
     traced: TracedModel,
     block: str,
     cache: nn.Module,
-    example: Tensor | None = None,
     repetitions: int = 15,
     *,
-    backend: str = "torch",
-    beside: Beside | None = None,
+    lookups: ParallelLookups | None = None,
     notes: list[str] | None = None,
 ) -> OverlapCost:
     """The cost of a lookup after `block` in parallel with the rest of the base model.
 
     The penalty compares whole requests: with the lookup in parallel, on the remaining cores,
-    against the base model alone on all cores. Pass an open `beside` to measure many in a row.
+    against the base model alone on all cores. Pass an open `lookups` to measure many in a row.
     `notes` is as for `measure_lookup`.
     """
-    request = _single(traced.example() if example is None else example)
-    runner = segment_backend(backend)
+    request = _single(traced.example())
+    runner = segment_backend("torch")
     path = runner.path(traced, [block])
     with quiet(), torch.inference_mode():
         lookup = runner.lookup(cache, path.segments[0].run(request.clone())[0])
-        with nullcontext(beside) if beside is not None else beside_for(traced.device) as opened:
+        with nullcontext(lookups) if lookups is not None else parallel_lookups(traced.device) as opened:
 
             def measure() -> _Overlapped:
                 with opened.released():
                     alone_ms = _alone_ms(path.segments, request, traced.device, repetitions)
-                timed = _beside_ms(path.segments, lookup, request, opened, traced.device, repetitions)
+                timed = _overlapped_ms(path.segments, lookup, request, opened, traced.device, repetitions)
                 with opened.released():
                     alone_ms += _alone_ms(path.segments, request, traced.device, repetitions)
                 return _Overlapped(alone_ms, *map(list, zip(*timed, strict=True)))
@@ -279,24 +277,29 @@ def _alone_ms(
     return [time_call_ms(run, request.clone(), device) for _ in range(repetitions)]
 
 
-def _beside_ms(
+def _overlapped_ms(
     segments: Sequence[Segment],
     lookup: Lookup,
     request: Tensor,
-    beside: Beside,
+    lookups: ParallelLookups,
     device: torch.device,
     repetitions: int,
 ) -> list[tuple[float, float]]:
     """(hand-over to answer, whole request) of each repetition after two untimed ones."""
     first, last = segments
     return [
-        _overlapped_request_ms(first, last, lookup, request.clone(), beside, device)
+        _overlapped_request_ms(first, last, lookup, request.clone(), lookups, device)
         for _ in range(repetitions + 2)
     ][2:]
 
 
 def _overlapped_request_ms(
-    first: Segment, last: Segment, lookup: Lookup, request: Tensor, beside: Beside, device: torch.device
+    first: Segment,
+    last: Segment,
+    lookup: Lookup,
+    request: Tensor,
+    lookups: ParallelLookups,
+    device: torch.device,
 ) -> tuple[float, float]:
     answered = 0
 
@@ -309,13 +312,13 @@ def _overlapped_request_ms(
     start = time.perf_counter_ns()
     carried = first.run(request)
     handed_over = time.perf_counter_ns()
-    beside.submit(timed, carried[0].clone() if first.hidden_changes_later else carried[0])
+    lookups.submit(timed, carried[0].clone() if first.hidden_changes_later else carried[0])
     last.run(*carried)
     if device.type == "cuda":  # the host runs ahead there: only the answer tells when the lookup ended
-        beside.answer()
+        lookups.answer()
         answered = time.perf_counter_ns()
         torch.cuda.synchronize(device)
         return (answered - handed_over) / 1e6, (time.perf_counter_ns() - start) / 1e6
     end = time.perf_counter_ns()
-    beside.answer()
+    lookups.answer()
     return (answered - handed_over) / 1e6, (end - start) / 1e6

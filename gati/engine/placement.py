@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gati.engine.backends.base import Lookup
 
-__all__ = ["Answer", "Beside", "StreamBeside", "WorkerBeside", "beside_for", "cuda_event"]
+__all__ = ["Answer", "ParallelLookups", "StreamLookups", "WorkerLookups", "cuda_event", "parallel_lookups"]
 
 # How many blocks the host may queue on the device ahead of the one that is running. Without a bound a
 # fast host queues the whole network before the first lookup has ended, and a hit would save nothing.
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
     score: float
 
 
-class Beside(ABC):
+class ParallelLookups(ABC):
     """Runs one lookup at a time, parallel to the base model. A context manager: `close` frees everything."""
 
     @abstractmethod
@@ -76,9 +76,9 @@ class Beside(ABC):
         self.close()
 
 
-def beside_for(device: torch.device) -> Beside:
+def parallel_lookups(device: torch.device) -> ParallelLookups:
     """The way to run lookups in parallel with the base model on `device`."""
-    return StreamBeside(device) if device.type == "cuda" else WorkerBeside()
+    return StreamLookups(device) if device.type == "cuda" else WorkerLookups()
 
 
 class _Work:
@@ -106,7 +106,7 @@ class _Work:
         self.found = self.found or found
 
 
-class WorkerBeside(Beside):
+class WorkerLookups(ParallelLookups):
     """A worker thread pinned to the last core of the process; the calling thread keeps the others.
 
     An answer that is wanted and does not come within the time that the lookup takes at its best is worked
@@ -205,7 +205,7 @@ class WorkerBeside(Beside):
                 del work  # its hidden output must not stay alive until the next one comes
 
 
-class StreamBeside(Beside):
+class StreamLookups(ParallelLookups):
     """A second CUDA stream: events order it after the hidden output, its score is polled between blocks."""
 
     def __init__(self, device: torch.device) -> None:

@@ -21,7 +21,7 @@ from gati.pipelines.measurements import (
     Measurements,
     OptionMeasurement,
     StageMeasurement,
-    beside,
+    measurements_file,
 )
 from gati.pipelines.pipeline import CacheLibrary, Option, Pipeline, PlainModel, Stage, describe_source
 from gati.pipelines.read import load_pipeline
@@ -73,7 +73,7 @@ def measure_pipeline(
         pipeline, data, limit=limit, device=device, threads=threads, progress=progress
     )
     measurements = summarize(pipeline, outcomes, inputs, device=device)
-    measurements.save(beside(Path(path)))
+    measurements.save(measurements_file(Path(path)))
     return measurements
 
 

@@ -21,7 +21,7 @@ __all__ = [
     "Measurements",
     "OptionMeasurement",
     "StageMeasurement",
-    "beside",
+    "measurements_file",
 ]
 
 FORMAT = 1
@@ -95,7 +95,7 @@ class Measurements:
             return _measurements(document, str(path))
 
 
-def beside(path: Path) -> Path:
+def measurements_file(path: Path) -> Path:
     """Path of the measurements of the pipeline file `path`."""
     return path.with_suffix(".measured.json")
 

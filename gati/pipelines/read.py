@@ -13,7 +13,7 @@ from gati.pipelines.check import check_graph, outputs_of
 from gati.pipelines.distribution import Distribution
 from gati.pipelines.fields import CheckedTable, number, table, text, texts
 from gati.pipelines.labels import LabelMap
-from gati.pipelines.measurements import Measurements, OptionMeasurement, StageMeasurement, beside
+from gati.pipelines.measurements import Measurements, OptionMeasurement, StageMeasurement, measurements_file
 from gati.pipelines.pipeline import (
     Behaviour,
     CacheLibrary,
@@ -45,7 +45,9 @@ def load_pipeline(path: str | Path, *, measured: bool = True) -> Pipeline:
         raise PipelineError(f"no pipeline file {file}; check the path") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise PipelineError(f"{file}: not readable as TOML ({error}); correct it") from error
-    found = Measurements.load(beside(file)) if measured and beside(file).is_file() else None
+    found = (
+        Measurements.load(measurements_file(file)) if measured and measurements_file(file).is_file() else None
+    )
     return parse_pipeline(document, file, found, measured=measured)
 
 

@@ -128,8 +128,8 @@ class Grid:
         shares = np.asarray(behaviour.shares)
         mean_ms = float(shares @ [latency.mean_ms for latency in behaviour.latencies])
         if overhead is not None:
-            beside = self._spectrum(self._pmf(overhead, least=0)[None])
-            pmfs = np.fft.irfft(self._spectrum(pmfs) * beside, 2 * self.columns, axis=1)[:, : self.columns]
+            added = self._spectrum(self._pmf(overhead, least=0)[None])
+            pmfs = np.fft.irfft(self._spectrum(pmfs) * added, 2 * self.columns, axis=1)[:, : self.columns]
             pmfs[pmfs < _NOISE] = 0.0
             mean_ms += overhead.mean_ms
         return _Moves(self._spectrum(pmfs), pmfs, shares, np.asarray(behaviour.accuracies), mean_ms)

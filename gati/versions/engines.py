@@ -80,23 +80,23 @@ def save_version(
         raise AdaptError(f"there is a version in {target} already; give every version a folder of its own")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+        temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     except OSError as error:
         raise StorageError(f"cannot write {target}: {error.strerror or error}") from error
     try:
         for setting in (Setting(composition, tuple(exits)), *settings):
             for described, leaving in zip(setting.composition.exits, setting.exits, strict=True):
-                _save_cache(beside / "caches" / f"{described.trial_id}.safetensors", leaving)
+                _save_cache(temporary / "caches" / f"{described.trial_id}.safetensors", leaving)
         for number, setting in enumerate(settings, 1):
-            (beside / _SETTINGS).mkdir(exist_ok=True)
-            setting.composition.save(beside / _SETTINGS / f"{number}.json")
-        composition.save(beside / _COMPOSITION)
-        beside.chmod(0o755)
-        beside.rename(target)
+            (temporary / _SETTINGS).mkdir(exist_ok=True)
+            setting.composition.save(temporary / _SETTINGS / f"{number}.json")
+        composition.save(temporary / _COMPOSITION)
+        temporary.chmod(0o755)
+        temporary.rename(target)
     except OSError as error:
         raise StorageError(f"cannot write {target}: {error.strerror or error}") from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return target
 
 

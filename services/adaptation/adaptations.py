@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from gati.errors import NotFoundError, UnavailableError, first_line
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
-from services.adaptation.turns import Turns
 from services.again import keep_on
 from services.wire.gen.ttypes import AdaptationStatus, Health
 
-__all__ = ["Adaptations", "Adapting"]
+__all__ = ["Adaptations", "Adapting", "Turns"]
 
 _LONGEST_PAUSE_S = 60.0
 
@@ -45,6 +44,33 @@ class _Slot:
 class _Job(NamedTuple):
     work: Callable[[], Any]
     done: asyncio.Future[Any]
+
+
+class Turns:
+    """Stride scheduling of one thread: the next turn goes to the model that has used least of its share.
+
+    `shares` are of any scale. A model that wanted no time for a while has saved none up.
+    """
+
+    def __init__(self, shares: Mapping[str, float]) -> None:
+        total = sum(shares.values())
+        self.shares = {name: share / total for name, share in shares.items()}
+        self.used_s = dict.fromkeys(shares, 0.0)
+        self._pass = dict.fromkeys(shares, 0.0)  # seconds by share
+        self._least = 0.0  # of whom had the last turn
+
+    def next(self, waiting: Collection[str]) -> str:
+        """Whose turn it is of those that wait; those of equal standing go in their order."""
+        for name in waiting:
+            self._pass[name] = max(self._pass[name], self._least)
+        chosen = min(waiting, key=lambda name: self._pass[name])
+        self._least = self._pass[chosen]
+        return chosen
+
+    def used(self, name: str, seconds: float) -> None:
+        """So much time was used in a turn."""
+        self.used_s[name] += seconds
+        self._pass[name] += seconds / self.shares[name]
 
 
 class Adaptations:

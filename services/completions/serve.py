@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import socket
 from collections.abc import Callable
@@ -28,8 +27,6 @@ from services.scheduler.admission import check_exposure
 from services.web import listen, url_of, web_server
 
 __all__ = ["CompletionsSettings", "completions_app", "serve_completions"]
-
-_log = logging.getLogger("gati.completions")
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ class Following:
         self._exact = exact
         self._cost = cost
         self._auditor = Auditor[Answering](exact, memory, shared.guarded, compare)
-        self._beside: Post[Answering] | None = None
+        self._trial: Post[Answering] | None = None
         self._draws = self._new_draws()
         self._rest = Rest()
         self.counts_anew()
@@ -184,13 +184,13 @@ class Following:
         if composition is not None:
             self._rest.replaced(composition)
 
-    def draw(self, beside: Post[Answering] | None, *, places: bool = False) -> Handling:
-        """Decide about the next request, before it is answered; `beside` waits to take over.
+    def draw(self, trial: Post[Answering] | None, *, places: bool = False) -> Handling:
+        """Decide about the next request, before it is answered; `trial` waits to take over.
 
         `places`: memory may be asked about the request.
         """
-        if beside is not self._beside:
-            self._beside = beside
+        if trial is not self._trial:
+            self._trial = trial
             self._draws = self._new_draws()
         taken: list[Reservation] = []
 
@@ -201,7 +201,7 @@ class Following:
 
         decided = self._auditor.decide(
             self.post,
-            None if beside is None or beside.version.gone else beside,
+            None if trial is None or trial.version.gone else trial,
             self._draws,
             room=room,
             more_samples=self._shared.sampling,
@@ -245,7 +245,7 @@ class Following:
         """Draws at rates that depend on who takes part, never on answers."""
         shared = self._shared
         probes = self.post is not None and bool(self.post.settings)  # all of them, with every audit
-        cost = self._cost + _COST_OF_TRIAL * (probes + (self._beside is not None))
+        cost = self._cost + _COST_OF_TRIAL * (probes + (self._trial is not None))
         audits = audit_share(shared.settings.audit_budget, shared.sampling, cost)
         return Draws(audits, shared.sampling, shared.settings.trials)
 

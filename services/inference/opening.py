@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gati.composition.load import OpenedModel
     from gati.versions.engines import Setting  # slow: brings in onnx
 
-__all__ = ["Opened", "OpenedSetting", "Opener", "Reference"]
+__all__ = ["Opened", "OpenedEngine", "Opener"]
 
 _WARM_UP_INPUTS = 20
 
@@ -46,17 +46,8 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class OpenedSetting:
-    """A setting of a version, opened later than the version."""
-
-    engine: Engine
-    runner: Runner
-    times: ServiceTimes
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The float32 network, for versions in reduced precision."""
+class OpenedEngine:
+    """A warm engine: the float32 network, or a setting of a version that is opened after the version."""
 
     engine: Engine
     runner: Runner
@@ -69,7 +60,7 @@ class Opener:
     def __init__(self, settings: InferenceSettings) -> None:
         self._settings = settings
         self.model: OpenedModel | None = None
-        self.reference: Reference | None = None
+        self.reference: OpenedEngine | None = None  # for versions in reduced precision
 
     def open(self, composition: str | None, folder: Path | None) -> Opened:
         """A composition of the library, a published version in a folder, or the base model. Warmed up."""
@@ -100,22 +91,23 @@ class Opener:
         base = open_runner(engine, early=False, workers=self._settings.workers)
         return replace(opened, base=base, base_times=_warm_up(engine, base))
 
-    def open_setting(self, setting: Setting) -> OpenedSetting:
+    def open_setting(self, setting: Setting) -> OpenedEngine:
         """A setting of a version that is open. Warmed up."""
         torch.set_num_threads(self._settings.threads)
         if self.model is None:
             raise AssertionError("versions are opened before their settings")
         composition, exits = setting
         engine = self.model.engine_of(exits, composition.name, composition.backend)
-        runner = open_runner(engine, workers=self._settings.workers)
-        return OpenedSetting(engine, runner, _warm_up(engine, runner))
+        return self._opened(engine)
 
-    def _open_reference(self, model: OpenedModel) -> Reference:
+    def _open_reference(self, model: OpenedModel) -> OpenedEngine:
         if self.reference is None:
-            engine = open_reference(model)
-            runner = open_runner(engine, early=False, workers=self._settings.workers)
-            self.reference = Reference(engine, runner, _warm_up(engine, runner))
+            self.reference = self._opened(open_reference(model), early=False)
         return self.reference
+
+    def _opened(self, engine: Engine, *, early: bool = True) -> OpenedEngine:
+        runner = open_runner(engine, early=early, workers=self._settings.workers)
+        return OpenedEngine(engine, runner, _warm_up(engine, runner))
 
     def _open_model(self) -> OpenedModel:
         from gati.composition.load import open_model, open_plain_model
@@ -149,5 +141,5 @@ def _warm_up(engine: Engine, runner: Runner) -> ServiceTimes:
         began_s = time.perf_counter()
         runner.submit(examples[number % len(examples)]).result()
         if number >= _WARM_UP_INPUTS // 2:
-            times.add(time.perf_counter() - began_s, beside=1.0)
+            times.add(time.perf_counter() - began_s, running=1.0)
     return times

@@ -212,12 +212,12 @@ class RequestQueue:
             self._fail(ask, error)
             return
         self._running.add(ask)
-        beside = len(self._running)
+        at_start = len(self._running)
         ask.running.add_done_callback(
-            lambda done: self._loop.call_soon_threadsafe(self._finished, ask, done, beside)
+            lambda done: self._loop.call_soon_threadsafe(self._finished, ask, done, at_start)
         )
 
-    def _finished(self, ask: Ask, done: Future[Prediction], beside: int) -> None:
+    def _finished(self, ask: Ask, done: Future[Prediction], at_start: int) -> None:
         self._running.discard(ask)
         if done.cancelled():
             error: BaseException | None = CancelledError("the caller has gone")
@@ -225,7 +225,7 @@ class RequestQueue:
             error = done.exception()
         if error is None and ask.started_s is not None:
             took_s = time.monotonic() - ask.started_s
-            self.times.add(took_s, beside=(beside + len(self._running) + 1) / 2)
+            self.times.add(took_s, running=(at_start + len(self._running) + 1) / 2)
             self.times.surprise.add(time.monotonic() - ask.arrived_s - ask.expected_s)
         if not ask.answer.done():
             if error is None:

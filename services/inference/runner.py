@@ -33,14 +33,14 @@ class Runner(Protocol):
 
 
 def open_runner(engine: Engine, *, early: bool = True, workers: int | None = None) -> Runner:
-    """Workers with a core each, or one that has them all where lookups run beside the network."""
+    """Workers with a core each, or one that has them all where lookups run in parallel with the network."""
     if workers == 1 or (early and engine.overlapped):
         return _OneAtATime(engine, early=early)
     return _Side(engine, early=early, workers=workers)
 
 
 class _Side:
-    """Several inputs side by side, one thread each; see `ConcurrentEngine`."""
+    """Several inputs concurrently, one thread each; see `ConcurrentEngine`."""
 
     def __init__(self, engine: Engine, *, early: bool, workers: int | None) -> None:
         engines = ConcurrentEngine(engine, early=early, workers=workers, niceness=_NICENESS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,10 +23,9 @@ from services.inference.followed import Followed
 from services.inference.loaded import LoadedVersion
 from services.inference.queue import Ask
 from services.inference.requests import Requests, UnderWay
-from services.inference.settings import InferenceSettings
+from services.inference.settings import BASE_VERSION, STUCK, InferenceSettings
 from services.inference.versions import Versions
 from services.pool import BoundedPool
-from services.states import BASE_VERSION, STUCK
 from services.wire.gen.ttypes import (
     Answer,
     Health,
@@ -51,8 +49,6 @@ if TYPE_CHECKING:
     from gati.samples.writer import BackgroundWriter  # needs SQLAlchemy
 
 __all__ = ["InferenceService"]
-
-_log = logging.getLogger("gati.inference")
 
 _LARGE_INPUT_BYTES = 128 * 1024  # from here on preprocessing is not done between two requests
 _LONG_TEXT_BYTES = 8 * 1024  # the same of text
@@ -220,8 +216,8 @@ class InferenceService:
         pending = self._versions.pending if request.version is None else None
         memory = self._versions.memory_for(version) if request.version is None and request.place else None
         standing = version.standing
-        beside = None if pending is None else pending.post
-        draws = [version.following.draw(beside, places=memory is not None) for _ in rows]
+        trial = None if pending is None else pending.post
+        draws = [version.following.draw(trial, places=memory is not None) for _ in rows]
         try:
             looked = [None if memory is None else memory.look(row, request.place) for row in rows]
             given: list[Ask | Prediction] = [

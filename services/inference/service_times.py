@@ -26,9 +26,9 @@ class ServiceTimes:
     inputs: int = 0
     surprise: RunningQuantile = field(default_factory=lambda: RunningQuantile(_IN_TIME))
 
-    def add(self, took_s: float, *, beside: float) -> None:
-        """Add an input that took this long while `beside` inputs, itself included, were running."""
-        share_s = took_s / max(1.0, beside)
+    def add(self, took_s: float, *, running: float) -> None:
+        """Add an input that took this long while `running` inputs, itself included, were running."""
+        share_s = took_s / max(1.0, running)
         self.inputs += 1
         self.least_s = took_s if self.inputs == 1 else min(took_s, self.least_s * _FORGETTING)
         memory = min(_MEMORY, 1.0 - 1.0 / self.inputs)  # a plain mean to begin with

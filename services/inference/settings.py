@@ -10,7 +10,10 @@ from pydantic import Field
 from gati.types import NAME_PATTERN
 from services.process import ProcessSettings
 
-__all__ = ["InferenceSettings"]
+__all__ = ["BASE_VERSION", "STUCK", "InferenceSettings"]
+
+BASE_VERSION = "base"  # what it calls a model without caches
+STUCK = "stuck"  # an input has been worked on for longer than anything takes: the process has to go
 
 
 class InferenceSettings(ProcessSettings):

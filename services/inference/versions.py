@@ -21,14 +21,13 @@ from gati.types import is_name
 from services.inference.counts import Counts
 from services.inference.following import Answering, Following, Shared
 from services.inference.keeping import open_standing
-from services.inference.last_run import LastRun
 from services.inference.line import Line
 from services.inference.loaded import LoadedVersion
 from services.inference.opening import Opened, Opener
 from services.inference.proven_settings import ProvenSettings
 from services.inference.queue import RequestQueue
 from services.inference.remembering import ServedMemory
-from services.inference.roster import ServedRoster
+from services.inference.roster import LastRun, ServedRoster
 from services.inference.settings import InferenceSettings
 from services.wire.gen.ttypes import VersionSource
 

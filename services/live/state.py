@@ -8,16 +8,18 @@ import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gati.guard.confidence import watched_agreement
+from gati.video import Frame, Result
 from gati.video.frames import Region, redact
 from services.live.pictures import NewestPicture
 
-__all__ = ["BASE", "RECALL", "EventKind", "LiveState", "SourceWord"]
+__all__ = ["BASE", "RECALL", "EventKind", "LiveSink", "LiveState", "SourceWord"]
 
 BASE = "base"
 RECALL = "recall"  # memory answers before the network is asked
@@ -335,3 +337,21 @@ def _region(value: Any) -> tuple[int, int, int, int] | None:
         value = [value[name] for name in ("x", "y", "width", "height")]
     x, y, width, height = (int(number) for number in value)
     return x, y, width, height
+
+
+class LiveSink:
+    """Shows results and their pictures on the live page of a state."""
+
+    def __init__(self, state: LiveState) -> None:
+        self._state = state
+        self._shown: tuple[str, int] | None = None
+
+    def write(self, result: Result, frame: Frame) -> None:
+        """Show a result; its picture once, however many regions it has."""
+        self._state.publish(asdict(result))
+        if self._shown != (frame.source, frame.index):
+            self._shown = (frame.source, frame.index)
+            self._state.frame(frame.image)
+
+    def close(self) -> None:
+        """Nothing is left to do: the page stays for those who look at it."""

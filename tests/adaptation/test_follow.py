@@ -28,7 +28,7 @@ from gati.guard.standing import Standing
 class Waiting:
     """A queue of `limit` places whose jobs are done when the test says so."""
 
-    beside = True
+    threaded = True
 
     def __init__(self, limit: int) -> None:
         self.limit, self.reserved = limit, 0

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from gati.adaptation.memory import FEATURES, FURTHER, NEAREST, Memory, evidence_of, sketch
 from gati.adaptation.recall import RECALL, Looked, Recall
-from gati.adaptation.recall_settings import MOST, RecallSetting
-from gati.adaptation.risk import Risk
+from gati.adaptation.recall_settings import MOST, RecallSetting, Risk
 from gati.engine.exits import BASE, Prediction
 from gati.guard.ladder import Judgement
 from gati.guard.proof import Spending

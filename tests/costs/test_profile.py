@@ -10,7 +10,7 @@ import torch
 
 from gati.costs.disturbance import Uncounted
 from gati.costs.profile import measure_lookup, measure_overlap, measure_profile
-from gati.engine.placement import WorkerBeside
+from gati.engine.placement import WorkerLookups
 from gati.errors import BackendError, CutError, DataError
 from tests.engine.networks import BLOCKS, Cache, inputs, ready, traced_network
 
@@ -77,8 +77,8 @@ def test_a_lookup_is_timed_at_least_fifteen_times_with_the_base_model_in_between
 
 def test_an_overlapped_lookup_has_a_time_and_a_penalty_that_is_never_negative() -> None:
     alone = measure_overlap(TRACED, "blocks.0", ready(Cache()), repetitions=3)
-    with WorkerBeside() as beside:
-        shared = measure_overlap(TRACED, "blocks.1", ready(Cache()), repetitions=3, beside=beside)
+    with WorkerLookups() as lookups:
+        shared = measure_overlap(TRACED, "blocks.1", ready(Cache()), repetitions=3, lookups=lookups)
     for cost in (alone, shared):
         assert cost.lookup_ms > 0.0
         assert cost.penalty_ms >= 0.0

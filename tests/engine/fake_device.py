@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gati.engine.backends.cuda_device import Lane
 
-Order = Literal["needed", "main first", "beside first"]
+Order = Literal["needed", "main first", "lookups first"]
 
 
 class Event:
@@ -40,8 +40,8 @@ class FakeDevice:
         self.order, self.pays, self.slow, self.longest = order, pays, 0, 0
         self.log: list[str] = []
         self.done: list[str] = []
-        self._queues: dict[Lane, list[tuple[str, Callable[[], bool]]]] = {"main": [], "beside": []}
-        self._position: dict[Lane, int] = {"main": 0, "beside": 0}
+        self._queues: dict[Lane, list[tuple[str, Callable[[], bool]]]] = {"main": [], "lookups": []}
+        self._position: dict[Lane, int] = {"main": 0, "lookups": 0}
         self._graphs: list[tuple[Lane, Callable[[], None]]] = []
         self._events = 0
 
@@ -100,7 +100,7 @@ class FakeDevice:
         self._queues[lane].append(("wait", lambda: self._position[source] >= at))
 
     def query(self, event: Event) -> bool:
-        if event.lane == "beside" and self.slow > 0:
+        if event.lane == "lookups" and self.slow > 0:
             self.slow -= 1
             return False
         self._reach(event.lane, event.at)  # sooner or later it happens
@@ -154,7 +154,7 @@ class FakeDevice:
         return True
 
     def _reach(self, lane: Lane, at: int) -> None:
-        other: Lane = "beside" if lane == "main" else "main"
+        other: Lane = "lookups" if lane == "main" else "main"
         while self._position[lane] < at:
             if not self._step(lane):
                 assert self._step(other), "both lanes wait for each other"
@@ -162,7 +162,7 @@ class FakeDevice:
     def _run_ahead(self) -> None:
         if self.order == "needed":
             return
-        lane: Lane = "main" if self.order == "main first" else "beside"
+        lane: Lane = "main" if self.order == "main first" else "lookups"
         while self._step(lane):
             pass
 

@@ -272,9 +272,9 @@ def test_an_overlapped_lookup_is_forked_by_an_event_and_joined_before_the_answer
     device.calls()
     assert engine(inputs(1))[0].exit == "base"
     calls = device.calls()
-    fork = calls.index("beside: graph 1")
-    assert calls[fork - 3 : fork] == ["main: graph 0", "main: record", "beside: wait"]
-    assert calls[fork + 1 : fork + 3] == ["beside: copy", "beside: record"]
+    fork = calls.index("lookups: graph 1")
+    assert calls[fork - 3 : fork] == ["main: graph 0", "main: record", "lookups: wait"]
+    assert calls[fork + 1 : fork + 3] == ["lookups: copy", "lookups: record"]
     after = [call for call in calls[fork + 1 :] if "graph" in call or call in ("host waits", "taken")]
     assert after == ["main: graph 2", "main: graph 3", "main: graph 4", "host waits", "taken"]
 
@@ -310,7 +310,7 @@ def test_one_lookup_at_a_time_across_placements(fake: Fake) -> None:
     made[-1].slow = 1000
     name, calls = asked(engine, made[-1], inputs(1))
     assert name == "base"
-    assert calls[:4] == ["main: graph 0", "beside: graph 1", "host waits", "main: graph 2"]
+    assert calls[:4] == ["main: graph 0", "lookups: graph 1", "host waits", "main: graph 2"]
     expected = Engine(traced_network(), exits(NEVER)).base(inputs(1))[0]
     assert torch.equal(engine(inputs(1))[0].probabilities, expected.probabilities)
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
-from gati.engine.placement import StreamBeside, WorkerBeside
+from gati.engine.placement import StreamLookups, WorkerLookups
 from gati.errors import BackendError, DataError, LibraryError
 from gati.model.segments import trace
 from gati.types import Placement
@@ -291,10 +291,10 @@ def test_an_overlapped_lookup_that_does_not_come_is_overtaken() -> None:
             hanging.wait()
         return hidden, hidden.sum().reshape(1)
 
-    with WorkerBeside() as beside:
+    with WorkerLookups() as lookups:
         for value in (1.0, 2.0):
-            beside.submit(lookup, torch.full((1, 1), value))
-            assert beside.answer().score == value
+            lookups.submit(lookup, torch.full((1, 1), value))
+            assert lookups.answer().score == value
         hanging.set()
 
 
@@ -313,4 +313,4 @@ def test_on_cuda_both_placements_agree_with_the_base_model(placement: Placement)
 
 def test_a_stream_must_be_opened_before_use() -> None:
     with pytest.raises(RuntimeError, match="open the stream first"):
-        StreamBeside(torch.device("cuda")).submit(ready(Cache()), inputs(1))
+        StreamLookups(torch.device("cuda")).submit(ready(Cache()), inputs(1))

@@ -16,7 +16,7 @@ from gati.pipelines.measurements import (
     Measurements,
     OptionMeasurement,
     StageMeasurement,
-    beside,
+    measurements_file,
 )
 from gati.pipelines.pipeline import Finding
 
@@ -284,7 +284,7 @@ def measured(source: str = "lib c") -> Measurements:
 def test_measurements_beside_the_file_are_read(tmp_path: Path) -> None:
     file = tmp_path / "p.toml"
     file.write_text(TOML, encoding="utf-8")
-    measured().save(beside(file))
+    measured().save(measurements_file(file))
     found = load_pipeline(file).stages["only"]
     option = found.options["one"]
     assert found.shares == (0.25, 0.75)
@@ -297,7 +297,7 @@ def test_measurements_beside_the_file_are_read(tmp_path: Path) -> None:
 def test_measurements_of_another_composition_do_not_count(tmp_path: Path) -> None:
     file = tmp_path / "p.toml"
     file.write_text(TOML, encoding="utf-8")
-    measured("lib other").save(beside(file))
+    measured("lib other").save(measurements_file(file))
     with pytest.raises(PipelineError, match="was measured as lib other and is lib c now"):
         load_pipeline(file)
     assert load_pipeline(file, measured=False).stages["only"].options["one"].accuracy is None
@@ -307,6 +307,6 @@ def test_measurements_of_another_composition_do_not_count(tmp_path: Path) -> Non
 def test_damaged_measurements(tmp_path: Path, text: str) -> None:
     file = tmp_path / "p.toml"
     file.write_text(TOML, encoding="utf-8")
-    beside(file).write_text(text, encoding="utf-8")
+    measurements_file(file).write_text(text, encoding="utf-8")
     with pytest.raises(PipelineError, match="run gati pipeline measure|upgrade gati"):
         load_pipeline(file)

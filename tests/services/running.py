@@ -20,7 +20,7 @@ import numpy as np
 from gati.composition.composition import Composition
 from gati.composition.walk import certify as walk
 from gati.exploration.library import Library
-from gati.pipelines.measurements import Measurements, OptionMeasurement, StageMeasurement, beside
+from gati.pipelines.measurements import Measurements, OptionMeasurement, StageMeasurement, measurements_file
 from tests.conftest import REPOSITORY
 from tests.engine.served import images, make_served
 from tests.waiting import LONG_S, until
@@ -37,7 +37,7 @@ def make_folder(folder: Path) -> Path:
     certify(library)
     other.write_bytes(default.read_bytes())
     (folder / "pipeline.toml").write_text(PIPELINE, encoding="utf-8")
-    _measured().save(beside(folder / "pipeline.toml"))
+    _measured().save(measurements_file(folder / "pipeline.toml"))
     (folder / "serve.toml").write_text(SERVE, encoding="utf-8")
     return folder
 

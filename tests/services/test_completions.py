@@ -31,8 +31,8 @@ from gati.evict.engine.stored import save_decoder
 from gati.evict.engine.tokens import ByteTokens
 from services.completions.app import CompletionsApp
 from services.completions.asking import read_completion
+from services.completions.running import TextWriter
 from services.completions.serve import CompletionsSettings, completions_app
-from services.completions.writing import TextWriter
 from services.config import ServeConfig, validated
 from services.web import listen, web_server
 from tests.conftest import REPOSITORY

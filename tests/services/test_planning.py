@@ -18,7 +18,7 @@ from gati.pipelines.measurements import (
     Measurements,
     OptionMeasurement,
     StageMeasurement,
-    beside,
+    measurements_file,
 )
 from tests.engine.served import exit_at, images, make_served, rewrite
 from tests.services.running import CLASSES, LITTLE, Serving, certify
@@ -95,7 +95,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     }
     for name, second in files.items():
         (folder / f"{name}.toml").write_text(STAGES, encoding="utf-8")
-        measured(second).save(beside(folder / f"{name}.toml"))
+        measured(second).save(measurements_file(folder / f"{name}.toml"))
     (folder / "serve.toml").write_text(SERVE, encoding="utf-8")
     with Serving(folder / "serve.toml") as serving:
         yield serving

@@ -122,7 +122,7 @@ def test_what_was_learned_while_starved_does_not_refuse_for_ever(monkeypatch: py
     later_s = time.monotonic() + 0.6
 
     async def test(queue: RequestQueue, runner: Runner) -> None:
-        queue.times.add(2.0, beside=1.0)
+        queue.times.add(2.0, running=1.0)
         for _ in range(20):
             with pytest.raises(OverloadError):
                 queue.admit(8, 2, 0.06)
@@ -210,10 +210,10 @@ def test_closing_answers_what_waits_and_takes_nothing_new() -> None:
 def test_service_times_follow_a_changed_load() -> None:
     times = ServiceTimes()
     for _ in range(50):
-        times.add(0.010, beside=2.0)
+        times.add(0.010, running=2.0)
     assert times.mean_s == pytest.approx(0.010) and times.seconds_an_input == pytest.approx(0.005)
     for _ in range(100):
-        times.add(0.030, beside=1.0)
+        times.add(0.030, running=1.0)
     assert times.mean_s == pytest.approx(0.030, rel=0.05) and times.bound_s >= times.mean_s
 
 

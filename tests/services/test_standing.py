@@ -18,9 +18,8 @@ from gati.guard.watch import Watch
 from services.inference.counts import Counts
 from services.inference.following import Answering, Following, Shared
 from services.inference.keeping import ServedStanding, open_standing
-from services.inference.last_run import LastRun
 from services.inference.line import Line
-from services.inference.roster import ServedRoster
+from services.inference.roster import LastRun, ServedRoster
 from services.inference.settings import InferenceSettings
 from services.inference.standing import Stands, stands
 from tests.engine.served import composed, exit_at

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gati.errors import NotFoundError, UnavailableError
-from services.adaptation.adaptations import Adaptations
+from services.adaptation.adaptations import Adaptations, Turns
 from services.adaptation.settings import AdaptationSettings, AdaptedModel
-from services.adaptation.turns import Turns
 from services.wire.gen.ttypes import AdaptationStatus
 
 

@@ -11,7 +11,7 @@ needless segment ends by the time another request could have begun, so it delays
 waited for: there a hit saves work, and a round trip is little to lose. On a hit nothing beyond that one
 segment has been launched. Which exit answers depends on the input alone.
 
-**Overlapped lookups** are graphs of their own on the lane `beside`: an event forks them off after their
+**Overlapped lookups** are graphs of their own on the lane `lookups`: an event forks them off after their
 segment, the host joins them. The network meanwhile continues block by block, two blocks queued at most, up to
 the next lookup.
 
@@ -120,10 +120,10 @@ class CapturedPath(SinglePath):
             return tuple(through)
         *through, hidden = outputs
         look = packed_lookup(leaving.lookup)
-        lookup_graph, found = capture(self._device, look, (hidden,), "beside", segment.block)
+        lookup_graph, found = capture(self._device, look, (hidden,), "lookups", segment.block)
         self._outputs.append(found)
         packed, probabilities = found
-        flag = Flag(self._device, packed, probabilities, "beside")
+        flag = Flag(self._device, packed, probabilities, "lookups")
         self._pieces.append(_Piece(graph, _Lookup(leaving, flag, lookup_graph)))
         return tuple(through)
 
@@ -195,8 +195,8 @@ class CapturedPath(SinglePath):
         if lookup.inline:
             return
         self._device.record(self._forked, "main")
-        self._device.wait(self._forked, "beside")
-        self._device.replay(lookup.graph, "beside")
+        self._device.wait(self._forked, "lookups")
+        self._device.replay(lookup.graph, "lookups")
         lookup.flag.send()
 
     def _keep_pace(self, ahead: int) -> None:

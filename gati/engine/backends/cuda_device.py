@@ -16,7 +16,7 @@ from torch import Tensor
 
 __all__ = ["CudaDevice", "Device", "Lane", "why_no_cuda"]
 
-Lane = Literal["main", "beside"]
+Lane = Literal["main", "lookups"]
 
 _WARM_UP_CALLS = 3
 _TIMED_CALLS = 15
@@ -85,7 +85,7 @@ class CudaDevice:
         # cuBLAS belong to a stream, so lanes that run concurrently never share either.
         self._streams: dict[Lane, torch.cuda.Stream] = {
             "main": torch.cuda.Stream(device),
-            "beside": torch.cuda.Stream(device),
+            "lookups": torch.cuda.Stream(device),
         }
         self._pools: dict[Lane, Any] = {lane: torch.cuda.graph_pool_handle() for lane in self._streams}
 
@@ -123,7 +123,7 @@ class CudaDevice:
         if lane == "main":
             graph.replay()
             return
-        with torch.cuda.stream(self._streams["beside"]):
+        with torch.cuda.stream(self._streams["lookups"]):
             graph.replay()
 
     def copy(self, source: Tensor, target: Tensor, lane: Lane) -> None:
@@ -131,7 +131,7 @@ class CudaDevice:
         if lane == "main":
             target.copy_(source, non_blocking=True)
             return
-        with torch.cuda.stream(self._streams["beside"]):
+        with torch.cuda.stream(self._streams["lookups"]):
             target.copy_(source, non_blocking=True)
 
     def event(self) -> Any:
@@ -181,7 +181,7 @@ class CudaDevice:
         return median(times)
 
     def _stream(self, lane: Lane) -> torch.cuda.Stream:
-        return self._streams["beside"] if lane == "beside" else torch.cuda.current_stream(self._device)
+        return self._streams["lookups"] if lane == "lookups" else torch.cuda.current_stream(self._device)
 
 
 def why_no_cuda() -> str | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from gati.engine.batching import Answer
 from gati.engine.exits import BASE, EngineExit, Lookup
 from gati.engine.paths.segments import Ready, SegmentsPath
-from gati.engine.placement import Beside, beside_for
+from gati.engine.placement import ParallelLookups, parallel_lookups
 from gati.model.segments import Segment
 
 __all__ = ["OverlappedPath"]
@@ -42,7 +42,7 @@ class OverlappedPath(SegmentsPath):
         self, ready: Ready, device: torch.device, pieces: Sequence[Segment], exits: Sequence[EngineExit]
     ) -> None:
         super().__init__(ready)
-        self._beside: Beside = beside_for(device)
+        self._lookups: ParallelLookups = parallel_lookups(device)
         self._free = threading.Lock()
         self._opened = False
         leaves = {leaving.block: at for at, leaving in enumerate(exits)}
@@ -81,40 +81,40 @@ class OverlappedPath(SegmentsPath):
         """As `RequestPath.close`."""
         with self._free:
             if self._opened:
-                self._beside.close()
+                self._lookups.close()
                 self._opened = False
 
     def _open(self) -> None:
         if not self._opened:
-            self._beside.open()
+            self._lookups.open()
             self._opened = True
 
     def _answer(self, x: Tensor) -> Answer:
-        beside = self._beside
+        lookups = self._lookups
         pending: _Step | None = None
         carried: Any = (x,)
         try:
             for step in self._steps:
                 carried = step.run(*carried)
                 if pending is not None and (
-                    step.lookup is not None or step is self._steps[-1] or beside.finished()
+                    step.lookup is not None or step is self._steps[-1] or lookups.finished()
                 ):
                     waited, pending = pending, None
-                    answer = beside.answer()
+                    answer = lookups.answer()
                     if answer.score >= waited.threshold:
                         return answer.probabilities, waited.exit
                 if step.lookup is None:
                     pass
                 elif step.overlapped:
-                    beside.submit(step.lookup, carried[0].clone() if step.copy_hidden else carried[0])
+                    lookups.submit(step.lookup, carried[0].clone() if step.copy_hidden else carried[0])
                     pending = step
                 else:
                     probabilities, score = step.lookup(carried[0])
                     if score.item() >= step.threshold:
                         return probabilities, step.exit
-                beside.keep_pace()
+                lookups.keep_pace()
         except BaseException:
             if pending is not None:
-                beside.answer()  # the next request must not find this one's answer
+                lookups.answer()  # the next request must not find this one's answer
             raise
         return carried, BASE
