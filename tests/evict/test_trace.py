@@ -59,6 +59,10 @@ def test_bailians_json_lines_have_seconds(tmp_path: Path) -> None:
 def test_csv_and_lines_of_identifiers(tmp_path: Path) -> None:
     table = read_trace(written(tmp_path, "t.csv", 'time_s,blocks\n0.5,a b\n2,"a,c"\n'))
     assert table.requests == [[0, 1], [0, 2]] and table.time_s.tolist() == [0.5, 2.0]
+    old = read_trace(written(tmp_path, "t.csv", "blocks\ra b\ra\r"))
+    assert old.requests == [[0, 1], [0]], "lines may end as on old machines"
+    long = read_trace(written(tmp_path, "t.csv", f"blocks\n{' '.join(map(str, range(50_000)))}\n"))
+    assert long.distinct == 50_000
     plain = read_trace(written(tmp_path, "t.txt.gz", "x y x\n\nz x\n"), flat=True)
     assert plain.requests == [[0, 1], [2, 0]] and plain.kind == "flat"
     assert plain.time_s.tolist() == [0.0, 1.0]
@@ -82,6 +86,15 @@ WRONG = [
         r"line 2 has no blocks: none of hash_ids, .* among ids_of",
     ),
     ("t.jsonl", '{"hash_ids": [1.5]}\n', r"line 1: hash_ids holds 1\.5; blocks are whole numbers or text"),
+    ("t.jsonl", '{"hash_ids": 1.5}\n', r"line 1: hash_ids holds 1\.5; blocks are whole numbers or text"),
+    ("t.jsonl", '{"hash_ids": {"a": 1}}\n', "line 1: hash_ids holds {'a': 1}; blocks are whole numbers"),
+    ("t.jsonl", 100_000 * "[" + "\n", r"line 1 is not JSON \(maximum recursion"),
+    (
+        "t.jsonl",
+        '{"hash_ids": [1], "block_size": 16}\n{"hash_ids": [2], "block_size": 32}\n',
+        "line 2: block_size is 32, 16 in line 1; all blocks must be of one size",
+    ),
+    ("t.csv", "obj_id,ids,obj_size\n1,a,5\n2,b,6\n", "line 3: obj_size is '6', '5' in line 2; all blocks must"),
     ("t.jsonl", "\n\n", "has no requests"),
     ("t.jsonl", '{"hash_ids": []}\n', "requests no blocks at all"),
     (
@@ -90,6 +103,7 @@ WRONG = [
         r"line 2: time goes back from 0\.005 to 0\.004 s; sort the requests",
     ),
     ("t.jsonl", '{"timestamp": NaN, "hash_ids": [1]}\n', "line 1: timestamp is nan; times must be finite"),
+    ("t.jsonl", '{"timestamp": 1%s, "hash_ids": [1]}\n' % (400 * "0"), "line 1: timestamp is '10+', no number"),
     ("t.jsonl", '{"timestamp": "noon", "hash_ids": [1]}\n', "line 1: timestamp is 'noon', no number"),
     ("t.jsonl", '{"timestamp": 1, "hash_ids": [1]}\n{"hash_ids": [1]}\n', "line 2 has no time, others have"),
     (
@@ -107,6 +121,7 @@ WRONG = [
         "TIMESTAMP,ContextTokens\n1,2\n",
         "line 2 has no blocks: none of .* among TIMESTAMP, ContextTokens",
     ),
+    ("t.csv", "time_s,blocks\n\n1,a b,c\n", "line 3 has more fields than the header: separate blocks by blanks"),
     ("t.parquet", "no parquet", r"is no Parquet file|needs pyarrow: pip install 'gati\[evict\]'"),
     ("t.xls", "1", r"unknown format \.xls; give JSON lines \(\.jsonl\), CSV"),
 ]

@@ -30,7 +30,7 @@ def json_object(line: str, where: str) -> dict[str, Any]:
     """The JSON object of a line. Raises TraceError, which begins with `where`, for anything else."""
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter for thousands of brackets
         raise TraceError(f"{where} is not JSON ({error}): {line[:60]!r}") from None
     if not isinstance(record, dict):
         raise TraceError(f"{where} is no JSON object: {line[:60]!r}")

@@ -19,6 +19,7 @@ __all__ = ["read_trace"]
 
 _BLOCKS = ("hash_ids", "blocks", "block_ids", "ids", "items", "item", "key")
 _TIMES = {"timestamp": 1e-3, "time_ms": 1e-3, "time_s": 1.0, "time": 1.0, "arrived_at": 1.0}
+_BLOCK_SIZES = ("block_size", "obj_size")
 _SUFFIXES = (
     "JSON lines (.jsonl), CSV (.csv), Parquet (.parquet), or lines of identifiers (.txt), or these .gz"
 )
@@ -88,8 +89,7 @@ def _rows(path: Path, content: bytes) -> Iterator[Row]:
     if suffix in (".jsonl", ".json", ".ndjson"):
         yield from _json_lines(path, text)
     elif suffix == ".csv":
-        table = csv.DictReader(io.StringIO(text))
-        yield from _table(path, enumerate(table, start=2))
+        yield from _table(path, _csv(path, text))
     elif suffix == ".txt":
         for number, line in enumerate(text.splitlines(), start=1):
             if line.strip():
@@ -101,11 +101,13 @@ def _rows(path: Path, content: bytes) -> Iterator[Row]:
 def _json_lines(path: Path, text: str) -> Iterator[Row]:
     found: list[tuple[int, list[int | str], tuple[str, float] | None, Talk | None]] = []
     fractions = False
+    same_size = _SameSize()
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         where = f"{path} line {number}"
         record = json_object(line, where)
+        same_size.check(record, where)
         fractions |= isinstance(record.get("timestamp"), float)
         found.append((number, _blocks(record, where), _stamp(record, where), _talk(record, where)))
     # Mooncake counts whole milliseconds, Qwen-Bailian seconds with fractions
@@ -114,12 +116,45 @@ def _json_lines(path: Path, text: str) -> Iterator[Row]:
         yield Row(number, ids, None if stamp is None else stamp[1] * units[stamp[0]], talk)
 
 
+def _csv(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows of a table by column, with their lines. Raises TraceError for rows of other lengths."""
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # all blocks of a request are one field
+    table = csv.DictReader(io.StringIO(text, newline=""))
+    for record in table:
+        if None in record:
+            raise TraceError(
+                f"{path} line {table.line_num} has more fields than the header: separate blocks by blanks, "
+                "or put them in quotation marks"
+            )
+        yield table.line_num, record
+
+
 def _table(path: Path, rows: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[Row]:
+    same_size = _SameSize()
     for number, record in rows:
         where = f"{path} line {number}"
+        same_size.check(record, where)
         stamp = _stamp(record, where)
         time_s = None if stamp is None else stamp[1] * _TIMES[stamp[0]]
         yield Row(number, _blocks(record, where), time_s)
+
+
+class _SameSize:
+    """Blocks of a trace are all of one size, where it names sizes."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, tuple[Any, str]] = {}
+
+    def check(self, record: dict[str, Any], where: str) -> None:
+        """Raises TraceError for a line whose blocks are of another size than those before."""
+        for key in _BLOCK_SIZES:
+            if record.get(key) is not None:
+                size, line = self._first.setdefault(key, (record[key], where))
+                if size != record[key]:
+                    raise TraceError(
+                        f"{where}: {key} is {record[key]!r}, {size!r} in line {line.rpartition(' ')[2]}; "
+                        "all blocks must be of one size: cut the larger ones up"
+                    )
 
 
 def _blocks(record: dict[str, Any], where: str) -> list[int | str]:
@@ -131,10 +166,8 @@ def _blocks(record: dict[str, Any], where: str) -> list[int | str]:
     value = record[key]
     if isinstance(value, str):
         parts: Sequence[Any] = value.strip("[]").replace(",", " ").split()
-    elif isinstance(value, int):
-        parts = [value]
     else:
-        parts = list(value)
+        parts = value if isinstance(value, list) else [value]
     for part in parts:
         if isinstance(part, bool) or not isinstance(part, (int, str)):
             raise TraceError(f"{where}: {key} holds {part!r}; blocks are whole numbers or text")
@@ -147,8 +180,8 @@ def _stamp(record: dict[str, Any], where: str) -> tuple[str, float] | None:
         return None
     try:
         value = float(record[key])
-    except (TypeError, ValueError):
-        raise TraceError(f"{where}: {key} is {record[key]!r}, no number") from None
+    except (TypeError, ValueError, OverflowError):
+        raise TraceError(f"{where}: {key} is {str(record[key])[:60]!r}, no number") from None
     if not math.isfinite(value):
         raise TraceError(f"{where}: {key} is {record[key]!r}; times must be finite")
     return key, value
