@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,23 @@ from gati.errors import StorageError
 from gati.files import atomic_write, atomic_write_text
 
 
-def test_a_write_replaces_the_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_write_replaces_the_file_and_leaves_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tmp_path / "new" / "manifest.json"
     atomic_write_text(target, "old")
+    flushed: list[str] = []
+    original = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        flushed.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
     atomic_write_text(target, "new")
     assert target.read_text() == "new"
     assert list(target.parent.iterdir()) == [target]
+    assert flushed == ["file", "folder"]  # without the second, a power cut brings the old file back
 
 
 def test_a_writer_that_dies_half_way_leaves_the_old_file(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ class WireServer:
                 self._unproven[task] = None
                 async with asyncio.timeout(self._frame_timeout_s):
                     await require(reader, writer, self._secret)
-                del self._unproven[task]
+                self._unproven.pop(task)
             await self._read(reader, writer, calls)
         except (RequestError, NotAllowedError) as error:
             _log.warning("connection closed", extra={"reason": str(error)})

@@ -170,6 +170,9 @@ def test_a_missing_or_foreign_cache_is_refused(directory: Path) -> None:
     library.cache_path(TrialId("trial-0")).unlink()
     with pytest.raises(LibraryError, match="trial-0.safetensors is not a learned cache"):
         load(directory)
+    rewrite(directory, exits=(replace(exit_at(0, 0.5), trial_id=TrialId("../trial-0")),))
+    with pytest.raises(LibraryError, match=r"'\.\./trial-0' cannot be the name of a cache"):
+        load(directory)
 
 
 def test_thresholds_too_high_to_reach_leave_every_answer_to_the_base_model(directory: Path) -> None:

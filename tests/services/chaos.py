@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,7 +74,8 @@ class Report:
     statuses: Counter[int] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)  # answers of another input
     unexplained: list[str] = field(default_factory=list)  # neither answered nor refused with a reason
-    latest_s: float = 0.0  # the longest that an answer came after its deadline
+    latest_s: float = 0.0  # the longest that an answer came after its deadline, see `Chaos.kept_waiting`
+    latest: dict[str, float] = field(default_factory=dict)  # the same by the fault that had begun last
     before: Census | None = None
     after: Census | None = None
     resident_bytes: list[int] = field(default_factory=list)  # of the scheduler, after each fault
@@ -110,6 +113,8 @@ class Chaos:
         self._inputs = images(INPUTS)
         self.answers = _answers(folder / "library", self._inputs)
         self._lock = threading.Lock()
+        self._fault = "none"
+        self._deaf: list[tuple[float, float]] = []  # when the scheduler could not take requests in
         self._seen: set[int] = set()
         self.report = Report()
 
@@ -152,6 +157,7 @@ class Chaos:
             turn = turn or self._dice.sample(kinds, len(kinds))
             kind = turn.pop()
             self._seen.update(running.processes().values())
+            self._fault = kind
             KINDS[kind](self, running)
             self.report.faults[kind] += 1
             self.report.resident_bytes.append(census(running.process.pid).resident_bytes)
@@ -219,10 +225,25 @@ class Chaos:
 
     def _asked(self, question: Question, reply: httpx.Response | httpx.HTTPError, took_s: float) -> None:
         if isinstance(reply, httpx.Response):
-            self.take_in(question.number, reply, took_s)
+            now_s = time.monotonic()
+            self.take_in(question.number, reply, took_s - self.kept_waiting(now_s - took_s, now_s))
         else:
             with self._lock:
                 self.report.unexplained.append(f"{question.model} after {took_s:.1f} s: {reply!r}")
+
+    @contextmanager
+    def deaf(self) -> Iterator[None]:
+        """While the scheduler is stopped or may open nothing, it cannot take requests in."""
+        began_s = time.monotonic()
+        self._deaf.append((began_s, math.inf))
+        try:
+            yield
+        finally:
+            self._deaf[-1] = (began_s, time.monotonic())
+
+    def kept_waiting(self, began_s: float, ended_s: float) -> float:
+        """How much of this time the scheduler was `deaf`: a request's deadline begins when it is taken in."""
+        return sum(max(0.0, min(ended_s, until) - max(began_s, since)) for since, until in list(self._deaf))
 
     def take_in(self, number: int, reply: httpx.Response, took_s: float) -> None:
         """Judge a reply to an input."""
@@ -230,6 +251,7 @@ class Chaos:
             report = self.report
             report.statuses[reply.status_code] += 1
             report.latest_s = max(report.latest_s, took_s - TIMEOUT_S)
+            report.latest[self._fault] = max(report.latest.get(self._fault, 0.0), took_s - TIMEOUT_S)
             if reply.status_code == 200:
                 outputs = {each["name"]: each["data"] for each in reply.json()["outputs"]}
                 given = np.array(outputs["probabilities"])
@@ -260,7 +282,7 @@ class Chaos:
             _soon(lambda: not faults.alive(pid))
 
     def _pause_scheduler(self, running: Serving) -> None:
-        with faults.stopped(running.process.pid):
+        with self.deaf(), faults.stopped(running.process.pid):
             time.sleep(1.0)
 
     def _cut(self, running: Serving) -> None:
@@ -284,7 +306,8 @@ class Chaos:
             time.sleep(1.0)
 
     def _no_files(self, running: Serving) -> None:
-        with faults.no_files_left(running.process.pid), faults.half_sent(self._place, [b""] * 5):
+        pid = running.process.pid
+        with self.deaf(), faults.no_files_left(pid), faults.half_sent(self._place, [b""] * 5):
             time.sleep(1.0)
 
     def _jump(self, running: Serving) -> None:

@@ -71,6 +71,7 @@ class Engine:
         return ModelInfo("m", [1], 2, None, [1, 1, 1], 1, versions)
 
     async def statistics(self) -> Any:
+        await self.healthy.wait()
         nothing = Histogram([], [0], 0.0)
         versions = (await self.describe()).versions
         return Statistics(0, {}, [], nothing, nothing, 0, 0, 0.0, 0, 0, 0, False, versions)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -35,6 +37,11 @@ def test_the_report_sees_what_must_not_be(tmp_path: Path) -> None:
     for status in (429, 503, 504):
         chaos.take_in(3, reply(status, {"error": "because"}), 0.1)
     assert all(verdicts(report).values())
+    now_s = time.monotonic()
+    with chaos.deaf():
+        assert chaos.kept_waiting(now_s, math.inf) == math.inf
+        assert chaos.kept_waiting(now_s - 9.0, now_s) == 0.0
+    assert 0.0 < chaos.kept_waiting(now_s, math.inf) < math.inf
     chaos.take_in(4, answer(right[0]), 0.1)
     assert not verdicts(report)["no wrong answer"]
     chaos.take_in(3, reply(503, {}), 0.1)

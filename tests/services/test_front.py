@@ -114,6 +114,14 @@ def test_json_beside_a_large_tensor_has_what_that_leaves(name_bytes: int, status
     run(test, largest_json_bytes=4 * 2**20)
 
 
+def test_clients_get_no_more_time_or_haste_than_is_allowed() -> None:
+    strict = Scheduler(ServeConfig(longest_timeout_ms=100.0, highest_priority=3), {}, {})
+    usual = Scheduler(ServeConfig(), {}, {})
+    for scheduler, expected in ((strict, (100.0, 3)), (usual, (600_000.0, 1))):
+        found = scheduler.timing(0.0, None, 1e12, 1, None)
+        assert (found.timeout_ms, found.priority) == expected
+
+
 def test_bodies_that_never_come_keep_nobody_out() -> None:
     """They were taken for work: whenever another program held up the server, the next request was refused."""
 

@@ -17,6 +17,7 @@ from gati.samples.store import Record, RecordStore
 from gati.versions.lineage import Lineage
 from gati.versions.repository import ModelRepository
 from services.inference import service as module
+from services.inference.counts import Counts
 from services.inference.followed import Followed
 from services.inference.service import InferenceService
 from services.inference.settings import InferenceSettings
@@ -99,6 +100,14 @@ def test_versions_are_few_and_folders_are_those_of_the_repository(folder: Path, 
 
     (tmp_path / "versions").mkdir()
     run(folder, test, most_versions=3, repository=str(tmp_path / "versions"))
+
+
+def test_versions_that_come_and_go_leave_few_labels_in_the_metrics() -> None:
+    counts = Counts()
+    for number in range(100):
+        counts.answered(f"v{number}", "base", 0.0, 0.0)
+    versions = [row.version for row in counts.exits_on_the_wire({})]
+    assert len(versions) <= 32 and versions[-1] == "v99" and counts.inputs == 100
 
 
 def test_a_store_that_is_away_keeps_nobody_from_answering(folder: Path, tmp_path: Path) -> None:

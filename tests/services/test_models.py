@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from gati.errors import ConfigError, UnavailableError
+from gati.errors import ConfigError, GatiError, UnavailableError
 from services.inference.settings import STUCK
+from services.scheduler import replicas
 from services.scheduler.dashboard import Dashboard
 from services.scheduler.models import Asked, Model
 from services.scheduler.replicas import Link
@@ -182,6 +183,21 @@ def test_an_engine_that_is_stuck_is_ended() -> None:
         await in_the_end(lambda: model.ready)
 
     run(test, hang_timeout_s=0.2)
+
+
+def test_figures_of_a_service_that_hangs_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page with the figures of all models took ten seconds."""
+    monkeypatch.setattr(replicas, "_STATISTICS_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(replicas, "_CONTROL_TIMEOUT_S", 10 * LONG_S)
+
+    async def test(engine: Engine, model: Model, process: Process) -> None:
+        await ready(model)
+        engine.healthy.clear()
+        async with asyncio.timeout(LONG_S):
+            with pytest.raises(GatiError):
+                await model.statistics_by_replica()
+
+    run(test, hang_timeout_s=10 * LONG_S)
 
 
 @pytest.mark.parametrize("error", [ValueError("label too long"), OverflowError("port"), OSError(5, "input")])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -93,6 +95,35 @@ def _largest_bytes(running: Serving) -> int:
     """The most memory that the server has held so far."""
     status = Path(f"/proc/{running.process.pid}/status").read_text(encoding="ascii")
     return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
+
+
+def test_what_the_unit_says_is_run_and_the_containers_check_sees_it_go(file: Path, repository: Path) -> None:
+    unit = (repository / "examples" / "deploy" / "gati.service").read_text(encoding="utf-8")
+    container = (repository / "examples" / "deploy" / "Containerfile").read_text(encoding="utf-8")
+    options = _said(unit, r"^ExecStart=\S+/gati serve \S+ (.+)$").split()
+    reloading = _said(unit, r"^ExecReload=(.+)$").split()
+    checking = json.loads(_said(container, r"^HEALTHCHECK [^\[]+(\[.+\])$"))
+    with Serving(file, *options, environment={"GATI_SERVE_API_KEY": "a key"}) as running:
+        port, pid = str(urlsplit(running.url).port), str(running.process.pid)
+
+        def status(**headers: str) -> int:
+            return running.client.post(INFER, json=BODY, headers=headers).status_code
+
+        def healthy() -> bool:
+            command = [sys.executable, *(word.replace("8000", port) for word in checking[1:])]
+            return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+        subprocess.run([word.replace("$MAINPID", pid) for word in reloading], check=True)
+        assert healthy()
+        assert (status(), status(**{"X-API-Key": "a key"})) == (401, 200)
+        running.process.send_signal(signal.SIGTERM)
+        until(lambda: not healthy())
+        assert running.stop() == 0
+
+
+def _said(text: str, pattern: str) -> str:
+    (found,) = re.findall(pattern, text, re.MULTILINE)
+    return str(found)
 
 
 def test_nothing_is_offered_to_others_without_a_key(file: Path, repository: Path) -> None:

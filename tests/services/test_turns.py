@@ -48,6 +48,7 @@ class Model:
 
     def __init__(self, name: str, *, fails: bool) -> None:
         self.name, self.fails, self.looks = name, fails, 0
+        self.closed = False
 
     def look(self, *, asked: bool = False) -> None:
         self.looks += 1
@@ -58,7 +59,7 @@ class Model:
         return AdaptationStatus(self.name, 3, 10, False, "kept", "as good", 0.5, 0.6)
 
     def close(self) -> None:
-        return None
+        self.closed = True
 
 
 def test_a_model_that_fails_or_cannot_be_opened_holds_up_no_other() -> None:
@@ -90,5 +91,7 @@ def test_a_model_that_fails_or_cannot_be_opened_holds_up_no_other() -> None:
         with pytest.raises(NotFoundError):
             await adaptations.adapt("other")
         looking.cancel()
+        adaptations.close()
+        assert made["good"].closed and made["failing"].closed
 
     asyncio.run(body())

@@ -489,6 +489,31 @@ def test_a_client_that_does_not_read_is_not_written_to_for_ever() -> None:
     run(test)
 
 
+def test_a_service_that_does_not_read_is_not_written_to_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.wire.client._MOST_UNSENT_BYTES", 2**20)
+
+    async def main() -> None:
+        def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            hung.append(writer)
+
+        hung: list[asyncio.StreamWriter] = []
+        server = await asyncio.start_server(deaf, "127.0.0.1", 0)
+        client = await connect(server.sockets[0].getsockname()[1])
+        large = request("big", b"\0" * 2**23)
+        calls = [asyncio.create_task(client.call("infer", large, timeout_s=LONG_S)) for _ in range(8)]
+        done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        with pytest.raises(OverloadError, match="does not take what it is sent"):
+            done.pop().result()
+        await client.close()
+        await asyncio.gather(*calls, return_exceptions=True)
+        for each in hung:
+            each.close()
+        server.close()
+
+    asyncio.run(main())
+
+
 def test_between_machines_a_service_asks_for_a_secret(tmp_path: Path) -> None:
     from services.listening import listen
     from services.process import ProcessSettings
