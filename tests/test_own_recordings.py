@@ -210,10 +210,10 @@ def wav(rate: int = RATE, samples: int = 100) -> bytes:
     [
         ([b""], "recording 0 is neither WAV nor FLAC"),
         ([b"RIFF" + bytes(100)], "recording 0 is not a readable WAV"),
-        ([b"fLaC" + bytes(100)], "recording 0 is damaged"),
+        ([b"fLaC" + bytes(100)], "recording 0 is damaged (Format not recognised.)"),
         ([wav(), wav(samples=0)], "recording 1 is empty"),
         ([wav(8000)], "recording 0 has 8000 samples a second and the network's front end takes 4000"),
-        ([b"RIFF" + bytes(8 * 200_000)], "no samples in its first 64 chunks"),
+        ([b"RIFF" + bytes(8 * 200_000)], "no samples in the first 64 chunks"),
     ],
     ids=["nothing", "broken WAV", "broken FLAC", "empty", "another rate", "many chunks"],
 )
