@@ -208,7 +208,7 @@ def _mono(samples: NDArray[Any], name: str) -> NDArray[np.float32]:
     """The mean of the channels, in -1..1. Raises `DataError` for no samples, or NaN."""
     if len(samples) == 0:
         raise DataError(f"{name} is empty; remove it")
-    wave = _scaled(samples).reshape(len(samples), -1).mean(1, dtype=np.float32)
+    wave: NDArray[np.float32] = _scaled(samples).reshape(len(samples), -1).mean(1, dtype=np.float32)
     if not np.isfinite(wave).all():
         raise DataError(f"{name} has NaN or infinite samples; record or convert it again")
     return wave
