@@ -66,7 +66,7 @@ def export(
     it, `pt2` a `torch.export` program with `torch.cond`. Before a file gets its name it is tested on random
     inputs and must answer as the engine does. With `raw_input` it takes the image, uint8 [1, H, W, C], of
     exactly the network's size. A network of sequences is written at its longest length, or at `length`, one
-    of those at which it is executed: a smaller and faster file for inputs of at most so many tokens.
+    of those at which it is executed: a faster file for inputs of at most so many tokens.
 
     Raises:
         BackendError: onnx is not installed.
