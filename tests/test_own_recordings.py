@@ -28,12 +28,15 @@ from gati.model.data import load_data
 from gati.model.load import load_model
 from gati.model.preprocess import Preprocessing
 from gati.model.sound import LogMel
+from gati.pipelines import Planner
+from gati.pipelines.read import parse_pipeline
 from services.config import ServeConfig
 from services.inference.service import InferenceService
 from services.inference.settings import InferenceSettings
 from services.scheduler.app import create_app
 from services.scheduler.front import Front
 from services.scheduler.models import Model
+from services.scheduler.pipelines import ServedPipeline
 from services.scheduler.scheduler import Scheduler
 from tests.services.engines import served
 from tests.waiting import LONG_S
@@ -49,6 +52,13 @@ def build():
     stem, pooled = nn.Conv2d(1, 8, 3, stride=2), (nn.AdaptiveAvgPool2d((4, 1)), nn.Flatten())
     return nn.Sequential(stem, nn.Sequential(*(Block(8) for _ in range(3))), *pooled, nn.Linear(32, 3))
 """
+
+PIPELINE = {
+    "class_names": sorted(HERTZ),
+    "stages": {
+        "hear": {"options": {"tones": {"model": "own.py:build", "accuracy": 0.9, "latency_ms": [1.0]}}}
+    },
+}
 
 
 def write_tones(folder: Path, count: int, seed: int, rate: int = RATE) -> None:
@@ -145,7 +155,9 @@ def asked(address: str, method: str, path: str, **request: Any) -> httpx.Respons
 
     async def main() -> httpx.Response:
         model = Model("tones", address=address)
-        scheduler = Scheduler(ServeConfig(), {"tones": model}, {})
+        pipeline = parse_pipeline(PIPELINE, "hearing.toml")
+        hearing = ServedPipeline(pipeline, Planner(pipeline), {("hear", "tones"): model}, None)
+        scheduler = Scheduler(ServeConfig(), {"tones": model}, {"hearing": hearing})
         await scheduler.start()
         await model.wait_until_ready(LONG_S)
         transport = httpx.ASGITransport(Front(create_app(scheduler)))
@@ -193,10 +205,13 @@ def test_the_query_command_sends_a_file(
     monkeypatch.setattr(httpx, "request", request)
     assert run(["query", "tones", str(tones / "test" / "low_1.wav")]) == 0
     assert re.search(r"low_1\.wav.* low ", capsys.readouterr().out)
+    assert run(["query", "hearing", str(tones / "test" / "low_1.wav")]) == 0
+    assert re.search(r"hear: low .*\n.*tones \(tones, version default\)", capsys.readouterr().out)
     (tones / "fast.wav").write_bytes(wav(2 * RATE))
-    assert run(["query", "tones", str(tones / "fast.wav")]) == 1
-    said = capsys.readouterr().err.strip().splitlines()
-    assert len(said) == 1 and f"recording 0 has {2 * RATE} samples a second" in said[0]
+    for name in ("tones", "hearing"):
+        assert run(["query", name, str(tones / "fast.wav")]) == 1
+        said = capsys.readouterr().err.strip().splitlines()
+        assert len(said) == 1 and f"recording 0 has {2 * RATE} samples a second" in said[0]
 
 
 def wav(rate: int = RATE, samples: int = 100) -> bytes:
@@ -210,16 +225,16 @@ def wav(rate: int = RATE, samples: int = 100) -> bytes:
     [
         ([b""], "recording 0 is neither WAV nor FLAC"),
         ([b"RIFF" + bytes(100)], "recording 0 is not a readable WAV"),
-        ([b"fLaC" + bytes(100)], "recording 0 is damaged"),
+        ([b"fLaC" + bytes(100)], "recording 0 is damaged ("),
         ([wav(), wav(samples=0)], "recording 1 is empty"),
         ([wav(8000)], "recording 0 has 8000 samples a second and the network's front end takes 4000"),
-        ([b"RIFF" + bytes(8 * 200_000)], "no samples in its first 64 chunks"),
+        ([b"RIFF" + bytes(8 * 200_000)], "no samples in the first 64 chunks"),
     ],
     ids=["nothing", "broken WAV", "broken FLAC", "empty", "another rate", "many chunks"],
 )
 def test_bytes_that_are_no_recording_get_one_line(address: str, contents: list[bytes], message: str) -> None:
     error = sent(address, contents).json()["error"]
-    assert message in error and "\n" not in error
+    assert message in error and "\n" not in error and "BytesIO" not in error
 
 
 @pytest.mark.parametrize(

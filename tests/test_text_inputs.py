@@ -288,6 +288,24 @@ def test_the_doctor_looks_at_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     }
 
 
+def test_lengths_that_are_not_executed_are_not_exported(folder: Path) -> None:
+    with pytest.raises(DataError, match="--length is 20, the network is executed at 16, 32; choose one"):
+        gati.export(folder / "library", folder / "text.onnx", length=20)
+
+
+@pytest.mark.slow
+def test_short_texts_have_a_file_of_their_own(folder: Path, served: Served) -> None:
+    import onnxruntime
+
+    written = gati.export(folder / "library", folder / "short.onnx", length=16)
+    assert written.input_shape == (1, 2, 16)
+    session = onnxruntime.InferenceSession(written.path, providers=["CPUExecutionProvider"])
+    inputs = served.model.preprocessing.from_texts(texts(20, seed=3, longest=12))
+    for row, answer in zip(inputs.split(1), served.engine(inputs), strict=True):
+        probabilities, _, _ = session.run(None, {"input": row[..., :16].numpy()})
+        assert int(probabilities.argmax()) == answer.class_index
+
+
 # Served -----------------------------------------------------------------------------------------------------
 
 

@@ -256,12 +256,19 @@ def export(
     raw_input: Annotated[
         bool, typer.Option("--raw-input", help="Include preprocessing: the input is uint8.")
     ] = False,
+    length: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Of a network that reads text: only texts of up to N tokens, faster."),
+    ] = None,
 ) -> None:
     """Write the whole early-exit network as one file that runs without Gati, one input at a time.
 
     Its answers are the engine's. ONNX Runtime and OpenVINO run it unchanged.
     """
-    render.exported(gati.export(directory, out, composition=composition, format=format, raw_input=raw_input))
+    written = gati.export(
+        directory, out, composition=composition, format=format, raw_input=raw_input, length=length
+    )
+    render.exported(written)
 
 
 @_verb("gati demo")

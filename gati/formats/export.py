@@ -21,7 +21,9 @@ from gati.exploration.library import Manifest
 from gati.files import atomic_write
 from gati.formats.check import check_answers, onnx_runner, program_runner
 from gati.model.inputs import TensorInputs
+from gati.model.lengths import TracedSequences
 from gati.model.preprocess import Preprocessing
+from gati.model.segments import TracedModel
 from gati.version import __version__
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ def export(
     composition: str = "default",
     format: Format = "onnx",
     raw_input: bool = False,
+    length: int | None = None,
 ) -> Exported:
     """Write a composition as one network that decides for itself where an input leaves, on the CPU.
 
@@ -65,12 +68,13 @@ def export(
     one). All lookups are inline. `onnx` is one file with nested `If` nodes, `triton` a model folder around
     it, `pt2` a `torch.export` program with `torch.cond`. Before a file gets its name it is tested on random
     inputs and must answer as the engine does. With `raw_input` it takes the image, uint8 [1, H, W, C], of
-    exactly the network's size.
+    exactly the network's size. A network of sequences is written at its longest length, or at `length`, one
+    of those at which it is executed: a faster file for inputs of at most so many tokens.
 
     Raises:
         BackendError: onnx is not installed.
         ModelError: the network has an operator that the format does not have.
-        DataError: `raw_input` where the preprocessing resizes or crops.
+        DataError: `raw_input` where the preprocessing resizes or crops; a `length` that there is not.
         StorageError: the place is not writable, or the folder for Triton is there already.
         LibraryError, CompositionError: as `load` does.
     """
@@ -81,7 +85,7 @@ def export(
     elif raw_input:
         raise DataError("a pt2 file takes preprocessed inputs only; leave out --raw-input")
     served = open_served(directory, composition=composition)
-    stages = _stages(served)
+    stages = _stages(served, length)
     raw = _raw_preprocessing(served) if raw_input else None
     target = Path(out)
     if format == "pt2":
@@ -120,7 +124,7 @@ def _need_onnx() -> None:
         )
 
 
-def _stages(served: Served) -> GraphStages:
+def _stages(served: Served, length: int | None) -> GraphStages:
     dtype = served.engine.traced.computes_in
     if dtype != torch.float32:
         raise ModelError(f"the network computes in {dtype}; only float32 networks can be exported")
@@ -128,7 +132,19 @@ def _stages(served: Served) -> GraphStages:
     if blocks != [leaving.block for leaving in served.engine.exits]:
         listed = ", ".join(blocks)
         raise CompositionError(f"the exits {listed} are not in forward order; run gati compose again")
-    return build_stages(served.engine.traced, served.engine.exits, served.model.outputs_kind)
+    return build_stages(_at(served.engine.traced, length), served.engine.exits, served.model.outputs_kind)
+
+
+def _at(traced: TracedModel, length: int | None) -> TracedModel:
+    """The network for inputs of `length`. Raises `DataError` where it is not executed at that length."""
+    if length is None:
+        return traced
+    if not isinstance(traced, TracedSequences) or traced.lengths is None:
+        raise DataError("--length is for networks that are executed at several lengths; leave it out")
+    if length not in traced.lengths.every:
+        every = ", ".join(map(str, traced.lengths.every))
+        raise DataError(f"--length is {length}, the network is executed at {every}; choose one of them")
+    return traced.at(length)
 
 
 def _raw_preprocessing(served: Served) -> Preprocessing:
@@ -219,7 +235,7 @@ def _inputs(
     shape = stages.example.shape
     for number in range(_CHECKED_INPUTS):
         if tensors is not None:
-            x = tensors.example(1, number)
+            x = tensors.example(1, number)[..., : shape[-1]].contiguous()
             yield x, x
         elif raw is None:
             x = torch.randn(shape, generator=generator) * 4.0 * (number + 1) / _CHECKED_INPUTS

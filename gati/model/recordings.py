@@ -179,7 +179,7 @@ def _beginning_of_wav(content: bytes | memoryview, frames: int) -> bytes:
         if b"data" in chunks:
             break
     else:
-        raise ValueError(f"no samples in its first {_MOST_CHUNKS} chunks")
+        raise ValueError(f"no samples in the first {_MOST_CHUNKS} chunks")
     layout, samples = bytes(chunks.get(b"fmt ", b"")), chunks[b"data"]
     frame_bytes = int.from_bytes(layout[12:14], order)
     if frame_bytes == 0:
@@ -199,7 +199,8 @@ def _read_flac(content: bytes | memoryview, name: str, frames: int) -> tuple[int
     try:
         samples, rate = soundfile.read(io.BytesIO(content), frames, dtype="float32")
     except (soundfile.SoundFileError, OSError, ValueError, MemoryError) as error:
-        raise DataError(f"{name} is damaged ({one_line(error)}); copy it again") from error
+        why = getattr(error, "error_string", "") or one_line(error)  # the whole message names a BytesIO
+        raise DataError(f"{name} is damaged ({why}); copy it again") from error
     return int(rate), _mono(samples, name)
 
 
@@ -207,7 +208,7 @@ def _mono(samples: NDArray[Any], name: str) -> NDArray[np.float32]:
     """The mean of the channels, in -1..1. Raises `DataError` for no samples, or NaN."""
     if len(samples) == 0:
         raise DataError(f"{name} is empty; remove it")
-    wave = _scaled(samples).reshape(len(samples), -1).mean(1, dtype=np.float32)
+    wave: NDArray[np.float32] = _scaled(samples).reshape(len(samples), -1).mean(1, dtype=np.float32)
     if not np.isfinite(wave).all():
         raise DataError(f"{name} has NaN or infinite samples; record or convert it again")
     return wave
