@@ -9,6 +9,7 @@ import pytest
 
 from gati.evict.policy.duels import Duels
 from gati.evict.policy.guard import Gati, ShadowLru, bound
+from gati.evict.policy.registry import POLICIES
 from gati.evict.replays.replay import build
 from gati.evict.trace.records import Trace
 from tests.evict.naive import NaiveTree, Scripted, flat_trace, naive_next_use, tree_trace
@@ -97,7 +98,7 @@ class Stubborn(Gati):
 def test_without_the_guard_the_bound_breaks(mutation: type[Gati], monkeypatch: pytest.MonkeyPatch) -> None:
     instance = loop_that_lru_likes(1500)
     assert most_excess(*instance) <= 0.0
-    monkeypatch.setitem(build.__globals__["policy_named"].__globals__["POLICIES"], "gati", mutation)
+    monkeypatch.setitem(POLICIES, "gati", mutation)
     monkeypatch.setattr(mutation, "evict", lambda self, count, missing: follow_only(self, count))
     assert most_excess(*instance) > 0.0
 
@@ -106,6 +107,33 @@ def follow_only(policy: Gati, count: int) -> list[int]:
     removed: list[int] = []
     policy._take(count, policy._predicted(), removed)
     return removed
+
+
+class Watched(Gati):
+    """Notes how often too much depends on predictions of which one was caught, and what is evicted then."""
+
+    held_back = 0
+    thrown_out = 0
+
+    def evict(self, count: int, missing: list[int]) -> list[int]:
+        before = self._excess + len(self._only) / 3 >= 0.001 * self._seen + min(self.capacity / 16, 384)
+        removed = super().evict(count, missing)
+        if before and self._caught and self._following:
+            Watched.held_back += 1
+            Watched.thrown_out += len(self._shadow.held.intersection(removed))
+        return removed
+
+
+def test_where_much_depends_on_predictions_that_were_caught_lru_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(POLICIES, "gati", Watched)
+    monkeypatch.setattr(Watched, "held_back", 0)
+    monkeypatch.setattr(Watched, "thrown_out", 0)
+    for seed in range(20):
+        most_excess(*hostile_instance(seed))
+    assert Watched.held_back > 10
+    assert Watched.thrown_out == 0, "what LRU evicts the shadow does not hold"
 
 
 @pytest.fixture
@@ -133,9 +161,10 @@ class Careless(Gati):
 
 
 def test_trials_without_limits_break_the_bound(gullible: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gati, "_exposed", lambda self: False)  # which would contain them
     instance = loop_that_lru_likes(1500)
     assert most_excess(*instance) <= 0.0
-    monkeypatch.setitem(build.__globals__["policy_named"].__globals__["POLICIES"], "gati", Careless)
+    monkeypatch.setitem(POLICIES, "gati", Careless)
     assert most_excess(*instance) > 0.0
 
 

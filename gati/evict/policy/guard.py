@@ -5,8 +5,12 @@ the blocks requested, A = eps n what is allowed. Predictions are followed until 
 decides until X <= A. So X <= eps n + B + k + the longest request, always: after a switch each block that
 only the shadow holds costs at most one miss.
 
+Most of them are not requested again in time. Once a prediction has been caught wrong, predictions therefore
+decide only while X + D/3 < A + B, where D counts the blocks that only the shadow holds; LRU's evictions
+make D smaller. Exact predictions are never caught, and go on as they are.
+
 While LRU decides, duels tell whether predictions have become good. Then they are tried again, for B/4 misses
-more, as long as X + D <= A + B + k, where D counts the blocks that only the shadow holds. The bound stays:
+more, as long as X + D <= A + B + k. The bound stays:
 whatever we miss beyond LRU was one of these D, so that X + D grows only by evictions that predictions chose.
 """
 
@@ -26,7 +30,8 @@ from gati.evict.predict.base import Predictor, grown
 __all__ = ["EXCESS_SHARE", "Gati", "ShadowLru", "bound", "slack"]
 
 EXCESS_SHARE = 0.001  # eps
-_MOST_SLACK = 512.0  # blocks
+_MOST_SLACK = 384.0  # blocks
+_RETURNING = 1.0 / 3.0  # of the blocks that only the shadow holds, those expected to be missed
 _TRIAL = 0.25  # what may be missed when predictions are tried again, in B
 _MEMORY = 0.5  # over how many requested blocks what was won fades, in capacities
 
@@ -153,13 +158,19 @@ class Gati(Laru):
         most = EXCESS_SHARE * self._seen + slack(self.capacity) + self.capacity
         return self._excess + len(self._only) + self._asked <= most
 
+    def _exposed(self) -> bool:
+        """Whether predictions, of which one was caught, may have thrown out too much that LRU still has."""
+        most = EXCESS_SHARE * self._seen + slack(self.capacity)
+        return self._caught > 0 and self._excess + _RETURNING * len(self._only) >= most
+
     def evict(self, count: int, missing: list[int]) -> list[int]:
-        """LARU's choice, or LRU's while the guard has stepped in."""
-        if self._following:
+        """LARU's choice; LRU's while the guard has stepped in, or what both hold differs too much."""
+        if self._following and not self._exposed():
             removed = super().evict(count, missing)
         else:
             removed = []
-            self._duel()
+            if not self._following:
+                self._duel()
             self._take(count, self._by_recency(), removed)
         self._only.update(self._shadow.held.intersection(removed))
         return removed
