@@ -72,13 +72,13 @@ def plugin_settings(environment: Mapping[str, str] = os.environ) -> PluginSettin
 
 
 def _checked(given: Any) -> PluginSettings:
-    kinds = {
+    kinds: dict[str, type] = {
         "policy": str,
         "predictor": str,
         "seed": int,
         "blocks": int,
         "service": str,
-        "gap_s": (int, float),
+        "gap_s": float,
     }
     names = ", ".join(field.name for field in fields(PluginSettings))
     if not isinstance(given, dict):
@@ -86,9 +86,9 @@ def _checked(given: Any) -> PluginSettings:
     for name, value in given.items():
         if name not in kinds:
             raise EvictError(f"{VARIABLE}: unknown setting {name!r}; there are {names}")
-        if not isinstance(value, kinds[name]) or isinstance(value, bool):
-            kind = "number" if name == "gap_s" else kinds[name].__name__
-            raise EvictError(f"{VARIABLE}: {name} must be a {kind}, not {value!r}")
+        kind = kinds[name]
+        if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
+            raise EvictError(f"{VARIABLE}: {name} must be a {kind.__name__}, not {value!r}")
     settings = PluginSettings(**given)
     if settings.blocks is not None and settings.blocks < 1:
         raise EvictError(f"{VARIABLE}: a cache of {settings.blocks} blocks holds nothing; give at least one")

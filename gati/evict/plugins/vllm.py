@@ -5,7 +5,7 @@ Recorded from vLLM 0.33.0, where out-of-tree policies are experimental. Give `kv
     {"eviction_policy": "GatiCachePolicy", "cache_policy_module_path": "gati.evict.plugins.vllm"}
 
 and choose policy and predictor by `GATI_EVICT_CONFIG`. For `lpc` and `laru+lpc`, requests say how likely
-their conversation goes on, `"kv_transfer_params": {"gati_continue": 0.9}`; those that do not count as average.
+their conversation goes on: `"kv_transfer_params": {"gati_continue": 0.9}`; without it one counts as average.
 vLLM is imported when it asks for the class.
 """
 

@@ -238,7 +238,7 @@ def test_settings_come_from_the_environment(tmp_path: Any) -> None:
         ('{"seed": true}', "seed must be a int"),
         ('{"blocks": 0}', "give at least one"),
         ('{"policy": "lpc-oracle"}', "take lpc"),
-        ('{"gap_s": "long"}', "gap_s must be a number, not 'long'"),
+        ('{"gap_s": "long"}', "gap_s must be a float, not 'long'"),
         ('{"gap_s": 0}', "give one above zero"),
     ],
 )
