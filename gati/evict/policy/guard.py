@@ -5,9 +5,10 @@ the blocks requested, A = eps n what is allowed. Predictions are followed until 
 decides until X <= A. So X <= eps n + B + k + the longest request, always: after a switch each block that
 only the shadow holds costs at most one miss.
 
-Most of them are not requested again in time. Once a prediction has been caught wrong, predictions therefore
-decide only while X + D/3 < A + B, where D counts the blocks that only the shadow holds; LRU's evictions
-make D smaller. Exact predictions are never caught, and go on as they are.
+Most of them are not requested again in time. Once a prediction has been wrong, predictions therefore decide
+only while X + D/8 < A + B, where D counts the blocks that only the shadow holds, and once LARU has caught
+one, while X + D/3 < A + B; LRU's evictions make D smaller. A prediction was wrong where the block that it
+threw out returns before another that was there, and is still. Exact ones never are, and go on as they are.
 
 While LRU decides, duels tell whether predictions have become good. Then they are tried again, for B/4 misses
 more, as long as X + D <= A + B + k. The bound stays:
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -31,7 +33,8 @@ __all__ = ["EXCESS_SHARE", "Gati", "ShadowLru", "bound", "slack"]
 
 EXCESS_SHARE = 0.001  # eps
 _MOST_SLACK = 384.0  # blocks
-_RETURNING = 1.0 / 3.0  # of the blocks that only the shadow holds, those expected to be missed
+_RETURNING = 1.0 / 8.0  # of the blocks that only the shadow holds, those expected to be missed
+_RETURNING_CAUGHT = 1.0 / 3.0  # the same once a prediction was caught in its phase
 _TRIAL = 0.25  # what may be missed when predictions are tried again, in B
 _MEMORY = 0.5  # over how many requested blocks what was won fades, in capacities
 
@@ -99,7 +102,8 @@ class Gati(Laru):
         self._asked = 0  # blocks of this request
         self._following = True
         self._limit: float | None = None  # X at which a trial ends, while there is one
-        self._only: set[int] = set()  # blocks that only the shadow holds: D of them
+        self._only: dict[int, float] = {}  # blocks that only the shadow holds, D of them: when each left us
+        self._wrong = False  # a prediction was
         self._duels = Duels(capacity)
         self._named = np.zeros(64, dtype=bool)  # by slot: predictions named it in a duel since it was used
         self._alarms = self._trials = 0
@@ -122,7 +126,9 @@ class Gati(Laru):
         self._seen += len(ids)
         self._excess += len(held) - hits
         self._served += 1
-        self._only.difference_update(self._shadow.left, ids)
+        self._wrong = self._wrong or self._was_wrong(ids)
+        for block in chain(self._shadow.left, ids):
+            self._only.pop(block, None)
         self._asked = len(ids)
         self._judge()
         self._followed += self._following
@@ -158,10 +164,17 @@ class Gati(Laru):
         most = EXCESS_SHARE * self._seen + slack(self.capacity) + self.capacity
         return self._excess + len(self._only) + self._asked <= most
 
+    def _was_wrong(self, ids: list[int]) -> bool:
+        """Whether something returns that left before a block that has not been used since, nor is now."""
+        left = max((self._only[block] for block in ids if block in self._only), default=0.0)
+        count = len(self._runs)
+        return bool((self._recency[:count][self._leaf[:count]] < left).any())
+
     def _exposed(self) -> bool:
-        """Whether predictions, of which one was caught, may have thrown out too much that LRU still has."""
+        """Whether predictions, of which one was wrong, may have thrown out too much that LRU still has."""
         most = EXCESS_SHARE * self._seen + slack(self.capacity)
-        return self._caught > 0 and self._excess + _RETURNING * len(self._only) >= most
+        share = _RETURNING_CAUGHT if self._caught else _RETURNING
+        return self._wrong and self._excess + share * len(self._only) >= most
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
         """LARU's choice; LRU's while the guard has stepped in, or what both hold differs too much."""
@@ -172,13 +185,13 @@ class Gati(Laru):
             if not self._following:
                 self._duel()
             self._take(count, self._by_recency(), removed)
-        self._only.update(self._shadow.held.intersection(removed))
+        self._only.update(dict.fromkeys(self._shadow.held.intersection(removed), float(self._clock)))
         return removed
 
     def drop(self, run: BlockRun, count: int) -> list[int]:
         """Remove blocks that an engine dropped by itself."""
         removed = super().drop(run, count)
-        self._only.update(self._shadow.held.intersection(removed))
+        self._only.update(dict.fromkeys(self._shadow.held.intersection(removed), 0.0))  # nobody's mistake
         return removed
 
     def touch(self, path: list[BlockRun], known: int) -> None:
