@@ -1,13 +1,15 @@
 """What eviction policies hit on real traces of LLM serving, side by side, over seeds.
 
     python -m benchmarks.evict_policies [--trace conversation] [--size 1000,2000,5000,10000,20000] [--seeds 5]
-    python -m benchmarks.evict_policies --noise [--size 5000]
-    python -m benchmarks.evict_policies --trace games --limit 100000
+    python -m benchmarks.evict_policies --noise --size 5000
+    python -m benchmarks.evict_policies --noise --trace games --limit 5000 --size 300
+    python -m benchmarks.evict_policies --noise --policy gati --size 1000,2000,5000,10000,20000,40000
+    python -m benchmarks.evict_policies --trace games --limit 20000 --size 300,1000
 
 Prints a table: mean hit rate with a 95 % interval over the seeds (Student's t), the same without what half of
-all requests share, and hits over those of LRU. `conversation` and `synthetic` are Mooncake's traces, `games`
-the items of Amazon's users, taken turns at random, one a request. With `--noise`, predictions are the truth
-turned round with probability 0 to 1.
+    python -m benchmarks.evict_policies --trace games --limit 20000 --size 300,1000
+`synthetic` are Mooncake's traces, `games` the items of Amazon's users, who take turns at random, another way
+for each seed. With `--noise`, predictions are the truth turned round with probability 0 to 1: a column each.
 
 The settings of `reuse` were tuned on the first quarter of `conversation`; the other quarters are also shown.
 """
@@ -26,6 +28,7 @@ from scipy import stats
 from gati.evict import Trace, make_trace, read_trace, replay
 from gati.evict.predict.named import predictor_named
 from gati.evict.replays.replay import build
+from gati.evict.replays.result import PolicyOutcome
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 TRACES = {
@@ -51,11 +54,28 @@ def games(seed: int = 0) -> Trace:
     return make_trace([[next(left[user])] for user in turns], kind="flat", name=GAMES.name)
 
 
-def load(name: str, limit: int | None) -> Trace:
+def load(name: str, limit: int | None, seed: int = 0) -> Trace:
     if name == "games":
-        trace = games()
+        trace = games(seed)
         return trace if limit is None else trace.head(limit)
     return read_trace(TRACES.get(name, Path(name)), limit=limit)
+
+
+class Seeds:
+    """Replays of one trace, or of one for each seed."""
+
+    def __init__(self, name: str, limit: int | None, seeds: int) -> None:
+        count = seeds if name == "games" else 1
+        self.traces = [load(name, limit, seed) for seed in range(count)]
+        self.seeds = [[seed] for seed in range(seeds)] if count > 1 else [list(range(seeds))]
+
+    def outcomes(self, size: int, policies: Sequence[str], predictor: str) -> list[PolicyOutcome]:
+        """Of all seeds; LRU is among the policies."""
+        return [
+            each
+            for trace, seeds in zip(self.traces, self.seeds, strict=True)
+            for each in replay(trace, [size], policies, predictor=predictor, seeds=seeds).outcomes
+        ]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -67,19 +87,60 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return mean, error * float(stats.t.ppf(0.975, len(values) - 1))
 
 
-def compare(trace: Trace, sizes: Sequence[int], policies: Sequence[str], predictor: str, seeds: int) -> None:
-    print(f"\n{trace.name}: {len(trace):,} requests, {len(trace.blocks):,} blocks; predictor {predictor}\n")
-    print("| blocks | policy | hit rate | beyond shared | hits / LRU's |")
-    print("|---|---|---|---|---|")
+def rates(outcomes: Sequence[PolicyOutcome], policy: str) -> list[float]:
+    return [each.hit_rate for each in outcomes if each.policy == policy]
+
+
+def least(outcomes: Sequence[PolicyOutcome], policy: str) -> float:
+    """Points above LRU, of the worst seed; LRU has one hit rate, or one for each seed."""
+    lru, mine = rates(outcomes, "lru"), rates(outcomes, policy)
+    pairs = zip(mine, lru if len(lru) == len(mine) else lru[:1] * len(mine), strict=True)
+    return min(100.0 * (rate - base) for rate, base in pairs)
+
+
+def shown(values: Sequence[float]) -> str:
+    """In %, with the interval where there is one."""
+    rate, wide = interval(values)
+    return f"{100.0 * rate:.2f}" + (f" ± {100.0 * wide:.2f}" if wide else "")
+
+
+def title(replays: Seeds, text: str) -> str:
+    trace = replays.traces[0]
+    return f"\n{trace.name}: {len(trace):,} requests, {len(trace.blocks):,} blocks; {text}\n"
+
+
+def compare(replays: Seeds, sizes: Sequence[int], policies: Sequence[str], predictor: str) -> None:
+    print(title(replays, f"predictor {predictor}, %"))
+    print("| blocks | policy | hit rate | beyond shared | hits / LRU's | least above LRU, points |")
+    print("|---|---|---|---|---|---|")
     for size in sizes:
-        result = replay(trace, [size], policies, predictor=predictor, seeds=range(seeds))
-        lru = result.of("lru", size).hit_rate
+        outcomes = replays.outcomes(size, policies, predictor)
+        lru, _ = interval(rates(outcomes, "lru"))
         for name in policies:
-            mine = [each for each in result.outcomes if each.policy == name]
-            rate, wide = interval([each.hit_rate for each in mine])
-            beyond, _ = interval([each.hit_rate_beyond_shared for each in mine])
-            shown = f"{rate:.4f}" + (f" ± {wide:.4f}" if wide else "")
-            print(f"| {size:,} | {name} | {shown} | {beyond:.4f} | {rate / lru:.2f} |", flush=True)
+            rate, _ = interval(rates(outcomes, name))
+            beyond = shown([each.hit_rate_beyond_shared for each in outcomes if each.policy == name])
+            print(
+                f"| {size:,} | {name} | {shown(rates(outcomes, name))} | {beyond} | {rate / lru:.2f} | "
+                f"{least(outcomes, name):+.2f} |",
+                flush=True,
+            )
+
+
+def noise(replays: Seeds, sizes: Sequence[int], policies: Sequence[str]) -> None:
+    """A row for each size and policy, a column for each share of predictions turned round."""
+    print(title(replays, "hit rates by the share turned round, %; in brackets the least above LRU, points"))
+    print(f"| blocks | policy | {' | '.join(f'{share:g}' for share in SHARES)} |")
+    print(f"|---|---|{'---|' * len(SHARES)}")
+    for size in sizes:
+        columns = [
+            replays.outcomes(
+                size, ["lru", *policies] if "lru" not in policies else policies, f"noise:{share:g}"
+            )
+            for share in SHARES
+        ]
+        for name in policies:
+            cells = [f"{shown(rates(each, name))} ({least(each, name):+.2f})" for each in columns]
+            print(f"| {size:,} | {name} | {' | '.join(cells)} |", flush=True)
 
 
 def quarters(trace: Trace, sizes: Sequence[int], seeds: int) -> None:
@@ -89,16 +150,16 @@ def quarters(trace: Trace, sizes: Sequence[int], seeds: int) -> None:
     maker = predictor_named("reuse", flat=trace.kind == "flat")
     for size in sizes:
         for name in ("lru", "gati"):
-            rates = []
+            found = []
             for seed in range(seeds if name == "gati" else 1):
                 cache = build(name, size, maker, flat=trace.kind == "flat", seed=seed)
                 hits = np.array(
                     [cache.access(ids, at).hits for ids, at in zip(trace.requests, trace.time_s, strict=True)]
                 )
                 parts = zip(np.array_split(hits, 4), np.array_split(trace.lengths, 4), strict=True)
-                rates.append([part.sum() / asked.sum() for part, asked in parts])
+                found.append([part.sum() / asked.sum() for part, asked in parts])
             print(
-                f"| {size:,} | {name} | {' | '.join(f'{rate:.4f}' for rate in np.mean(rates, axis=0))} |",
+                f"| {size:,} | {name} | {' | '.join(f'{rate:.4f}' for rate in np.mean(found, axis=0))} |",
                 flush=True,
             )
 
@@ -116,7 +177,8 @@ def main() -> None:
     parser.add_argument("--noise", action="store_true")
     parser.add_argument("--quarters", action="store_true")
     given = parser.parse_args()
-    trace = load(given.trace, given.limit)
+    replays = Seeds(given.trace, given.limit, given.seeds)
+    trace = replays.traces[0]
     sizes = [int(size) for size in given.size.split(",")]
     if given.quarters:
         quarters(trace, sizes, given.seeds)
@@ -124,11 +186,10 @@ def main() -> None:
         names = given.policy or (
             f"{NOISY},predictive-marker,lmarker,guard" if trace.kind == "flat" else NOISY
         )
-        for share in SHARES:
-            compare(trace, sizes, names.split(","), f"noise:{share:g}", given.seeds)
+        noise(replays, sizes, names.split(","))
     else:
         names = given.policy or (FLAT if trace.kind == "flat" else PEERS)
-        compare(trace, sizes, names.split(","), given.predictor, given.seeds)
+        compare(replays, sizes, names.split(","), given.predictor)
 
 
 if __name__ == "__main__":

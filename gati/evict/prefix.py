@@ -13,8 +13,8 @@ from gati.errors import EvictError
 from gati.evict.cache import Handle
 from gati.evict.learn.following import LearningLink, following
 from gati.evict.policy.registry import POLICIES
-from gati.evict.predict.conversing import HintedContinuation
-from gati.evict.predict.named import Maker, predictor_named
+from gati.evict.predict.conversing import HintedContinuation, hinted
+from gati.evict.predict.named import predictor_named
 from gati.evict.replays.replay import build
 
 __all__ = ["PrefixCache", "PrefixMatch"]
@@ -68,7 +68,7 @@ class PrefixCache:
         if service is not None and predictor != "reuse":
             raise EvictError(f"predictor {predictor!r} comes from no service: leave one of the two out")
         named = following if service is not None else predictor_named(predictor)
-        maker = _hinted(gap_s) if converses else named
+        maker = hinted(gap_s) if converses else named
         self._cache = build(policy, blocks, maker, seed=seed)
         self._link = None if service is None else LearningLink(self._cache, service)
         self._clock = clock
@@ -110,7 +110,3 @@ class PrefixCache:
         """Log and follow no longer; what waits to be logged is written, for two seconds at most."""
         if self._link is not None:
             self._link.close()
-
-
-def _hinted(gap_s: float) -> Maker:
-    return lambda capacity, seed: HintedContinuation(gap_s)

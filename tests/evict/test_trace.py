@@ -94,7 +94,11 @@ WRONG = [
         '{"hash_ids": [1], "block_size": 16}\n{"hash_ids": [2], "block_size": 32}\n',
         "line 2: block_size is 32, 16 in line 1; all blocks must be of one size",
     ),
-    ("t.csv", "obj_id,ids,obj_size\n1,a,5\n2,b,6\n", "line 3: obj_size is '6', '5' in line 2; all blocks must"),
+    (
+        "t.csv",
+        "obj_id,ids,obj_size\n1,a,5\n2,b,6\n",
+        "line 3: obj_size is '6', '5' in line 2; all blocks must",
+    ),
     ("t.jsonl", "\n\n", "has no requests"),
     ("t.jsonl", '{"hash_ids": []}\n', "requests no blocks at all"),
     (
@@ -103,7 +107,11 @@ WRONG = [
         r"line 2: time goes back from 0\.005 to 0\.004 s; sort the requests",
     ),
     ("t.jsonl", '{"timestamp": NaN, "hash_ids": [1]}\n', "line 1: timestamp is nan; times must be finite"),
-    ("t.jsonl", '{"timestamp": 1%s, "hash_ids": [1]}\n' % (400 * "0"), "line 1: timestamp is '10+', no number"),
+    (
+        "t.jsonl",
+        '{"timestamp": 1%s, "hash_ids": [1]}\n' % (400 * "0"),
+        "line 1: timestamp is '10+', no number",
+    ),
     ("t.jsonl", '{"timestamp": "noon", "hash_ids": [1]}\n', "line 1: timestamp is 'noon', no number"),
     ("t.jsonl", '{"timestamp": 1, "hash_ids": [1]}\n{"hash_ids": [1]}\n', "line 2 has no time, others have"),
     (
@@ -121,7 +129,11 @@ WRONG = [
         "TIMESTAMP,ContextTokens\n1,2\n",
         "line 2 has no blocks: none of .* among TIMESTAMP, ContextTokens",
     ),
-    ("t.csv", "time_s,blocks\n\n1,a b,c\n", "line 3 has more fields than the header: separate blocks by blanks"),
+    (
+        "t.csv",
+        "time_s,blocks\n\n1,a b,c\n",
+        "line 3 has more fields than the header: separate blocks by blanks",
+    ),
     ("t.parquet", "no parquet", r"is no Parquet file|needs pyarrow: pip install 'gati\[evict\]'"),
     ("t.xls", "1", r"unknown format \.xls; give JSON lines \(\.jsonl\), CSV"),
 ]

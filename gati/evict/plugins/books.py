@@ -9,6 +9,7 @@ leave when LRU would take them; the next request that has their prefix takes the
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import compress
@@ -19,6 +20,7 @@ from gati.evict.cache import BlockCache, Serving
 from gati.evict.index.tree import BlockRun, RunTree
 from gati.evict.policy.base import EvictionPolicy
 from gati.evict.predict.base import Predictor
+from gati.evict.predict.conversing import HintedContinuation
 
 __all__ = ["EngineBooks"]
 
@@ -62,6 +64,12 @@ class EngineBooks(BlockCache):
             self._conflicts += 1
             return 0
         return hits
+
+    def hint(self, probability: Any) -> None:
+        """How likely the conversation of the next request goes on; what is no probability is not known."""
+        if isinstance(self.predictor, HintedContinuation):
+            known = type(probability) in (int, float) and 0.0 <= probability <= 1.0
+            self.predictor.hint(probability if known else math.nan)
 
     def stored(self, ids: Iterable[Hashable]) -> None:
         """The engine holds these blocks now."""

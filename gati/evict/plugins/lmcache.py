@@ -18,8 +18,10 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+from gati.errors import EvictError
 from gati.evict.plugins.books import EngineBooks
 from gati.evict.plugins.settings import PluginSettings, plugin_settings
+from gati.evict.policy.registry import policy_named
 
 __all__ = ["NAME", "LmcacheEviction", "register"]
 
@@ -40,6 +42,11 @@ class LmcacheEviction:
         self, *, settings: PluginSettings | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._settings = settings or plugin_settings()
+        if policy_named(self._settings.policy, flat=False).tree_only:
+            raise EvictError(
+                f"policy {self._settings.policy} goes by which chunk follows which, and LMCache does not "
+                "tell: choose another, as gati"
+            )
         self._clock = clock
         self._books: EngineBooks | None = None  # until the capacity is known
         self._before: deque[tuple[list[Hashable], float]] = deque(maxlen=_REMEMBERED)

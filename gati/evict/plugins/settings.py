@@ -12,13 +12,15 @@ from typing import Any
 from gati.errors import EvictError
 from gati.evict.learn.following import LearningLink, following
 from gati.evict.plugins.books import EngineBooks
-from gati.evict.policy.registry import policy_named
+from gati.evict.policy.registry import POLICIES, policy_named
+from gati.evict.predict.conversing import hinted
 from gati.evict.predict.named import predictor_named
 from gati.evict.replays.replay import build
 
-__all__ = ["VARIABLE", "PluginSettings", "plugin_settings"]
+__all__ = ["HINT", "VARIABLE", "PluginSettings", "plugin_settings"]
 
 VARIABLE = "GATI_EVICT_CONFIG"
+HINT = "gati_continue"  # a request's own parameter: how likely its conversation goes on
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class PluginSettings:
     """Policy, predictor and seed of a plug-in. `service` is as in `PrefixCache`.
 
     `blocks` is the capacity, for engines that do not tell it; without it the plug-in takes what is held when
-    the engine first needs room.
+    the engine first needs room. `gap_s` is the mean pause of users, for `lpc` and `laru+lpc`.
     """
 
     policy: str = "gati"
@@ -34,10 +36,13 @@ class PluginSettings:
     seed: int = 0
     blocks: int | None = None
     service: str | None = None
+    gap_s: float = 100.0
 
     def books(self, capacity: int, *, flat: bool = False) -> EngineBooks:
         """Books of a cache of `capacity` blocks, in a prefix tree or each on its own."""
         maker = predictor_named(self.predictor, flat=flat) if self.service is None else following
+        if POLICIES[self.policy].converses:
+            maker = hinted(self.gap_s)
         books = build(self.policy, capacity, maker, flat=flat, seed=self.seed, kind=EngineBooks)
         assert isinstance(books, EngineBooks)
         if self.service is not None:
@@ -67,20 +72,31 @@ def plugin_settings(environment: Mapping[str, str] = os.environ) -> PluginSettin
 
 
 def _checked(given: Any) -> PluginSettings:
-    kinds = {"policy": str, "predictor": str, "seed": int, "blocks": int, "service": str}
+    kinds: dict[str, type] = {
+        "policy": str,
+        "predictor": str,
+        "seed": int,
+        "blocks": int,
+        "service": str,
+        "gap_s": float,
+    }
     names = ", ".join(field.name for field in fields(PluginSettings))
     if not isinstance(given, dict):
         raise EvictError(f"{VARIABLE} must hold a JSON object with {names}, not {given!r}")
     for name, value in given.items():
         if name not in kinds:
             raise EvictError(f"{VARIABLE}: unknown setting {name!r}; there are {names}")
-        if not isinstance(value, kinds[name]) or isinstance(value, bool):
-            raise EvictError(f"{VARIABLE}: {name} must be a {kinds[name].__name__}, not {value!r}")
+        kind = kinds[name]
+        if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
+            raise EvictError(f"{VARIABLE}: {name} must be a {kind.__name__}, not {value!r}")
     settings = PluginSettings(**given)
     if settings.blocks is not None and settings.blocks < 1:
         raise EvictError(f"{VARIABLE}: a cache of {settings.blocks} blocks holds nothing; give at least one")
     if settings.service is not None and settings.predictor != "reuse":
         raise EvictError(f"{VARIABLE}: give a predictor or a service, not both")
     policy_named(settings.policy, flat=False)  # a name that is wrong is told when the engine starts
+    if settings.policy == "lpc-oracle":
+        raise EvictError(f"{VARIABLE}: lpc-oracle knows a trace in advance, and there is none; take lpc")
+    hinted(settings.gap_s)(1, 0)
     predictor_named(settings.predictor)
     return settings

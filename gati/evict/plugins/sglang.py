@@ -5,6 +5,9 @@ finds the backend where Gati is installed. It is SGLang's unified radix cache, w
 which asks a strategy for the priority of every leaf; before it evicts, the pages that must leave get the
 lowest. A block is a page: take pages of 16 tokens or more (`--page-size 16`), as each gets a name.
 
+For `lpc` and `laru+lpc`, requests say how likely their conversation goes on, in their sampling parameters:
+`{"custom_params": {"gati_continue": 0.9}}`; those that do not count as average.
+
 SGLang's ranks each keep a cache of their own, which must forget the same. Predictions go by the clock, so
 with several ranks only policies without predictions are taken.
 """
@@ -20,8 +23,8 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from gati.errors import EvictError
-from gati.evict.plugins.settings import plugin_settings
-from gati.evict.policy.registry import policy_named
+from gati.evict.plugins.settings import HINT, plugin_settings
+from gati.evict.policy.registry import POLICIES, policy_named
 
 __all__ = ["NAME", "SglangEviction", "VictimsFirst", "make_cache", "register"]
 
@@ -74,6 +77,8 @@ class SglangEviction:
     def match_prefix(self, params: Any) -> Any:
         """Look up; the last that was looked up is what room is made for next."""
         self._looked_up = params.key
+        if POLICIES[self._settings.policy].converses and params.req is not None and not self.disable:
+            self._note(params)
         return super().match_prefix(params)  # type: ignore[misc]
 
     def insert(self, params: Any) -> Any:
@@ -113,6 +118,7 @@ class SglangEviction:
         self._books = self._settings.books(self._capacity)
         self._looked_up = None
         self._expected: OrderedDict[int, None] = OrderedDict()  # last pages of requests that were counted
+        self._hints: OrderedDict[int, Any] = OrderedDict()  # of requests, by the last page that was looked up
         self._under_way: list[int] = []  # of these, the one that room was made for last
         self._nodes: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by their last pages
 
@@ -135,7 +141,7 @@ class SglangEviction:
         if goes_on or counted is not None:
             self._books.resume(names, self._clock())
         else:
-            self._books.begin(names, self._clock())
+            self._begin(names)
         self._books.stored(names)
         self._books.finish()
 
@@ -150,7 +156,7 @@ class SglangEviction:
             if names[-1] in self._expected:
                 self._books.resume(names, self._clock())
             else:
-                self._books.begin(names, self._clock())
+                self._begin(names)
             self._expected[names[-1]] = None
             if len(self._expected) > _EXPECTED:
                 self._expected.popitem(last=False)
@@ -160,6 +166,20 @@ class SglangEviction:
         if victims is not None:
             self._strategy.order = {name: rank for rank, name in enumerate(victims)}
             self._cut(victims)
+
+    def _note(self, params: Any) -> None:
+        """Keep what a request says of its conversation until it is counted."""
+        names, given = self._names(params.key), params.req.sampling_params.custom_params
+        if names:
+            self._hints[names[-1]] = given.get(HINT) if isinstance(given, dict) else None
+            if len(self._hints) > _EXPECTED:
+                self._hints.popitem(last=False)
+
+    def _begin(self, names: list[int]) -> None:
+        """Count a request, with what it said of its conversation when it was looked up."""
+        looked_up = next((name for name in reversed(names) if name in self._hints), None)
+        self._books.hint(None if looked_up is None else self._hints[looked_up])
+        self._books.begin(names, self._clock())
 
     def _cut(self, victims: list[int]) -> None:
         """Split the nodes of which only the last pages must leave."""

@@ -4,7 +4,9 @@ Recorded from vLLM 0.33.0, where out-of-tree policies are experimental. Give `kv
 
     {"eviction_policy": "GatiCachePolicy", "cache_policy_module_path": "gati.evict.plugins.vllm"}
 
-and choose policy and predictor by `GATI_EVICT_CONFIG`. vLLM is imported when it asks for the class.
+and choose policy and predictor by `GATI_EVICT_CONFIG`. For `lpc` and `laru+lpc`, requests say how likely
+their conversation goes on: `"kv_transfer_params": {"gati_continue": 0.9}`; without it one counts as average.
+vLLM is imported when it asks for the class.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from gati.evict.plugins.settings import PluginSettings, plugin_settings
+from gati.evict.plugins.settings import HINT, PluginSettings, plugin_settings
 
 __all__ = ["VllmEviction"]
 
@@ -153,6 +155,7 @@ class VllmEviction:
             self._books.resume(self._path, self._clock())
         else:
             state.counted.add(group)
+            self._books.hint((context.kv_transfer_params or {}).get(HINT))
             self._books.begin(self._path, self._clock())
 
     def _settle(self) -> None:

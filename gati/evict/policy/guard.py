@@ -5,8 +5,13 @@ the blocks requested, A = eps n what is allowed. Predictions are followed until 
 decides until X <= A. So X <= eps n + B + k + the longest request, always: after a switch each block that
 only the shadow holds costs at most one miss.
 
+Most of them are not requested again in time. Once a prediction has been wrong, predictions therefore decide
+only while X + D/8 < A + B, where D counts the blocks that only the shadow holds, and once LARU has caught
+one, while X + D/3 < A + B; LRU's evictions make D smaller. A prediction was wrong where the block that it
+threw out returns before another that was there, and is still. Exact ones never are, and go on as they are.
+
 While LRU decides, duels tell whether predictions have become good. Then they are tried again, for B/4 misses
-more, as long as X + D <= A + B + k, where D counts the blocks that only the shadow holds. The bound stays:
+more, as long as X + D <= A + B + k. The bound stays:
 whatever we miss beyond LRU was one of these D, so that X + D grows only by evictions that predictions chose.
 """
 
@@ -14,6 +19,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,7 +32,9 @@ from gati.evict.predict.base import Predictor, grown
 __all__ = ["EXCESS_SHARE", "Gati", "ShadowLru", "bound", "slack"]
 
 EXCESS_SHARE = 0.001  # eps
-_MOST_SLACK = 512.0  # blocks
+_MOST_SLACK = 384.0  # blocks
+_RETURNING = 1.0 / 8.0  # of the blocks that only the shadow holds, those expected to be missed
+_RETURNING_CAUGHT = 1.0 / 3.0  # the same once a prediction was caught in its phase
 _TRIAL = 0.25  # what may be missed when predictions are tried again, in B
 _MEMORY = 0.5  # over how many requested blocks what was won fades, in capacities
 
@@ -94,7 +102,8 @@ class Gati(Laru):
         self._asked = 0  # blocks of this request
         self._following = True
         self._limit: float | None = None  # X at which a trial ends, while there is one
-        self._only: set[int] = set()  # blocks that only the shadow holds: D of them
+        self._only: dict[int, float] = {}  # blocks that only the shadow holds, D of them: when each left us
+        self._wrong = False  # a prediction was
         self._duels = Duels(capacity)
         self._named = np.zeros(64, dtype=bool)  # by slot: predictions named it in a duel since it was used
         self._alarms = self._trials = 0
@@ -117,7 +126,9 @@ class Gati(Laru):
         self._seen += len(ids)
         self._excess += len(held) - hits
         self._served += 1
-        self._only.difference_update(self._shadow.left, ids)
+        self._wrong = self._wrong or self._was_wrong(ids)
+        for block in chain(self._shadow.left, ids):
+            self._only.pop(block, None)
         self._asked = len(ids)
         self._judge()
         self._followed += self._following
@@ -153,21 +164,34 @@ class Gati(Laru):
         most = EXCESS_SHARE * self._seen + slack(self.capacity) + self.capacity
         return self._excess + len(self._only) + self._asked <= most
 
+    def _was_wrong(self, ids: list[int]) -> bool:
+        """Whether something returns that left before a block that has not been used since, nor is now."""
+        left = max((self._only[block] for block in ids if block in self._only), default=0.0)
+        count = len(self._runs)
+        return bool((self._recency[:count][self._leaf[:count]] < left).any())
+
+    def _exposed(self) -> bool:
+        """Whether predictions, of which one was wrong, may have thrown out too much that LRU still has."""
+        most = EXCESS_SHARE * self._seen + slack(self.capacity)
+        share = _RETURNING_CAUGHT if self._caught else _RETURNING
+        return self._wrong and self._excess + share * len(self._only) >= most
+
     def evict(self, count: int, missing: list[int]) -> list[int]:
-        """LARU's choice, or LRU's while the guard has stepped in."""
-        if self._following:
+        """LARU's choice; LRU's while the guard has stepped in, or what both hold differs too much."""
+        if self._following and not self._exposed():
             removed = super().evict(count, missing)
         else:
             removed = []
-            self._duel()
+            if not self._following:
+                self._duel()
             self._take(count, self._by_recency(), removed)
-        self._only.update(self._shadow.held.intersection(removed))
+        self._only.update(dict.fromkeys(self._shadow.held.intersection(removed), float(self._clock)))
         return removed
 
     def drop(self, run: BlockRun, count: int) -> list[int]:
         """Remove blocks that an engine dropped by itself."""
         removed = super().drop(run, count)
-        self._only.update(self._shadow.held.intersection(removed))
+        self._only.update(dict.fromkeys(self._shadow.held.intersection(removed), 0.0))  # nobody's mistake
         return removed
 
     def touch(self, path: list[BlockRun], known: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from gati.errors import EvictError
 from gati.evict.predict.continuation import log_odds
 
-__all__ = ["ContinuationOracle", "ContinuationSource", "HintedContinuation", "KnownContinuation"]
+__all__ = ["ContinuationOracle", "ContinuationSource", "HintedContinuation", "KnownContinuation", "hinted"]
 
 Floats = NDArray[np.float64]
 _CERTAIN = 1e9  # log odds of the oracle: more than any time, in mean gaps
@@ -114,3 +114,8 @@ class HintedContinuation(ContinuationSource):
     def _log_odds(self, request: int) -> float:
         probability, self._next = self._next, math.nan
         return float(log_odds(np.array([probability]))[0])
+
+
+def hinted(gap_s: float) -> Callable[[int, int], HintedContinuation]:
+    """A factory of sources that are told, for any capacity and seed."""
+    return lambda capacity, seed: HintedContinuation(gap_s)

@@ -52,6 +52,7 @@ class RadixKey:
 @dataclass
 class MatchPrefixParams:
     key: RadixKey
+    req: Any = None
 
 
 @dataclass

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gati import evict
+from gati.errors import EvictError
 from gati.evict.plugins import lmcache as plugin
 from gati.evict.plugins.books import EngineBooks
 from gati.evict.plugins.lmcache import LmcacheEviction
@@ -148,3 +149,10 @@ def test_without_lmcache_nothing_is_registered(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(plugin, "find_spec", lambda name: None)
     plugin.register()
     assert "lmcache" not in sys.modules
+
+
+def test_a_policy_that_needs_prefixes_is_refused_when_lmcache_starts() -> None:
+    with pytest.raises(
+        EvictError, match="policy lpc goes by which chunk follows which, and LMCache does not tell"
+    ):
+        LmcacheEviction(settings=PluginSettings("lpc"))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gati import evict
 from gati.errors import EvictError
 from gati.evict.plugins import sglang as plugin
-from gati.evict.plugins.settings import VARIABLE
+from gati.evict.plugins.settings import HINT, VARIABLE
 from gati.evict.plugins.sglang import SglangEviction
 from tests.evict.plugins import sglang_recorded as engine
 from tests.evict.strategies import long_trees
@@ -37,9 +37,11 @@ def key_of(row: list[int], page: int = 1) -> engine.RadixKey:
     return engine.RadixKey(array("q", [token for block in row for token in [block] * page]))
 
 
-def serve(cache: Cache, row: list[int], pages: int, page: int = 1) -> set[int]:
+def serve(cache: Cache, row: list[int], pages: int, page: int = 1, hint: float | None = None) -> set[int]:
     """One request alone: match and lock, make room, insert, unlock. What left."""
-    match = cache.match_prefix(engine.MatchPrefixParams(key_of(row, page)))
+    sampling = SimpleNamespace(custom_params=None if hint is None else {HINT: hint})
+    request = SimpleNamespace(sampling_params=sampling)
+    match = cache.match_prefix(engine.MatchPrefixParams(key_of(row, page), req=request))
     cache.inc_lock_ref(match.last_device_node)
     before = cache.held()
     need = len(row) * page - match.device_prefix_len + len(before) * page - pages * page
@@ -51,7 +53,7 @@ def serve(cache: Cache, row: list[int], pages: int, page: int = 1) -> set[int]:
     return gone
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "fpb", "laru", "gati"])
+@pytest.mark.parametrize("policy", ["lru", "lfu", "fpb", "laru", "gati", "lpc"])
 @pytest.mark.parametrize("page", [1, 3])
 @given(long_trees, st.integers(8, 20))
 @settings(max_examples=10, deadline=None)
@@ -63,9 +65,10 @@ def test_it_evicts_what_a_prefix_cache_evicts(policy: str, page: int, trace: Any
         for number, row in enumerate(trace.requests):
             now_s[0] = float(number)
             match = reference.match(row)
-            expected = reference.insert(match)
+            hint = (None, 0.2, 0.9)[number % 3]
+            expected = reference.insert(match, {} if hint is None else {"continue": hint})
             reference.release(match)
-            assert serve(cache, row, pages, page) == set(expected)
+            assert serve(cache, row, pages, page, hint) == set(expected)
             assert cache.figures()["held"] == len(cache.held())
 
 

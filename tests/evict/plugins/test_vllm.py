@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from types import ModuleType
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from gati import evict
 from gati.errors import EvictError
 from gati.evict.plugins import vllm as plugin
-from gati.evict.plugins.settings import VARIABLE, PluginSettings, plugin_settings
+from gati.evict.plugins.settings import HINT, VARIABLE, PluginSettings, plugin_settings
 from gati.evict.plugins.vllm import VllmEviction
 from gati.evict.train import train
 from tests.evict.naive import tree_trace
@@ -22,25 +23,32 @@ from tests.evict.plugins import vllm_recorded as engine
 from tests.evict.strategies import long_trees
 from tests.waiting import Clock
 
-POLICIES = ("lru", "lfu", "fpb", "laru", "gati")
+POLICIES = ("lru", "lfu", "fpb", "laru", "gati", "lpc", "laru+lpc")
 TOKENS = 16
+# what a request says of its conversation, and what is known then
+HINTS = [
+    *((share, {"continue": share}) for share in (0.9, 0, 0.3, 1)),
+    *((wrong, {}) for wrong in (None, "often", 2.0, math.nan, True, [0.5])),
+]
 
 
 def key_of(block: int, group: int = 0) -> bytes:
     return engine.make_offload_key(block.to_bytes(8, "big"), group)
 
 
-def context_of(name: str, *paths: list[bytes]) -> engine.ReqContext:
-    context = engine.ReqContext(name)
+def context_of(name: str, *paths: list[bytes], hint: Any = None) -> engine.ReqContext:
+    context = engine.ReqContext(name, None if hint is None else {HINT: hint})
     for path in paths:
         for place, key in enumerate(path):
             context.set_offload_key_position(key, (place + 1) * TOKENS)
     return context
 
 
-def serve(manager: engine.CPUOffloadingManager, path: list[bytes], name: str = "request") -> list[bytes]:
+def serve(
+    manager: engine.CPUOffloadingManager, path: list[bytes], name: str = "request", hint: Any = None
+) -> list[bytes]:
     """A request from begin to end; what was evicted for it."""
-    context = context_of(name, path)
+    context = context_of(name, path, hint=hint)
     hits = next(
         (place for place, key in enumerate(path) if not manager.lookup(key, context)),
         len(path),
@@ -86,10 +94,11 @@ def test_it_evicts_what_a_prefix_cache_evicts(trained: str, policy: str, trace: 
     for number, row in enumerate(trace.requests):
         clock.now_s = float(number)
         path = [key_of(block) for block in row]
+        hint, known = HINTS[number % len(HINTS)]
         match = reference.match(path)
-        expected = reference.insert(match)
+        expected = reference.insert(match, known)
         reference.release(match)
-        assert serve(manager, path) == expected
+        assert serve(manager, path, hint=hint) == expected
 
 
 @pytest.mark.parametrize("policy", ["lru", "gati"])
@@ -228,6 +237,9 @@ def test_settings_come_from_the_environment(tmp_path: Any) -> None:
         ('{"predictor": "oracle"}', "use reuse"),
         ('{"seed": true}', "seed must be a int"),
         ('{"blocks": 0}', "give at least one"),
+        ('{"policy": "lpc-oracle"}', "take lpc"),
+        ('{"gap_s": "long"}', "gap_s must be a float, not 'long'"),
+        ('{"gap_s": 0}', "give one above zero"),
     ],
 )
 def test_wrong_settings_are_told(text: str, message: str) -> None:
