@@ -1,4 +1,4 @@
-"""A version of a served model that is loaded, and what is said of it."""
+"""A loaded version of a served model, and its description."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["LoadedVersion"]
 
 @dataclass(eq=False)
 class LoadedVersion:
-    """A loaded version: what answers as it was published, and its `post`, with the settings that are open.
+    """A loaded version: `answering` as it was published, and its `post` with the settings that are open.
 
-    `base` gives the reference answer. `source` is what it was loaded from, as the wire has it.
+    `base` gives the reference answer. `source` is the wire's record of what it was loaded from.
     """
 
     answering: Answering
@@ -34,7 +34,7 @@ class LoadedVersion:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The version's name."""
         return self.answering.name
 
     @property
@@ -49,24 +49,24 @@ class LoadedVersion:
 
     @property
     def answerings(self) -> list[Answering]:
-        """All of it that is open."""
+        """All open settings."""
         return list(dict.fromkeys((self.answering, *self.post.open.values())))
 
     @property
     def queues(self) -> list[RequestQueue]:
-        """All of them, the reference's included."""
+        """The queues of all open settings, and the reference's."""
         return [each.queue for each in self.answerings] + ([] if self.base is None else [self.base])
 
     @property
     def exits(self) -> tuple[str, ...]:
-        """Where answers may come from, in order."""
+        """The exits that answers may come from, in forward order."""
         compositions = [each.composition for each in self.answerings if each.composition is not None]
         blocks = {leaving.block: leaving.block_index for each in compositions for leaving in each.exits}
         return (*sorted(blocks, key=lambda block: blocks[block]), BASE)
 
     @property
     def standing(self) -> Stands:
-        """How it stands, and what is promised."""
+        """Its state, and what is promised."""
         return stands(self.composition, self.following, retrained=self.retrained)
 
     def describe(self, *, active: bool, pending: bool = False) -> Any:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["InferenceService"]
 
-_LARGE_INPUT_BYTES = 128 * 1024  # from here on preprocessing is not done between two requests
+_LARGE_INPUT_BYTES = 128 * 1024  # from here on preprocessing runs in a thread of its own
 _LONG_TEXT_BYTES = 8 * 1024  # the same of text
 _HIGHEST, _LOWEST = 1, 10
 _LONGEST_PLACE = 128  # characters of its name
@@ -74,7 +74,7 @@ class InferenceService:
         self._state = "serving"
 
     async def drain(self) -> None:
-        """Refuse what is new, answer what is here."""
+        """Refuse new requests, answer the others."""
         self._draining = True
         self._state = "draining"
         if self._polling is not None:
@@ -198,7 +198,7 @@ class InferenceService:
         rows: Sequence[Tensor],
         times_s: tuple[float, float],
     ) -> Any:
-        """Have the rows of a request answered; it came, and is late, at `times_s`."""
+        """Answer the rows of a request; `times_s` are its arrival and its deadline."""
         arrived_s, deadline_s = times_s
         priority = _priority(request)
         pending = self._versions.pending if request.version is None else None
@@ -232,7 +232,7 @@ class InferenceService:
     ) -> Any:
         answers, last_s = [], arrived_s
         for each in given:
-            prediction = _prediction(each)  # raises what became of it
+            prediction = _prediction(each)
             started_s = (each.started_s if isinstance(each, Ask) else None) or arrived_s
             last_s = max(last_s, started_s)
             self._counts.answered(version.name, prediction.exit, started_s - arrived_s, now_s - started_s)
@@ -241,7 +241,7 @@ class InferenceService:
         return InferResponse(answers, version.name, 1e3 * (last_s - arrived_s), 1e3 * (now_s - arrived_s))
 
     async def _given(self, version: LoadedVersion, tensor: Any) -> NDArray[Any]:
-        """The array of a request; of texts what the tokenizer makes of them."""
+        """The array of a request; texts as the tokenizer encodes them."""
         if tensor.datatype != TEXT:
             return from_tensor(tensor)
         if len(tensor.data) <= _LONG_TEXT_BYTES:
@@ -254,7 +254,7 @@ class InferenceService:
         return await self._pool.run(_rows, version, given)
 
     def _published(self, folder: str) -> Path:
-        """A folder inside the repository that is followed; no other is anybody's to name."""
+        """The folder, which must lie in the repository that is followed: callers may name no other."""
         repository = self._settings.repository
         if repository is not None and "://" not in repository:
             found = Path(folder).resolve()
@@ -279,13 +279,13 @@ def _open_writer(settings: InferenceSettings) -> BackgroundWriter | None:
         settings.records,
         limit_bytes=settings.records_limit_bytes,
         max_age_s=settings.records_max_age_s,
-        connect=False,  # the writer does, as often as it takes: requests are answered meanwhile
+        connect=False,  # the writer connects, and retries, while requests are answered
     )
     return BackgroundWriter(store)
 
 
 def _prediction(given: Ask | Prediction) -> Prediction:
-    """What was answered, by memory or in a queue. Raises what became of it there."""
+    """The answer of memory or of a queue. Raises the error that the queue ended it with."""
     return given.answer.result() if isinstance(given, Ask) else given
 
 
@@ -298,7 +298,7 @@ def _array_of(part: InputPart) -> Any:
 
 
 def _tokens(version: LoadedVersion, tensor: Any) -> NDArray[Any]:
-    """What a tokenizer makes of texts, packed int64 [n, ...]. Raises `RequestError`, `DataError`."""
+    """Texts as the tokenizer encodes them, packed int64 [n, ...]. Raises `RequestError`, `DataError`."""
     preprocessing = version.engine.preprocessing
     if preprocessing is None or preprocessing.text is None:
         raise RequestError(
@@ -312,7 +312,7 @@ def _tokens(version: LoadedVersion, tensor: Any) -> NDArray[Any]:
 
 
 def _as_taken(array: NDArray[Any], dtype: torch.dtype) -> Tensor:
-    """Numbers of any kind that fit, as the network takes them. Raises `RequestError`."""
+    """An array converted to the network's dtype, if it fits. Raises `RequestError`."""
     whole = dtype == torch.int64
     if array.dtype.kind not in ("biu" if whole else "f"):
         wanted = "INT64 or other whole numbers" if whole else "FP32"

@@ -12,8 +12,8 @@ from services.process import ProcessSettings
 
 __all__ = ["BASE_VERSION", "STUCK", "InferenceSettings"]
 
-BASE_VERSION = "base"  # what it calls a model without caches
-STUCK = "stuck"  # an input has been worked on for longer than anything takes: the process has to go
+BASE_VERSION = "base"  # the name of a version without caches
+STUCK = "stuck"  # a state: an input runs for longer than any may take, so the process must be ended
 
 
 class InferenceSettings(ProcessSettings):

@@ -35,7 +35,7 @@ class Stands(NamedTuple):
 
 
 def stands(composition: Composition | None, following: Following, *, retrained: bool) -> Stands:
-    """The present state of a version."""
+    """The current state of a version."""
     watch = following.watch
     if watch is None or composition is None:
         return Stands("serving", None, "every answer is the base model's")
@@ -50,7 +50,7 @@ def stands(composition: Composition | None, following: Following, *, retrained: 
 
 @lru_cache
 def needed(agreement: float, delta: float) -> int:
-    """How many audits without loss complete such a proof; cached, as every response tells it."""
+    """How many audits without loss complete such a proof; cached, as every response names it."""
     return Proof(agreement, delta).required
 
 
