@@ -63,7 +63,7 @@ class Opener:
         self.reference: OpenedEngine | None = None  # for versions in reduced precision
 
     def open(self, composition: str | None, folder: Path | None) -> Opened:
-        """Open and warm up a composition of the library, a published version in a folder, or the base model."""
+        """Open and warm up a composition of the library, a published version or the base model."""
         torch.set_num_threads(self._settings.threads)
         if self.model is None:
             self.model = self._open_model()
