@@ -29,16 +29,16 @@ class Worker(Protocol):
     threaded: bool  # whether jobs run in a thread of their own
 
     def reserve(self) -> bool:
-        """Keep a place for a job that will be submitted; False where too many wait."""
+        """Keep a place for a job that will be submitted; False if too many wait."""
 
     def release(self) -> None:
         """Give the place back: the job will not come."""
 
     def submit(self, job: Job, *, reserved: bool = False) -> bool:
-        """Take a job, into the place that is `reserved`; False where too many wait and it was left out."""
+        """Take a job, into the place that is `reserved`; False if too many wait and it was left out."""
 
     def wait(self, deadline_s: float) -> bool:
-        """Wait until no job is left, for at most `deadline_s` seconds; whether that is so."""
+        """Wait until no job is left, for at most `deadline_s` seconds; returns whether that is so."""
 
     def close(self, deadline_s: float) -> None:
         """Drop what waits; the job under way has `deadline_s` seconds to end."""
@@ -91,7 +91,7 @@ class Background:
         self._thread.start()
 
     def reserve(self) -> bool:
-        """Keep a place in the queue; False where it is full or closed."""
+        """Keep a place in the queue; False if it is full or closed."""
         with self._changed:
             if self._closed or self._full:
                 return False
@@ -108,7 +108,7 @@ class Background:
         return len(self._jobs) + self._reserved >= self._limit
 
     def submit(self, job: Job, *, reserved: bool = False) -> bool:
-        """Queue it and return at once; False where the queue is full or closed."""
+        """Queue it and return at once; False if the queue is full or closed."""
         with self._changed:
             self._reserved -= reserved
             if self._closed or (self._full and not reserved):

@@ -133,7 +133,7 @@ class Recall:
 
     @property
     def proof(self) -> Proof | None:
-        """The proof of the next setting to be released; None where all are."""
+        """The proof of the next setting to be released; None if all are."""
         return self._ladder.proof
 
     @property

@@ -70,7 +70,7 @@ class Retrained:
 
     @property
     def composition(self) -> Composition:
-        """The composition of the setting aimed at. Raises AdaptError where there is none."""
+        """The composition of the setting aimed at. Raises AdaptError if there is none."""
         if not self.settings:
             raise AdaptError("retraining found no caches to deploy")
         return self.settings[self.aimed].composition

@@ -56,7 +56,7 @@ def _edge(kept: float, gone: float, rejected: Callable[[float], bool]) -> float:
 
 
 def _log_evidence(m: float, losses: int, audits: int, *, below: bool) -> float:
-    """log of the mean of L(q) over the bets on one side of m; no evidence where there is none."""
+    """log of the mean of L(q) over the bets on one side of m; no evidence if there is none."""
     bets = _BETS[m > _BETS] if below else _BETS[m < _BETS]
     if len(bets) == 0:
         return 0.0

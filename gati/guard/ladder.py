@@ -68,7 +68,7 @@ class Ladder:
 
     @property
     def proof(self) -> Proof | None:
-        """The proof of the next setting to be released; None where all are."""
+        """The proof of the next setting to be released; None if all are."""
         return None if self.level == len(self) else self._proofs[self.level]
 
     @property
@@ -77,7 +77,7 @@ class Ladder:
         return self._guards[max(0, self.level - 1)]
 
     def audited(self, agreed: Sequence[bool | None], *, guards: bool = True) -> Judgement | None:
-        """Take in an audit of every setting: whether its answer agreed, None where it would not give one.
+        """Take in an audit of every setting: whether its answer agreed, None if it would not give one.
 
         With `guards` False the audit was drawn for proofs alone. Returns what changes with it.
         """

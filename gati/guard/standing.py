@@ -183,7 +183,7 @@ class Standing:
         self._parts[name] = state
 
     def kept(self, name: str, max_age_s: float) -> Any:
-        """What was kept in that name; None where there is nothing, or nothing so young."""
+        """What was kept in that name; None if there is nothing, or nothing so young."""
         part = self._kept_parts.get(name)
         if not isinstance(part, dict) or not self._is_recent(part.get("saved_s"), max_age_s):
             return None

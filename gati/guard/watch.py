@@ -72,7 +72,7 @@ class Watch:
         self.state: State = "serving" if proven else "probation"
         self.epoch = 0
         self.audits = self.losses = 0  # while serving, since the version began
-        self.proven_on = 0  # audits of the last proof; 0 where a certificate, or nothing, lets it serve
+        self.proven_on = 0  # audits of the last proof; 0 if a certificate, or nothing, lets it serve
 
     @property
     def agreement(self) -> float:
@@ -96,7 +96,7 @@ class Watch:
 
     @property
     def proof(self) -> Proof | None:
-        """The proof of the next setting; None where all are proven."""
+        """The proof of the next setting; None if all are proven."""
         return self._ladder.proof
 
     def audited(self, *, agreed: bool | Sequence[bool]) -> None:

@@ -83,7 +83,7 @@ class LiveSettings:
 
 
 class Observation(NamedTuple):
-    """What became of one request at one stage. `level` is None where the answer's confidence is unknown.
+    """What became of one request at one stage. `level` is None if the answer's confidence is unknown.
 
     `engine_ms` and `queue_ms` are what who answered reports, `took_ms` is what it took from here.
     """

@@ -50,7 +50,7 @@ class OptionReport(NamedTuple):
     """How one option stands: what it is planned with, and where that comes from. Times are means.
 
     `evidence` is what its observations weigh in queries and `prior_share` the part of the offline figures in
-    those planned with. None where nothing was observed.
+    those planned with. None if nothing was observed.
     """
 
     stage: str

@@ -195,7 +195,7 @@ class RecordStore:
         return self._steady_s
 
     def _prepare(self) -> None:
-        """Make the tables where there are none, once. Threads that do so at the same time do no harm."""
+        """Make the tables if there are none, once. Threads that do so at the same time do no harm."""
         if not self._prepared:
             sql.prepare(self._engine, self.where)
             self._prepared = True
@@ -264,7 +264,7 @@ def _account(connection: sa.Connection, records: int, size: int) -> None:
 
 
 def _is_new(connection: sa.Connection, batch: Batch, now: float) -> bool:
-    """Note the batch; False where it was noted before."""
+    """Note the batch; False if it was noted before."""
     columns = sql.batches.c
     known = connection.execute(sql.batches.select().where(columns.writer == batch.writer)).one_or_none()
     if known is not None and known.number >= batch.number:

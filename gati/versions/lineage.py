@@ -101,7 +101,7 @@ class Version:
     files: Mapping[str, StoredFile]
 
     def to_json(self) -> bytes:
-        """The manifest. Raises AdaptError where the lineage is not JSON."""
+        """The manifest. Raises AdaptError if the lineage is not JSON."""
         body = {"format": FORMAT, **values_of(self)}
         try:
             return _dump({**body, "sha256": _checksum(body)})

@@ -43,7 +43,7 @@ class Reach:
     meanings: Mapping[int, str] = field(default_factory=dict)
 
     def meaning_of(self, error: Exception) -> str | None:
-        """What an error says about this source; None where it says no more than for any other."""
+        """What an error says about this source; None if it says no more than for any other."""
         return self.meanings.get(getattr(error, "errno", None) or 0)
 
 
@@ -62,7 +62,7 @@ def reach_of_address(scheme: str, authority: Path | None = None) -> Reach:
     The certificate of an encrypted one must be for its host, and issued by those in the file `authority`, or
     by those whom this system trusts.
 
-    **Raises:** `VideoError` where `authority` holds no certificate, or a source of that kind shows none.
+    **Raises:** `VideoError` if `authority` holds no certificate, or a source of that kind shows none.
     """
     options = {"protocol_whitelist": _PROTOCOLS[scheme]}
     meanings = {errno.EINVAL: _LEADS_AWAY, errno.EPERM: _LEADS_AWAY}

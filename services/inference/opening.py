@@ -41,7 +41,7 @@ class Opened:
     base: Runner | None = None  # the base model alone, on the same engine: for audits and stopped caches
     base_times: ServiceTimes = field(default_factory=ServiceTimes)
     cost: float = 1.0  # of the reference, in runs of the version's own network
-    settings: tuple[Setting, ...] = ()  # from strict to loose; empty where `engine` is the only one
+    settings: tuple[Setting, ...] = ()  # from strict to loose; empty if `engine` is the only one
     probe: Probe | None = None  # asks all of them
 
 

@@ -58,7 +58,7 @@ class Apart:
         self._process: subprocess.Popen[bytes] | None = None
 
     def convert(self, module: nn.Module, example: tuple[Tensor, ...], name: str) -> bytes | None:
-        """The module as an ONNX model; None where the process cannot do that: try it here.
+        """The module as an ONNX model; None if the process cannot do that: try it here.
 
         **Raises:** `ModelError` for an operator that ONNX does not have.
         """
