@@ -72,9 +72,9 @@ class Inline:
 class Background:
     """A thread of low priority that computes with one torch thread; at most `limit` jobs wait.
 
-    A job that fails is told to `on_error` and logged; the next one goes on. So that those who serve need not
-    wait, networks that jobs convert are converted in a process of their own, and the garbage collector leaves
-    alone what was there before, until it is closed.
+    A job that fails is logged and passed to `on_error`; the next one runs. To keep serving threads from
+    waiting, jobs convert networks in a process of their own, and until it is closed the garbage collector
+    skips all objects that were there before.
     """
 
     threaded = True
@@ -163,16 +163,16 @@ _opening = threading.Lock()
 
 
 def _spare_the_old(more: int) -> None:
-    """Keep objects that are there already from the collector while any thread is open: `more` of them.
+    """Keep present objects from the garbage collector while any thread is open: `more` of them now.
 
-    Torch with a network is half a million; retraining makes the collector look through them all, and for a
-    quarter of a second nobody else can do anything.
+    Torch with a network has half a million objects; retraining makes the collector scan them all, which
+    blocks every thread for a quarter of a second.
     """
     global _open
     with _opening:
         before, _open = _open, _open + more
         if before == 0:
-            gc.collect()  # now, for none of it is looked at later
+            gc.collect()  # now, as later collections skip them
             gc.freeze()
         elif _open == 0:
             gc.unfreeze()

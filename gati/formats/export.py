@@ -274,7 +274,7 @@ def _in_float32(composition: Composition) -> bool:
 
 
 def _describe(composition: Composition, stages: GraphStages, *, raw: bool) -> str:
-    """A few sentences for whoever opens the file in a viewer."""
+    """A few sentences for readers who open the file in a viewer."""
     blocks = ", ".join(leaving.block for leaving in stages.exits) or "no block, it has no exits"
     takes = "an image, uint8 [1, H, W, C]" if raw else "one preprocessed input (see metadata 'preprocessing')"
     lines = [

@@ -1,7 +1,7 @@
 """An interval for the agreement that may be looked at after every audit.
 
-An interval for a fixed number of audits, watched all the time, is wrong sooner or later. A confidence
-sequence is right at all times at once, with the confidence stated. For each share m of losses and each bet
+An interval for a fixed number of audits, if watched all the time, is wrong at some time. A confidence
+sequence is right at all times together, with the stated confidence. For each share m of losses and each bet
 q < m the product of the likelihood ratios
 
     L(q) = (q / m)^losses * ((1 - q) / (1 - m))^agreed

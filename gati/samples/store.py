@@ -102,7 +102,7 @@ class RecordStore:
     def add(self, records: Sequence[Record], *, batch: Batch | None = None) -> None:
         """Keep all `records` and drop the oldest beyond the bounds, in one transaction.
 
-        A `time_s` in the future is taken as now, lest a wrong clock push out everybody else's records.
+        A `time_s` in the future is taken as now, so that a wrong clock does not push out the other records.
         Of two calls with the same `batch` the second changes nothing.
 
         Raises:

@@ -63,7 +63,7 @@ class Lineage:
     """The origin of a version.
 
     `base_checkpoint_sha256` names the base model's weights, which no version ever changes. `measurements` and
-    `tags` are JSON values of whoever publishes: what was measured, and what a version is found again by, such
+    `tags` are JSON values of the publisher: what was measured, and what a version is found again by, such
     as the signature of the scene it was trained for.
     """
 

@@ -1,6 +1,6 @@
 """How far a source may reach: what FFmpeg may open on the way to its pictures, and whose word it takes.
 
-A playlist, a reference within a file, or a redirect names what to open next, and comes from whoever wrote it.
+A playlist, a reference within a file, or a redirect names what to open next, and is not to be trusted.
 So each kind of source has a list of protocols, and nothing from the network leads to local files. Encrypted
 sources must prove who they are.
 """
@@ -19,7 +19,7 @@ from gati.errors import VideoError, first_line
 __all__ = ["Reach", "reach_of_address", "reach_of_file"]
 
 _PROTOCOLS = {
-    # HTTPS must not lead to HTTP: whoever is between could then say what to show
+    # HTTPS must not lead to HTTP: anyone on the way could then replace the pictures
     "https": "https,tls,tcp,httpproxy,crypto",
     "http": "http,https,tls,tcp,httpproxy,crypto",
     "rtsps": "tls,tcp",
