@@ -19,7 +19,7 @@ from gati.engine.exits import Prediction
 from gati.guard.auditor import RECALL
 from gati.guard.ladder import Judgement
 from gati.guard.standing import Standing
-from services.inference.standing import needed
+from services.inference.loaded import needed
 from services.wire.gen.ttypes import MemoryInfo, ProofProgress
 
 __all__ = ["ServedMemory"]
