@@ -1,4 +1,4 @@
-"""A few threads for work that would block an event loop, with a bounded queue."""
+"""A few threads for work that would hold up an event loop, with a bound on what waits for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RETRY_AFTER_S = 0.5
 
 
 class BoundedPool:
-    """`threads` threads; at most `waiting` calls wait for one. Not thread-safe: call from the event loop."""
+    """`threads` threads; at most `waiting` calls wait for one. Methods are for the event loop's thread."""
 
     def __init__(self, name: str, *, threads: int = 2, waiting: int = 64) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
@@ -25,10 +25,10 @@ class BoundedPool:
         self._count = 0
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """The result of `work`. Raises `OverloadError` if the queue is full, and what `work` raises.
+        """What `work` returns. Raises `OverloadError` when too much waits, and what `work` raises.
 
-        When cancelled, work that has not begun never begins, and work that has begun is waited for: it still
-        uses the caller's memory.
+        When cancelled, what has not begun never begins, and what has begun is waited for: its memory is still
+        the caller's.
         """
         if self._count >= self._most:
             raise OverloadError(f"{self._count} requests wait to be read", retry_after_s=_RETRY_AFTER_S)

@@ -195,7 +195,7 @@ class Supervised:
             self._package,
             "-",
             self._name,  # the name is for `ps`
-            stdin=asyncio.subprocess.PIPE,  # its end tells the process that we have ended
+            stdin=asyncio.subprocess.PIPE,  # its end tells the process that we are gone
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=environment,

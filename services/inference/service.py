@@ -21,9 +21,10 @@ from services.inference.followed import Followed
 from services.inference.loaded import LoadedVersion
 from services.inference.queue import Ask
 from services.inference.requests import Requests, UnderWay
-from services.inference.settings import BASE_VERSION, STUCK, InferenceSettings
+from services.inference.settings import InferenceSettings
 from services.inference.versions import Versions
 from services.pool import BoundedPool
+from services.states import BASE_VERSION, STUCK
 from services.wire.gen.ttypes import (
     Answer,
     Health,
@@ -241,7 +242,7 @@ class InferenceService:
         return InferResponse(answers, version.name, 1e3 * (last_s - arrived_s), 1e3 * (now_s - arrived_s))
 
     async def _given(self, version: LoadedVersion, tensor: Any) -> NDArray[Any]:
-        """The array of a request; texts as the tokenizer encodes them."""
+        """The array of a request; of texts what the tokenizer makes of them."""
         if tensor.datatype != TEXT:
             return from_tensor(tensor)
         if len(tensor.data) <= _LONG_TEXT_BYTES:
@@ -298,7 +299,7 @@ def _array_of(part: InputPart) -> Any:
 
 
 def _tokens(version: LoadedVersion, tensor: Any) -> NDArray[Any]:
-    """Texts as the tokenizer encodes them, packed int64 [n, ...]. Raises `RequestError`, `DataError`."""
+    """What a tokenizer makes of texts, packed int64 [n, ...]. Raises `RequestError`, `DataError`."""
     preprocessing = version.engine.preprocessing
     if preprocessing is None or preprocessing.text is None:
         raise RequestError(

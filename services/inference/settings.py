@@ -10,10 +10,7 @@ from pydantic import Field
 from gati.types import NAME_PATTERN
 from services.process import ProcessSettings
 
-__all__ = ["BASE_VERSION", "STUCK", "InferenceSettings"]
-
-BASE_VERSION = "base"  # the name of a version without caches
-STUCK = "stuck"  # a state: an input runs for longer than any may take, so the process must be ended
+__all__ = ["InferenceSettings"]
 
 
 class InferenceSettings(ProcessSettings):
