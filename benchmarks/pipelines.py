@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gati.pipelines import Labelled, Pipeline, Planner, load_pipeline, register_policy
-from gati.pipelines.engines import open_engine
-from gati.pipelines.measure import Outcomes, measure_outcomes, summarize
+from gati.pipelines.measure import Outcomes, measure_outcomes, open_engine, summarize
 from gati.pipelines.measurements import measurements_file
 from gati.pipelines.policies import Choice, StaticPlan
 

@@ -1,4 +1,4 @@
-"""Repeating a task despite errors, with a growing pause while it fails."""
+"""Repeating a task despite errors, with exponential back-off."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _log = logging.getLogger("gati.again")
 
 @dataclass
 class Backoff:
-    """Pauses that double with every failure in a row, each a little by chance.
+    """Pauses that double with every failure in a row, with some jitter.
 
-    What went well for `healthy_s` before it failed begins with the first pause again.
+    A failure after more than `healthy_s` of success counts as the first again.
     """
 
     first_s: float
@@ -30,7 +30,7 @@ class Backoff:
     failures: int = 0
 
     def after_s(self, lasted_s: float) -> float:
-        """The pause after something that failed in the end."""
+        """The pause after a run that failed after `lasted_s`."""
         self.failures = 1 if lasted_s > self.healthy_s else self.failures + 1
         pause_s = min(self.longest_s, self.first_s * 2.0 ** min(self.failures - 1, 30))
         return pause_s * random.uniform(0.75, 1.25)
@@ -45,10 +45,10 @@ async def keep_on(
     failed: Callable[[Exception], None] = lambda error: None,
     level: int = logging.WARNING,
 ) -> NoReturn:
-    """Await `once()` every so many seconds until cancelled; no exception of it ends that.
+    """Await `once()` every `every_s` seconds until cancelled, whatever it raises.
 
-    While it raises, the pauses grow up to `longest_s`; `failed` is told. The log has one line of an error of
-    ours, at `level`, and the traceback of any other.
+    While it raises, the pauses grow up to `longest_s`, and `failed` is called. A `GatiError` is logged in one
+    line at `level`, any other exception with its traceback.
     """
     backoff = Backoff(every_s, longest_s)
     while True:

@@ -1,4 +1,4 @@
-"""Keeps Python's garbage collector from holding up requests."""
+"""Keeps Python's garbage collector from delaying requests."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def uncollected() -> Iterator[None]:
     """Collect no garbage until the block ends, in any thread.
 
     For a block that creates many lists or dicts and drops them again: the collector would scan all of them
-    again and again, and no other thread runs meanwhile. Where blocks overlap without a gap, garbage is
-    collected between them every few seconds.
+    repeatedly while no other thread can run. Where blocks overlap without a gap, garbage is collected every
+    few seconds.
     """
     global _inside, _was_enabled, _collected_s
     with _lock:

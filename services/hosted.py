@@ -1,4 +1,4 @@
-"""Who starts and watches the process of a service: this machine (`services.supervisor`), or a cluster."""
+"""What starts and watches the process of a service: this machine (`services.supervisor`) or a cluster."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ __all__ = ["Hosted", "Hosting"]
 
 
 class Hosted(Protocol):
-    """A process that is started, restarted when it dies, and stopped for us.
+    """A process of a service: started, restarted when it dies, and stopped.
 
-    `served` is told by who calls the process, once it has answered.
+    `served` is set by the caller of the process once it has answered.
     """
 
     served: bool
 
     @property
     def restarts(self) -> int:
-        """How often it was restarted."""
+        """Number of restarts."""
         ...
 
     @property
@@ -29,7 +29,7 @@ class Hosted(Protocol):
 
     @property
     def hopeless(self) -> str | None:
-        """What no restart can mend."""
+        """The error that no restart can mend, if any."""
         ...
 
     @property
@@ -38,7 +38,7 @@ class Hosted(Protocol):
         ...
 
     def start(self) -> None:
-        """Start the process, and keep it running until `stop`. Does nothing where it is kept already."""
+        """Start the process, and keep it running until `stop`. Does nothing if it is kept running already."""
         ...
 
     async def address(self) -> str:
@@ -46,7 +46,7 @@ class Hosted(Protocol):
         ...
 
     def kill(self, why: str) -> None:
-        """End a process that hangs; another is started."""
+        """Kill a process that hangs; another is started."""
         ...
 
     def retire(self) -> None:
@@ -54,19 +54,19 @@ class Hosted(Protocol):
         ...
 
     async def stop(self, timeout_s: float) -> None:
-        """Let the process drain for so long, then end it. It may be started again."""
+        """Let the process drain for that long, then end it. It may be started again."""
         ...
 
 
 class Hosting(Protocol):
-    """Where the services of all models run. `secret` is what they ask of those who call, None for nothing."""
+    """Where the services of all models run. Callers need `secret`; None: no secret."""
 
     secret: bytes | None
 
     def threads(self, replicas: int) -> int:
-        """The threads of a replica for which the configuration names none."""
+        """The threads of a replica if the configuration names no number."""
         ...
 
     def host(self, settings: InferenceSettings) -> Hosted:
-        """A process of an inference service, not started yet."""
+        """The process of an inference service, not started yet."""
         ...

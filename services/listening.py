@@ -1,4 +1,4 @@
-"""Listening of a service: on a Unix socket for its own user only, or on an address."""
+"""Listening on a Unix socket, for this user only, or on an address."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["listen"]
 async def listen(
     service: Service, handlers: Mapping[str, Handler], settings: ProcessSettings
 ) -> tuple[WireServer, str]:
-    """Begin to listen as the settings say; returns the server, and the address for those who connect.
+    """Begin to listen as the settings say; returns the server and the address for clients.
 
-    **Raises:** `ConfigError` where other machines could call without a secret.
+    **Raises:** `ConfigError` if other machines could call without a secret.
     """
     if settings.socket is not None:
         server = WireServer(service, handlers)

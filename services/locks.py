@@ -1,4 +1,4 @@
-"""Files that one process at a time may write."""
+"""Locks of files that only one process at a time may write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEPT = "another process keeps it"
 
 
 def hold(path: Path) -> IO[bytes] | str:
-    """The lock, which ends with its process however that ends, or why it cannot be had."""
+    """Take the lock, which ends with the process however that ends; returns why if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = path.open("ab")

@@ -28,8 +28,8 @@ _TRY_AGAIN = 75  # exit status: what was missing may come back
 class ProcessSettings(BaseModel):
     """Address of a service (port 0: a free one), when it ends, what it logs.
 
-    `socket` is the path of a Unix socket, which goes before `host` and `port`. Where other machines can reach
-    them, `secret_file` has what every client must have; `certificate` and `certificate_key` are for TLS.
+    `socket`, the path of a Unix socket, takes precedence over `host` and `port`. If other machines can reach
+    these, `secret_file` has the secret that clients need; `certificate` and `certificate_key` are for TLS.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -70,10 +70,10 @@ def run(kind: type[S], name: Callable[[S], str], serve: Callable[[S], Coroutine[
 
 
 async def ended(*, with_stdin: bool) -> None:
-    """Wait until this process is to end: SIGTERM, SIGINT or, where another started it, the end of its stdin.
+    """Wait until this process is to end: SIGTERM, SIGINT or, `with_stdin`, the end of its stdin.
 
-    That one does not listen to signals: a terminal and systemd send them to every process of a service, and
-    this one has to answer what the other, which drains, still asks.
+    With stdin, signals are ignored: a terminal and systemd send them to every process of a service, and this
+    one must still answer the process that started it, which drains.
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()

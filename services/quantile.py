@@ -14,8 +14,8 @@ _STEP = 0.3  # in units of the scale
 class RunningQuantile:
     """The `share` quantile of late, by stochastic steps on the pinball loss (Robbins and Monro 1951).
 
-    Each value above it lifts it by `share` of a step, each below lowers it by the rest; a step is a part of
-    how far values are usually from it, so it follows a changed load and settles on a steady one.
+    Each value above it raises it by `share` of a step, each one below lowers it by the rest. The step is a
+    fraction of the usual distance of values, so it follows a changed load and settles on a steady one.
     """
 
     share: float
@@ -34,5 +34,5 @@ class RunningQuantile:
         self.value += step * (self.share if value > self.value else self.share - 1.0)
 
     def shrink(self, factor: float) -> None:
-        """Forget a part of it: where no values come because of what it is."""
+        """Lower it, as it may itself be why no more values come."""
         self.value *= factor

@@ -1,7 +1,7 @@
 """Temporary folders that are removed even if the process that made them is killed.
 
-Each has a lock that its process holds; the system lets go of it when the process ends, in whatever way. Who
-makes the next folder of a kind removes those that no process holds.
+Each has a lock that its process holds; the system releases it however the process ends. Making the next
+folder of a kind removes those whose lock is free.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _YOUNG_S = 60.0  # a folder without a lock may be about to get one
 
 
 class Scratch:
-    """A folder of a kind that only this user may enter; `close` removes it."""
+    """A folder that only this user may enter; `close` removes it."""
 
     def __init__(self, kind: str) -> None:
         prefix = f"gati-{kind}-"
@@ -33,7 +33,7 @@ class Scratch:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def close(self) -> None:
-        """Remove the folder with all that is in it."""
+        """Remove the folder and everything in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 
@@ -46,7 +46,7 @@ def _sweep(prefix: str) -> None:
 
 
 def _is_left(folder: Path) -> bool:
-    """Whether a folder is one of ours that no process holds any more."""
+    """Whether a folder is one of ours whose process has ended."""
     try:
         if folder.is_symlink() or folder.stat().st_uid != os.getuid():
             return False

@@ -50,11 +50,11 @@ _log = logging.getLogger("gati.serve")
 
 _LOOK_AGAIN_S = 60.0
 _SAMPLES_KEPT_S = 3600.0  # at least
-_STUCK_FACTOR = 2.0  # an engine that takes so many times as long as any request may, hangs
+_STUCK_FACTOR = 2.0  # an engine that takes this many times the longest request hangs
 
 
 def serve(config: ServeConfig, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then drain and end. `announce` is told the URL once everything answers.
+    """Serve until SIGTERM or SIGINT, then drain and end. `announce` gets the URL once everything answers.
 
     **Raises:** `ConfigError` when the port is taken, others could ask without a key, or a model will never
     answer, or Ray does not; `PipelineError` for a pipeline that cannot be planned.
@@ -82,7 +82,7 @@ def with_pipeline_models(config: ServeConfig) -> tuple[ServeConfig, dict[tuple[s
 
 
 class ThisMachine:
-    """Services are processes of this machine, which this one supervises."""
+    """Services run as processes of this machine, supervised by this one."""
 
     secret: bytes | None = None  # only this user can reach their sockets
 
@@ -133,7 +133,7 @@ async def _serve(
     scheduler = build_scheduler(config, hosting)
     server = web_server(config, Front(create_app(scheduler)))
     stop = asyncio.Event()
-    hurry = asyncio.Event()  # told to end twice
+    hurry = asyncio.Event()  # a second signal
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, lambda: (hurry if stop.is_set() else stop).set())
@@ -149,7 +149,7 @@ async def _serve(
     if stopped in done:
         await _leave(scheduler, hurry, config.drain_s)
     _log.info("draining")
-    for listener in server.servers:  # no new connections; those that are here get their answers
+    for listener in server.servers:  # no new connections; open ones get their answers
         listener.close()
     await scheduler.drain()
     server.should_exit = True
@@ -161,7 +161,7 @@ async def _serve(
 
 
 async def _leave(scheduler: Scheduler, hurry: asyncio.Event, drain_s: float) -> None:
-    """Say that we are about to go, and go on answering while who sends requests here takes notice."""
+    """Report not ready, and go on answering until load balancers have noticed."""
     scheduler.leaving = True
     if drain_s > 0.0:
         _log.info("no longer ready, still answering", extra={"drain_s": drain_s})
@@ -256,7 +256,7 @@ def _settings(
 
 
 def _adaptation(config: ServeConfig) -> Supervised | None:
-    """The process that retrains, where it is asked for. Raises `ConfigError` where it would have no model."""
+    """The process that retrains, if configured. Raises `ConfigError` if it would have no model."""
     if config.adaptation is None:
         return None
     models = tuple(

@@ -61,7 +61,7 @@ class Supervised:
         self._end_timeout_s = 0.0
         self._retired = False
         self._killed_for = ""
-        self.served = False  # since it was started; told by who calls it
+        self.served = False  # since it was started; set by its caller
         self.restarts = 0
         self.cause = "it has not been started"
         self.hopeless: str | None = None  # what a restart cannot mend
@@ -80,7 +80,7 @@ class Supervised:
         return known.result()
 
     def start(self) -> None:
-        """Start the process, and keep it running until `stop`. Does nothing where it is kept already."""
+        """Start the process, and keep it running until `stop`. Does nothing if it is kept running already."""
         if self._task is not None and not self._task.done():
             return
         self._ending.clear()
@@ -100,7 +100,7 @@ class Supervised:
             raise UnavailableError(self.cause, retry_after_s=1.0) from None
 
     def kill(self, why: str) -> None:
-        """End a process that hangs; another is started."""
+        """Kill a process that hangs; another is started."""
         if self._process is not None and self._process.returncode is None:
             self._killed_for = why
             with suppress(ProcessLookupError):
@@ -111,7 +111,7 @@ class Supervised:
         self._retired = True
 
     async def stop(self, timeout_s: float) -> None:
-        """Let the process drain for so long, then end it. Whoever waits for this may be cancelled."""
+        """Let the process drain for that long, then end it. The wait may be cancelled."""
         self._end_timeout_s = timeout_s
         self._ending.set()
         if self._task is not None:

@@ -1,15 +1,15 @@
-"""One model that answers requests and keeps its caches fitting to what comes.
+"""One model that answers requests and adapts its caches to them.
 
     with Adaptation.open("runs/mine", settings=AdaptSettings(interval_s=600)) as adaptation:
         answered = adaptation.answer(x, time_s=time.time(), source="camera:0")
 
-Every request is answered by one version. Reference answers for samples and audits, lookups by caches on
-probation, and retraining are the work of two threads in the background; with `deterministic` all of it is
-done at the same point of stream time, untimed, so that a recorded stream gives the same answers every time.
+Every request is answered by one version. Two background threads compute reference answers for samples and
+audits, look up caches on probation, and retrain; with `deterministic` all of it happens inline at the same
+point of stream time, so that a recorded stream gives the same answers every time.
 
 Nothing answers early that is not proven: by the certificate of `gati compose`, or by the requests that
-followed (`gati.guard.watch`). What was found by retraining, or served before, is looked up in the shadow of
-what serves until then.
+followed (`gati.guard.watch`). Until then, retrained and earlier versions are looked up in the shadow of the
+one that serves.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ from gati.versions.repository import ModelRepository
 __all__ = ["Adaptation"]
 
 _AUDITS_WAITING = 512
-_RETRAININGS_WAITING = 8  # and openings of settings that are proven
+_RETRAININGS_WAITING = 8  # and openings of proven settings
 _MEMORY = 0.99  # of the running hit rate
 _WINDOW_INPUTS = 700
-_FAREWELL_S = 600.0  # a retraining cannot be interrupted, and a thread inside an engine not be left
+_FAREWELL_S = 600.0  # a retraining cannot be interrupted, nor a thread inside an engine abandoned
 
 
 class Adaptation:
-    """Serves `served` and its successors. One thread at a time calls `answer`; anything else is for any.
+    """Serves `served` and its successors. Call `answer` from one thread at a time; the rest is thread-safe.
 
-    `repository` keeps versions of `model` over restarts, `standing` is a file that keeps what is proven of
-    them, `writer` keeps the samples, which `history` brings back (their `time_s` and that of requests are
-    seconds since 1970 then). `clock` times answers, in seconds.
+    `repository` keeps versions of `model` over restarts, the file `standing` what is proven of them, and
+    `writer` the samples, which `history` restores (their `time_s` and that of requests must then be seconds
+    since 1970). `clock` times answers, in seconds.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Adaptation:
         store = repository or ModelRepository(self._folder / "repository")
         blocks = candidate_blocks(served, self.settings)
         self._deployments = Deployments(served, store, model, self._folder / "versions", blocks)
-        timer = _still if deterministic else time.perf_counter  # how long training takes may not matter
+        timer = _still if deterministic else time.perf_counter  # the time of training must not matter
         self._renewal = Renewal(self._deployments, served, self.settings, promise, clock=timer)
         self._model, self._writer = model, writer
         self._on_change, self._clock = on_change, clock
@@ -263,7 +263,7 @@ class Adaptation:
         return Answered(prediction, hit, drawn.audit, drawn.sample, latency_ms, current.number)
 
     def wait(self, deadline_s: float = 60.0) -> bool:
-        """Wait until no background work is left, for at most `deadline_s` seconds each; whether so."""
+        """Wait for background work, at most `deadline_s` seconds per thread; returns whether none is left."""
         return self._auditing.wait(deadline_s) and self._training.wait(deadline_s)
 
     def close(self) -> None:

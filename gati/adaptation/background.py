@@ -29,16 +29,16 @@ class Worker(Protocol):
     threaded: bool  # whether jobs run in a thread of their own
 
     def reserve(self) -> bool:
-        """Keep a place for a job that will be submitted; False where too many wait."""
+        """Keep a place for a job that will be submitted; False if too many wait."""
 
     def release(self) -> None:
         """Give the place back: the job will not come."""
 
     def submit(self, job: Job, *, reserved: bool = False) -> bool:
-        """Take a job, into the place that is `reserved`; False where too many wait and it was left out."""
+        """Take a job, into the place that is `reserved`; False if too many wait and it was left out."""
 
     def wait(self, deadline_s: float) -> bool:
-        """Wait until no job is left, for at most `deadline_s` seconds; whether that is so."""
+        """Wait until no job is left, for at most `deadline_s` seconds; returns whether that is so."""
 
     def close(self, deadline_s: float) -> None:
         """Drop what waits; the job under way has `deadline_s` seconds to end."""
@@ -72,9 +72,9 @@ class Inline:
 class Background:
     """A thread of low priority that computes with one torch thread; at most `limit` jobs wait.
 
-    A job that fails is told to `on_error` and logged; the next one goes on. So that those who serve need not
-    wait, networks that jobs convert are converted in a process of their own, and the garbage collector leaves
-    alone what was there before, until it is closed.
+    A job that fails is logged and passed to `on_error`; the next one runs. To keep serving threads from
+    waiting, jobs convert networks in a process of their own, and until it is closed the garbage collector
+    skips all objects that were there before.
     """
 
     threaded = True
@@ -91,7 +91,7 @@ class Background:
         self._thread.start()
 
     def reserve(self) -> bool:
-        """Keep a place in the queue; False where it is full or closed."""
+        """Keep a place in the queue; False if it is full or closed."""
         with self._changed:
             if self._closed or self._full:
                 return False
@@ -108,7 +108,7 @@ class Background:
         return len(self._jobs) + self._reserved >= self._limit
 
     def submit(self, job: Job, *, reserved: bool = False) -> bool:
-        """Queue it and return at once; False where the queue is full or closed."""
+        """Queue it and return at once; False if the queue is full or closed."""
         with self._changed:
             self._reserved -= reserved
             if self._closed or (self._full and not reserved):
@@ -163,16 +163,16 @@ _opening = threading.Lock()
 
 
 def _spare_the_old(more: int) -> None:
-    """Keep objects that are there already from the collector while any thread is open: `more` of them.
+    """Keep present objects from the garbage collector while any thread is open: `more` of them now.
 
-    Torch with a network is half a million; retraining makes the collector look through them all, and for a
-    quarter of a second nobody else can do anything.
+    Torch with a network has half a million objects; retraining makes the collector scan them all, which
+    blocks every thread for a quarter of a second.
     """
     global _open
     with _opening:
         before, _open = _open, _open + more
         if before == 0:
-            gc.collect()  # now, for none of it is looked at later
+            gc.collect()  # now, as later collections skip them
             gc.freeze()
         elif _open == 0:
             gc.unfreeze()

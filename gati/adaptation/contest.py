@@ -1,4 +1,4 @@
-"""Which caches are to serve from now on: those that serve, the same retrained, and new ones, side by side."""
+"""Choosing the caches to serve: from those that serve, the same retrained, and new ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Contender", "Costs", "Laid", "costs_of", "exits_of", "lay", "replay_
 
 RISKS = (0.05, 0.15, 0.3, 0.5, 0.75, 1.0, 1.5)  # of a setting, as shares of the tolerated disagreement
 SHARES = (0.25, 0.5, 0.75)  # of the hits of the strictest of these: settings stricter still
-_AIMED_AT = 0.5  # of the tolerated disagreement: the setting that is taken where there can be only one
+_AIMED_AT = 0.5  # of the tolerated disagreement: the setting to take if only one can be
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Contender:
 
 
 def costs_of(served: Served) -> Costs:
-    """What the composition says of its own exits; other blocks lie between, as in the library's profile."""
+    """The composition's figures for its own exits, interpolated for other blocks by the library's profile."""
     chosen, profile = served.composition, served.library.manifest.profile
     elsewhere = {block.name: block.reach_ms for block in profile.blocks}
     there, here, paid_ms = [0.0], [0.0], 0.0
@@ -83,14 +83,14 @@ def replay_deployed(
     base_class: NDArray[np.int64],
     rows: NDArray[np.int64],
 ) -> Replay:
-    """What the exits that serve do to those rows; `contenders` by block are the same caches as they are."""
+    """Replay the exits that serve on those rows; `contenders` by block are the same caches, not retrained."""
     chosen = [(contenders[leaving.block], leaving.threshold) for leaving in deployed]
     return _replay(chosen, costs, base_class, rows)
 
 
 @dataclass(frozen=True)
 class Laid:
-    """A setting: who is to be deployed at which threshold, and what that does to the rows it was laid on."""
+    """A setting: contenders with thresholds, and its replay on the rows it was laid on."""
 
     chosen: tuple[tuple[Contender, float], ...]
     replay: Replay
@@ -105,10 +105,10 @@ def lay(
     accuracy: float,
     served: Composition,
 ) -> tuple[tuple[Laid, ...], int]:
-    """Lay settings from strict to loose on those rows, and say which to take where there can be only one.
+    """Lay settings from strict to loose on those rows; also returns which one to take if only one can be.
 
-    As in `gati compose`, each is the fastest within its budget of risk. Nothing is proven by it: the loosest
-    ones are meant to be too loose, and what follows shows how far to go. There may be none.
+    As in `gati compose`, each is the fastest within its budget of risk. This proves nothing: the loosest ones
+    are meant to be too loose, and later audits show how far to go. There may be none.
     """
     ordered = sorted(contenders, key=lambda each: costs.block_index[each.block])
     instance = _instance(ordered, costs, base_class, rows, served)

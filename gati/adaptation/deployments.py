@@ -37,7 +37,7 @@ _KEEP = 20  # versions in the repository
 class Deployed(NamedTuple):
     """A version that can serve; number 0 is the composition that the library came with.
 
-    `settings` are the ways to deploy it, from strict to loose; empty where `served` is the only one.
+    `settings` are the ways to deploy it, from strict to loose; empty if `served` is the only one.
     """
 
     number: int
@@ -88,9 +88,9 @@ class Deployments:
             return self._first, str(error)
 
     def newest(self) -> Deployed | None:
-        """The version published last, if it has never served; None, too, where it cannot serve this library.
+        """The version published last, if it has never served and can serve this library.
 
-        One that has served was replaced by another since, and is not on trial.
+        One that has served was replaced since, and is not on trial.
         """
         number = max((stored.version for stored in self._repository.versions(self._model)), default=None)
         served = {activation.version for activation in self._repository.history(self._model)}
@@ -121,7 +121,7 @@ class Deployments:
         return deployed._replace(served=served)
 
     def scenes(self) -> list[tuple[int, Signature]]:
-        """The versions that know what scene they were made for."""
+        """The versions with the signature of the scene they were made for."""
         stored = self._repository.versions(self._model)
         found = ((each.version, _signature(each.lineage.tags)) for each in stored)
         return [(number, signature) for number, signature in found if signature is not None]
@@ -156,7 +156,7 @@ class Deployments:
         return deployed
 
     def activate(self, deployed: Deployed) -> None:
-        """Let a version be the one that a restart begins with; forget what is too old."""
+        """Make a version the one that restarts begin with, and delete the oldest."""
         if deployed.number:
             self._repository.activate(self._model, deployed.number)
             self._repository.collect_garbage(self._model, keep=_KEEP)

@@ -1,7 +1,6 @@
-"""What follows an answer of a stream: samples, audits, and lookups by caches that do not answer yet.
+"""The work that follows an answer of a stream: samples, audits, and lookups by caches on trial.
 
-What is to be done is decided by `gati.guard.auditor`; here it is done: at once where time is simulated, else
-in a thread in the background.
+`gati.guard.auditor` decides about it. It is done in a background thread, or inline where time is simulated.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ OnSample = Callable[[Sample, Prediction], None]  # the sample, and what was answ
 
 
 class FollowUp:
-    """Decides what is done for a request and does it: at once where time is simulated, else in `worker`.
+    """Decides what is done for a request, and does it in `worker`.
 
-    Caches are asked, and judged, on requests that memory does not answer; `recall` learns from all. `exact`
-    says that what the engine answers at the end of its network is the reference. `lock` is the caller's: what
-    hears of changes may ask the caller. `on_sample` hears of samples with the reference's answer.
+    Caches are looked up and judged on requests that memory does not answer; `recall` learns from all.
+    `exact`: the engine's answer at the end of its network is the reference. `lock` is the caller's, so that
+    listeners may call it. `on_sample` gets samples with the reference's answer.
     """
 
     def __init__(
@@ -71,13 +70,13 @@ class FollowUp:
 
     @property
     def left_out(self) -> int:
-        """Requests that were to be looked at, and for which there was no time."""
+        """Requests that were to be looked at, but dropped for lack of time."""
         return self._auditor.left_out
 
     def decide(self, more_samples: float, *, lookups_pay: bool) -> Decided[Deployed]:
         """Decide about the next request, before anything is known of its answer.
 
-        `more_samples` is the share to be sampled now.
+        `more_samples` is the share to sample now.
         """
         with self._lock:
             return self._auditor.decide(
@@ -90,12 +89,12 @@ class FollowUp:
             )
 
     def withdraw(self, decided: Decided[Deployed]) -> None:
-        """Forget what was decided: the request could not be answered."""
+        """Forget a decision: the request could not be answered."""
         if decided.looked_at:
             self._worker.release()
 
     def answered(self, ticket: Ticket, decided: Decided[Deployed], base: Prediction | None) -> None:
-        """Do what was decided for a request; `base` is the reference's answer where the caller knows it."""
+        """Do what was decided for a request; `base` is the reference's answer, if the caller knows it."""
         known = self._auditor.known(decided, ticket.given)
         if decided.looked_at:
             self._worker.submit(lambda: self._look_at(ticket, decided, base), reserved=True)
@@ -123,13 +122,13 @@ class FollowUp:
     def _own(
         self, needs: Needs[Deployed], decided: Decided[Deployed], x: Tensor, base: Prediction
     ) -> list[Probed]:
-        """What the settings of the version that answered would answer, where that is asked for."""
+        """The answers of all settings of the version that answered, if they are needed."""
         if not needs.own or decided.post is None:
             return []
         return self._looked_up(decided.post, x, base)
 
     def _looked_up(self, post: Post[Deployed], x: Tensor, base: Prediction) -> list[Probed]:
-        """What each setting of a version would answer."""
+        """The answer of each setting of a version."""
         if post.settings:
             return self._shadow.probe(post.version)(x, base)
         said = self._shadow.caches(post.version.served, threaded=self._worker.threaded)(x)[0]

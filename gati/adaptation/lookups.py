@@ -1,4 +1,4 @@
-"""What lookups cost where nobody measured it: by their arithmetic, against that of the base model.
+"""Estimated costs of lookups that were not measured: by their arithmetic, against that of the base model.
 
 An estimate, but the same one every time, and in the units of the composition, whatever the backend.
 """

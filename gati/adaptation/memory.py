@@ -1,7 +1,7 @@
-"""What the base model answered at a place before, and how like an input is to what was seen there.
+"""Earlier answers of the base model at a place, and how similar an input is to what was seen there.
 
 A *place* is whatever shows one thing over time: a camera, or a region of its pictures. Inputs are compared by
-a sketch of at most 8 x 8 means a channel, for what is to be answered is the class, not the pixels.
+a sketch of at most 8 x 8 means per channel, as the class matters and not the pixels.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from gati.engine.exits import Prediction
 
 __all__ = ["FEATURES", "FURTHER", "Memory", "Seen", "evidence_of", "sketch"]
 
-NEAREST = 5  # remembered inputs that have a say
-FURTHER = NEAREST  # the first so many features: they grow where less is known, the others fall
+NEAREST = 5  # remembered inputs that count
+FURTHER = NEAREST  # number of leading features that grow where less is known; the others fall
 FEATURES = 3 * NEAREST + 1
 
 _GRID = 8
 _CAPACITY = 128  # inputs remembered of a place
 _MOST_EVIDENCE = 12.0  # log odds; softmax in float32 says little beyond
-_CLEAR = 3.0  # log odds of a class that noise hardly turns over
+_CLEAR = 3.0  # log odds of a class that noise hardly changes
 _BLUR = 0.01  # added to distances, in units of the network's input
 
 
 class Seen(NamedTuple):
-    """What memory says of an input: `features` [FEATURES] of how sure it is of `answer`, the nearest's."""
+    """The `answer` to the nearest remembered input, and `features` [FEATURES] of how sure it is."""
 
     features: NDArray[np.float64]
     answer: Prediction
@@ -50,20 +50,20 @@ class Memory:
         return len(self._known)
 
     def add(self, sketched: NDArray[np.float32], answer: Prediction) -> None:
-        """Remember the base model's answer to an input; the oldest goes where there is no room."""
+        """Remember the base model's answer to an input, in place of the oldest if there is no room."""
         at = self._newest = (self._newest + 1) % _CAPACITY
         self._sketches[at] = sketched
         self._squared[at] = sketched @ sketched
         self._known[at : at + 1] = [(answer.class_index, evidence_of(answer), answer)]
 
     def contents(self) -> tuple[NDArray[np.float32], list[Prediction]]:
-        """The sketches [n, size] that are remembered, from the oldest on, with their answers."""
+        """The remembered sketches [n, size], oldest first, with their answers."""
         first = 0 if len(self) < _CAPACITY else self._newest + 1
         order = [(first + at) % len(self) for at in range(len(self))]
         return self._sketches[order], [self._known[at][2] for at in order]
 
     def recall(self, sketched: NDArray[np.float32]) -> Seen | None:
-        """The answer to the most similar input; None where too few are remembered.
+        """The answer to the most similar input; None if too few are remembered.
 
         Features are the distances of the nearest inputs (root mean square, logarithms), the evidence of each
         for the nearest's class (negative where it was of another), whether each had that class, whether the
@@ -88,7 +88,7 @@ class Memory:
 
 
 def sketch(x: Tensor) -> NDArray[np.float32]:
-    """An input [1, ...] in few numbers: means over at most 8 x 8 fields of a channel."""
+    """An input [1, ...] as means over at most 8 x 8 fields of each channel."""
     if x.dim() == 4:
         height, width = x.shape[2:]
         x = functional.adaptive_avg_pool2d(x, (min(height, _GRID), min(width, _GRID)))
@@ -99,7 +99,7 @@ def sketch(x: Tensor) -> NDArray[np.float32]:
 
 
 def evidence_of(answer: Prediction) -> float:
-    """How much more likely the base model holds its class than the next, in log odds."""
+    """Log odds of the base model's class against its second choice."""
     if len(answer.probabilities) < 2:
         return _MOST_EVIDENCE
     first, second = torch.topk(answer.probabilities.float(), 2).values.tolist()

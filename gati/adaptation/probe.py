@@ -1,8 +1,8 @@
-"""What every setting of a version would answer to an input, from one run through the network.
+"""The answer of every setting of a version to an input, from one run through the network.
 
 The lookups of all settings are made at once, as plain PyTorch computes them, and each setting leaves at
-its first score that reaches its threshold. The engine that serves may round otherwise: where a score or a
-class is so close that this could decide, the worse of both outcomes counts.
+its first score that reaches its threshold. The engine that serves may round differently: if a score or class
+is so close that this could decide, the worse outcome counts.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["Probe", "can_probe"]
 
 
 def can_probe(served: Served) -> bool:
-    """Whether lookups of the serving engine are those of plain PyTorch, but for rounding."""
+    """Whether lookups of the serving engine equal those of plain PyTorch, up to rounding."""
     exact = served.engine.precision == "f32" and not served.composition.backend.endswith(COARSE_LOOKUPS)
     return exact and not served.engine.traced.changes_itself
 
 
 class Probe:
-    """Asks all `settings` of a version about an input; any thread may."""
+    """Runs all `settings` of a version on an input. Thread-safe."""
 
     def __init__(self, served: Served, settings: Sequence[Setting]) -> None:
         traced = served.engine.traced
@@ -47,7 +47,7 @@ class Probe:
         self._tolerance = tie_tolerance(traced.device, traced.dtype)
 
     def __call__(self, x: Tensor, base: Prediction) -> list[Probed]:
-        """Of each setting what it would answer to `x` [1, ...], to which the reference answers `base`."""
+        """The answer of each setting to `x` [1, ...]; `base` is the reference's."""
         with torch.inference_mode():
             looked = self._looked_up(x)
             return [self._answer(setting, looked, base) for setting in self._settings]

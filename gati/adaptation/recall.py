@@ -10,10 +10,10 @@ How far it goes is a ladder of settings (`gati.adaptation.recall_settings`), eac
 answers are proven right often enough, and withdrawn as soon as they are wrong too often
 (`gati.guard.ladder`). Both count audits of what a setting answers, or would answer, and nothing else.
 
-It learns alike before and after it may answer: of an input that a setting under proof, or one that is
-released, would answer, the base model's answer is taken in only where that was drawn beforehand, for later
-nothing else will be known. The strictest setting is proven first, for all others would slow down learning as
-long as nothing is known; then all others at once.
+It learns the same way before and after it may answer: if a setting that is released or under proof would
+answer an input, the base model's answer is taken in only if that was drawn beforehand, as it will be later.
+The strictest setting is proven first, as all others would slow down learning in the beginning; then all
+others together.
 """
 
 from __future__ import annotations
@@ -36,22 +36,19 @@ from gati.guard.proof import Proof
 
 __all__ = ["RECALL", "Looked", "Recall", "Remembered"]
 
-_LABELS = 1500  # the last ones are fitted to
+_LABELS = 1500  # the most recent ones, used to fit
 _FEWEST = 60
 _FIT_EVERY = 10  # labels, and no less than a share of them all
 _FIT_SHARE = 1 / 50
-_RECENT = 600  # requests among which the threshold is looked for
+_RECENT = 600  # requests, to find the threshold on
 _PLACES = 64
 
 
 class Looked(NamedTuple):
-    """What recall says of a request.
+    """A request looked up in memory.
 
-    `confident`: it answers, by the loosest setting that is released; `known`: one that is released or under
-    proof would.
-
-    `would_answer` says of every setting whether it would, as it stood when the input was looked at, in
-    `epoch`.
+    `confident`: the loosest released setting answers it; `known`: one that is released or under proof would.
+    `would_answer` says for every setting whether it would answer, as of the lookup, in `epoch`.
     """
 
     place: str
@@ -68,10 +65,10 @@ class Looked(NamedTuple):
 
 
 class Remembered(NamedTuple):
-    """What a memory knows: its `state`, what it has seen at each place, and what it has learned from.
+    """The contents of a memory: its `state`, the inputs of each place, and what it has learned from.
 
-    `places` have sketches [n, size] and the answers to them, oldest first. `labelled` are features with
-    whether the remembered answer was wrong, `looked` those of recent requests.
+    `places` have sketches [n, size] and their answers, oldest first. `labelled` are features with whether the
+    remembered answer was wrong, `looked` the features of recent requests.
     """
 
     state: Mapping[str, Any]
@@ -81,14 +78,13 @@ class Remembered(NamedTuple):
 
 
 class Recall:
-    """Remembers, answers, and learns how far it may be trusted; for several threads.
+    """Remembers, answers, and learns how far it may be trusted. Thread-safe.
 
-    `agreement` is the promise for what it answers, `spend` hands out the delta of each attempt to prove it,
-    `audits_to_false_alarm` is the guard's. `leave` is handed the fits, for a thread that nobody waits for,
-    and says whether it takes them. `on_change` hears of every change of what it answers, and how many
-    settings are released from then on. At most so many `places` are remembered: who was not heard of for the
-    longest time is forgotten. `known` is what an earlier one knew: with it the new one goes on
-    where that was, settings released and proofs under way included.
+    `agreement` is the promise for its answers, `spend` gives the delta of each attempt to prove it,
+    `audits_to_false_alarm` is the guard's. `leave` takes the fits as jobs for the background, and returns
+    whether it does. `on_change` is called when what it answers changes, with the number of settings released
+    from then on. At most `places` are remembered; the one unused for longest is forgotten. `known` are the
+    contents of an earlier memory, which this one continues, with its released settings and proofs under way.
     """
 
     def __init__(
@@ -137,7 +133,7 @@ class Recall:
 
     @property
     def proof(self) -> Proof | None:
-        """The proof of the next setting to be released; None where all are."""
+        """The proof of the next setting to be released; None if all are."""
         return self._ladder.proof
 
     @property
@@ -147,7 +143,7 @@ class Recall:
         return None if self._risk is None or proof is None or proof.hopeless else proof
 
     def look(self, x: Tensor, place: str) -> Looked | None:
-        """Look an input [1, ...] of that place up; None where it is not made of finite numbers."""
+        """Look up an input [1, ...] of that place; None if it is not finite."""
         sketched = sketch(x)
         if not np.isfinite(sketched).all():
             return None
@@ -167,9 +163,9 @@ class Recall:
     def learn(self, looked: Looked, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
         """Take in the base model's answer to a request.
 
-        `drawn`: it was to be audited before anything was known of it, as it will be while memory answers.
-        What is known is learned from only then, and guards count no others. `tried`: it was drawn to be
-        looked at for the proofs under way, which count both.
+        `drawn`: it was drawn for an audit before anything was known of it, as is done while memory answers.
+        Only then are known inputs learned from and counted by guards. `tried`: it was drawn for the proofs
+        under way, which count both.
         """
         judged: Judgement | None = None
         with self._lock:
@@ -191,9 +187,9 @@ class Recall:
             self._on_change(judged, level)
 
     def _judge(self, looked: Looked, *, wrong: bool, steers: bool) -> Judgement | None:
-        """Count an audit for guards and proofs; what changes with it.
+        """Count an audit for guards and proofs; returns what changes.
 
-        One that `steers` is of those that are made all the time, not only for a proof.
+        One that `steers` is a regular audit, not made for a proof alone.
         """
         tested, before = self._tested, self._ladder.level
         if steers:
@@ -229,19 +225,19 @@ class Recall:
             self._fitting = False
 
     def state(self) -> dict[str, Any]:
-        """How far it may go and why, as JSON values."""
+        """Its ladder and the steering of its settings, as JSON values."""
         with self._lock:
             allowed = [setting.allowed for setting in self._settings]
             return {"ladder": self._ladder.to_json(), "allowed": allowed}
 
     def remembered(self) -> Remembered:
-        """All it knows."""
+        """All of its contents."""
         with self._lock:
             places = {name: memory.contents() for name, memory in self._places.items()}
             return Remembered(self.state(), places, self._labelled.all(), self._looked.all()[0])
 
     def _resumed(self, known: Remembered, spend: Callable[[], float]) -> Ladder | None:
-        """Take over what was known; None, and nothing is, where it is not of a memory like this one."""
+        """Take over the contents of an earlier memory; None, with nothing taken, if it does not match."""
         try:
             ladder = Ladder.from_json(known.state["ladder"], spend=spend)
             allowed = [float(each) for each in known.state["allowed"]]

@@ -1,4 +1,4 @@
-"""What to do when the caches that serve have to be renewed: an earlier version, a retrained one, or none."""
+"""Renewing the caches that serve: by an earlier version, a retrained one, or not at all."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from gati.versions.lineage import SampleWindow
 
 __all__ = ["Promise", "Renewal", "RenewalOutcome", "candidate_blocks", "promise_of"]
 
-_LEAST_ADVANTAGE = 0.03  # of the latency expected, for which caches that keep the promise are replaced
-_MORE_HITS = 1.2  # an earlier version needs so many times those of the one that serves
+_LEAST_ADVANTAGE = 0.03  # of the expected latency, to replace caches that keep the promise
+_MORE_HITS = 1.2  # times the hits of the version that serves: what an earlier one needs
 _EARLY = (0.0, 0.08, 0.2)  # how deep in the network new predictors are tried, as a share of its blocks
 _LEAST_INPUTS = 200
 
@@ -42,10 +42,10 @@ class Promise:
 
 
 def promise_of(served: Served, settings: AdaptSettings) -> Promise:
-    """What is asked for, else what the composition was made for.
+    """The promise of the settings, by default the composition's.
 
-    Raises AdaptError where something is to be learned for a promise that holds in every class: audits are too
-    few to prove each of them.
+    Raises AdaptError if caches are to be learned for a promise in every class: audits are too few to prove
+    each of them.
     """
     chosen = served.composition
     if chosen.per_class and settings.enabled:
@@ -61,7 +61,7 @@ def promise_of(served: Served, settings: AdaptSettings) -> Promise:
 
 @dataclass(frozen=True)
 class RenewalOutcome:
-    """What came of it; `deployed` is to be tried out, unless the old one is kept."""
+    """The outcome of a renewal: `deployed` goes on trial, unless the old one is kept."""
 
     kind: Literal["activated", "reused", "kept"]
     deployed: Deployed
@@ -70,7 +70,7 @@ class RenewalOutcome:
 
 
 class Renewal:
-    """Looks for better caches among earlier versions, then by retraining. One thread at a time calls it."""
+    """Looks for better caches among earlier versions, then by retraining. Not thread-safe."""
 
     def __init__(
         self,
@@ -105,11 +105,11 @@ class Renewal:
         *,
         unproven: Collection[int] = (),
     ) -> RenewalOutcome | None:
-        """Find what is to be tried next; None where too little was sampled to say.
+        """Find what to put on trial next; None with too few samples.
 
-        Only samples of requests after `changed_at` are trained on, and counted. Versions that were tried and
-        stayed `unproven` are not brought back. Nothing is proven by that,
-        and nothing activated: what is found has to prove itself on the requests that follow.
+        Only samples of requests after `changed_at` are counted and trained on. Versions that stayed
+        `unproven` are not brought back. This proves and activates nothing: what is found has to prove itself
+        on the requests that follow.
         """
         recent = samples.recent(self._settings.recent_inputs)
         if (
@@ -122,11 +122,11 @@ class Renewal:
         return self._retrained(current, samples.window(changed_at), recent, reason)
 
     def figures(self, deployed: Deployed) -> Composition:
-        """The composition of a version, with what its lookups cost at least."""
+        """The composition of a version, with lower bounds on the costs of its lookups."""
         return self._costs.corrected(deployed.served).composition
 
     def enough(self, samples: Samples, changed_at: int | None) -> bool:
-        """Whether so much was sampled that a retraining is worth it."""
+        """Whether there are enough samples to retrain."""
         return (len(samples) if changed_at is None else samples.count(changed_at)) >= self.least_inputs
 
     def _known_scene(
@@ -190,7 +190,7 @@ class Renewal:
         return RenewalOutcome("activated", deployed, message, details)
 
     def _to_train_on(self, current: Deployed) -> Served:
-        """The version that serves; where it has no caches left, the library's own."""
+        """The version that serves or, if it has no caches left, the library's own."""
         return self._costs.corrected(current.served if current.served.engine.exits else self._first)
 
     def _new_caches(self) -> NewCaches | None:
@@ -201,13 +201,13 @@ class Renewal:
         return NewCaches(self._blocks, variants, lookup_ms=costs)
 
     def _mixed_in(self) -> Window | None:
-        """Original data with what the blocks hand on for it, kept from one retraining to the next."""
+        """Original data with its hidden outputs, kept from one retraining to the next."""
         if not self._original_known and self._settings.original_inputs > 0:
             try:
                 self._original = original_sample(
                     self._first, self._settings.original_inputs, seed=self._settings.seed
                 )
-            except DataError:  # the inputs of explore are gone: the window alone has to do
+            except DataError:  # the inputs of explore are gone: train on the window alone
                 self._original = None
         self._original_known = True
         if self._original is not None:
@@ -234,9 +234,9 @@ def candidate_blocks(served: Served, settings: AdaptSettings) -> tuple[str, ...]
 
 
 def _worth_it(found: Retrained, *, alarmed: bool) -> bool:
-    """Whether the new caches are better, and not by a hair: every change is a risk.
+    """Whether the new caches are clearly better: every change is a risk.
 
-    Old ones that are in alarm, or broke the promise on the inputs kept back, are no measure.
+    Old ones that are in alarm, or broke the promise on the inputs kept back, are always replaced.
     """
     if not found.settings:
         return False
@@ -249,7 +249,7 @@ def _worth_it(found: Retrained, *, alarmed: bool) -> bool:
 def _tried(version: Deployed, window: Window) -> tuple[int, int]:
     """How many inputs of a window a version answers early, and how many of them wrongly.
 
-    By a twin of its engine: the one that serves belongs to another thread.
+    Uses a twin of its engine: the one that serves belongs to another thread.
     """
     with version.served.engine.twin() as engine:
         answers = engine(window.inputs)

@@ -1,4 +1,4 @@
-"""Whether lookups pay: caches that hardly anything hits cost more than they save, and are given a rest."""
+"""Whether lookups pay: caches that are hardly ever hit cost more than they save, and are paused."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LONGEST = 16_000
 
 
 class Rest:
-    """Follows what requests cost, by the composition's own figures, and compares it with the base model's.
+    """Compares the cost of requests, by the composition's own figures, with the base model's.
 
-    Ask `lookups_pay` before a request and tell `answered` after it. Caches that do not pay rest for a while
-    and are then tried again, for a scene may change.
+    Read `lookups_pay` before a request and call `answered` after it. Caches that do not pay rest for a while
+    and are then tried again, as a scene may change.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Rest:
         self._next_rest = _TRIED_AGAIN_AFTER
 
     def replaced(self, composition: Composition) -> None:
-        """Other caches serve from now on: they are tried at once."""
+        """Other caches serve from now on: they are tried immediately."""
         exits = composition.exits
         self._base_ms = composition.expected.base_latency_ms
         lookups_ms = sum(leaving.lookup_ms for leaving in exits)
@@ -44,7 +44,7 @@ class Rest:
         return self._resting == 0
 
     def answered(self, exit: str) -> bool:
-        """Tell where a request left, `base` for one that was not looked up; whether a rest begins with it."""
+        """Take in a request's exit (`base` if it was not looked up); returns whether a rest begins."""
         if self._resting:
             self._resting -= 1
             if self._resting == 0:

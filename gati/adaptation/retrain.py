@@ -1,14 +1,13 @@
-"""Retraining the caches that serve on what came lately.
+"""Retraining the caches that serve on recent inputs.
 
-All of a window of recent inputs is trained on but for a small part, on which a ladder of settings is laid,
-from strict to loose. That proves nothing, and shows what is worth trying: the parts lie among each other.
-What follows proves which of the settings may answer (`gati.guard.ladder`). Each deployed predictor goes on
-learning from the weights it has, mixed with original data so that it forgets nothing; where the caller names
-blocks, small new predictors are trained for the scene at hand. Old, retrained and new caches then compete for
-the exits, so a cache that retraining made worse keeps its old weights, and an exit that no longer pays is
-dropped.
+A window of recent inputs is used for training, except for a small part on which a ladder of settings is laid,
+from strict to loose. As the parts are interleaved, this proves nothing, but shows what is worth trying; later
+requests prove which of the settings may answer (`gati.guard.ladder`). Each deployed predictor continues from
+its weights, on a mix with original data so that it forgets nothing; if the caller names blocks, small new
+predictors are trained for the current scene. Old, retrained and new caches then compete for the exits: a
+cache that retraining made worse keeps its old weights, and an exit that no longer pays is dropped.
 
-Nothing that serves is touched: the result is for the caller to take or leave.
+Nothing that serves is changed: the caller may take or leave the result.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _LEAST_PART = 20  # inputs in each part of the window
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a set of exits does to the inputs kept back; latency as the composition's."""
+    """A set of exits, measured on the inputs kept back; latencies by the composition's figures."""
 
     n: int
     hit_rate: float
@@ -53,8 +52,8 @@ class Measurement:
 class Retrained:
     """New settings and the exits that serve, measured on the same inputs. `seconds` by what took them.
 
-    `aimed` is the setting to take where there can be only one; `after` is measured with it. There are no
-    settings where no cache is fit to answer anything.
+    `aimed` is the setting to take if only one can be; `after` is measured with it. There are no settings if
+    no cache is good enough to answer anything.
     """
 
     settings: tuple[Setting, ...]  # from strict to loose
@@ -70,7 +69,7 @@ class Retrained:
 
     @property
     def composition(self) -> Composition:
-        """The composition of the setting aimed at. Raises AdaptError where there is none."""
+        """The composition of the setting aimed at. Raises AdaptError if there is none."""
         if not self.settings:
             raise AdaptError("retraining found no caches to deploy")
         return self.settings[self.aimed].composition
@@ -168,7 +167,7 @@ def _measurement(replayed: Replay, accuracy: float, confidence: float) -> Measur
 def _setting(
     laid: Laid, chosen: Composition, costs: Costs, accuracy: float, confidence: float, version: str | None
 ) -> Setting:
-    """A setting as a composition of its own; it has no certificate, for nothing is proven of it yet."""
+    """A setting as a composition, without a certificate, as nothing is proven of it yet."""
     replayed, exits = laid.replay, exits_of(laid, costs)
     composition = replace(
         chosen,

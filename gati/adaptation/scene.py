@@ -45,7 +45,7 @@ def scene_distance(one: Signature, other: Signature) -> float:
 
 
 def nearest_scene(signatures: Sequence[Signature], current: Signature, tolerance: float) -> int | None:
-    """The position of the signature nearest to `current`, None where none is within `tolerance`."""
+    """The position of the signature nearest to `current`, None if none is within `tolerance`."""
     distances = [scene_distance(each, current) for each in signatures]
     if not distances:
         return None

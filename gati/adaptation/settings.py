@@ -1,4 +1,4 @@
-"""What an adaptation is asked for, what it tells, and what it answers."""
+"""Settings of an adaptation, and the records of its answers, audits and changes."""
 
 from __future__ import annotations
 
@@ -47,28 +47,27 @@ ChangeKind = Literal[
 
 @dataclass(frozen=True)
 class AdaptSettings:
-    """How an adaptation samples, watches and retrains. Times are in seconds of the time told with requests.
+    """How an adaptation samples, watches and retrains. Times are seconds on the clock of requests.
 
-    Samples: `sampling` is the share of requests drawn; until the first retraining, and where far fewer hit
-    than was promised, more are, as long as base answers have to be computed for no more than that share, and
-    all are while the caches are stopped. At most `window_inputs` of the last `window_s` are kept; None keeps
-    as many as a retraining for that accuracy needs. `audit_budget` is the share of the base model's time that
-    audits drawn besides may take; `audits_to_false_alarm` is how many audits pass on average until an alarm
-    that is none. Where the base model answers and caches are to prove themselves, `probation` of the requests
-    are looked up in the background.
+    Samples: `sampling` is the share of requests drawn. More are drawn until the first retraining, and while
+    far fewer hit than promised, as long as base answers are computed for no more than that share; while the
+    caches are stopped, all are. At most `window_inputs` of the last `window_s` are kept; None keeps as many
+    as a retraining for that accuracy needs. `audit_budget` is the share of the base model's time for audits
+    in addition to samples; `audits_to_false_alarm` the mean number of audits until a false alarm. While the
+    base model answers and caches have to prove themselves, `probation` of the requests are looked up in the
+    background.
 
-    Retraining: every `interval_s`, on alarm, and when less than `falls_to` of the hit rate promised is met.
-    `accuracy` and `confidence` are the composition's unless given; `margin` (0..1) is how much of the
-    tolerated disagreement new caches must stay below: at 0.5, 0.97 asks for 0.985 where enough was sampled.
+    Retraining: every `interval_s`, on alarm, and when the hit rate falls below `falls_to` of what was
+    promised. `accuracy` and `confidence` are the composition's by default; new caches must leave `margin`
+    (0..1) of the tolerated disagreement unused: at 0.5, 0.97 asks for 0.985 if there are enough samples.
     `held_share` of the samples is kept back to lay settings on. New predictors of `variants` are tried at
-    `blocks` (None: three early ones). `scene_tolerance` is how far
-    a scene may be from the one a version was made for, in units of the network's input. `delay_s` passes
-    before a new version serves where time is simulated.
+    `blocks` (None: three early ones). `scene_tolerance` is how far a scene may be from the one a version was
+    made for, in units of the network's input. Where time is simulated, a new version serves after `delay_s`.
 
-    `seed` is what a replay draws requests with; live the operating system's entropy decides.
+    `seed` draws the requests of a replay; a live stream uses the operating system's entropy.
 
     `recall` answers inputs that look like earlier ones of the same place from memory
-    (`gati.adaptation.recall`); `rest` leaves lookups out for a while where they cost more than they save
+    (`gati.adaptation.recall`); `rest` pauses lookups that cost more than they save
     (`gati.adaptation.rest`). `enabled` False only watches: nothing is learned.
     """
 

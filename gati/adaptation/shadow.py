@@ -1,4 +1,4 @@
-"""What runs in the background to compare answers with the reference's."""
+"""Engines that run in the background, to compare answers with the reference's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEPT = 2  # one that serves, one on trial
 
 
 class Ticket(NamedTuple):
-    """A request that was answered. `looked` is what recall said of it, where it was asked."""
+    """A request that was answered. `looked` is its lookup in memory, if there was one."""
 
     x: Tensor  # [1, ...]
     request: int
@@ -58,7 +58,7 @@ class Shadow:
         return self._twins[id(served)][1]
 
     def probe(self, version: Deployed) -> Probe:
-        """What asks all settings of a version."""
+        """The probe that runs all settings of a version."""
         if id(version) not in self._probes:
             while len(self._probes) >= _KEPT:
                 del self._probes[next(iter(self._probes))]

@@ -1,4 +1,4 @@
-"""A stream of pictures, answered one by one, and handed to whoever wants to know."""
+"""A stream of pictures, answered one by one and passed to sinks."""
 
 from __future__ import annotations
 

@@ -31,9 +31,9 @@ def _at_once(job: Callable[[], None]) -> None:
 class Succession(Roster[Deployed]):
     """The versions of a stream: those of `deployments`, all with one promise.
 
-    `lock` is the caller's. `tell` hears of changes, `on_serving` of what serves from then on, or again.
-    `leave` is handed the opening of settings, for a thread that nobody waits for; `figures` says what the
-    lookups of a version cost.
+    `lock` is the caller's. `tell` is called with changes, `on_serving` with what serves from then on, or
+    again. `leave` runs the opening of settings, possibly in the background; `figures` gives the composition
+    with the lookups' costs.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Succession(Roster[Deployed]):
         super().__init__(self._post(deployments.open(0)))
 
     def begin(self, samples: int) -> bool:
-        """Go on with the version that is active in the repository; whether there is one.
+        """Continue with the version that is active in the repository; returns whether there is one.
 
-        Where it is not proven, the library's own caches answer, if they may, until it is. A version that was
-        published and not proven yet when the process ended is on trial again.
+        Until it is proven, the library's own caches answer, if they may. A version that was published but not
+        proven when the process ended is on trial again.
         """
         active, why_not = self._deployments.active()
         post = self._post(active) if active.number else self.serving
@@ -84,10 +84,10 @@ class Succession(Roster[Deployed]):
         return active.number > 0
 
     def take(self, outcome: RenewalOutcome) -> None:
-        """Let what was found prove itself, also what served before.
+        """Put what was found on trial, even if it has served before.
 
-        What it was chosen by are requests that came among those it was trained on, and pictures of a stream
-        are alike: that proves nothing.
+        It was chosen on requests from among those it was trained on, and pictures of a stream are similar:
+        that proves nothing.
         """
         if outcome.kind == "kept":
             self._tell("kept", outcome.message, outcome.details)
@@ -102,7 +102,7 @@ class Succession(Roster[Deployed]):
     # As a roster ------------------------------------------------------------------------------------------
 
     def tell(self, kind: RosterChange, message: str) -> None:
-        """Tell of a change."""
+        """Report a change."""
         self._tell(kind, message, {})
 
     def name_of(self, post: Post[Deployed]) -> str:
@@ -110,19 +110,19 @@ class Succession(Roster[Deployed]):
         return str(post.version.number)
 
     def begin_opening(self, post: Post[Deployed], level: int, kind: RosterChange, counted: str) -> None:
-        """Open a setting, in the background where that takes its time."""
+        """Open a setting, in the background if there is one."""
         self._leave(partial(self._open, post, level, kind, counted))
 
     def figures(self, post: Post[Deployed]) -> Composition:
-        """What the lookups cost, estimated where nobody measured."""
+        """The composition with the lookups' costs, estimated if they were not measured."""
         return self._figures(post.deployed)
 
     def on_serving(self, post: Post[Deployed]) -> None:
-        """Tell who counts anew."""
+        """Report what serves."""
         self._on_serving(post.deployed)
 
     def on_promoted(self, post: Post[Deployed]) -> None:
-        """Let a restart begin with the version."""
+        """Activate the version, for restarts."""
         found, self._found = self._found, None
         number = post.version.number
         if found is None:  # of a run before
@@ -135,7 +135,7 @@ class Succession(Roster[Deployed]):
             self._tell("failed", f"a restart may not find version {number}: {error}", {})
 
     def on_given_up(self, post: Post[Deployed]) -> None:
-        """Do not bring it back."""
+        """Remember not to bring it back."""
         self._found = None
         self.unproven.add(post.version.number)
 

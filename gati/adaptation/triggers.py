@@ -1,7 +1,7 @@
 """When to retrain: the guard is in alarm, fewer requests hit than was promised, or the interval is over.
 
-`due` decides, for streams and for the adaptation service. What differs is how they know: a stream sees every
-request, the service the samples that inference services keep.
+`due` decides, for streams and for the adaptation service. A stream sees every request, the service only the
+samples that inference services keep.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _NOTICED = 70  # requests until a fall shows in it
 
 @dataclass(frozen=True)
 class Signs:
-    """What is known of the caches that serve. `waited_s` is how long ago the last attempt was.
+    """What is known of the caches that serve. `waited_s`: seconds since the last attempt.
 
-    `samples` are there to train on, `fresh` of them since fewer hit. `known_scenes`: there are versions that
-    may fit without any training.
+    There are `samples` to train on, `fresh` of them since the hit rate fell. `known_scenes`: there are
+    versions that may fit without training.
     """
 
     samples: int
@@ -43,10 +43,10 @@ class Due(NamedTuple):
 
 
 def due(signs: Signs, *, interval_s: float, least: int, kept: int | None = None) -> Due:
-    """Whether to retrain now; `least` samples are needed for that, `kept` are at most in the window.
+    """Whether to retrain now, which takes `least` samples; the window holds at most `kept`.
 
-    Where fewer requests hit, what was sampled before says nothing about what comes now: new samples are
-    waited for. After an alarm they are not, for the caches are on probation anyway.
+    After a fall of the hit rate, earlier samples say nothing about current requests: it waits for new ones.
+    After an alarm it does not, as the caches are on probation anyway.
     """
     enough, over = signs.samples >= least, signs.waited_s >= interval_s
     reason = None
@@ -61,7 +61,7 @@ def due(signs: Signs, *, interval_s: float, least: int, kept: int | None = None)
 
 
 def too_few(count: int, least: int, kept: int | None = None) -> str:
-    """Why so many samples do not do."""
+    """Why this number of samples is not enough."""
     said = f"{count} samples, {least} are needed"
     if kept is not None and kept < least:
         said += f", but only {kept} are kept: set window_inputs to {least} or more"
@@ -87,7 +87,7 @@ class Triggers:
         return self._rate / (1.0 - _MEMORY**self._since) if self._since else None
 
     def answered(self, request: int, *, hit: bool, time_s: float) -> None:
-        """Tell what became of a request."""
+        """Take in whether a request hit."""
         self._since += 1
         self._rate = _MEMORY * self._rate + (1.0 - _MEMORY) * hit
         floor = self._settings.falls_to * self.promised
@@ -99,18 +99,18 @@ class Triggers:
         self._last_s = time_s if self._last_s is None else self._last_s
 
     def replaced(self, promised: float) -> None:
-        """Caches that promise that hit rate serve from now on."""
+        """Caches with that promised hit rate serve from now on."""
         self._since, self._rate, self.promised = 0, 0.0, promised
         self.changed_at = None
 
     def attempted(self, *, taken: int, time_s: float, tried: bool) -> None:
-        """An attempt was made after `taken` samples; where it was `tried`, many new ones are waited for."""
+        """An attempt was made after `taken` samples; if it was `tried`, the next one waits for many more."""
         self._next_at = taken + max(10, self._least_inputs // (4 if tried else 20))
         if tried:
             self._last_s = time_s
 
     def due(self, samples: Samples, *, time_s: float, known_scenes: bool, alarmed: bool) -> Due:
-        """What is to be done at `time_s`; where an interval passes in vain another one begins."""
+        """Whether to retrain at `time_s`; an interval with too few samples begins again."""
         self._last_s = time_s if self._last_s is None else self._last_s
         found = due(
             Signs(

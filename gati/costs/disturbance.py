@@ -93,7 +93,7 @@ class Steady(Generic[T]):
 
     @property
     def note(self) -> str:
-        """One line for the reader, empty where nothing was disturbed."""
+        """One line for the reader, empty if nothing was disturbed."""
         if not self.disturbed:
             return ""
         several = f"{self.disturbed} of {len(self.rounds)} rounds"

@@ -1,4 +1,4 @@
-"""Batches: inputs that hit leave at once, the rest continue as a smaller batch."""
+"""Batches: hits leave immediately, the rest continue as a smaller batch."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class BatchStage(NamedTuple):
 
 @dataclass(frozen=True)
 class SegmentOutcome:
-    """What became of the rows of a batch in one segment; those neither answered nor unsure go on.
+    """The outcome of one segment for the rows of a batch; those neither answered nor unsure go on.
 
-    A row is unsure where it is too close to call (a score near the threshold, or two classes nearly equal):
-    it has to be worked out alone, because the kernels for batches round differently.
+    A row is unsure if it is too close to call (a score near the threshold, or two classes nearly equal): it
+    has to be computed alone, because the kernels for batches round differently.
     """
 
     answers: dict[int, Answer]
@@ -98,7 +98,7 @@ def segments_of(
 
 
 def answer_rows(segments: Sequence[BatchedSegment], x: Tensor) -> list[Answer | None]:
-    """The answer of each row of `x` [B, ...], None for a row that has to be worked out alone."""
+    """The answer of each row of `x` [B, ...], None for a row that has to be computed alone."""
     answers: list[Answer | None] = [None] * x.shape[0]
     waiting = list(range(x.shape[0]))  # original row of each row still in the batch
     carried: tuple[Tensor, ...] = (x,)

@@ -2,10 +2,10 @@
 
 Every core gets a worker that computes on one thread: small batches share a core better than they share work.
 
-A backend that runs segments keeps a queue in front of each. A worker takes the longest as one batch: who hits
-leaves, who misses joins those that wait for the next segment, and who arrives meanwhile need not wait for the
-whole network. A backend that compiles the network into one graph has a graph a worker and one queue: leaving
-early frees a core for the next request.
+A backend that runs segments keeps a queue in front of each. A worker takes the longest as one batch: hits
+leave, misses join the queue of the next segment, and new inputs need not wait for the whole network. A
+backend that compiles the network into one graph has one queue and a graph per worker: leaving early frees a
+core for the next request.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Request:
 
 
 class ConcurrentEngine:
-    """An engine that any number of threads may ask at the same time; a context manager, or `start`, `close`.
+    """An engine for any number of concurrent threads; a context manager, or use `start` and `close`.
 
     With `early` False it is the base model, executed in the same way. Answers are those of the engine itself.
     Lookups are inline. `largest_batch` bounds how many inputs a segment takes at a time. Workers with a

@@ -80,7 +80,7 @@ class Engine:
         self._tolerance = tie_tolerance(traced.device, traced.computes_in)
         self._one_network: AbstractContextManager[Any] = _ALONE if traced.changes_itself else nullcontext()
         self._path = path_for(backend, traced, self.exits, outputs_kind, graphs)
-        # reduced precision rounds otherwise at another length; cores for lookups are taken for one length
+        # reduced precision rounds differently at other lengths; cores for lookups are taken for one length
         alike = get_backend(backend).in_float32() and not self._path.overlapped
         self._lengths = traced.lengths if isinstance(traced, TracedSequences) and alike else None
         self._shorter: dict[int, Engine] = {}
@@ -95,11 +95,11 @@ class Engine:
         return self._by_length(x, lambda engine, rows: engine._answers(rows, engine._path.answer))
 
     def inline(self, x: Shaped[Tensor, "b ..."]) -> list[Prediction]:
-        """As calling it, and no lookup takes cores of its own."""
+        """As calling it, but no lookup takes cores of its own."""
         return self._by_length(x, lambda engine, rows: engine._answers(rows, engine._path.inline))
 
     def _by_length(self, x: Tensor, ask: Callable[[Engine, Tensor], Iterable[_T]]) -> list[_T]:
-        """Ask for the rows of `x` [B, ...], each where it is as long as it really is; in their order."""
+        """Ask for the rows of `x` [B, ...], each at its real length; answers in the order of rows."""
         x = self.checked(x)
         if self._lengths is None:
             return list(ask(self, x))
@@ -115,7 +115,7 @@ class Engine:
         """The engine for inputs of that length."""
         if length == self.traced.input_shape[-1] or not isinstance(self.traced, TracedSequences):
             return self
-        with self._making:  # it takes seconds: whoever comes meanwhile waits for the same
+        with self._making:  # it takes seconds: other requests wait for the same engine
             if length not in self._shorter:
                 self._shorter[length] = self._like(self.traced.at(length), f"-{length}")
             return self._shorter[length]
@@ -156,7 +156,7 @@ class Engine:
     def reference(self, x: Shaped[Tensor, "b ..."]) -> Int[Tensor, " b"]:
         """Classes [B] of the base model as the user gave it, which agreement is about.
 
-        Those of `base`, but for rounding, unless the backend computes in reduced precision.
+        They are those of `base`, up to rounding, unless the backend computes in reduced precision.
         """
         found = self._by_length(x, Engine._reference_classes)
         return torch.stack(found) if found else torch.empty(0, dtype=torch.int64)

@@ -82,7 +82,7 @@ def parallel_lookups(device: torch.device) -> ParallelLookups:
 
 
 class _Work:
-    """One lookup, done by the worker or by whoever cannot wait for it; the first answer counts."""
+    """One lookup, done by the worker or by a caller that cannot wait for it; the first answer counts."""
 
     __slots__ = ("done", "elapsed_s", "found", "hidden", "lookup", "wanted")
 

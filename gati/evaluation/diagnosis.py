@@ -65,7 +65,7 @@ class CheapestLookup:
         return self.base_ms / mean_ms if mean_ms > 0.0 else float("inf")
 
     def share_for(self, gain: float) -> float | None:
-        """Which share of inputs must leave here for that gain; None where even all of them are too few."""
+        """Which share of inputs must leave here for that gain; None if even all of them are too few."""
         saved_ms = self.base_ms - self.reach_ms
         needed_ms = self.lookup_ms + self.base_ms * (1.0 - 1.0 / gain)
         return max(0.0, needed_ms / saved_ms) if saved_ms > 0.0 and needed_ms <= saved_ms else None
@@ -76,7 +76,7 @@ class ExploreForecast:
     """What `explore` would train by default, and how far it comes, estimated from a few steps of training.
 
     `input_pass_s` and `exit_pass_s` are the seconds of a pass over all training inputs, of what reads the
-    network's input and of exits behind blocks; None where there are none or time was up.
+    network's input and of exits behind blocks; None if there are none or time was up.
     """
 
     at_the_input: tuple[str, ...]  # variants

@@ -49,7 +49,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class _Stage:
-    """What is trained together, and its seconds an input; None where nothing is."""
+    """What is trained together, and its seconds an input; None if nothing is."""
 
     count: int
     pace: Pace | None
@@ -138,7 +138,7 @@ def _pace(
     recipe: Recipe,
     rates: Rates,
 ) -> Pace | None:
-    """Seconds an input of training all of `items` together; None where there are none."""
+    """Seconds an input of training all of `items` together; None if there are none."""
     if not items:
         return None
     few = training.subset(np.arange(min(len(training), _STEPS * _BATCH)))

@@ -81,7 +81,7 @@ def explore(
 
     **Arguments:**
 
-    - `model`, `checkpoint`: what `gati.model.load_model` takes.
+    - `model`, `checkpoint`: what `gati.model.load.load_model` takes.
     - `data`: inputs the network was *not* trained on. They are split by `seed` into inputs to select on
       and inputs to certify on, half and half up to 800 and a third and two thirds from 1,200 on, after a
       third for training when there is no `train_data`; copies of an input stay together. Certificates

@@ -52,7 +52,7 @@ def check_answers(run: Run, stages: GraphStages, inputs: Iterable[tuple[Tensor, 
 
     A score within rounding of its threshold may go either way.
 
-    **Raises:** `ModelError` where the file leaves elsewhere or says something else.
+    **Raises:** `ModelError` if the file leaves elsewhere or says something else.
     """
     for number, (fed, x) in enumerate(inputs):
         trail = stages.trail(x)

@@ -7,24 +7,21 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from gati.composition.composition import Composition
 from gati.composition.load import Served, open_served
-from gati.engine.backends import get_backend
 from gati.engine.graph.stages import GraphStages, build_stages
 from gati.errors import BackendError, CompositionError, DataError, ModelError
-from gati.exploration.library import Manifest
 from gati.files import atomic_write
 from gati.formats.check import check_answers, onnx_runner, program_runner
+from gati.formats.metadata import describe, in_float32, metadata_of
 from gati.model.inputs import TensorInputs
 from gati.model.lengths import TracedSequences
 from gati.model.preprocess import Preprocessing
 from gati.model.segments import TracedModel
-from gati.version import __version__
 
 if TYPE_CHECKING:
     import onnx
@@ -107,7 +104,7 @@ def export(
 
 def _note(served: Served) -> str:
     composition = served.composition
-    if composition.certificate is None or _in_float32(composition):
+    if composition.certificate is None or in_float32(composition):
         return ""
     return (
         f"the certificate is of {composition.backend} and not in the file, which computes in float32; "
@@ -182,8 +179,8 @@ def _write_onnx(
     model = assemble(stages, f"gati {composition.name}", raw)
     _check_size(model)
     model.producer_name = "gati"
-    model.doc_string = _describe(composition, stages, raw=raw is not None)
-    metadata = _metadata(library.manifest, composition, stages, raw=raw is not None)
+    model.doc_string = describe(composition, stages, raw=raw is not None)
+    metadata = metadata_of(library.manifest, composition, stages, raw=raw is not None)
     model.producer_version = metadata["gati_version"]
     onnx.helper.set_model_props(model, metadata)
     onnx.checker.check_model(model, full_check=True)
@@ -213,8 +210,8 @@ def _write_program(served: Served, stages: GraphStages, target: Path) -> None:
     from gati.formats.program import save_program, to_program
 
     program = to_program(stages)
-    metadata = _metadata(served.library.manifest, served.composition, stages, raw=False)
-    description = _describe(served.composition, stages, raw=False)
+    metadata = metadata_of(served.library.manifest, served.composition, stages, raw=False)
+    description = describe(served.composition, stages, raw=False)
 
     def write(there: Path) -> None:
         notes = {"gati.json": json.dumps({**metadata, "description": description}, indent=1)}
@@ -245,59 +242,3 @@ def _inputs(
             image = torch.randint(0, largest, (shape[0], *shape[2:], shape[1]), generator=generator)
             pixels = image.to(torch.uint8)
             yield pixels, raw(pixels.numpy())
-
-
-def _metadata(
-    manifest: Manifest, composition: Composition, stages: GraphStages, *, raw: bool
-) -> dict[str, str]:
-    """The file's metadata.
-
-    `exits` lists the exits in the order of the output `exit`; its value `len(exits)` means the whole network
-    answered. `input` is `preprocessed` or `image` (uint8, the preprocessing is in the file). A certificate of
-    an engine of reduced precision is left out: the file computes in float32 and may answer differently.
-    """
-    exits = [
-        {
-            "block": leaving.block,
-            "variant": leaving.variant,
-            "selector": chosen.selector,
-            "threshold": leaving.threshold,
-        }
-        for leaving, chosen in zip(stages.exits, composition.exits, strict=True)
-    ]
-    certificate = composition.certificate if _in_float32(composition) else None
-    structured: dict[str, Any] = {
-        "exits": exits,
-        "certificate": None if certificate is None else certificate.to_json(),
-        "class_names": manifest.class_names,
-        "preprocessing": manifest.preprocessing,
-        "composed_for": {"backend": composition.backend, "placement": composition.placement},
-    }
-    plain = {
-        "gati_version": __version__,
-        "model": manifest.model_source.rpartition("/")[2],  # without the folders of this machine
-        "checkpoint_sha256": manifest.checkpoint_sha256,
-        "composition": composition.name,
-        "accuracy_target": f"{composition.accuracy_target:g}",
-        "input": "image" if raw else "preprocessed",
-    }
-    return {**plain, **{key: json.dumps(value, allow_nan=False) for key, value in structured.items()}}
-
-
-def _in_float32(composition: Composition) -> bool:
-    """Whether the composition was made for an engine that computes as the exported file does."""
-    return get_backend(composition.backend).in_float32()
-
-
-def _describe(composition: Composition, stages: GraphStages, *, raw: bool) -> str:
-    """A few sentences for whoever opens the file in a viewer."""
-    blocks = ", ".join(leaving.block for leaving in stages.exits) or "no block, it has no exits"
-    takes = "an image, uint8 [1, H, W, C]" if raw else "one preprocessed input (see metadata 'preprocessing')"
-    lines = [
-        f"An early-exit network made by Gati. It takes {takes}; an easy one leaves early, after: {blocks}.",
-        "probabilities [1, K]: of the classes. exit [1]: which exit answered (metadata 'exits'), or their "
-        "number where the whole network did. score [1]: of the last lookup that was made, NaN without one.",
-    ]
-    if composition.certificate is not None and _in_float32(composition):
-        lines.append(composition.certificate.sentence())
-    return "\n".join(lines)

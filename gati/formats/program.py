@@ -55,7 +55,7 @@ def _exported(stage: GraphStage) -> nn.Module:
 def to_program(stages: GraphStages) -> torch.export.ExportedProgram:
     """Trace the early-exit network for one input at a time.
 
-    **Raises:** `ModelError` where `torch.export` cannot.
+    **Raises:** `ModelError` if `torch.export` cannot.
     """
     try:
         with warnings.catch_warnings():

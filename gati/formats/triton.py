@@ -49,7 +49,7 @@ def write_model_folder(
 ) -> None:
     """Make `folder` with a copy of the model file `source`, complete or not at all.
 
-    **Raises:** `StorageError` where it exists already or cannot be written.
+    **Raises:** `StorageError` if it exists already or cannot be written.
     """
     if folder.exists():
         raise StorageError(f"{folder} is there already; remove it or give another folder with --out")

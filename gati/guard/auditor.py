@@ -1,4 +1,4 @@
-"""The one way from a request to what may answer the next: audits, for `gati stream` and `gati serve` alike.
+"""Audits: the path from a request to what may answer the next one, for `gati stream` and `gati serve`.
 
     decided = auditor.decide(post, trial, draws, room=queue.has_room)
     ...                                     # answer the request
@@ -6,10 +6,10 @@
     ...                                     # the reference's answer, and lookups: now, or when there is time
     compared = auditor.settle(decided, given, reference, looked_up)
 
-What is done for a request is decided before it is answered, and so is whether there is time to do it. Nothing
-here computes, waits, or reads a clock: a stream does what is asked in a thread or at once, a service in its
-event loop. Whatever is lost on the way is lost whatever it would have shown, as long as the caller treats
-requests alike: those that missed go the same way, although their audits cost nothing.
+Before a request is answered it is decided what to do for it, and whether there is time to. Nothing here
+computes, waits or reads a clock: a stream does the work in a thread or inline, a service in its event loop.
+Losses on the way do not depend on outcomes, as long as the caller treats requests alike: misses go the same
+way, although their audits cost nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = ["RECALL", "Needs", "Auditor", "Decided", "Compared", "Given", "Probed", "Remembering"]
 
-_EAGER = 3  # times the audits that complete a proof without a loss: so many requests in a row are looked at
+_EAGER = 3  # times the audits that complete a proof without a loss: this many requests in a row are looked at
 
 RECALL = "recall"  # Prediction.exit of an answer from memory
 
 
 class Probed(NamedTuple):
-    """What a setting would answer, where it would leave, and whether it surely agrees with the reference."""
+    """The class and exit of a setting, and whether it surely agrees with the reference."""
 
     class_index: int
     exit: str
@@ -49,16 +49,16 @@ class Remembering(Protocol):
         """The proof under way, if it has prospects."""
 
     def learn(self, looked: Any, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
-        """Take in the reference's answer to a request that it has looked at."""
+        """Learn from the reference's answer to a request that was looked up."""
 
 
 @dataclass(frozen=True)
 class Decided(Generic[Version]):
-    """What was decided about a request before it was answered.
+    """The decision about a request, made before it is answered.
 
     `may_hit`: the caches of `post` may answer, as `deployed`, its setting of that `level`; `lookups`: they
-    are asked. `shadows` are looked up besides, with the epochs of their watches. `post` is None where a
-    version has nothing to be watched.
+    are looked up. `shadows` are looked up in addition, with the epochs of their watches. `post` is None if
+    the version has nothing to watch.
     """
 
     post: Post[Version] | None
@@ -69,23 +69,23 @@ class Decided(Generic[Version]):
     lookups: bool
     drawn: Drawn
     shadows: tuple[tuple[Post[Version], int], ...] = ()
-    tried: bool = False  # it is looked at for a proof of memory
+    tried: bool = False  # it counts for a proof of memory
 
     @property
     def deployed(self) -> Version:
-        """The setting that answers, of a version that is watched."""
+        """The setting that answers, of a watched version."""
         if self.answers is None:
             raise AssertionError("the version has nothing to be watched")
         return self.answers
 
     @property
     def looked_at(self) -> bool:
-        """Whether anything is to be done for the request."""
+        """Whether there is anything to do for the request."""
         return self.drawn.audit or self.drawn.sample or bool(self.shadows) or self.tried
 
 
 class Given(NamedTuple):
-    """What was answered, and what memory said of the input, where it was asked."""
+    """The answer to a request, and its lookup in memory, if there was one."""
 
     prediction: Prediction
     looked: Any = None
@@ -99,9 +99,9 @@ class Given(NamedTuple):
 class Needs(NamedTuple, Generic[Version]):
     """What has to be computed for a request.
 
-    `known` is the reference's answer where it is the answer given. `shadows` are versions whose settings are
-    looked up, with the epochs of their watches; `own`: so are the other settings of the version that
-    answered.
+    `known` is the reference's answer if it was the answer given. `shadows` are versions whose settings are
+    looked up, with the epochs of their watches; `own`: the other settings of the version that answered are
+    looked up, too.
     """
 
     known: Prediction | None
@@ -110,9 +110,9 @@ class Needs(NamedTuple, Generic[Version]):
 
 
 class Compared(NamedTuple, Generic[Version]):
-    """A comparison made. `shadow`: the version was not asked, this is what it would have answered."""
+    """A comparison. `shadow`: the version did not answer the request, this is what it would have answered."""
 
-    version: Version | None  # None has nothing to be watched
+    version: Version | None  # None: nothing to watch
     class_index: int
     base_class: int
     exit: str
@@ -121,11 +121,11 @@ class Compared(NamedTuple, Generic[Version]):
 
 @dataclass
 class _Effort:
-    """How many requests are looked at for the proof under way, known before anything of them is.
+    """The share of requests that are looked at for the proof under way, fixed before anything else is known.
 
-    All are until the proof has had as many as would complete it several times over if nothing disagreed: what
-    is proven early answers longest. Then it is the share at which base answers were computed when the proof
-    began.
+    At first all are, until the proof has seen several times the audits that would complete it without a loss:
+    what is proven early saves most. After that it is the share of base answers that were computed when the
+    proof began.
     """
 
     _proof: Proof | None = None
@@ -133,7 +133,7 @@ class _Effort:
     _left: int = 0
 
     def share(self, proof: Proof | None, share: float) -> float:
-        """Of requests now, for `proof`; `share` are computed for other reasons."""
+        """The current share for `proof`, where `share` are computed for other reasons."""
         if proof is not None and proof is not self._proof:
             self._proof, self._then, self._left = proof, share, _EAGER * proof.required
         if proof is None:
@@ -147,11 +147,11 @@ class _Effort:
 
 @dataclass
 class Auditor(Generic[Version]):
-    """Decides which requests are looked at, and tells watches and memory what came of it. Not thread-safe.
+    """Decides which requests are looked at, and reports outcomes to watches and memory. Not thread-safe.
 
-    `memory` learns from all reference answers. `exact` says that what an engine answers at the end of its own
-    network is the reference. `guarded` False: nothing is counted, requests are looked at only for samples.
-    `audits` and `losses` count comparisons of what was answered.
+    `memory` learns from all reference answers. `exact`: an engine's answer at the end of its own network is
+    the reference. `guarded` False: nothing is counted, requests are looked at only for samples. `audits` and
+    `losses` count comparisons of answers given.
     """
 
     exact: bool = True
@@ -177,9 +177,9 @@ class Auditor(Generic[Version]):
     ) -> Decided[Version]:
         """Decide about the next request to `post`, before anything is known of its answer.
 
-        `trial` is the version that waits to take over. `more_samples` is the share to be sampled now. `room`
-        takes a place in the queue; what there is none for is left out now, whatever the answer will be.
-        `unguarded`: caches answer although nothing is proven of them. `places`: memory may be asked.
+        `trial` is the version that waits to take over. `more_samples` is the share to sample now. `room`
+        reserves a place in the queue; without one the request is left out, whatever its answer will be.
+        `unguarded`: caches answer although nothing is proven. `places`: memory may be looked up.
         """
         may_hit = post is None or post.may_hit or unguarded
         drawn = draws.draw(more_samples)
@@ -210,30 +210,28 @@ class Auditor(Generic[Version]):
     def _is_looked_up(
         self, each: Post[Version], post: Post[Version] | None, drawn: Drawn, *, lookups: bool
     ) -> bool:
-        """Oftener where the reference answers anyway and a proof may be near."""
+        """More often if the reference answers anyway and a proof may be near."""
         if not self.guarded:
             return drawn.sample and each is post
         return drawn.audit or (drawn.trial and not lookups and not each.hopeless)
 
     def known(self, decided: Decided[Version], given: Given) -> Prediction | None:
-        """The reference's answer, where it is the one that was given."""
+        """The reference's answer, if it was the answer given."""
         exact = self.exact or not decided.may_hit
         return given.prediction if given.prediction.exit == BASE and exact else None
 
     def needs(
         self, decided: Decided[Version], given: Given, known: Prediction | None = None
     ) -> Needs[Version] | None:
-        """What has to be computed for a request that is looked at; None where nothing can come of it.
+        """What has to be computed for a request that is looked at; None if it cannot show anything.
 
-        `known` is the reference's answer where the caller has it.
+        `known` is the reference's answer, if the caller has it.
         """
         drawn = decided.drawn
         shadows = () if given.recalled else decided.shadows
         tries = decided.tried and given.looked is not None
         if not (drawn.audit or drawn.sample or shadows or tries):
-            return (
-                None  # drawn for caches, not asked what memory answers, or for memory, which knows no place
-            )
+            return None  # drawn for caches but answered by memory, or for memory without a place
         settings = () if decided.post is None else decided.post.settings
         own = drawn.audit and decided.lookups and bool(settings) and not given.recalled
         return Needs(self.known(decided, given) or known, shadows, own)
@@ -251,10 +249,10 @@ class Auditor(Generic[Version]):
         shadows: Sequence[tuple[Post[Version], int, Sequence[Probed]]],
         own: Sequence[Probed] = (),
     ) -> list[Compared[Version]]:
-        """Count what was found: of what was answered, and of what others would have answered.
+        """Count the outcome for the answer given, and for those that others would have given.
 
-        `shadows` are those asked for, with what each of their settings would answer, `own` is that of the
-        version that answered.
+        `shadows` are those needed, with the answers of all of their settings; `own` are the answers of the
+        settings of the version that answered.
         """
         self.learn(decided, given, base)
         found = []
@@ -270,7 +268,7 @@ class Auditor(Generic[Version]):
     def _audited(
         self, decided: Decided[Version], given: Given, base: Prediction, own: Sequence[Probed]
     ) -> Compared[Version]:
-        """Count what was answered; `own` says what the other settings would have."""
+        """Count the answer given; `own` are those of the other settings."""
         said, post = given.prediction, decided.post
         agrees = said.class_index == base.class_index
         self.audits += 1
@@ -285,7 +283,7 @@ class Auditor(Generic[Version]):
     def _tried(
         self, post: Post[Version], epoch: int, base: Prediction, probed: Sequence[Probed]
     ) -> Compared[Version]:
-        """Count what a version would have answered; found is of the setting that is to be proven next."""
+        """Count what a version would have answered; returns that of the setting to be proven next."""
         watch = post.watch
         said = probed[min(watch.level, len(probed) - 1)]
         if self.guarded and watch.epoch == epoch:

@@ -1,7 +1,7 @@
 """An interval for the agreement that may be looked at after every audit.
 
-An interval for a fixed number of audits, watched all the time, is wrong sooner or later. A confidence
-sequence is right at all times at once, with the confidence stated. For each share m of losses and each bet
+An interval for a fixed number of audits, if watched all the time, is wrong at some time. A confidence
+sequence is right at all times together, with the stated confidence. For each share m of losses and each bet
 q < m the product of the likelihood ratios
 
     L(q) = (q / m)^losses * ((1 - q) / (1 - m))^agreed
@@ -56,7 +56,7 @@ def _edge(kept: float, gone: float, rejected: Callable[[float], bool]) -> float:
 
 
 def _log_evidence(m: float, losses: int, audits: int, *, below: bool) -> float:
-    """log of the mean of L(q) over the bets on one side of m; no evidence where there is none."""
+    """log of the mean of L(q) over the bets on one side of m; no evidence if there is none."""
     bets = _BETS[m > _BETS] if below else _BETS[m < _BETS]
     if len(bets) == 0:
         return 0.0

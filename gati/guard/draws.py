@@ -1,9 +1,8 @@
 """Which requests are looked at, decided before anything is known of their answers.
 
-Every request has the same chance to be audited, at all times: so the share of losses among audits is that
-among requests, and nobody who chooses requests can know which will be audited. Three independent streams of
-chance decide about audits, samples and trials. Live they come from the operating system's entropy; a replay
-passes a seed.
+Every request has the same chance to be audited at all times, so the expected share of losses among audits is
+that among requests, and clients cannot know which requests are audited. Three independent random streams
+decide about audits, samples and trials. Live they use the operating system's entropy; a replay passes a seed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ __all__ = ["NOTHING", "Drawn", "Draws"]
 
 
 class Drawn(NamedTuple):
-    """What was drawn for a request.
+    """The draws for a request.
 
     `audit`: its answer is compared with the reference. `sample`: its input is kept to train on. `trial`: it
     may be looked up by caches that do not answer, where no early answer is given.
@@ -26,7 +25,7 @@ class Drawn(NamedTuple):
     audit: bool
     sample: bool
     trial: bool
-    chance: float = 1.0  # from 0 to 1: what else is drawn, where it is below the share asked for
+    chance: float = 1.0  # from 0 to 1: anything else is drawn if this is below its share
 
 
 NOTHING = Drawn(audit=False, sample=False, trial=False)
@@ -35,7 +34,7 @@ NOTHING = Drawn(audit=False, sample=False, trial=False)
 class Draws:
     """Draws audits at the constant rate `rate`, of which a share `audits` for their own sake.
 
-    `samples` is the share of requests sampled; each sample is an audit, too, for its reference answer is
+    `samples` is the share of requests sampled; each sample is also an audit, as its reference answer is
     computed anyway. `trials` is the share looked up by caches that do not answer. `seed` None takes the
     operating system's entropy. Raises AdaptError for shares outside 0 to 1.
     """
@@ -60,7 +59,7 @@ class Draws:
     def draw(self, more_samples: float = 0.0) -> Drawn:
         """Decide about the next request; with `more_samples` above `samples`, that share is sampled.
 
-        What is sampled beyond `samples` is no audit, so that the rate of audits stays what it is.
+        What is sampled beyond `samples` is not audited, so that the rate of audits stays constant.
         """
         audit, sample, trial = (chance.random() for chance in self._chances)
         audited = audit < self._audits or sample < self._samples

@@ -1,16 +1,15 @@
-"""How far caches may go: settings from strict to loose, released in that order as each is proven.
+"""Settings from strict to loose, released in that order as each is proven.
 
-Every audit says of every setting whether its answer would have agreed. Each setting has a proof of its own
-(`gati.guard.proof`), and all proofs run at once; a setting is released when its proof is complete and all
-stricter ones are released. That is a fixed sequence of tests: before any setting is released that is wrong
-with at least the tolerated probability throughout, the first such setting of the sequence must pass, and that
-happens with probability at most delta. So one delta is enough for the whole ladder, however many settings it
-has. Of settings that are wrong too often for a while, each passes in that time with probability at most
-delta.
+Every audit shows for every setting whether its answer would have agreed. Each setting has its own proof
+(`gati.guard.proof`), and all proofs run concurrently; a setting is released when its proof is complete and
+all stricter ones are released. This is a fixed sequence of tests: before any setting is released that is
+wrong with at least the tolerated probability throughout, the first such setting must pass, with probability
+at most delta. So one delta is enough for the whole ladder, however many settings it has. A setting that is
+wrong too often for a while passes in that time with probability at most delta.
 
-What is released is guarded (`gati.guard.detector`), each setting by its own audits. When the loosest of them
-is in alarm it is withdrawn, and with it all stricter ones up to the first that is not in alarm. What was
-withdrawn has to prove itself again, on a further share of the delta that all attempts have in common
+Released settings are guarded (`gati.guard.detector`), each by its own audits. If the loosest is in alarm, it
+is withdrawn, with all stricter ones down to the first that is not in alarm. Withdrawn settings have to prove
+themselves again, on a further share of the delta that all attempts have in common
 (`gati.guard.proof.Spending`).
 """
 
@@ -41,7 +40,7 @@ class Judgement:
 class Ladder:
     """The first `level` of `settings` settings, strict to loose, may answer; the last of them does.
 
-    `proven` settings may all answer at once. `spend` hands out the delta of each attempt to prove some. Not
+    `proven`: all settings may answer immediately. `spend` gives the delta of each attempt to prove some. Not
     thread-safe. Raises AdaptError for values that make no promise.
     """
 
@@ -68,7 +67,7 @@ class Ladder:
 
     @property
     def proof(self) -> Proof | None:
-        """The proof of the next setting to be released; None where all are."""
+        """The proof of the next setting to be released; None if all are."""
         return None if self.level == len(self) else self._proofs[self.level]
 
     @property
@@ -77,7 +76,7 @@ class Ladder:
         return self._guards[max(0, self.level - 1)]
 
     def audited(self, agreed: Sequence[bool | None], *, guards: bool = True) -> Judgement | None:
-        """Take in an audit of every setting: whether its answer agreed, None where it would not give one.
+        """Take in an audit of every setting: whether its answer agreed, None if it would not give one.
 
         With `guards` False the audit was drawn for proofs alone. Returns what changes with it.
         """

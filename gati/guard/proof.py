@@ -1,8 +1,8 @@
 """May caches that are not trusted yet answer? A test that may be looked at after every audit.
 
-The certificate of `gati compose` counts a fixed number of inputs once. Audits come one by one, and whoever
-waits for the count to look right has tested many times. So the evidence is the capital of a gambler who bets
-that losses are rarer than the tolerated share `alpha`:
+The certificate of `gati compose` counts a fixed number of inputs once. Audits come one by one, and to wait
+until the count looks right is to test many times. So the evidence is the capital of a gambler who bets that
+losses are rarer than the tolerated share `alpha`:
 
     W_t = W_{t-1} * (1 + lambda * (alpha - loss_t)),   W_0 = 1,   lambda in [0, 1/(1 - alpha))
 
@@ -87,7 +87,7 @@ class Proof:
 
     @property
     def hopeless(self) -> bool:
-        """Whether it has come to nothing after three times the audits that perfect caches need.
+        """Whether it has failed after three times the audits that perfect caches need.
 
         Where clearly fewer were losses than is tolerated, it may take up to ten times.
         """

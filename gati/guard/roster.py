@@ -1,7 +1,7 @@
 """Which version answers, by which of its settings, and which is on trial to take its place.
 
-`gati stream` and `gati serve` differ in what a version is, how a setting of it is opened, and who is told:
-that is what the subclasses of `Roster` add. What may answer is decided here.
+What may answer is decided here. Subclasses of `Roster` add where `gati stream` and `gati serve` differ: what
+a version is, how its settings are opened, and how changes are reported.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ RosterChange = Literal["alarm", "tightened", "loosened", "returned", "kept"]
 
 
 class Roster(ABC, Generic[Version]):
-    """Nothing answers early that is not proven.
+    """Lets nothing answer early that is not proven. Not thread-safe.
 
-    Versions that a certificate covers serve at once. Others, retrained or brought back, are on trial: looked
-    up in the shadow of the one that serves, whose caches go on answering, until so many of their settings are
-    proven that they are faster. They go on to be proven while they serve. Not thread-safe.
+    Versions with a certificate serve immediately. Others, retrained or brought back, are on trial: they are
+    looked up in the shadow of the version that serves until enough of their settings are proven to be faster.
+    Their other settings are proven while they serve.
     """
 
     def __init__(self, serving: Post[Version]) -> None:
@@ -46,7 +46,7 @@ class Roster(ABC, Generic[Version]):
 
     @property
     def how_far(self) -> str:
-        """How far that is; empty where there is none."""
+        """The progress of that proof; empty without one."""
         proof = self.proof
         if proof is None:
             return ""
@@ -60,50 +60,50 @@ class Roster(ABC, Generic[Version]):
     def _proving(self) -> Post[Version]:
         return self.trial or self.serving
 
-    # What the two services do in their own ways -----------------------------------------------------------
+    # What subclasses add ----------------------------------------------------------------------------------
 
     @abstractmethod
     def tell(self, kind: RosterChange, message: str) -> None:
-        """A change is made."""
+        """Report a change."""
 
     @abstractmethod
     def begin_opening(self, post: Post[Version], level: int, kind: RosterChange, counted: str) -> None:
-        """Open a setting that is proven, then call `opened`; `kind` and `counted` are for that."""
+        """Open a proven setting, then call `opened` with `kind` and `counted`."""
 
     @abstractmethod
     def figures(self, post: Post[Version]) -> Composition | None:
-        """What the lookups of the version cost that the post deploys; None for one without caches."""
+        """The composition with the costs of what the post deploys; None without caches."""
 
     @abstractmethod
     def on_serving(self, post: Post[Version]) -> None:
-        """Another setting of this post, the one that serves, answers from now on."""
+        """Another setting of the serving post answers from now on."""
 
     @abstractmethod
     def on_promoted(self, post: Post[Version]) -> None:
-        """A version that was on trial serves from the next request on: it is proven."""
+        """The version on trial is proven and serves from the next request on."""
 
     @abstractmethod
     def on_given_up(self, post: Post[Version]) -> None:
-        """A trial came to nothing."""
+        """A trial failed."""
 
     # ------------------------------------------------------------------------------------------------------
 
     def serve(self, post: Post[Version]) -> None:
-        """Let this version serve from now on, and nothing be on trial."""
+        """Let this version serve from now on, with none on trial."""
         self.serving, self.trial, self.alarmed = post, None, False
         self._serves(post)
 
     def bring_back(self, post: Post[Version]) -> None:
-        """Take back what audits proved of a version that does not serve: they were of other requests.
+        """Withdraw what audits proved of a version that does not serve: they were of earlier requests.
 
-        A certificate stands; so does the proof of a version on trial.
+        A certificate stays valid; so does the proof of a version on trial.
         """
         under_way = [each.watch for each in (self.serving, self.trial) if each is not None]
         if post.watch not in under_way:
             post.watch.bring_back()
 
     def give_up(self) -> None:
-        """End a trial that came to nothing, and let the version that serves begin its proof anew."""
+        """End a failed trial, and let a serving version without prospects begin its proof anew."""
         if self.serving.hopeless:
             self.serving.watch.prove_anew()
         self.settle()
@@ -120,13 +120,13 @@ class Roster(ABC, Generic[Version]):
             self.tell("kept", f"version {self.name_of(trial)} {why}: {how_far}")
 
     def name_of(self, post: Post[Version]) -> str:
-        """What its version is called."""
+        """The name of its version."""
         return str(post.version)
 
     def compare(self, post: Post[Version], exits: Sequence[str], serving_exit: str | None) -> None:
-        """Take in where the settings of a version on trial would leave, and where a request left.
+        """Take in the exits of a trial's settings, and of the version that serves, for one request.
 
-        `serving_exit` None: it was not looked up.
+        `serving_exit` is None if it was not looked up.
         """
         costs = self._costs
         if post is self.trial and post.settings and costs is not None:
@@ -134,7 +134,7 @@ class Roster(ABC, Generic[Version]):
             post.compare(exits, own_ms)
 
     def heard(self, post: Post[Version], event: Event) -> None:
-        """The watch of a version says what may answer from now on."""
+        """Act on an event of a version's watch."""
         counted = f"{event.losses} of {event.audits} audits disagree"
         if post is not self.serving:
             self.settle()
@@ -154,7 +154,7 @@ class Roster(ABC, Generic[Version]):
                 self.settle("returned" if first else "loosened", counted)
 
     def settle(self, kind: RosterChange = "loosened", counted: str = "") -> None:
-        """Open settings that are proven, and let the version on trial serve where it is faster."""
+        """Open proven settings, and let the version on trial serve if it is faster."""
         for post in (self.serving, self.trial):
             if post is None or post.opening or post.level == post.watch.level:
                 continue
@@ -168,7 +168,7 @@ class Roster(ABC, Generic[Version]):
     def opened(
         self, post: Post[Version], level: int, version: Version, kind: RosterChange, counted: str
     ) -> None:
-        """A setting is open now."""
+        """Call when a setting is open."""
         before = post.level
         post.open[level] = version
         post.opening = False
@@ -179,17 +179,17 @@ class Roster(ABC, Generic[Version]):
         self.settle()
 
     def not_opened(self, post: Post[Version]) -> None:
-        """A setting cannot be opened. It is not tried again: what is open goes on."""
+        """Call when a setting cannot be opened. It is not tried again; open ones go on."""
         if post is self.trial:
             self.trial = None
             self.on_given_up(post)
 
     def _is_faster(self, trial: Post[Version]) -> bool:
-        """Whether it is known to be; where a trial goes on after a restart, nothing is compared yet."""
+        """Whether it is known to be; after a restart nothing is compared yet."""
         comparable = bool(trial.settings) and self._costs is not None
         return trial.faster and (trial.compared > 0 or not comparable)
 
     def _serves(self, post: Post[Version]) -> None:
-        """Count anew for what answers from now on."""
+        """Use the figures of what answers from now on."""
         self._costs = self.figures(post)
         self.on_serving(post)

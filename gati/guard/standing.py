@@ -1,15 +1,14 @@
-"""How the versions of one model stand: kept over restarts, so that what was disproven stays disproven.
+"""The state and evidence of the versions of one model, kept over restarts: a stopped version stays stopped.
 
     standing = Standing(0.05, path=state / "standing.json")
     watch = standing.watch(identity_of(composition), 0.97, proven=is_proven(composition, 0.97, 0.95))
 
-The file holds the state and the evidence of every watch and how much of delta was spent; others may keep a
-part of their own in it (`keep`). It is written before anybody acts on a change of state, and otherwise at
-most every second: what a kill loses is the evidence of that second, which was lost for reasons that have
-nothing to do with how audits came out.
+The file holds the state and evidence of every watch and the part of delta that is spent; others may keep
+parts of their own in it (`keep`). It is written before a change of state takes effect, and otherwise at most
+every second: a kill loses the evidence of that second, independently of how audits came out.
 
-Nothing good is believed that is old: what was proven of caches on requests of more than a week ago is proven
-anew. What is bad never ages: a stop stands, and so does what was spent.
+Good evidence ages: what was proven on requests of more than a week ago has to be proven again. Bad evidence
+does not: stops and spent delta stay.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def is_proven(composition: Composition, accuracy: float, confidence: float) -> b
 
 
 class Snapshot(NamedTuple):
-    """How everything stood; later ones have higher numbers."""
+    """The text of the file at some time; later snapshots have higher numbers."""
 
     number: int
     text: str
@@ -67,7 +66,7 @@ class Snapshot(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Spent:
-    """One part of the file: how many shares of which delta proofs took."""
+    """One part of the file: the number of shares of `delta` that proofs took."""
 
     delta: float
     spent: int
@@ -75,7 +74,7 @@ class _Spent:
 
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
-    """The rest of it: how each watch stands (`Watch.to_json`) and since when, and the parts of others."""
+    """The rest: each watch (`Watch.to_json`) with the time of its last audit, and the parts of others."""
 
     versions: dict[str, dict[str, Any]]
     parts: dict[str, Any] = field(default_factory=dict)
@@ -84,10 +83,9 @@ class _Kept:
 class Standing:
     """The watches of one model's versions, and the delta that all their proofs share.
 
-    `clock` times writing, `now` says how old things are, in seconds since 1970: `max_age_s` is how long what
-    was proven is believed without any audit. `delta` bounds the chance that any proof of this model errs,
-    over its whole life: each proof takes a share (`gati.guard.proof.Spending`). `path` None keeps nothing.
-    Not thread-safe, but for `write`.
+    `clock` times writing, `now` gives seconds since 1970: without any audit, proofs are believed for
+    `max_age_s`. `delta` bounds the chance that any proof of this model errs, over its whole life: each proof
+    takes a share (`gati.guard.proof.Spending`). `path` None keeps nothing. Not thread-safe, except `write`.
     """
 
     def __init__(
@@ -102,7 +100,7 @@ class Standing:
     ) -> None:
         self._now, self._max_age_s = now, max_age_s
         self._heard_s: dict[str, float] = {}  # when the last audit of a version was taken in, since 1970
-        self._said: dict[str, Any] = {}  # how its watch stood then
+        self._said: dict[str, Any] = {}  # its watch at that time
         self._parts: dict[str, Callable[[], Any]] = {}
         self._kept_parts: dict[str, Any] = {}
         self._path = path
@@ -114,9 +112,9 @@ class Standing:
         self._failing = False
         self._watches: dict[str, Watch] = {}
         self._kept: dict[str, Any] = {}
-        self._certified: set[str] = set()  # forgotten, they would serve: how they stand is never forgotten
+        self._certified: set[str] = set()  # never forgotten, for without their state they would serve
         self.distrusted = ""  # why what was kept is not believed
-        self._surer = False  # than what was kept: more confidence is asked for
+        self._surer = False  # more confidence is asked for than before
         self.spending = Spending(delta)
         if path is not None and path.exists():
             self._read(path)
@@ -136,10 +134,10 @@ class Standing:
         delta: float | None = None,
         on_event: OnEvent | None = None,
     ) -> Watch:
-        """The watch of a version with so many settings: the one it had, or a new one.
+        """The watch of a version with that number of settings: the one it had, or a new one.
 
-        Where it was kept for another promise or proven with less confidence, or the file is damaged, the
-        version is on probation. Its proofs err with probability `delta` in all, the model's unless given.
+        If the kept one had another promise or less confidence, or the file is damaged, the version is on
+        probation. Its proofs err with probability `delta` in all, by default the model's.
         """
         if proven:
             self._certified.add(identity)
@@ -167,7 +165,7 @@ class Standing:
                     if self._surer and watch.may_hit and (watch.proven_on or not proven):
                         watch.prove_anew()
                     return self._take(identity, watch)
-                proven = proven and watch.may_hit  # other audits, another promise: what stood stands
+                proven = proven and watch.may_hit  # of another promise: only a stop carries over
         watch = Watch(
             agreement,
             spend=spend,
@@ -179,34 +177,34 @@ class Standing:
         return self._take(identity, watch)
 
     def keep(self, name: str, state: Callable[[], Any]) -> None:
-        """Write down, with all the rest, the JSON values that `state` returns at that time."""
+        """From now on, write the JSON values that `state` returns with each snapshot."""
         self._parts[name] = state
 
     def kept(self, name: str, max_age_s: float) -> Any:
-        """What was kept in that name; None where there is nothing, or nothing so young."""
+        """What was kept under that name; None if there is nothing, or it is older than that."""
         part = self._kept_parts.get(name)
         if not isinstance(part, dict) or not self._is_recent(part.get("saved_s"), max_age_s):
             return None
         return part.get("state")
 
     def audited(self) -> Snapshot | None:
-        """Some watch has taken in an audit: what is to be written, now and then.
+        """Call after an audit: returns a snapshot to write, at most every second.
 
-        Taking it needs the caller's lock, writing it does not: nobody has to wait for a disk.
+        Taking it needs the caller's lock, writing it does not: nothing waits for the disk.
         """
         if self._path is None or self._clock() - self._saved_s < _SAVED_EVERY_S:
             return None
         return self._snapshot()
 
     def save(self) -> None:
-        """Write everything down now."""
+        """Write everything now."""
         if self._path is not None:
             self.write(self._snapshot())
 
     def write(self, snapshot: Snapshot) -> None:
-        """Write a snapshot, unless a later one was written; any thread may.
+        """Write a snapshot, unless a later one was written. Thread-safe.
 
-        Where that fails it is logged, and what was written last stays.
+        A failure is logged, and the file stays as it was.
         """
         if self._path is None:
             return
@@ -216,7 +214,7 @@ class Standing:
             self._written = snapshot.number
             try:
                 atomic_write_text(self._path, snapshot.text)
-            except StorageError as error:  # caches must stop, written down or not
+            except StorageError as error:  # caches must stop, even if it cannot be written
                 if not self._failing:
                     _log.error("how versions stand is not kept", extra={"reason": str(error)})
                 self._failing = True
@@ -236,7 +234,7 @@ class Standing:
         return Snapshot(self._taken, _KIND.text_of({**vars(spent), **vars(kept)}))
 
     def _written_down(self, identity: str) -> dict[str, Any]:
-        """How a watch stands, and since when."""
+        """A watch as JSON values, with the time of its last audit."""
         stands = self._watches[identity].to_json()
         if stands != self._said.get(identity):
             self._said[identity], self._heard_s[identity] = stands, self._now()
@@ -244,7 +242,7 @@ class Standing:
         return {**stands, "certified": certified, "heard_s": self._heard_s[identity]}
 
     def _is_recent(self, then_s: Any, max_age_s: float) -> bool:
-        """Whether that was not too long ago, nor is yet to come."""
+        """Whether that time is at most `max_age_s` ago, and not in the future."""
         if isinstance(then_s, bool) or not isinstance(then_s, int | float):
             return False
         return -_CLOCK_ERROR_S <= self._now() - then_s <= max_age_s

@@ -1,15 +1,14 @@
-"""Guarding one version while it serves, and proving it before it does: one watch a version.
+"""Proving one version before it serves, and guarding it while it does: one watch per version.
 
-A version is `serving`, or on `probation` because nothing was proven of it yet, or `stopped` by the guard.
-It has one setting or several, from strict to loose, and serves with the loosest that is proven
-(`gati.guard.ladder`). Each audit is one for the guards of those that are proven, and for the proofs of the
-others, of what they would have answered. In alarm a setting stops at once, and a stricter one answers, if any
-may.
+A version is `serving`, on `probation` because nothing is proven of it yet, or `stopped` by the guard. It has
+one or more settings, from strict to loose, and serves with the loosest that is proven (`gati.guard.ladder`).
+Each audit counts for the guards of proven settings and, by what they would have answered, for the proofs of
+the others. A setting in alarm stops immediately, and a stricter one answers, if any may.
 
-Evidence is never thrown away to try again for free: proofs go on over everything that happens to other
-versions, and over restarts (`to_json`, `from_json`). New ones begin when settings that were proven are
-withdrawn, and where the old ones came to nothing or the scene is another; each time they take a further share
-of delta, so that all proofs together err no oftener than one.
+Evidence is never thrown away to try again for free: proofs continue whatever happens to other versions, and
+over restarts (`to_json`, `from_json`). New ones begin when proven settings are withdrawn, when the old ones
+have failed, or in another scene; each time they take a further share of delta, so that all proofs together
+err no more often than one.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ State = Literal["serving", "probation", "stopped"]
 
 @dataclass(frozen=True)
 class Event:
-    """A change of what may answer, and of how many audits how many were losses, for logs, metrics and pages.
+    """A change of what may answer, with the audits and losses behind it, for logs, metrics and pages.
 
-    `level` settings are proven from then on; with `tightened` some of them were withdrawn.
+    `level` settings are proven from then on; `tightened`: some were withdrawn.
     """
 
     state: State
@@ -46,11 +45,11 @@ OnEvent = Callable[[Event], None]
 class Watch:
     """Decides, audit by audit, whether the caches of one version may answer, and by which of their settings.
 
-    `proven` caches serve at once: a certificate covers the promise. Others are on probation. `spend` hands
-    out the delta of each attempt to prove them, such as `Spending.next`. `on_event` hears of changes. Not
-    thread-safe.
+    `proven` caches serve immediately: a certificate covers the promise. Others are on probation. `spend`
+    gives the delta of each attempt to prove them, such as `Spending.next`. `on_event` is called with changes.
+    Not thread-safe.
 
-    Ask `may_hit` before a request and tell `audited` once the reference's class is known, for requests that
+    Read `may_hit` before a request and call `audited` once the reference's class is known, for requests that
     were drawn before anything was known of them. `epoch` counts the changes of state: an audit that was drawn
     in another epoch says nothing about this one.
     """
@@ -72,7 +71,7 @@ class Watch:
         self.state: State = "serving" if proven else "probation"
         self.epoch = 0
         self.audits = self.losses = 0  # while serving, since the version began
-        self.proven_on = 0  # audits of the last proof; 0 where a certificate, or nothing, lets it serve
+        self.proven_on = 0  # audits of the last proof; 0 if a certificate, or nothing, lets it serve
 
     @property
     def agreement(self) -> float:
@@ -96,7 +95,7 @@ class Watch:
 
     @property
     def proof(self) -> Proof | None:
-        """The proof of the next setting; None where all are proven."""
+        """The proof of the next setting; None if all are proven."""
         return self._ladder.proof
 
     def audited(self, *, agreed: bool | Sequence[bool]) -> None:
@@ -135,14 +134,14 @@ class Watch:
         self.epoch += 1
 
     def bring_back(self) -> None:
-        """Take back what audits proved: they were of other requests. A certificate stands."""
+        """Withdraw what audits proved: they were of other requests. A certificate stays valid."""
         if self.may_hit and self.proven_on:
             self.prove_anew()
 
     def forget(self) -> None:
-        """Believe nothing good of what requests have shown so far: proofs begin anew, also those completed.
+        """Forget the good evidence of requests so far: all proofs begin again, completed ones included.
 
-        A certificate stands, and so does a stop, and what the guard has seen of what serves by certificate.
+        A certificate stays valid. A stop, and the guard's evidence against what serves by certificate, stay.
         """
         proof = self.proof
         if (self.may_hit and not self.proven_on) or (

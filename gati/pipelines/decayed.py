@@ -28,7 +28,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class DecayedCounts(Generic[_Key]):
-    """How often each key came of late. Not thread-safe.
+    """How often each key came recently. Not thread-safe.
 
     **Raises:** `PipelineError` for a half-life that is not above zero.
     """
@@ -109,7 +109,7 @@ class DecayedCounts(Generic[_Key]):
 
 
 class DecayedHistogram(DecayedCounts[int]):
-    """The latencies of late, in at most 780 bins whose bounds are 3 % apart. Not thread-safe.
+    """Recent latencies, in at most 780 bins whose bounds are 3 % apart. Not thread-safe.
 
     Each bin keeps the mean of what fell into it, so means are exact and quantiles within 3 %, from a
     thousandth of a millisecond on; all values below share a bin.

@@ -21,7 +21,7 @@ class CheckedTable:
         self.where = where
 
     def take(self, key: str) -> Any:
-        """Return the value of `key`, None where it is absent."""
+        """Return the value of `key`, None if it is absent."""
         self._known.append(key)
         return self._values.pop(key, None)
 

@@ -14,9 +14,9 @@ figures.
 ran. An observation counts for a quarter of the queries since the last one of its option, at least for one:
 rare evidence could else never outweigh a wrong prior, and with all of them one slow answer would.
 
-**Who is asked what.** Plans give hard inputs to large networks, so what an option sees is not what it was
-measured on. Times are therefore kept by level of confidence, levels by what the stage before found, and mixed
-in the proportions of all inputs. An option is not called slow because it gets what is hard.
+**Which inputs an option gets.** Plans give hard inputs to large networks, so what an option sees is not what
+it was measured on. Times are therefore kept by level of confidence, levels by what the stage before found,
+and mixed in the proportions of all inputs. An option does not count as slow because it gets hard inputs.
 
 **Agreement.** Audits compare answers with the base model's. The expected agreement begins as what the
 certificate counted, corrected for how sure the option was of what it got, and that weighs as much as 256
@@ -83,7 +83,7 @@ class LiveSettings:
 
 
 class Observation(NamedTuple):
-    """What became of one request at one stage. `level` is None where the answer's confidence is unknown.
+    """The outcome of one request at one stage. `level` is None if the answer's confidence is unknown.
 
     `engine_ms` and `queue_ms` are what who answered reports, `took_ms` is what it took from here.
     """
@@ -184,7 +184,7 @@ class OptionFigures:
         return count * likely, count * usual
 
     def hit_rate(self) -> float | None:
-        """The share of requests that left early of late, None without requests."""
+        """The recent share of requests that left early, None without requests."""
         shares = self.exits.shares()
         return 1.0 - shares.get(BASE_EXIT, 0.0) if shares else None
 
@@ -197,7 +197,7 @@ class OptionFigures:
         return _prior_share(self.evidence(tick), self._settings.prior)
 
     def engine_ms(self) -> float | None:
-        """The mean time of the engine of late, None without requests."""
+        """The recent mean time of the engine, None without requests."""
         overall = self._overall()
         return None if overall is None else overall.mean_ms()
 

@@ -1,4 +1,4 @@
-"""A planner whose figures follow the traffic: plans with what options did of late, not only offline.
+"""A planner whose figures follow the traffic: it plans with recent observations, not only offline ones.
 
     planner = LivePlanner(pipeline)
     run = planner.begin(latency_slo_ms=20.0)                       # as of `Planner`
@@ -8,14 +8,14 @@
     if planner.due:
         planner.refresh()                                          # now and then, in any thread
 
-Observing costs microseconds. `refresh` makes the plan again, which takes as long as building a `Planner`, and
-swaps it in at once: queries under way end as they began.
+Observing costs microseconds. `refresh` makes a new plan, which takes as long as building a `Planner`, and
+swaps it in atomically: queries under way keep the plan they began with.
 
-**Exploring.** What never runs is never seen, so its figures would stay for ever what they last were. Two
+**Exploring.** An option that never runs is never observed, so its figures would never change again. Two
 things prevent that. Evidence decays with the queries of the stage, whichever option they ran, so the offline
 figures come back; and one query of `explore_every` at a stage runs the option that was not seen for longest,
-if its mean fits into the time that is left, or if it was not seen for four times as long. An option that
-became faster is so found out within a bounded number of queries, whatever the plan thinks of it.
+if its mean fits into the remaining time, or if it was not seen for four times as long. So an option that
+became faster is discovered within a bounded number of queries, whatever the plan expects of it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class OptionReport(NamedTuple):
     """How one option stands: what it is planned with, and where that comes from. Times are means.
 
     `evidence` is what its observations weigh in queries and `prior_share` the part of the offline figures in
-    those planned with. None where nothing was observed.
+    those planned with. None if nothing was observed.
     """
 
     stage: str
@@ -117,7 +117,7 @@ class LivePlanner:
         return Run(self._offline, plan, latency_slo_ms, self._observe)
 
     def refresh(self) -> bool:
-        """Plan again if a figure has moved; returns whether one has. Who observes meanwhile hardly waits."""
+        """Plan again if a figure has moved; returns whether one has. Observing hardly waits for it."""
         with self._refreshing:
             with self._lock:
                 self._seen = 0
@@ -199,7 +199,7 @@ class LivePlanner:
         if figures.tick < self._look_at[stage] or remaining_ms <= 0.0:
             return choice
         with self._lock:
-            if figures.tick < self._look_at[stage]:  # somebody was faster
+            if figures.tick < self._look_at[stage]:  # another thread was faster
                 return choice
             stale = [
                 (figures.tick - each.last_tick, name)

@@ -26,7 +26,7 @@ class Follow(NamedTuple):
 def follows(pipeline: Pipeline) -> dict[str, tuple[Follow, ...]]:
     """The possible continuations of each stage.
 
-    **Raises:** `PipelineError` where branches that run in parallel share a stage, or never meet again.
+    **Raises:** `PipelineError` if branches that run in parallel share a stage, or never meet again.
     """
     after = _always_after(pipeline)
     found = {}

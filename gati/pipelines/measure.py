@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from gati.errors import DataError, PipelineError
 from gati.pipelines.behaviours import Answers, behaviours, confidence_levels, spread
-from gati.pipelines.engines import open_engine
 from gati.pipelines.measurements import (
     KEPT_SAMPLES,
     Measurements,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from gati.engine.engine import Engine
     from gati.model.data import Data
 
-__all__ = ["Outcomes", "measure_outcomes", "measure_pipeline", "summarize"]
+__all__ = ["Outcomes", "measure_outcomes", "measure_pipeline", "open_engine", "summarize"]
 
 _WARM_UP_REQUESTS = 20
 
@@ -267,3 +266,31 @@ def _first_images(data: Any) -> npt.NDArray[np.uint8]:
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"pipeline data: {data} is no .npz with `images` ({error}); correct it") from error
     return images[..., None] if images.ndim == 3 else images
+
+
+def open_engine(
+    source: CacheLibrary | PlainModel,
+    images: npt.NDArray[np.uint8] | None = None,
+    *,
+    device: str = "cpu",
+    threads: int | None = None,
+) -> Engine:
+    """Load what serves an option. Options with equal sources can share one engine.
+
+    A plain model is traced on `images`, two or more uint8 [N, H, W, C] of the size it will get; a cache
+    library needs none.
+
+    **Raises:** `LibraryError`, `CompositionError`, `BackendError`, `ModelError`, as `gati.load` does;
+    `DataError` for a plain model without images.
+    """
+    from gati.composition.load import load, load_base, open_plain_model
+
+    if isinstance(source, PlainModel):
+        if images is None or len(images) < 2:
+            raise DataError(f"model {source.model} needs two images to know the size of its input; give some")
+        return open_plain_model(
+            source.model, source.checkpoint, images=images, device=device, threads=threads
+        ).base()
+    if source.composition is None:
+        return load_base(source.directory, device=device, threads=threads)
+    return load(source.directory, composition=source.composition, device=device, threads=threads)

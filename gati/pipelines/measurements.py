@@ -48,7 +48,7 @@ class OptionMeasurement:
     """Results of one option on its stage's inputs; `exits` maps where answers came from to their share.
 
     `source` says what was measured, so that a changed option is not taken for a measured one. `accuracy` is
-    None where the data had no labels.
+    None if the data had no labels.
     """
 
     source: str

@@ -97,14 +97,14 @@ class Option:
 
     @property
     def measured_accuracy(self) -> float:
-        """The accuracy. Raises `PipelineError` where it is not measured."""
+        """The accuracy. Raises `PipelineError` if it is not measured."""
         if self.accuracy is None:
             raise PipelineError(f"option '{self.name}' has no accuracy; run gati pipeline measure")
         return self.accuracy
 
     @cached_property
     def measured_latency(self) -> Distribution:
-        """The latency, overhead included. Raises `PipelineError` where it is not measured."""
+        """The latency, overhead included. Raises `PipelineError` if it is not measured."""
         network = self._network_latency
         return network if self.overhead is None else network.plus(self.overhead)
 

@@ -34,8 +34,8 @@ class Record:
 
     `kind` says what `input` is: `image` (uint8, HWC), `input` (the preprocessed tensor, without the batch
     dimension) or `hidden:BLOCK` (what that block handed on). `time_s` is in seconds since 1970.
-    `exit` is the block at whose cache the request left, None where the base model answered; `agreed` is
-    whether that early answer was the base model's, None where it was not audited.
+    `exit` is the block at whose cache the request left, None if the base model answered; `agreed` is
+    whether that early answer was the base model's, None if it was not audited.
     The array is kept as it is, not copied: do not write into it afterwards.
 
     **Raises:** `AdaptError` for values that no store can hold.

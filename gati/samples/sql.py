@@ -164,9 +164,9 @@ def _said(error: exc.SQLAlchemyError) -> str:
 
 
 def prepare(engine: sa.Engine, where: str) -> None:
-    """Make the tables where there are none, and the folder of SQLite's file, which no other user may read.
+    """Make the tables if there are none, and the folder of SQLite's file, which no other user may read.
 
-    **Raises:** `AdaptError` where they are of a newer version, `StorageError` where the database is away.
+    **Raises:** `AdaptError` if they are of a newer version, `StorageError` if the database is away.
     """
     if engine.dialect.name == "sqlite":
         _make_file(Path(engine.url.database or ""))

@@ -102,7 +102,7 @@ class RecordStore:
     def add(self, records: Sequence[Record], *, batch: Batch | None = None) -> None:
         """Keep all `records` and drop the oldest beyond the bounds, in one transaction.
 
-        A `time_s` in the future is taken as now, lest a wrong clock push out everybody else's records.
+        A `time_s` in the future is taken as now, so that a wrong clock does not push out the other records.
         Of two calls with the same `batch` the second changes nothing.
 
         Raises:
@@ -195,7 +195,7 @@ class RecordStore:
         return self._steady_s
 
     def _prepare(self) -> None:
-        """Make the tables where there are none, once. Threads that do so at the same time do no harm."""
+        """Make the tables if there are none, once. Threads that do so at the same time do no harm."""
         if not self._prepared:
             sql.prepare(self._engine, self.where)
             self._prepared = True
@@ -264,7 +264,7 @@ def _account(connection: sa.Connection, records: int, size: int) -> None:
 
 
 def _is_new(connection: sa.Connection, batch: Batch, now: float) -> bool:
-    """Note the batch; False where it was noted before."""
+    """Note the batch; False if it was noted before."""
     columns = sql.batches.c
     known = connection.execute(sql.batches.select().where(columns.writer == batch.writer)).one_or_none()
     if known is not None and known.number >= batch.number:

@@ -1,7 +1,7 @@
 """Writing records in the background: offering one never blocks.
 
     writer = BackgroundWriter(store, queue_records=10_000)
-    writer.offer(record)            # microseconds; False where the queue is full and the record was dropped
+    writer.offer(record)            # microseconds; False if the queue is full and the record was dropped
     writer.close(deadline_s=5.0)    # what is left is written, then the thread ends
 
 A record stays in the queue until its transaction is known to be kept, so the queue's bounds hold for those
@@ -120,7 +120,7 @@ class BackgroundWriter:
             )
 
     def flush(self, deadline_s: float = 5.0) -> bool:
-        """Wait at most `deadline_s` seconds until nothing is waiting; whether that is so."""
+        """Wait at most `deadline_s` seconds until nothing is waiting; returns whether that is so."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue, timeout=deadline_s)
 
@@ -168,7 +168,7 @@ class BackgroundWriter:
             return list(islice(self._queue, 1 if self._singly else self._batch_records))
 
     def _settled(self, batch: list[Record]) -> bool:
-        """Try to write the batch; False where it is worth trying again."""
+        """Try to write the batch; False if it is worth trying again."""
         try:
             self._store.add(batch, batch=Batch(self._name, self._number))
         except StorageError as error:

@@ -123,7 +123,7 @@ def open_version(served: Served, folder: str | Path, *, graphs: Graphs | None = 
 
 
 def open_settings(served: Served, folder: str | Path) -> tuple[Setting, ...]:
-    """The settings of a version, from strict to loose; empty where it has but one.
+    """The settings of a version, from strict to loose; empty if it has but one.
 
     Raises as `open_version`.
     """

@@ -95,7 +95,7 @@ class History:
         return [name for name in self._place.children(f"{model}/activations") if _ENTRY.fullmatch(name)]
 
     def _read(self, model: str, name: str) -> Activation | None:
-        """One entry; None where it was cut short or is gone."""
+        """One entry; None if it was cut short or is gone."""
         path = f"{model}/activations/{name}"
         text = (self._place.read(path) or b"").decode(errors="replace")
         try:

@@ -63,7 +63,7 @@ class Lineage:
     """The origin of a version.
 
     `base_checkpoint_sha256` names the base model's weights, which no version ever changes. `measurements` and
-    `tags` are JSON values of whoever publishes: what was measured, and what a version is found again by, such
+    `tags` are JSON values of the publisher: what was measured, and what a version is found again by, such
     as the signature of the scene it was trained for.
     """
 
@@ -101,7 +101,7 @@ class Version:
     files: Mapping[str, StoredFile]
 
     def to_json(self) -> bytes:
-        """The manifest. Raises AdaptError where the lineage is not JSON."""
+        """The manifest. Raises AdaptError if the lineage is not JSON."""
         body = {"format": FORMAT, **values_of(self)}
         try:
             return _dump({**body, "sha256": _checksum(body)})

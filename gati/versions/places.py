@@ -49,7 +49,7 @@ class Place(Protocol):
     """Files under names with slashes, all relative to the repository and checked by the caller."""
 
     def children(self, path: str) -> list[str]:
-        """Names directly below `path`, sorted; none where there is no such folder."""
+        """Names directly below `path`, sorted; none if there is no such folder."""
 
     def sizes(self, path: str) -> dict[str, int]:
         """Bytes of all files below `path`, by their path relative to it."""

@@ -133,7 +133,7 @@ class ModelRepository:
         return version
 
     def active(self, model: str) -> int | None:
-        """The version that serves; None where none was activated."""
+        """The version that serves; None if none was activated."""
         return self._history.active(check_name(model))
 
     def active_token(self, model: str) -> str:

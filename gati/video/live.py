@@ -16,7 +16,7 @@ from gati.video.status import SourceState
 __all__ = ["Live"]
 
 _POLL_S = 0.02  # how often the watchdog looks at the clock
-_FAREWELL_S = 1.0  # for the threads to let go of the connection when the feed is closed
+_FAREWELL_S = 1.0  # for the threads to release the connection when the feed is closed
 
 Sleep = Callable[[float], object]
 
@@ -80,7 +80,7 @@ class Live(Feed):
             self._slot = None
 
     def close(self) -> None:
-        """End it; threads that do not let go within a second are left to themselves."""
+        """End it; threads that do not end within a second are abandoned."""
         super().close()
         self._closing.set()
         if self._watcher.is_alive():

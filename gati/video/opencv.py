@@ -79,7 +79,7 @@ def import_cv2() -> Any:
 
 
 def open_camera(number: int, name: str) -> OpenCvVideo:
-    """Open the camera that the system counts as `number`, from 0. Raises VideoError where there is none."""
+    """Open the camera that the system counts as `number`, from 0. Raises VideoError if there is none."""
     capture = import_cv2().VideoCapture(number)
     if not capture.isOpened():
         capture.release()

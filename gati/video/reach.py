@@ -1,6 +1,6 @@
 """How far a source may reach: what FFmpeg may open on the way to its pictures, and whose word it takes.
 
-A playlist, a reference within a file, or a redirect names what to open next, and comes from whoever wrote it.
+A playlist, a reference within a file, or a redirect names what to open next, and is not to be trusted.
 So each kind of source has a list of protocols, and nothing from the network leads to local files. Encrypted
 sources must prove who they are.
 """
@@ -19,7 +19,7 @@ from gati.errors import VideoError, first_line
 __all__ = ["Reach", "reach_of_address", "reach_of_file"]
 
 _PROTOCOLS = {
-    # HTTPS must not lead to HTTP: whoever is between could then say what to show
+    # HTTPS must not lead to HTTP: anyone on the way could then replace the pictures
     "https": "https,tls,tcp,httpproxy,crypto",
     "http": "http,https,tls,tcp,httpproxy,crypto",
     "rtsps": "tls,tcp",
@@ -43,7 +43,7 @@ class Reach:
     meanings: Mapping[int, str] = field(default_factory=dict)
 
     def meaning_of(self, error: Exception) -> str | None:
-        """What an error says about this source; None where it says no more than for any other."""
+        """What an error says about this source; None if it says no more than for any other."""
         return self.meanings.get(getattr(error, "errno", None) or 0)
 
 
@@ -62,7 +62,7 @@ def reach_of_address(scheme: str, authority: Path | None = None) -> Reach:
     The certificate of an encrypted one must be for its host, and issued by those in the file `authority`, or
     by those whom this system trusts.
 
-    **Raises:** `VideoError` where `authority` holds no certificate, or a source of that kind shows none.
+    **Raises:** `VideoError` if `authority` holds no certificate, or a source of that kind shows none.
     """
     options = {"protocol_whitelist": _PROTOCOLS[scheme]}
     meanings = {errno.EINVAL: _LEADS_AWAY, errno.EPERM: _LEADS_AWAY}

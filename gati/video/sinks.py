@@ -19,7 +19,7 @@ __all__ = ["JsonLinesSink", "Result", "Sink"]
 class Result:
     """The answer for one picture, or for one region of it.
 
-    `time_s` is stream time and `frame_index` the picture's number; `region` is None where the whole picture
+    `time_s` is stream time and `frame_index` the picture's number; `region` is None if the whole picture
     was classified. `exit` is the block the answer left at, or `base`. `latency_ms` is this answer's,
     `base_latency_ms` what the base model alone takes, where known. `version` of the caches answered. When
     `audited`, the base model answered, too, and `agreed` tells whether with the same class; else it is None.

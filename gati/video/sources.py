@@ -126,7 +126,7 @@ class Source:
 
     @property
     def reason(self) -> str:
-        """Why it last lost its connection, or is in error; empty where nothing happened."""
+        """Why it last lost its connection, or is in error; empty if nothing happened."""
         return self._feed.reason
 
     @property

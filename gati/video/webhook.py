@@ -30,7 +30,7 @@ _AGAIN = (408, 425, 429)  # and all from 500: statuses that may change on a retr
 class WebhookStatistics:
     """Counts of results: `sent`, `waiting`, `dropped` from a full queue, `failed` for good.
 
-    `last_error` says why the last attempt that failed did, without the address; empty where none did.
+    `last_error` says why the last attempt that failed did, without the address; empty if none did.
     """
 
     sent: int
@@ -152,7 +152,7 @@ class WebhookSink:
         return False
 
     def _post(self, body: bytes) -> tuple[str, bool]:
-        """Send once; return what went wrong, empty where nothing did, and whether to try again."""
+        """Send once; return what went wrong, empty if nothing did, and whether to try again."""
         import httpx
 
         try:

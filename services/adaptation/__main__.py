@@ -1,8 +1,8 @@
 """Run the adaptation service: `python -m services.adaptation SETTINGS`, with its settings as JSON.
 
-It writes `{"listening": ADDRESS}` to stdout when it takes calls, and ends with SIGTERM, or with its stdin
-where `gati serve` started it. Killed at any moment it loses nothing: samples are in the record store,
-versions in the repository.
+It writes `{"listening": ADDRESS}` to stdout when it takes calls, and ends on SIGTERM or, if `gati serve`
+started it, with its stdin. Killed at any moment it loses nothing: samples are in the record store, versions
+in the repository.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def _serve(settings: AdaptationSettings) -> None:
         looking.result()
     await server.drain(1.0)
     adaptations.close()
-    os._exit(0)  # a training under way is not waited for: nothing it has is kept before it is published
+    os._exit(0)  # without waiting for a training under way: it keeps nothing before it publishes
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Many models, one thread: each has its turn, and one that fails holds up no other."""
+"""Many models, one thread: they take turns, and one that fails delays no other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Adapting(Protocol):
     """One model, as `services.adaptation.model.ModelAdaptation`."""
 
     def look(self, *, asked: bool = False) -> None:
-        """Renew the caches where it is time, or where somebody asks."""
+        """Renew the caches if it is time, or on request."""
 
     def status(self) -> Any:
         """The wire's `AdaptationStatus`."""
@@ -34,7 +34,7 @@ class Adapting(Protocol):
 
 @dataclass
 class _Slot:
-    """A model's place; `model` None is not open, and `failure` says why not."""
+    """A model's place; `model` is None until it is open, and `failure` says why."""
 
     described: AdaptedModel
     model: Adapting | None = None
@@ -57,10 +57,10 @@ class Turns:
         self.shares = {name: share / total for name, share in shares.items()}
         self.used_s = dict.fromkeys(shares, 0.0)
         self._pass = dict.fromkeys(shares, 0.0)  # seconds by share
-        self._least = 0.0  # of whom had the last turn
+        self._least = 0.0  # of the model with the last turn
 
     def next(self, waiting: Collection[str]) -> str:
-        """Whose turn it is of those that wait; those of equal standing go in their order."""
+        """The next of the waiting models; equals in their order."""
         for name in waiting:
             self._pass[name] = max(self._pass[name], self._least)
         chosen = min(waiting, key=lambda name: self._pass[name])
@@ -68,7 +68,7 @@ class Turns:
         return chosen
 
     def used(self, name: str, seconds: float) -> None:
-        """So much time was used in a turn."""
+        """Count the time used in a turn."""
         self.used_s[name] += seconds
         self._pass[name] += seconds / self.shares[name]
 
@@ -76,7 +76,7 @@ class Turns:
 class Adaptations:
     """The calls of `service Adaptation`; all work on models is done in one thread, in turns by their shares.
 
-    `open_model` opens one of them, in that thread, again and again until it can be opened.
+    `open_model` opens a model in that thread, with retries until it succeeds.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Adaptations:
         self._started = True
 
     async def keep_looking(self) -> None:
-        """Look after every model, again and again, until cancelled; one that fails stops no other."""
+        """Look after every model periodically until cancelled; one that fails stops no other."""
         await asyncio.gather(*map(self._keep_looking, self._slots))
 
     async def _keep_looking(self, name: str) -> None:
@@ -135,11 +135,11 @@ class Adaptations:
         return self._status(slot)
 
     async def status(self) -> Any:
-        """How every model is."""
+        """The status of every model."""
         return [self._status(slot) for slot in self._slots.values()]
 
     async def health(self) -> Any:
-        """Ready once calls are taken: a model that cannot be opened holds up no other."""
+        """Ready once calls are taken, even if a model cannot be opened."""
         return Health(ready=self._started, draining=False, state="serving" if self._started else "loading")
 
     # ----------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Adaptations:
         return found
 
     async def _run(self, name: str, work: Callable[[], Any]) -> Any:
-        """Do work for a model when it is its turn; raises what it raises."""
+        """Do work for a model in its turn; raises what the work raises."""
         job = _Job(work, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(name, []).append(job)
         if self._working is None or self._working.done():
@@ -185,12 +185,12 @@ class Adaptations:
                 job.done.set_exception(error)
 
     def _timed(self, work: Callable[[], Any]) -> tuple[Any, Exception | None, float]:
-        """What came of it, and the processor time that this thread took for it."""
+        """The result or error of the work, and its processor time in this thread."""
         import torch
 
         torch.set_num_threads(self._settings.threads)
         began_s = time.thread_time()
         try:
             return work(), None, time.thread_time() - began_s
-        except Exception as error:  # it is told to whoever asked; the next model has its turn
+        except Exception as error:  # raised at the caller; the next model has its turn
             return None, error, time.thread_time() - began_s

@@ -1,4 +1,4 @@
-"""Keeping the caches of one model fitting, from what its record store holds."""
+"""Adapting the caches of one model to the samples in its record store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger("gati.adaptation")
 
 
 class ModelAdaptation:
-    """One model. One thread at a time calls `look`; `status` is for any."""
+    """One model. Call `look` from one thread at a time; `status` is thread-safe."""
 
     def __init__(self, model: AdaptedModel, settings: AdaptationSettings) -> None:
         self._model = model
@@ -50,7 +50,7 @@ class ModelAdaptation:
             self._deployments, self._served, self._settings, promise, clock=time.perf_counter
         )
         active, why_not = self._deployments.active()
-        self._serving: Deployed = active  # as far as samples tell
+        self._serving: Deployed = active  # by the samples
         self._published: Deployed = active
         if why_not:
             _log.warning("the active version cannot serve", extra={"model": model.name, "reason": why_not})
@@ -72,7 +72,7 @@ class ModelAdaptation:
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """The name of the model."""
         return self._model.name
 
     def status(self) -> Any:
@@ -92,7 +92,7 @@ class ModelAdaptation:
         )
 
     def look(self, *, asked: bool = False) -> None:
-        """Renew the caches where it is time, where samples say so, or where somebody asks."""
+        """Renew the caches if it is time, if the samples show the need, or on request."""
         records = self._store.window(self.name, limit=self._settings.window_inputs)
         self._samples = len(records)
         due = self._rules.due(records, self._latest, self._tried_s, time.time())
@@ -134,7 +134,7 @@ class ModelAdaptation:
         self._ended(outcome.kind, f"{outcome.message}; it answers once the inference service has proven it")
 
     def _publish(self, deployed: Deployed) -> None:
-        """Let a version be the active one of the repository, where the inference service finds it."""
+        """Make a version the active one of the repository, where the inference service finds it."""
         if self._repository.active(self.name) != deployed.number:
             self._deployments.activate(deployed)
         self._published = deployed
@@ -142,7 +142,7 @@ class ModelAdaptation:
         self._hit_rate = deployed.promised
 
     def _latest_of(self, deployed: Deployed) -> Latest:
-        """What samples that it answered bear: its number, or the name of the library's own composition."""
+        """A version by its name in samples: its number, or the name of the library's own composition."""
         name = str(deployed.number) if deployed.number else self._model.composition
         return Latest(name, deployed.promised, time.time())
 
@@ -155,7 +155,7 @@ class ModelAdaptation:
 
 
 def _as_inputs(records: Sequence[Record], served: Served) -> list[Record]:
-    """Images as the network takes them; other kinds as they are."""
+    """Images preprocessed for the network; other kinds unchanged."""
     found = []
     for record in records:
         if record.kind == "image":

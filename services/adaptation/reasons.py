@@ -1,9 +1,8 @@
-"""When caches are renewed: as the samples have it of the version that answered them.
+"""When to renew caches, by the samples of the version that answered them.
 
-A version that was published does not answer at once: the inference service proves it first. Samples tell
-which version answered; until they come from the new one, what they say of hits and losses is of the old one,
-which has been seen to already. What follows from that is decided as for a stream
-(`gati.adaptation.triggers`).
+A published version does not answer immediately: the inference service proves it first. Samples name the
+version that answered; until they name the new one, their hits and losses are those of the old one, which has
+been replaced already. What follows is decided as for a stream (`gati.adaptation.triggers`).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _LEAST_WAIT_S = 60.0
 
 @dataclass
 class Latest:
-    """The version published last, by the name that samples bear, since when (1970 s), and if it answers."""
+    """The version published last: its name in samples, when (seconds since 1970), and if it answers."""
 
     name: str
     promised: float
@@ -33,7 +32,7 @@ class Latest:
 
 
 class Judged(NamedTuple):
-    """Why to renew now, if at all, and why not, where it would be time; `hit_rate` of the latest version."""
+    """Why to renew now, or why not although it is time; `hit_rate` of the latest version."""
 
     reason: str | None
     skipped: str
@@ -42,7 +41,7 @@ class Judged(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """Renew on alarm, when hits fall to `falls_to` of the promised, and every `interval_s`.
+    """Renew on alarm, when the hit rate falls to `falls_to` of the promised, and every `interval_s`.
 
     A version that is on trial gets `patience` intervals to be proven. `least` samples are needed to train on;
     `kept` are at most in the window.
@@ -56,7 +55,7 @@ class Rules:
     patience: float = 3.0
 
     def due(self, records: Sequence[Record], latest: Latest, tried_s: float, now_s: float) -> Judged:
-        """What the samples say; takes note in `latest` of whether it has answered."""
+        """Judge the samples; notes in `latest` whether it has answered."""
         since = [record for record in records if record.time_s >= latest.since_s]
         own = [record for record in since if record.source in (latest.name, "")]
         latest.seen |= bool(own)
@@ -76,7 +75,7 @@ class Rules:
                 now_s - tried_s,
                 alarmed=waited and sure,
                 fewer_hits=waited and low,
-                known_scenes=True,  # what is known is tried first, and too few samples are told then
+                known_scenes=True,  # known versions are tried first; too few samples are reported later
             ),
             interval_s=self.interval_s,
             least=self.least,
@@ -85,5 +84,5 @@ class Rules:
         return Judged(*found, hit_rate)
 
     def too_few(self, count: int) -> str:
-        """Why so many samples do not do."""
+        """Why this number of samples is not enough."""
         return too_few(count, self.least, self.kept)

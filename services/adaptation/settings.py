@@ -1,4 +1,4 @@
-"""What an adaptation process is told when it starts."""
+"""Settings of an adaptation process."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def completions_app(
 def serve_completions(
     settings: CompletionsSettings, config: ServeConfig, announce: Callable[[str, str], None]
 ) -> None:
-    """Serve until SIGTERM or SIGINT; `announce` is told the URL and the network's name once both answer.
+    """Serve until SIGTERM or SIGINT; `announce` gets the URL and the network's name once both answer.
 
     Raises ConfigError when the port is taken or others could ask without a key, and UnavailableError when
     the engine fails.

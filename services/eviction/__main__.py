@@ -49,7 +49,7 @@ class _Fitting:
         self._tell_s = 0.0
 
     def look(self) -> None:
-        """Read and learn from what is new. Raises StorageError where a version still waits for the disk."""
+        """Read and learn from what is new. Raises StorageError if a version still waits for the disk."""
         for record in self._reader.read():
             if self._stopped.is_set():
                 return

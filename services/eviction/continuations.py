@@ -51,7 +51,7 @@ class Continuations:
     def predict(self, prompts: Sequence[Prompts]) -> tuple[list[float], str]:
         """The probabilities that conversations go on, and the version they are from.
 
-        Raises `UnavailableError` where no model is loaded.
+        Raises `UnavailableError` if no model is loaded.
         """
         loaded = self._model
         if loaded is None:

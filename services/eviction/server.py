@@ -39,7 +39,7 @@ def serve_eviction(
     continuation: Path | None,
     announce: Callable[[str], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain and end. `announce` is told the URL once it answers.
+    """Serve until SIGTERM or SIGINT, then drain and end. `announce` gets the URL once it answers.
 
     **Raises:** `ConfigError` when the port is taken or others could ask without a key; `EvictError` where
     `continuation` holds no model.

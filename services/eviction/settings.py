@@ -1,4 +1,4 @@
-"""What the process that fits predictors is told when it starts."""
+"""Settings of the process that fits predictors."""
 
 from __future__ import annotations
 

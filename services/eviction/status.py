@@ -33,7 +33,7 @@ _GAUGES = {
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """The state of fitting; empty where it has not begun or is not readable."""
+    """The state of fitting; empty if it has not begun or is not readable."""
     try:
         found = json.loads(status_of(folder).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -13,7 +13,7 @@ from services.wire.gen.ttypes import ExitStatistics, Histogram
 
 __all__ = ["Counts", "Seconds", "resident_bytes"]
 
-_MOST_VERSIONS = 32  # with counts of their own
+_MOST_VERSIONS = 32  # that are counted separately
 
 _BOUNDS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025),
@@ -51,7 +51,7 @@ class Counts:
     disagreed: int = 0
     trials_agreed: int = 0  # lookups of caches that do not answer yet
     trials_disagreed: int = 0
-    left_out: int = 0  # drawn, but not audited
+    left_out: int = 0  # drawn, but dropped before the audit
     recalled: int = 0  # answers from memory
 
     def answered(self, version: str, exit: str, queue_s: float, service_s: float) -> None:

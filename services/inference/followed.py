@@ -64,7 +64,7 @@ class Followed:
         needed = {self._versions.active.name, self._wanted}
         for name in sorted(self._own - needed):
             self._own.discard(name)
-            with suppress(NotFoundError):  # an operator was faster
+            with suppress(NotFoundError):  # an operator has unloaded it already
                 self._versions.unload(name)
 
     async def _serve(self, name: str) -> None:

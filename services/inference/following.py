@@ -1,8 +1,8 @@
-"""What is done in addition to a request: audits for the guard, trials for proofs, samples for retraining.
+"""Work in addition to requests: audits for the guard, trials for proofs, samples for retraining.
 
-What is to be done is decided by `gati.guard.auditor`, as for a stream; here it is done: together with the
-decision a place in the line is taken (`services.inference.line`), and what was decided is computed in turn,
-behind all requests. What nobody has time for is dropped before its outcome is known.
+`gati.guard.auditor` decides about each request, as for a stream. With the decision a place in the line
+(`services.inference.line`) is reserved; the work is done there in order, at lower priority than all requests.
+Without a free place it is dropped before its outcome is known.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ Probing = Callable[[Tensor, Prediction], Sequence[Probed]]
 
 @dataclass(eq=False)
 class Answering:
-    """A setting of a version, open: its engine, and the queue in front of it.
+    """An open setting of a version: its engine, and the queue in front of it.
 
-    `composition` None has no caches. `probe` asks all settings of the version, where it has several. `gone`:
-    being unloaded, nothing is looked up in it any more.
+    `composition` is None without caches. `probe` runs all settings of a version that has several. `gone`: it
+    is being unloaded and takes no more lookups.
     """
 
     name: str
@@ -64,28 +64,28 @@ class Answering:
     gone: bool = False
 
     async def close(self) -> None:
-        """Answer what waits, and let the engine go."""
+        """Answer what waits, and close the engine."""
         await self.queue.close()
         self.engine.close()
 
 
 @dataclass(frozen=True)
 class Handling:
-    """What was decided about a request, and the queue that answers it."""
+    """The decision about a request, and the queue that answers it."""
 
     decided: Decided[Answering]
     queue: RequestQueue
     place: Reservation | None = None
 
     def forget(self) -> None:
-        """Give back what was reserved: the request has no answer."""
+        """Free what was reserved: the request has no answer."""
         if self.place is not None:
             self.place.leave()
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What the versions of one model share. `prober` is the thread that asks the settings of versions."""
+    """What the versions of one model share. `prober` is the thread that runs the settings of versions."""
 
     settings: InferenceSettings
     counts: Counts
@@ -101,25 +101,25 @@ class Shared:
 
     @property
     def sampling(self) -> float:
-        """The share of requests that is kept."""
+        """The share of requests that are kept as samples."""
         return self.settings.sampling if self.writer is not None else 0.0
 
 
 def audit_share(budget: float, sampling: float, cost: float) -> float:
-    """The share of requests to audit besides those sampled, each of which is an audit, too.
+    """The share of requests to audit in addition to samples, each of which is audited as well.
 
-    `budget` is of the base model's time, `cost` what an audit takes of it, in runs of the base model.
+    `budget` is a share of the base model's time, `cost` that of an audit, in runs of the base model.
     """
     rate = min(1.0, budget / cost)
     return 0.0 if sampling >= rate else 1.0 - (1.0 - rate) / (1.0 - sampling)
 
 
 class Following:
-    """Follows the requests of one version. Its methods belong to the event loop's thread.
+    """Follows the requests of one version. Not thread-safe: call from the event loop.
 
-    `post` None has no caches, and a network that is the user's: nothing to be watched. `base` gives the
-    reference answer; None where the version's own network does and has no caches. `exact` says that a miss is
-    the reference answer, `cost` how many times as long the reference takes as the version's own network.
+    `post` is None if there is nothing to watch: no caches, and the user's own network. `base` gives the
+    reference answer; None if the version's own network does and has no caches. `exact`: a miss gives the
+    reference answer. `cost`: time of the reference relative to the version's own network.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Following:
 
     @property
     def watch(self) -> Watch | None:
-        """What is known of its caches."""
+        """The watch of its caches, if any."""
         return None if self.post is None else self.post.watch
 
     @property
@@ -159,7 +159,7 @@ class Following:
 
     @property
     def _unguarded(self) -> bool:
-        """Whether they answer although nothing is proven."""
+        """Whether they may answer although nothing is proven."""
         watch = self.watch
         return self._shared.settings.unguarded and watch is not None and watch.state != "stopped"
 
@@ -170,24 +170,24 @@ class Following:
 
     @property
     def resting(self) -> bool:
-        """Whether lookups are left out for a while, for they cost more than they save."""
+        """Whether lookups are paused because they cost more than they save."""
         return self.may_hit and not self._rest.lookups_pay
 
     @property
     def serving(self) -> RequestQueue:
-        """The queue in which requests are answered now: the base model's where the caches do not answer."""
+        """The queue that answers requests now: the base model's if the caches do not answer."""
         return self._queue(self.may_hit and self._rest.lookups_pay)
 
     def counts_anew(self) -> None:
-        """Another setting answers from now on: its lookups are given a try."""
+        """Begin to count anew: another setting answers from now on."""
         composition = None if self.post is None else self.post.deployed.composition
         if composition is not None:
             self._rest.replaced(composition)
 
     def draw(self, trial: Post[Answering] | None, *, places: bool = False) -> Handling:
-        """Decide about the next request, before it is answered; `trial` waits to take over.
+        """Decide about the next request before it is answered; `trial` waits to take over.
 
-        `places`: memory may be asked about the request.
+        `places`: the request may be looked up in memory.
         """
         if trial is not self._trial:
             self._trial = trial
@@ -214,9 +214,9 @@ class Following:
     def answered(
         self, drawn: Handling, x: Tensor, given: NDArray[Any], prediction: Prediction, looked: Looked | None
     ) -> None:
-        """Tell what became of a request; `given` is one input as its client sent it.
+        """Take in the outcome of a request; `given` is one input as its client sent it.
 
-        `looked` is what memory said of it, where it was asked.
+        `looked` is its lookup in memory, if there was one.
         """
         decided, said = drawn.decided, Given(prediction, looked)
         if decided.may_hit and not said.recalled:
@@ -233,7 +233,7 @@ class Following:
         return answering.queue if lookups or self._base is None else self._base
 
     def _reached(self, prediction: Prediction) -> None:
-        """Count what a request cost that the network answered while its caches may."""
+        """Count the cost of a request that the network answered although its caches may answer."""
         post = self.post
         has_figures = post is not None and post.deployed.composition is not None
         can_rest = has_figures and self._exact and self._base is not None
@@ -242,15 +242,15 @@ class Following:
             _log.info("lookups cost more than they save: the base model answers for a while", extra=extra)
 
     def _new_draws(self) -> Draws:
-        """Draws at rates that depend on who takes part, never on answers."""
+        """Draws at rates that depend on the versions taking part, never on answers."""
         shared = self._shared
-        probes = self.post is not None and bool(self.post.settings)  # all of them, with every audit
+        probes = self.post is not None and bool(self.post.settings)  # all of them run with every audit
         cost = self._cost + _COST_OF_TRIAL * (probes + (self._trial is not None))
         audits = audit_share(shared.settings.audit_budget, shared.sampling, cost)
         return Draws(audits, shared.sampling, shared.settings.trials)
 
     async def _follow(self, decided: Decided[Answering], x: Tensor, sent: NDArray[Any], given: Given) -> None:
-        """Ask who has to be asked, then settle everything at once. Raises `GatiError`: nothing is settled."""
+        """Run everything that is needed, then settle it together. Raises `GatiError` with nothing settled."""
         if self._version.gone:  # the request was answered by a version on its way out
             self._shared.counts.left_out += 1
             return
@@ -277,13 +277,13 @@ class Following:
     async def _own(
         self, needs: Needs[Answering], decided: Decided[Answering], x: Tensor, base: Prediction
     ) -> Sequence[Probed]:
-        """What the settings of the version that answered would answer, where that is asked for."""
+        """The answers of all settings of the version that answered, if they are needed."""
         if not needs.own or decided.post is None:
             return ()
         return await self._looked_up(decided.post, x, base)
 
     async def _looked_up(self, post: Post[Answering], x: Tensor, base: Prediction) -> Sequence[Probed]:
-        """What each setting of a version would answer."""
+        """The answer of each setting of a version."""
         probe = post.version.probe
         if probe is not None:
             return await asyncio.get_running_loop().run_in_executor(self._shared.prober, probe, x, base)
@@ -291,7 +291,7 @@ class Following:
         return [Probed(said.class_index, said.exit, said.class_index == base.class_index)]
 
     def _would(self, found: Sequence[tuple[Post[Answering], int, Sequence[Probed]]]) -> Probed | None:
-        """What its own caches would have answered."""
+        """The answer that its own caches would have given."""
         for post, _, probed in found:
             if post is self.post:
                 return probed[min(post.watch.level, len(probed) - 1)]
@@ -307,7 +307,7 @@ class Following:
             counts.trials_disagreed += not agrees
 
     def _keep(self, sent: NDArray[Any], own: Probed | None, reference: Prediction) -> None:
-        """Keep a sample; `own` is what the caches answered, or would have."""
+        """Keep a sample; `own` is the caches' answer, given or not."""
         if self._shared.writer is None:
             return
         hit = own is not None and own.exit != BASE
@@ -327,7 +327,7 @@ class Following:
 
 
 async def _ask(queue: RequestQueue, x: Tensor) -> Prediction:
-    """An answer after everybody who waits, however long that takes: patience would drop some inputs only."""
+    """The answer at the lowest priority, without a deadline, which would drop only some of the inputs."""
     return await queue.put(x, priority=_LAST, deadline_s=math.inf).answer
 
 

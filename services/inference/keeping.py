@@ -103,7 +103,7 @@ class ServedStanding(Standing):
             super().write(snapshot)
 
     def close(self) -> None:
-        """Write everything, and stop the thread."""
+        """Write everything and stop the thread."""
         self.save()
         self._thread.shutdown()
 

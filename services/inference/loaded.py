@@ -1,28 +1,93 @@
-"""A version of a served model that is loaded, and what is said of it."""
+"""A loaded version of a served model: its state, and the promise for its answers.
+
+A certificate counts held-out inputs once. A retrained version has none, because consecutive samples are not
+independent. Its proof rejects, with an error that all proofs of a model share, that every request of its time
+was answered differently with at least the tolerated probability; the guard watches what follows. See
+`gati.guard.proof` and `gati.guard.detector`.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 from gati.composition.composition import Composition
+from gati.composition.verdicts import DEFAULT_CONFIDENCE
 from gati.engine.engine import Engine
 from gati.engine.exits import BASE
 from gati.guard.posts import Post
+from gati.guard.proof import Proof
+from gati.guard.watch import Watch
 from services.inference.following import Answering, Following
 from services.inference.queue import RequestQueue
-from services.inference.standing import Stands, needed, stands
 from services.wire.gen.ttypes import ProofProgress, VersionInfo
 
-__all__ = ["LoadedVersion"]
+__all__ = ["LoadedVersion", "Stands", "State", "needed", "stands"]
+
+State = Literal["serving", "probation", "stopped", "unguarded"]
+
+
+class Stands(NamedTuple):
+    """The state of a version. `agreement` is promised (None: nothing), in words in `sentence`.
+
+    `certified`: the promise is the certificate's.
+    """
+
+    state: State
+    agreement: float | None
+    sentence: str
+    certified: bool = False
+
+
+def stands(composition: Composition | None, following: Following, *, retrained: bool) -> Stands:
+    """The current state of a version."""
+    watch = following.watch
+    if watch is None or composition is None:
+        return Stands("serving", None, "every answer is the base model's")
+    if watch.may_hit and following.may_hit:
+        sentence = _promise(composition, watch, retrained=retrained)
+        return Stands("serving", watch.agreement, sentence, certified=not watch.proven_on)
+    if following.may_hit:
+        return Stands("unguarded", None, "nothing is promised: the caches answer unproven and unwatched")
+    state: State = "probation" if watch.may_hit else watch.state
+    return Stands(state, None, f"{_waiting(watch)}; the base model answers")
+
+
+@lru_cache
+def needed(agreement: float, delta: float) -> int:
+    """How many audits without loss complete such a proof; cached, as every response names it."""
+    return Proof(agreement, delta).required
+
+
+def _promise(composition: Composition, watch: Watch, *, retrained: bool) -> str:
+    said = f"at least {100.0 * watch.agreement:g} % of answers are the base model's"
+    certificate = composition.certificate
+    if certificate is not None and certificate.by_class and (watch.proven_on or retrained):
+        said += ", over all classes together"
+    if watch.proven_on:
+        return f"{said}, proven on {watch.proven_on} audits"
+    confidence = DEFAULT_CONFIDENCE if certificate is None else certificate.confidence
+    return f"{said}, certified with {100.0 * confidence:g} % confidence"
+
+
+def _waiting(watch: Watch) -> str:
+    proof = watch.proof
+    if watch.may_hit:
+        return f"proven on {watch.proven_on} audits, and being opened"
+    if proof is None:
+        raise AssertionError("caches that do not serve are being proven")
+    differ = f", {proof.losses} of them losses" if proof.losses else ""
+    progress = f"{proof.audits} of about {needed(proof.agreement, proof.delta)} audits{differ}"
+    return f"on probation: {progress}" if watch.state == "probation" else f"stopped by the guard: {progress}"
 
 
 @dataclass(eq=False)
 class LoadedVersion:
-    """A loaded version: what answers as it was published, and its `post`, with the settings that are open.
+    """A loaded version: `answering` as it was published, and its `post` with the settings that are open.
 
-    `base` gives the reference answer. `source` is what it was loaded from, as the wire has it.
+    `base` gives the reference answer. `source` is the wire's record of what it was loaded from.
     """
 
     answering: Answering
@@ -34,7 +99,7 @@ class LoadedVersion:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The version's name."""
         return self.answering.name
 
     @property
@@ -49,24 +114,24 @@ class LoadedVersion:
 
     @property
     def answerings(self) -> list[Answering]:
-        """All of it that is open."""
+        """All open settings."""
         return list(dict.fromkeys((self.answering, *self.post.open.values())))
 
     @property
     def queues(self) -> list[RequestQueue]:
-        """All of them, the reference's included."""
+        """The queues of all open settings, and the reference's."""
         return [each.queue for each in self.answerings] + ([] if self.base is None else [self.base])
 
     @property
     def exits(self) -> tuple[str, ...]:
-        """Where answers may come from, in order."""
+        """The exits that answers may come from, in forward order."""
         compositions = [each.composition for each in self.answerings if each.composition is not None]
         blocks = {leaving.block: leaving.block_index for each in compositions for leaving in each.exits}
         return (*sorted(blocks, key=lambda block: blocks[block]), BASE)
 
     @property
     def standing(self) -> Stands:
-        """How it stands, and what is promised."""
+        """Its state, and what is promised."""
         return stands(self.composition, self.following, retrained=self.retrained)
 
     def describe(self, *, active: bool, pending: bool = False) -> Any:

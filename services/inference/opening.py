@@ -1,4 +1,4 @@
-"""Opening versions of a model: engine, runner and what inputs take. All of it is done in one thread."""
+"""Opening versions of a model: engine, runner and service times. All of it happens in one thread."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Opened:
     composition: Composition | None
     times: ServiceTimes
     retrained: bool
-    base: Runner | None = None  # the base model alone, on the same engine: for audits, and when caches stop
+    base: Runner | None = None  # the base model alone, on the same engine: for audits and stopped caches
     base_times: ServiceTimes = field(default_factory=ServiceTimes)
     cost: float = 1.0  # of the reference, in runs of the version's own network
-    settings: tuple[Setting, ...] = ()  # from strict to loose; empty where `engine` is the only one
+    settings: tuple[Setting, ...] = ()  # from strict to loose; empty if `engine` is the only one
     probe: Probe | None = None  # asks all of them
 
 
@@ -55,7 +55,7 @@ class OpenedEngine:
 
 
 class Opener:
-    """Opens the base model once, and versions of it. One thread calls `open`; others may look."""
+    """Opens the base model once, and versions of it. Call `open` from one thread; others may read."""
 
     def __init__(self, settings: InferenceSettings) -> None:
         self._settings = settings
@@ -63,7 +63,7 @@ class Opener:
         self.reference: OpenedEngine | None = None  # for versions in reduced precision
 
     def open(self, composition: str | None, folder: Path | None) -> Opened:
-        """A composition of the library, a published version in a folder, or the base model. Warmed up."""
+        """Open and warm up a composition of the library, a published version or the base model."""
         torch.set_num_threads(self._settings.threads)
         if self.model is None:
             self.model = self._open_model()
@@ -92,7 +92,7 @@ class Opener:
         return replace(opened, base=base, base_times=_warm_up(engine, base))
 
     def open_setting(self, setting: Setting) -> OpenedEngine:
-        """A setting of a version that is open. Warmed up."""
+        """Open and warm up a setting of a version that is open."""
         torch.set_num_threads(self._settings.threads)
         if self.model is None:
             raise AssertionError("versions are opened before their settings")

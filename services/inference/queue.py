@@ -1,7 +1,7 @@
 """The queue in front of a runner: bounded, ordered by priority, with a deadline for every input.
 
 Waiting inputs are dropped when their deadline passes or their caller disconnects. Admission refuses inputs
-that would miss their latency SLO, judged by measured service times, so that a burst delays only those who
+that would miss their latency SLO, judged by measured service times, so that a burst delays only those that
 arrive last.
 """
 
@@ -138,8 +138,8 @@ class RequestQueue:
             self._check_slo(inputs, priority, latency_slo_s)
 
     def _check_slo(self, inputs: int, priority: int, latency_slo_s: float) -> None:
-        # An idle service accepts what it can manage at best and, after many refusals, even more: otherwise
-        # estimates made under load, even another program's, would never be corrected.
+        # An idle service judges by its best times and, after many refusals, accepts even more: otherwise
+        # estimates made under load, even that of another program, would never be corrected.
         if self.waiting or self._running:
             wait_s = self.expected_wait_s(priority) + (inputs - 1) * self.times.seconds_an_input
             expected_s, tries = wait_s + self.times.bound_s, False
@@ -198,7 +198,7 @@ class RequestQueue:
                 self._fail(ask, DeadlineError("the deadline passed in the queue"))
                 continue
             self._start(ask)
-        if len(self._waiting) > 2 * self._count + _FEW_LEFT:  # most of it has expired
+        if len(self._waiting) > 2 * self._count + _FEW_LEFT:  # most of them have expired
             self._waiting = [each for each in self._waiting if not each[2].answer.done()]
             heapq.heapify(self._waiting)
         if not (self.waiting or self._running):
@@ -261,7 +261,7 @@ class RequestQueue:
 
 
 def _own(error: BaseException) -> GatiError:
-    """What a caller is told of a failure in the engine."""
+    """A failure of the engine as callers see it."""
     if isinstance(error, GatiError):
         return error
     return BackendError(f"the engine failed: {type(error).__name__}")

@@ -19,7 +19,7 @@ from gati.engine.exits import Prediction
 from gati.guard.auditor import RECALL
 from gati.guard.ladder import Judgement
 from gati.guard.standing import Standing
-from services.inference.standing import needed
+from services.inference.loaded import needed
 from services.wire.gen.ttypes import MemoryInfo, ProofProgress
 
 __all__ = ["ServedMemory"]
@@ -30,8 +30,8 @@ _log = logging.getLogger("gati.inference")
 class ServedMemory:
     """Answers from memory with an agreement of at least `agreement`, for at most `places` places.
 
-    Its proofs err with probability `delta` in all, out of what all proofs in `standing` share. `thread` fits
-    and writes the memory. Not thread-safe: call from the event loop.
+    Its proofs err with probability `delta` in all, a part of what all proofs in `standing` share. `thread`
+    fits and writes the memory. Not thread-safe: call from the event loop.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ServedMemory:
         self._keeper.save()
 
     def look(self, x: Tensor, place: str) -> Looked | None:
-        """Look an input [1, ...] up in memory."""
+        """Look up an input [1, ...] in memory."""
         return self.recall.look(x, place)
 
     def answer(self, looked: Looked | None) -> Prediction | None:

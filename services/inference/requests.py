@@ -1,4 +1,4 @@
-"""Requests under way in an inference service, by the name that their caller gave them."""
+"""Requests under way in an inference service, by the id that their caller gave them."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ __all__ = ["Requests", "UnderWay"]
 
 
 class Requests:
-    """All of them. Their methods belong to the event loop's thread."""
+    """All requests under way. Not thread-safe: call from the event loop."""
 
     def __init__(self) -> None:
         self._under_way: dict[str, UnderWay] = {}
 
     def begin(self, name: str) -> UnderWay:
-        """A request, from before its input is looked at. Raises `RequestError` where the name is taken."""
+        """Register a request before its input is read. Raises `RequestError` if the name is taken."""
         if name in self._under_way:
             raise RequestError(f"a request {name[:64]!r} is under way; give each its own id")
         found = self._under_way[name] = UnderWay(self, name)
         return found
 
     def cancel(self, name: str) -> None:
-        """Drop a request; does nothing if there is none."""
+        """Cancel a request; does nothing if there is none."""
         found = self._under_way.get(name)
         if found is not None:
             found.cancel()
 
 
 class UnderWay:
-    """One request, a context manager: at its end nothing of it waits or runs any more."""
+    """One request, a context manager: on exit, none of its inputs waits or runs any more."""
 
     def __init__(self, requests: Requests, name: str) -> None:
         self._requests = requests
@@ -43,18 +43,18 @@ class UnderWay:
         self._cancelled = False
 
     def cancel(self) -> None:
-        """Drop it, now or as soon as its inputs are there."""
+        """Cancel it, now or as soon as its inputs are there."""
         self._cancelled = True
         for ask in self._asks:
             ask.queue.drop(ask)
 
     def check(self) -> None:
-        """Raises `CancelledError` where it has been dropped."""
+        """Raise `CancelledError` if it has been cancelled."""
         if self._cancelled:
             raise CancelledError("the caller has gone")
 
     async def answered(self, asks: Sequence[Ask]) -> None:
-        """Wait for the answers of its inputs, or for whoever cancels them."""
+        """Wait until all of its inputs are answered or cancelled."""
         self._asks = asks
         if asks:
             await asyncio.wait([ask.answer for ask in asks])

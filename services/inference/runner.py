@@ -13,27 +13,27 @@ from gati.engine.engine import Engine, Prediction
 
 __all__ = ["Runner", "open_runner"]
 
-# Event loops go first: they must see what comes, and refuse it, however busy the engines are.
+# Event loops go first: they must accept or refuse requests however busy the engines are.
 _NICENESS = 10
-_SEGMENT_ROWS = 8  # inputs a worker that may put several through a segment at once is given ahead
+_SEGMENT_ROWS = 8  # inputs in flight per worker that can batch them by segment
 
 
 class Runner(Protocol):
-    """Answers inputs; at most `parallel` are given to it at a time, so that the rest can still be dropped."""
+    """Answers inputs, at most `parallel` at a time, so that the others can still be cancelled."""
 
     parallel: int
 
     def submit(self, x: Tensor) -> Future[Prediction]:
-        """Ask for the answer to one preprocessed input [1, ...]."""
+        """Submit one preprocessed input [1, ...]."""
         ...
 
     def close(self) -> None:
-        """Answer what was asked, then stop."""
+        """Answer what was submitted, then stop."""
         ...
 
 
 def open_runner(engine: Engine, *, early: bool = True, workers: int | None = None) -> Runner:
-    """Workers with a core each, or one that has them all where lookups run in parallel with the network."""
+    """Workers with a core each, or one with all cores if lookups run in parallel with the network."""
     if workers == 1 or (early and engine.overlapped):
         return _OneAtATime(engine, early=early)
     return _Side(engine, early=early, workers=workers)

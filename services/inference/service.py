@@ -23,9 +23,10 @@ from services.inference.followed import Followed
 from services.inference.loaded import LoadedVersion
 from services.inference.queue import Ask
 from services.inference.requests import Requests, UnderWay
-from services.inference.settings import BASE_VERSION, STUCK, InferenceSettings
+from services.inference.settings import InferenceSettings
 from services.inference.versions import Versions
 from services.pool import BoundedPool
+from services.states import BASE_VERSION, STUCK
 from services.wire.gen.ttypes import (
     Answer,
     Health,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["InferenceService"]
 
-_LARGE_INPUT_BYTES = 128 * 1024  # from here on preprocessing is not done between two requests
+_LARGE_INPUT_BYTES = 128 * 1024  # from here on preprocessing runs in a thread of its own
 _LONG_TEXT_BYTES = 8 * 1024  # the same of text
 _HIGHEST, _LOWEST = 1, 10
 _LONGEST_PLACE = 128  # characters of its name
@@ -84,7 +85,7 @@ class InferenceService:
         self._state = "serving"
 
     async def drain(self) -> None:
-        """Refuse what is new, answer what is here."""
+        """Refuse new requests, answer the others."""
         self._draining = True
         self._state = "draining"
         if self._polling is not None:
@@ -210,7 +211,7 @@ class InferenceService:
         rows: Sequence[Tensor],
         times_s: tuple[float, float],
     ) -> Any:
-        """Have the rows of a request answered; it came, and is late, at `times_s`."""
+        """Answer the rows of a request; `times_s` are its arrival and its deadline."""
         arrived_s, deadline_s = times_s
         priority = _priority(request)
         pending = self._versions.pending if request.version is None else None
@@ -244,7 +245,7 @@ class InferenceService:
     ) -> Any:
         answers, last_s = [], arrived_s
         for each in given:
-            prediction = _prediction(each)  # raises what became of it
+            prediction = _prediction(each)
             started_s = (each.started_s if isinstance(each, Ask) else None) or arrived_s
             last_s = max(last_s, started_s)
             self._counts.answered(version.name, prediction.exit, started_s - arrived_s, now_s - started_s)
@@ -274,7 +275,7 @@ class InferenceService:
         return await self._pool.run(_rows, version, given)
 
     def _published(self, folder: str) -> Path:
-        """A folder inside the repository that is followed; no other is anybody's to name."""
+        """The folder, which must lie in the repository that is followed: callers may name no other."""
         repository = self._settings.repository
         if repository is not None and "://" not in repository:
             found = Path(folder).resolve()
@@ -299,13 +300,13 @@ def _open_writer(settings: InferenceSettings) -> BackgroundWriter | None:
         settings.records,
         limit_bytes=settings.records_limit_bytes,
         max_age_s=settings.records_max_age_s,
-        connect=False,  # the writer does, as often as it takes: requests are answered meanwhile
+        connect=False,  # the writer connects, and retries, while requests are answered
     )
     return BackgroundWriter(store)
 
 
 def _prediction(given: Ask | Prediction) -> Prediction:
-    """What was answered, by memory or in a queue. Raises what became of it there."""
+    """The answer of memory or of a queue. Raises the error that the queue ended it with."""
     return given.answer.result() if isinstance(given, Ask) else given
 
 
@@ -333,7 +334,7 @@ def _spectrograms(preprocessing: Preprocessing, tensor: Any) -> NDArray[Any]:
 
 
 def _as_taken(array: NDArray[Any], dtype: torch.dtype) -> Tensor:
-    """Numbers of any kind that fit, as the network takes them. Raises `RequestError`."""
+    """An array converted to the network's dtype, if it fits. Raises `RequestError`."""
     whole = dtype == torch.int64
     if array.dtype.kind not in ("biu" if whole else "f"):
         wanted = "INT64 or other whole numbers" if whole else "FP32"

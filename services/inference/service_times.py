@@ -1,4 +1,4 @@
-"""Service times of inputs, learned while serving: for admission, and for `Retry-After`."""
+"""Running estimates of service times, for admission and `Retry-After`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from services.quantile import RunningQuantile
 
 __all__ = ["ServiceTimes"]
 
-_MEMORY = 0.95  # of the averages; a changed load is believed within about twenty inputs
-_FORGETTING = 1.002  # of the least, so that it does not stay what it once was
+_MEMORY = 0.95  # of the averages: they follow a changed load within about twenty inputs
+_FORGETTING = 1.002  # of the least, so that a single fast input does not fix it for good
 _IN_TIME = 0.98  # of the inputs that are admitted should be
 
 
 @dataclass
 class ServiceTimes:
-    """Running averages: `mean_s` from start to answer, `seconds_an_input` what each adds to others' wait.
+    """Running averages: `mean_s` from start to answer, `seconds_an_input` what each adds to the others' wait.
 
-    `least_s` is about the least of late, `surprise` by how much most inputs exceed what was expected of them.
+    `least_s` is about the least of recent inputs, `surprise` a bound on how far most inputs exceed their
+    expected time.
     """
 
     mean_s: float = 0.0
@@ -27,7 +28,7 @@ class ServiceTimes:
     surprise: RunningQuantile = field(default_factory=lambda: RunningQuantile(_IN_TIME))
 
     def add(self, took_s: float, *, running: float) -> None:
-        """Add an input that took this long while `running` inputs, itself included, were running."""
+        """Add an input that took this long while `running` inputs ran, itself included."""
         share_s = took_s / max(1.0, running)
         self.inputs += 1
         self.least_s = took_s if self.inputs == 1 else min(took_s, self.least_s * _FORGETTING)

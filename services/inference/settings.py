@@ -10,10 +10,7 @@ from pydantic import Field
 from gati.types import NAME_PATTERN
 from services.process import ProcessSettings
 
-__all__ = ["BASE_VERSION", "STUCK", "InferenceSettings"]
-
-BASE_VERSION = "base"  # what it calls a model without caches
-STUCK = "stuck"  # an input has been worked on for longer than anything takes: the process has to go
+__all__ = ["InferenceSettings"]
 
 
 class InferenceSettings(ProcessSettings):

@@ -1,4 +1,4 @@
-"""The versions of a model that are loaded, and which of them answers."""
+"""The loaded versions of a model, and which of them answers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NICENESS = 10
 class Versions:
     """Loads versions while others serve. Not thread-safe: call from the event loop.
 
-    A request keeps the version it began with: a version that is replaced answers what it has, then goes.
+    A request keeps the version it began with: a replaced version answers what it has before it is closed.
     `on_change` is called when another version answers.
     """
 
@@ -79,21 +79,20 @@ class Versions:
 
     @property
     def loaded(self) -> tuple[LoadedVersion, ...]:
-        """All of them."""
+        """All loaded versions."""
         return tuple(self._loaded.values())
 
     @property
     def active(self) -> LoadedVersion:
-        """The one that answers. Raises `UnavailableError` before the first is loaded."""
-        if self._roster is None:
+        """The version that answers. Raises `UnavailableError` before the first is loaded."""
+        if self._active is None:
             raise UnavailableError(f"model '{self._settings.name}' is not loaded yet", retry_after_s=1.0)
-        return self._loaded[self._roster.serving.version.name]
+        return self._loaded[self._active]
 
     @property
     def pending(self) -> LoadedVersion | None:
-        """The one that takes over as soon as it is proven."""
-        trial = None if self._roster is None else self._roster.trial
-        return None if trial is None else self._loaded[trial.version.name]
+        """The version that takes over as soon as it is proven."""
+        return None if self._pending is None else self._loaded[self._pending]
 
     @property
     def _active(self) -> str | None:
@@ -105,25 +104,25 @@ class Versions:
         return None if trial is None else trial.version.name
 
     def memory_for(self, version: LoadedVersion) -> ServedMemory | None:
-        """Memory, where it promises what is promised of that version, or more."""
+        """Memory, if it promises at least the agreement of that version."""
         memory, watch = self._memory, version.following.watch
         if memory is None or watch is None or not version.engine.traced.dtype.is_floating_point:
-            return None  # numbers of tokens say nothing of how alike texts are
+            return None  # token ids do not show how similar texts are
         return memory if memory.agreement >= watch.agreement else None
 
     def describe_memory(self) -> Any:
-        """The wire's `MemoryInfo`; None where there is none."""
+        """The wire's `MemoryInfo`; None without memory."""
         return None if self._memory is None else self._memory.describe(self._shared.counts.recalled)
 
     def answered(self) -> None:
-        """A request was answered: give up what came to nothing."""
+        """Call after each answered request: gives up trials without prospects, and saves memory."""
         if self._roster is not None:
             self._roster.give_up()
         if self._memory is not None:
             self._memory.settled()
 
     def working_s(self) -> float:
-        """For how long an engine has had the input that it has had for longest."""
+        """How long the oldest input has been running, in any queue."""
         queues = {each for version in self._loaded.values() for each in version.queues}
         return max((queue.working_s() for queue in queues), default=0.0)
 
@@ -155,10 +154,10 @@ class Versions:
     ) -> LoadedVersion:
         """Load and warm up a version, while others serve.
 
-        One of that name is replaced, and if that one is active the new one answers from then on: the base
-        model in its place, until it is proven.
+        A version of that name is replaced. If it was active, the new one is active: the base model answers
+        in its place until it is proven.
 
-        **Raises:** `CompositionError` where too many are loaded, and as loading does; nothing changes then.
+        **Raises:** `CompositionError` if too many are loaded, and what loading raises; nothing changes then.
         """
         if not is_name(name):
             raise RequestError(f"{name!r} cannot be the name of a version; use letters, digits and . _ -")
@@ -196,7 +195,7 @@ class Versions:
         return version
 
     def _check_room(self, name: str) -> None:
-        """Memory is bounded: what is loaded stays until it is unloaded."""
+        """Raise `CompositionError` if as many versions are loaded as may be."""
         others = len(self._loaded.keys() - {name}) + self._loading
         if others >= self._settings.most_versions:
             raise CompositionError(
@@ -235,7 +234,7 @@ class Versions:
         return LoadedVersion(answering, post, following, base, opened.retrained, source)
 
     def _new_memory(self, composition: Composition, watch: Watch) -> ServedMemory:
-        """What is remembered for the promise of the first version that makes one."""
+        """A memory with the promise of the first version that makes one."""
         return ServedMemory(
             watch.agreement,
             (1.0 - (composition.confidence or _CONFIDENCE)) / self._settings.replicas,
@@ -261,7 +260,7 @@ class Versions:
         return self._reference_queue
 
     def _watch(self, opened: Opened) -> Watch | None:
-        """The watch of a version: its own, with its own promise. None where its answers are the user's."""
+        """The watch of a version, with its own promise. None if all answers are the user's network's."""
         chosen = opened.composition
         if chosen is None or not (chosen.exits or not is_exact(opened.engine)):
             return None
@@ -280,8 +279,8 @@ class Versions:
     def activate(self, name: str) -> None:
         """Let a loaded version answer from now on. Raises `NotFoundError`.
 
-        One whose caches may not answer waits while another version serves, and takes over once it is proven;
-        so does one that is brought back after others have served.
+        While another version serves, one whose caches may not answer yet waits and takes over once it is
+        proven; so does one that is brought back after others have served.
         """
         version = self.get(name)
         if self._roster is None:
@@ -315,7 +314,7 @@ class Versions:
         self.on_change()
 
     def _changed(self, identity: str, event: Event) -> None:
-        """Caches were stopped, or proven: in all versions that have them."""
+        """The guard stopped or released caches: tell all versions that have them."""
         versions = [
             version
             for version in self._loaded.values()
@@ -349,7 +348,7 @@ class Versions:
         self._leave(version)
 
     async def close(self) -> None:
-        """Answer what waits, and let all versions go."""
+        """Answer what waits, and close all versions."""
         for version in self._loaded.values():
             self._leave(version)
         self._loaded.clear()
@@ -368,7 +367,7 @@ class Versions:
         self._unlock()
 
     def _replace(self, before: LoadedVersion, version: LoadedVersion) -> None:
-        """Let one of the same name take the place of one that is loaded."""
+        """Put a version in the place of a loaded one of the same name."""
         roster = self._roster
         if roster is not None and roster.serving is before.post:
             trial = roster.trial
@@ -395,5 +394,5 @@ class Versions:
 
 
 def _unwatched() -> Watch:
-    """Of answers that are the user's network's: nothing is ever counted."""
+    """A watch that counts nothing, for answers of the user's own network."""
     return Watch(0.5, spend=lambda: 0.5, proven=True)

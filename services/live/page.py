@@ -47,8 +47,8 @@ def live_router(
 ) -> APIRouter:
     """The routes `/` (the page), `/events` and `/frame.jpg`, to be included under a prefix or none.
 
-    Viewers are told what is new at most every `interval_s`, and that the server lives every `heartbeat_s`.
-    They are let go when `stopping` is set.
+    Viewers get news at most every `interval_s`, and a heartbeat every `heartbeat_s`. They are disconnected
+    when `stopping` is set.
     """
     router = APIRouter(include_in_schema=False)
     page_headers = {**_HEADERS, "Content-Security-Policy": _policy(_HTML)}
@@ -153,7 +153,7 @@ class RunningPage:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to whoever streams."""
+    """Leaves signals to the program that streams."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -181,7 +181,7 @@ class _LocalNames:
 async def _tell(
     state: LiveState, told: int | None, interval_s: float, heartbeat_s: float
 ) -> AsyncIterator[bytes]:
-    """Everything, then what is new. What a slow viewer leaves lying is told to it in one piece later."""
+    """Everything, then what is new. A slow viewer gets what it missed in one piece."""
     yield b"retry: 1000\n\n"
     last_s = time.monotonic()
     while True:
@@ -195,7 +195,7 @@ async def _tell(
             last_s = time.monotonic()
             yield b"event: heartbeat\ndata: {}\n\n"
         else:
-            yield b""  # for the caller to see whether anybody is still there
+            yield b""  # for the caller to see whether the client is still there
         await asyncio.sleep(interval_s)
 
 

@@ -99,7 +99,7 @@ class LiveState:
 
     @property
     def sequence(self) -> int:
-        """Grows with everything that is told."""
+        """Grows with every event."""
         return self._sequence
 
     def publish(self, result: Mapping[str, Any]) -> None:
@@ -288,7 +288,7 @@ class LiveState:
 
 
 def _summary(points: Sequence[_Point]) -> dict[str, Any]:
-    """Counts and means of the answers of late."""
+    """Counts and means of recent answers."""
     latencies = sorted(point.latency_ms for point in points if point.latency_ms is not None)
     pairs = [
         (point.latency_ms, point.base_latency_ms)

@@ -22,10 +22,10 @@ from gati.errors import (
 )
 from services.again import keep_on
 from services.hosted import Hosted
-from services.inference.settings import BASE_VERSION, STUCK
 from services.scheduler.choice import ReplicaLoad
 from services.scheduler.kept import KeptVersions
 from services.scheduler.sleeping import ASLEEP
+from services.states import BASE_VERSION, STUCK
 from services.wire.client import WireClient, connect_to
 from services.wire.codec import Service
 from services.wire.gen import Inference

@@ -14,8 +14,7 @@ from gati.errors import DataError
 from gati.pipelines import Planner, load_pipeline
 from gati.pipelines.behaviours import Answers, behaviours, confidence_levels
 from gati.pipelines.dynamic import DynamicPolicy
-from gati.pipelines.engines import open_engine
-from gati.pipelines.measure import measure_pipeline
+from gati.pipelines.measure import measure_pipeline, open_engine
 
 if TYPE_CHECKING:
     from tests.conftest import Demo

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from gati.errors import ConfigError, GatiError, UnavailableError
-from services.inference.settings import STUCK
 from services.scheduler import replicas
 from services.scheduler.dashboard import Dashboard
 from services.scheduler.models import Asked, Model
 from services.scheduler.replicas import Link
+from services.states import STUCK
 from services.wire.client import WireClient
 from services.wire.gen.ttypes import Tensor
 from services.wire.server import WireServer

@@ -19,9 +19,9 @@ from services.inference.counts import Counts
 from services.inference.following import Answering, Following, Shared
 from services.inference.keeping import ServedStanding, open_standing
 from services.inference.line import Line
+from services.inference.loaded import Stands, stands
 from services.inference.roster import LastRun, ServedRoster
 from services.inference.settings import InferenceSettings
-from services.inference.standing import Stands, stands
 from tests.engine.served import composed, exit_at
 from tests.waiting import until
 

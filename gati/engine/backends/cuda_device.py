@@ -185,7 +185,7 @@ class CudaDevice:
 
 
 def why_no_cuda() -> str | None:
-    """Why no CUDA device can be used here, None where one can."""
+    """Why no CUDA device can be used here, None if one can."""
     if torch.cuda.is_available():
         return None
     if torch.version.cuda is None:

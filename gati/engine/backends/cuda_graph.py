@@ -39,7 +39,7 @@ class CudaGraphBackend(TorchBackend):
 
     @classmethod
     def unavailable(cls) -> str | None:
-        """Why it cannot run here, None where it can."""
+        """Why it cannot run here, None if it can."""
         return why_no_cuda()
 
     @classmethod

@@ -39,7 +39,7 @@ class Int8Lookups(GraphBackend):
 
     def __init__(self, calibration: Tensor | None = None) -> None:
         super().__init__()
-        if find_spec("onnxruntime") is None:  # it quantises, whoever runs the result
+        if find_spec("onnxruntime") is None:  # it quantises for all runtimes
             raise BackendError(
                 f"backend '{self.name}' needs onnxruntime, not installed here: "
                 "pip install 'gati[onnxruntime]'"

@@ -1,8 +1,7 @@
 """Conversion in a separate process, for threads that work in the background while requests are served.
 
-torch's exporter is Python from end to end: for seconds it hardly lets go of the interpreter, and what it
-leaves behind keeps the garbage collector busy for a quarter of a second. Whoever answers requests in the same
-process would wait for all of that.
+torch's exporter is pure Python: it holds the interpreter's lock for seconds, and its garbage keeps the
+collector busy for a quarter of a second. Threads that answer requests in the same process would wait for it.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Apart:
         self._process: subprocess.Popen[bytes] | None = None
 
     def convert(self, module: nn.Module, example: tuple[Tensor, ...], name: str) -> bytes | None:
-        """The module as an ONNX model; None where the process cannot do that: try it here.
+        """The module as an ONNX model; None if the process cannot do that: try it here.
 
         **Raises:** `ModelError` for an operator that ONNX does not have.
         """

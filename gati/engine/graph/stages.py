@@ -119,7 +119,7 @@ def build_stages(
 ) -> GraphStages:
     """Cut the network at its exits, and after the blocks `cuts`, and put the lookups in.
 
-    **Raises:** `CutError` where two tensors that cross a cut share memory that is changed later: a file has
+    **Raises:** `CutError` if two tensors that cross a cut share memory that is changed later: a file has
     no such thing as shared memory.
     """
     at = {leaving.block: leaving for leaving in exits}

@@ -32,7 +32,7 @@ class RequestPath(ABC):
         """Class scores [B, K] of the base model, which is executed in the same way, for `x` [B, ...]."""
 
     def pieces(self, *, early: bool) -> tuple[BatchedSegment, ...] | None:
-        """The path of a batch in pieces, without lookups unless `early`; None where rows go one by one."""
+        """The path of a batch in pieces, without lookups unless `early`; None if rows go one by one."""
         return None
 
     def open(self) -> None:  # noqa: B027 - most paths take nothing

@@ -55,7 +55,7 @@ class GraphPath(RequestPath):
         return torch.cat([graph.answer(row)[0] for row in rows_of(x)])
 
     def _make_base(self) -> Graph:
-        with self._base_made:  # it takes seconds: whoever comes meanwhile waits for the same
+        with self._base_made:  # it takes seconds: other requests wait for the same graph
             if self._base is None:
                 kept = None if self._kept is None else self._kept[1]
                 self._base = self._backend.early_exit(self._traced, (), self._outputs_kind, kept)

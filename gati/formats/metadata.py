@@ -1,0 +1,70 @@
+"""Metadata of an exported file: text by key, everything structured as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gati.composition.composition import Composition
+from gati.engine.backends import get_backend
+from gati.engine.graph.stages import GraphStages
+from gati.exploration.library import Manifest
+from gati.version import __version__
+
+__all__ = ["describe", "in_float32", "metadata_of"]
+
+
+def metadata_of(
+    manifest: Manifest, composition: Composition, stages: GraphStages, *, raw: bool
+) -> dict[str, str]:
+    """The file's metadata.
+
+    `exits` lists the exits in the order of the output `exit`; its value `len(exits)` means the whole network
+    answered. `input` is `preprocessed` or `image` (uint8, the preprocessing is in the file). A certificate of
+    an engine of reduced precision is left out: the file computes in float32 and may answer differently.
+    """
+    exits = [
+        {
+            "block": leaving.block,
+            "variant": leaving.variant,
+            "selector": chosen.selector,
+            "threshold": leaving.threshold,
+        }
+        for leaving, chosen in zip(stages.exits, composition.exits, strict=True)
+    ]
+    certificate = composition.certificate if in_float32(composition) else None
+    structured: dict[str, Any] = {
+        "exits": exits,
+        "certificate": None if certificate is None else certificate.to_json(),
+        "class_names": manifest.class_names,
+        "preprocessing": manifest.preprocessing,
+        "composed_for": {"backend": composition.backend, "placement": composition.placement},
+    }
+    plain = {
+        "gati_version": __version__,
+        "model": manifest.model_source.rpartition("/")[2],  # without the folders of this machine
+        "checkpoint_sha256": manifest.checkpoint_sha256,
+        "composition": composition.name,
+        "accuracy_target": f"{composition.accuracy_target:g}",
+        "input": "image" if raw else "preprocessed",
+    }
+    return {**plain, **{key: json.dumps(value, allow_nan=False) for key, value in structured.items()}}
+
+
+def in_float32(composition: Composition) -> bool:
+    """Whether the composition was made for an engine that computes as the exported file does."""
+    return get_backend(composition.backend).in_float32()
+
+
+def describe(composition: Composition, stages: GraphStages, *, raw: bool) -> str:
+    """A few sentences for whoever opens the file in a viewer."""
+    blocks = ", ".join(leaving.block for leaving in stages.exits) or "no block, it has no exits"
+    takes = "an image, uint8 [1, H, W, C]" if raw else "one preprocessed input (see metadata 'preprocessing')"
+    lines = [
+        f"An early-exit network made by Gati. It takes {takes}; an easy one leaves early, after: {blocks}.",
+        "probabilities [1, K]: of the classes. exit [1]: which exit answered (metadata 'exits'), or their "
+        "number where the whole network did. score [1]: of the last lookup that was made, NaN without one.",
+    ]
+    if composition.certificate is not None and in_float32(composition):
+        lines.append(composition.certificate.sentence())
+    return "\n".join(lines)
