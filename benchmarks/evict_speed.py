@@ -5,8 +5,8 @@
 Prints blocks replayed a second for LRU and `gati` with its learned predictor, what refits add to requests,
 how long 10,000 candidates take to score, and the 50th and 99th percentile of evicting 4 and 2,500 blocks
 where every leaf is one block, by the clock and in processor time, which other programs disturb less. They
-evict from the same number of leaves, LRU, `gati` before there is a model and with the one that the trace
-gave: as many blocks as were evicted are loaded between the measurements. `--profile` adds where the time goes.
+evict from the same number of leaves: LRU, `gati` before there is a model, and with the one that the trace
+gave. As many blocks as were evicted are loaded between the measurements. `--profile` adds where time goes.
 """
 
 from __future__ import annotations
