@@ -19,7 +19,8 @@ class RedisTier:
     """A table in Redis, under the keys `NAME:` and eight bytes of the id, and `NAME` for its shape.
 
     The client keeps a pool of connections, so that any number of threads may fetch. With the package hiredis,
-    which `gati[redis]` brings, a fetch takes half of the processor's time. Write a table once with `RedisTier.write`.
+    which `gati[redis]` brings, a fetch takes half of the processor's time. Write a table
+    once with `RedisTier.write`.
     """
 
     def __init__(self, url: str, name: str) -> None:
