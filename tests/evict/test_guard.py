@@ -117,10 +117,12 @@ class Watched(Gati):
     thrown_out = 0
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
-        share = 1 / 3 if self._caught else 1 / 8
-        before = self._excess + share * len(self._only) >= 0.001 * self._seen + min(self.capacity / 16, 384)
+        before = self._exposed()
+        if before:
+            most = 0.001 * self._seen + min(self.capacity / 16, 384)
+            assert self._excess + len(self._only) / 3 >= most
         removed = super().evict(count, missing)
-        if before and self._wrong and self._following:
+        if before and self._following:
             Watched.held_back += 1
             Watched.thrown_out += len(self._shadow.held.intersection(removed))
         return removed

@@ -80,6 +80,33 @@ def test_what_comes_later_changes_nothing_before(cut: int) -> None:
     assert served[0] == served[1]
 
 
+class Anew(Reuse):
+    """Looks every age up anew for each score."""
+
+    def scores(self, count: int) -> np.ndarray:
+        kept = super().scores(count)
+        if self._model is None:
+            return kept
+        age = self._now_s - self._seen_s[:count]
+        at = np.minimum(np.searchsorted(self._model.edges, age, side="right") - 1, self._model.bins - 1)
+        found = self._tables[np.arange(count), at] + 1e-6 * age
+        runs = [run.slot for run in self.tree]
+        assert np.array_equal(kept[runs], found[runs])
+        self.compared += len(runs)
+        return kept
+
+
+def test_scores_are_looked_up_again_when_a_block_has_become_older() -> None:
+    trace = conversations(500, 0)
+    made = Anew(60, settings=QUICK)
+    made.compared = 0
+    cache = build("fpb", 60, lambda capacity, seed: made)
+    made.tree = cache.tree
+    for at, ids in enumerate(trace.requests):
+        cache.access(ids, float(trace.time_s[at]))
+    assert made.figures()["refits"] >= 1 and made.compared > 1000
+
+
 class Watching(Observer):
     """Checks that labels are only of samples that were taken before, and each at most once."""
 

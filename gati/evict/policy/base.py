@@ -234,7 +234,8 @@ class PredictingPolicy(TablePolicy):
         except Exception:  # whoever wrote it: what it costs is a worse decision
             self._failures += 1
             return self._by_recency()
-        if np.isnan(scores[self._leaf[: len(scores)]]).any():
+        none = np.isnan(scores)
+        if none.any() and none[self._leaf[: len(scores)]].any():
             self._failures += 1
             return self._by_recency()
         return np.maximum(scores, _LEAST)  # minus infinity stands for what may not go

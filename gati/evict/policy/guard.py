@@ -5,18 +5,19 @@ the blocks requested, A = eps n what is allowed. Predictions are followed until 
 decides until X <= A. So X <= eps n + B + k + the longest request, always: after a switch each block that
 only the shadow holds costs at most one miss.
 
-Most of them are not requested again in time. Once a prediction has been wrong, predictions therefore decide
-only while X + D/8 < A + B, where D counts the blocks that only the shadow holds, and once LARU has caught
-one, while X + D/3 < A + B; LRU's evictions make D smaller. A prediction was wrong where the block that it
-threw out returns before another that was there, and is still. Exact ones never are, and go on as they are.
+Most of them are not requested again in time. For 4 k requested blocks after a prediction was wrong, they
+therefore decide only while X + D/8 < A + B, where D counts the blocks that only the shadow holds, and after
+LARU has caught one, while X + D/3 < A + B; LRU's evictions make D smaller. A prediction was wrong where the
+block that it threw out returns before another that was there, and is still. Exact ones never are.
 
 While LRU decides, duels tell whether predictions have become good. Then they are tried again, for B/4 misses
-more, as long as X + D <= A + B + k. The bound stays:
-whatever we miss beyond LRU was one of these D, so that X + D grows only by evictions that predictions chose.
+more, as long as X + D <= A + B + k. The bound stays: whatever we miss beyond LRU was one of these D, so that
+X + D grows only by evictions that predictions chose.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from itertools import chain
@@ -35,6 +36,7 @@ EXCESS_SHARE = 0.001  # eps
 _MOST_SLACK = 384.0  # blocks
 _RETURNING = 1.0 / 8.0  # of the blocks that only the shadow holds, those expected to be missed
 _RETURNING_CAUGHT = 1.0 / 3.0  # the same once a prediction was caught in its phase
+_DOUBT = 4.0  # for how long one that was wrong counts, in capacities
 _TRIAL = 0.25  # what may be missed when predictions are tried again, in B
 _MEMORY = 0.5  # over how many requested blocks what was won fades, in capacities
 
@@ -103,7 +105,7 @@ class Gati(Laru):
         self._following = True
         self._limit: float | None = None  # X at which a trial ends, while there is one
         self._only: dict[int, float] = {}  # blocks that only the shadow holds, D of them: when each left us
-        self._wrong = False  # a prediction was
+        self._wrong_at = self._caught_at = -math.inf  # n when a prediction last was wrong, or was caught
         self._duels = Duels(capacity)
         self._named = np.zeros(64, dtype=bool)  # by slot: predictions named it in a duel since it was used
         self._alarms = self._trials = 0
@@ -126,7 +128,8 @@ class Gati(Laru):
         self._seen += len(ids)
         self._excess += len(held) - hits
         self._served += 1
-        self._wrong = self._wrong or self._was_wrong(ids)
+        if self._was_wrong(ids):
+            self._wrong_at = self._seen
         for block in chain(self._shadow.left, ids):
             self._only.pop(block, None)
         self._asked = len(ids)
@@ -167,19 +170,27 @@ class Gati(Laru):
     def _was_wrong(self, ids: list[int]) -> bool:
         """Whether something returns that left before a block that has not been used since, nor is now."""
         left = max((self._only[block] for block in ids if block in self._only), default=0.0)
+        if left == 0.0:
+            return False
         count = len(self._runs)
         return bool((self._recency[:count][self._leaf[:count]] < left).any())
 
     def _exposed(self) -> bool:
-        """Whether predictions, of which one was wrong, may have thrown out too much that LRU still has."""
+        """Whether predictions, one of the last wrong, may have thrown out too much that LRU still has."""
+        lately = self._seen - _DOUBT * self.capacity
+        if self._wrong_at < lately:
+            return False
         most = EXCESS_SHARE * self._seen + slack(self.capacity)
-        share = _RETURNING_CAUGHT if self._caught else _RETURNING
-        return self._wrong and self._excess + share * len(self._only) >= most
+        share = _RETURNING_CAUGHT if self._caught_at >= lately else _RETURNING
+        return self._excess + share * len(self._only) >= most
 
     def evict(self, count: int, missing: list[int]) -> list[int]:
         """LARU's choice; LRU's while the guard has stepped in, or what both hold differs too much."""
         if self._following and not self._exposed():
+            caught = self._caught
             removed = super().evict(count, missing)
+            if self._caught > caught:
+                self._wrong_at = self._caught_at = self._seen
         else:
             removed = []
             if not self._following:

@@ -105,6 +105,8 @@ class Reuse:
         self._tables = np.zeros(
             (64, 1 if model is None else model.bins)
         )  # seconds a hit at the beginning of each bin of ages
+        self._values = np.zeros(64)  # what the tables say of the present age
+        self._until_s = np.full(64, -np.inf)  # and up to when they say so
         self._seen_s = np.zeros(64)
         self._seen_in = np.zeros(64, dtype=np.int64)  # the request
 
@@ -133,13 +135,14 @@ class Reuse:
         self._seen_s[slot] = self._now_s
         self._seen_in[slot] = self._request
         self._features[slot] = self._request_features[stretch]
+        self._until_s[slot] = -np.inf
         if self._model is not None:
             self._tables[slot] = self._request_tables[stretch]
 
     def copy(self, source: int, target: int) -> None:
         """Both parts of a run are alike."""
         self._grow(target + 1)
-        for array in (self._features, self._tables, self._seen_s):
+        for array in (self._features, self._tables, self._values, self._until_s, self._seen_s):
             array[target] = array[source]
         self._seen_in[target] = (
             self._request
@@ -151,10 +154,14 @@ class Reuse:
         age = self._now_s - self._seen_s[:count]
         if self._model is None:
             return age
-        edges = self._model.edges
-        bins = len(edges) - 1
-        at = np.minimum(np.searchsorted(edges, age, side="right") - 1, bins - 1)
-        return self._tables[np.arange(count), at] + _TIE * age
+        over = np.flatnonzero(self._until_s[:count] <= self._now_s)
+        if len(over):
+            edges = self._model.edges
+            ends = np.append(edges[1:-1], np.inf)  # beyond the last bin it stays as it is
+            at = np.minimum(np.searchsorted(edges, age[over], side="right"), len(ends)) - 1
+            self._values[over] = self._tables[over, at]
+            self._until_s[over] = self._seen_s[over] + ends[at]
+        return self._values[:count] + _TIE * age
 
     def refit(self) -> None:
         """Fit from all that is known now, and predict again for everything cached."""
@@ -166,6 +173,7 @@ class Reuse:
         self._model = model
         self._refits += 1
         self._tables = self._table(model, self._features)
+        self._until_s[:] = -np.inf
         self._fitting_s += time.perf_counter() - began
 
     def offer(self, model: HazardModel) -> None:
@@ -184,6 +192,7 @@ class Reuse:
         if len(newer):
             tables[newer] = self._table(offer.model, self._features[newer])
         self._model, self._tables = offer.model, tables
+        self._until_s[:] = -np.inf
         self._taken += 1
 
     def figures(self) -> Mapping[str, Any]:
@@ -199,5 +208,7 @@ class Reuse:
         if count > len(self._seen_s):
             self._features = grown(self._features, count)
             self._tables = grown(self._tables, count)
+            self._values = grown(self._values, count)
+            self._until_s = grown(self._until_s, count)
             self._seen_s = grown(self._seen_s, count)
             self._seen_in = grown(self._seen_in, count)
