@@ -1,7 +1,7 @@
 """Accepts connections; those that come while the process has no file descriptor left wait.
 
 uvloop's own servers accept such connections and close them at once. Here they stay in the kernel's queue
-until a descriptor is free.
+until a descriptor is free, and so do those for which there is no place.
 """
 
 from __future__ import annotations
@@ -19,20 +19,25 @@ _log = logging.getLogger("gati.serve")
 
 _PAUSE_S = 0.05  # after an error: the socket stays readable, so trying again at once would be a busy loop
 _QUIET_S = 10.0  # between lines of the log
+_FULL_PAUSE_S = 0.01  # while there is no place
 _AT_ONCE = 64  # connections, before the event loop does something else
 
 
 class PatientListener:
     """Gives each connection to `listening` a protocol from `make`, in the running event loop, until `close`.
 
-    `tls` has the arguments of `connect_accepted_socket` that concern TLS. `close` and `wait_closed` are all
-    that uvicorn asks of a server.
+    `tls` has the arguments of `connect_accepted_socket` that concern TLS; `places` says how many more
+    connections there may be. `close` and `wait_closed` are all that uvicorn asks of a server.
     """
 
     def __init__(
-        self, listening: socket.socket, make: Callable[[], asyncio.BaseProtocol], tls: dict[str, Any]
+        self,
+        listening: socket.socket,
+        make: Callable[[], asyncio.BaseProtocol],
+        tls: dict[str, Any],
+        places: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        self._listening, self._make, self._tls = listening, make, tls
+        self._listening, self._make, self._tls, self._places = listening, make, tls, places
         self._loop = asyncio.get_running_loop()
         self._connecting: set[asyncio.Task[None]] = set()
         self._again: asyncio.TimerHandle | None = None
@@ -63,23 +68,29 @@ class PatientListener:
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
+            if self._places() <= len(self._connecting):
+                self._pause(_FULL_PAUSE_S)
+                return
             try:
                 connection, _address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # no file descriptor or no memory, as a rule
-                self._pause(error)
+                self._log(error)
+                self._pause(_PAUSE_S)
                 return
             task = self._loop.create_task(self._connect(connection))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
 
-    def _pause(self, error: OSError) -> None:
+    def _log(self, error: OSError) -> None:
         if (now_s := self._loop.time()) - self._logged_s >= _QUIET_S:
             _log.warning("cannot accept connections; they wait", extra={"reason": error.strerror})
             self._logged_s = now_s
+
+    def _pause(self, pause_s: float) -> None:
         self._loop.remove_reader(self._listening)
-        self._again = self._loop.call_later(_PAUSE_S, self._resume)
+        self._again = self._loop.call_later(pause_s, self._resume)
 
     async def _connect(self, connection: socket.socket) -> None:
         try:

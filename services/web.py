@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import resource
 import socket
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp
 from gati.errors import ConfigError
 from services.accepting import PatientListener
 from services.config import ServeConfig
-from services.http import HttpLimits, http_protocol
+from services.http import HttpLimits, http_protocol, places
 from services.wire.handshake import server_tls
 
 __all__ = ["listen", "url_of", "web_server"]
@@ -29,9 +30,10 @@ def web_server(config: ServeConfig, app: ASGIApp) -> uvicorn.Server:
 
     **Raises:** `ConfigError` for a certificate that cannot be used, or too few files that may be open.
     """
+    limits = _limits(config)
     settings = uvicorn.Config(
         app,
-        http=http_protocol(_limits(config)),
+        http=http_protocol(limits),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -43,7 +45,7 @@ def web_server(config: ServeConfig, app: ASGIApp) -> uvicorn.Server:
     settings.load()
     # uvicorn would make a context of its own: ours says in one line what is wrong with the files.
     settings.ssl = server_tls(config.certificate, config.certificate_key)
-    return _Server(settings, config.head_timeout_s)
+    return _Server(settings, limits)
 
 
 def listen(config: ServeConfig) -> socket.socket:
@@ -72,9 +74,9 @@ class _Server(uvicorn.Server):
     A client that begins to speak TLS and says no more is let go as others are.
     """
 
-    def __init__(self, config: uvicorn.Config, handshake_timeout_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, limits: HttpLimits) -> None:
         super().__init__(config)
-        self._handshake_timeout_s = handshake_timeout_s
+        self._limits = limits
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen at the sockets."""
@@ -84,8 +86,12 @@ class _Server(uvicorn.Server):
         make = partial(kind, config=config, server_state=self.server_state, app_state=self.lifespan.state)
         tls: dict[str, Any] = {}
         if config.ssl is not None:
-            tls = {"ssl": config.ssl, "ssl_handshake_timeout": self._handshake_timeout_s}
-        listeners: list[Any] = [PatientListener(each, make, tls) for each in sockets or ()]
+            tls = {"ssl": config.ssl, "ssl_handshake_timeout": self._limits.head_timeout_s}
+        loop, connections = asyncio.get_running_loop(), self.server_state.connections
+        listeners: list[Any] = [
+            PatientListener(each, make, tls, lambda: places(connections, self._limits, loop.time()))
+            for each in sockets or ()
+        ]
         self.servers = listeners
         self.started = True
 

@@ -15,7 +15,7 @@ import uvicorn
 import uvloop
 
 from services.accepting import PatientListener
-from services.http import HttpLimits, http_protocol
+from services.http import HttpLimits, http_protocol, places, should_leave
 from tests.services import faults
 from tests.waiting import LONG_S, in_the_end
 
@@ -33,6 +33,7 @@ class App:
     def __init__(self) -> None:
         self.go = asyncio.Event()
         self.begun: list[str] = []
+        self.full: list[bool] = []
         self.left: list[str] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -46,6 +47,7 @@ class App:
                 return
         if path == "/later":
             await self.go.wait()
+            self.full.append(should_leave(scope))
         endless = path == "/endless"
         await send({"type": "http.response.start", "status": 200, "headers": []})
         while endless and (await self.more(receive, send)):
@@ -259,20 +261,52 @@ def test_requests_that_wait_for_the_one_before_are_few() -> None:
     run(PATIENT, test)
 
 
+@contextlib.contextmanager
+def patient(app: App, listening: socket.socket, limits: HttpLimits = PATIENT) -> Iterator[PatientListener]:
+    """A server that takes connections as `gati serve` does, in the running event loop."""
+    config = uvicorn.Config(app, http=http_protocol(limits), lifespan="off", log_config=None)
+    config.load()
+    server: Any = uvicorn.Server(config)
+    kind: Any = config.http_protocol_class
+    state, loop = server.server_state, asyncio.get_running_loop()
+    listener = PatientListener(
+        listening,
+        lambda: kind(config=config, server_state=state, app_state={}),
+        {},
+        lambda: places(state.connections, limits, loop.time()),
+    )
+    try:
+        yield listener
+    finally:
+        listener.close()
+
+
+def test_a_flood_of_connections_resets_none() -> None:
+    """All that came were taken, and the newest ones closed before what they had sent was read."""
+
+    async def main() -> None:
+        app = App()
+        limits = HttpLimits(connections=3, head_timeout_s=LONG_S, body_timeout_s=LONG_S)
+        with socket.create_server(("127.0.0.1", 0), backlog=64) as listening, patient(app, listening, limits):
+            crowd = [await asyncio.open_connection(*listening.getsockname()) for _ in range(20)]
+            for _, writer in crowd:
+                writer.write(ASK.replace(b"now", b"later"))
+            await in_the_end(lambda: app.begun == ["/later"] * 3)
+            app.go.set()
+            for each in crowd:  # in the order in which they came
+                assert await status(each, b"") == 200
+                each[1].close()
+            assert len(app.begun) == len(crowd) and app.full[:3] == [True] * 3
+
+    asyncio.run(main())
+
+
 def test_connections_wait_while_no_file_can_be_opened() -> None:
     """They were taken and closed at once."""
 
     async def main() -> None:
         app = App()
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            config = uvicorn.Config(app, http=http_protocol(PATIENT), lifespan="off", log_config=None)
-            config.load()
-            server: Any = uvicorn.Server(config)
-            kind: Any = config.http_protocol_class
-            state = server.server_state
-            listener = PatientListener(
-                listening, lambda: kind(config=config, server_state=state, app_state={}), {}
-            )
+        with socket.create_server(("127.0.0.1", 0)) as listening, patient(app, listening) as listener:
             with socket.socket() as client:
                 with faults.no_files_left(os.getpid()), contextlib.ExitStack() as held:
                     with pytest.raises(OSError, match="Too many open files"):
@@ -286,7 +320,6 @@ def test_connections_wait_while_no_file_can_be_opened() -> None:
                         client.recv(1)
                 head = await asyncio.get_running_loop().sock_recv(client, 1000)
                 assert head.startswith(b"HTTP/1.1 200 ")
-            listener.close()
             await listener.wait_closed()
 
     uvloop.run(main())
