@@ -30,7 +30,7 @@ from gati.errors import (
     RequestError,
     UnavailableError,
 )
-from services.wire.client import WireClient, connect_to
+from services.wire.client import WireClient, connect_to, notice_loss
 from services.wire.codec import Limits, Service, encode, encode_parts
 from services.wire.errors import from_wire, to_wire
 from services.wire.gen import Inference
@@ -225,6 +225,20 @@ def test_connections_are_bounded() -> None:
         assert (await first.call("health", timeout_s=LONG_S)).ready
 
     run(test, most_connections=2)
+
+
+def test_a_machine_that_has_gone_silently_is_noticed_by_the_system() -> None:
+    """What it had been asked waited for its deadline, and could not be asked elsewhere."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as client,
+        listening.accept()[0] as server,
+    ):
+        notice_loss(client.fileno())
+        assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 5000
+        assert client.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        client.sendall(b"still here")
+        assert server.recv(100) == b"still here"
 
 
 def test_nobody_answers_where_nobody_listens() -> None:
