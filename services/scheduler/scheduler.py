@@ -34,9 +34,9 @@ _log = logging.getLogger("gati.scheduler")
 
 _MANY = 8  # requests at work
 _QUIET_S = 1.0  # between lines of the log about who was not let in
-# Of the event loop: beyond it, requests are refused before they are read. It takes several turns for each, so
-# that is a part of the smallest SLO, within bounds; without any SLO, nobody minds a little.
-_LARGEST_LAG_OF_SLO = 1 / 8
+# Of the event loop: beyond it, requests are refused before they are read. It takes many turns for each, so
+# that is a part of the smallest SLO, within bounds.
+_LARGEST_LAG_OF_SLO = 1 / 24
 _LEAST_LAG_MS, _MOST_LAG_MS = 8.0, 250.0
 
 
@@ -107,7 +107,11 @@ class Scheduler:
         # With few at work it is another program that holds us up, and refusing would not help.
         if self._lag.lag_ms <= _LEAST_LAG_MS or self._at_work < _MANY:
             return
-        if self._lag.lag_ms * self._shares.of_largest(name) > self._largest_lag_ms:
+        least_slo_ms = min((each.least_slo_ms for each in self._entrances.values()), default=math.inf)
+        # Without an SLO nobody minds delays, but only a queue that grows.
+        lag_ms = self._lag.standing_ms if least_slo_ms == math.inf else self._lag.lag_ms
+        largest_ms = min(_MOST_LAG_MS, max(_LEAST_LAG_MS, _LARGEST_LAG_OF_SLO * least_slo_ms))
+        if lag_ms * self._shares.of_largest(name) > largest_ms:
             raise CrowdedError(
                 f"the scheduler is {self._lag.lag_ms:.0f} ms behind", retry_after_s=2e-3 * self._lag.lag_ms
             )
@@ -241,11 +245,6 @@ class Scheduler:
     @property
     def _at_work(self) -> int:
         return self._under_way - self._receiving
-
-    @property
-    def _largest_lag_ms(self) -> float:
-        least_slo_ms = min((each.least_slo_ms for each in self._entrances.values()), default=math.inf)
-        return min(_MOST_LAG_MS, max(_LEAST_LAG_MS, _LARGEST_LAG_OF_SLO * least_slo_ms))
 
     def asked(self, name: str, timing: Timing) -> Asked:
         """Parameters for the inference service of the model `models/NAME`: the remaining time.
