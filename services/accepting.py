@@ -1,7 +1,8 @@
 """Accepts connections; those that come while the process has no file descriptor left wait.
 
 uvloop's own servers accept such connections and close them at once. Here they stay in the kernel's queue
-until a descriptor is free. Connections whose TLS handshake is not finished are few: the oldest goes first.
+until a descriptor is free, and so do those for which there is no place. Connections whose TLS handshake is
+not finished are few: the oldest goes first.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ _log = logging.getLogger("gati.serve")
 
 _PAUSE_S = 0.05  # after an error: the socket stays readable, so trying again at once would be a busy loop
 _QUIET_S = 10.0  # between lines of the log
+_FULL_PAUSE_S = 0.01  # while there is no place
 _AT_ONCE = 64  # connections, before the event loop does something else
 
 
 class PatientListener:
     """Gives each connection to `listening` a protocol from `make`, in the running event loop, until `close`.
 
-    With `tls`, a protocol gets its connection after the handshake. At most `handshakes` are under way, each
-    for `handshake_timeout_s`; one too many ends the oldest, so that silent clients cannot keep others out.
-    `close` and `wait_closed` are all that uvicorn asks of a server.
+    `places` says how many more connections there may be. With `tls`, a protocol gets its connection after the
+    handshake. At most `handshakes` are under way, each for `handshake_timeout_s`; one too many ends the
+    oldest, so that silent clients cannot keep others out. `close` and `wait_closed` are all that uvicorn asks
+    of a server.
     """
 
     def __init__(
@@ -37,11 +40,12 @@ class PatientListener:
         listening: socket.socket,
         make: Callable[[], asyncio.BaseProtocol],
         *,
+        places: Callable[[], float] = lambda: math.inf,
         tls: ssl.SSLContext | None = None,
         handshakes: int = 1000,
         handshake_timeout_s: float = 10.0,
     ) -> None:
-        self._listening, self._make, self._handshakes = listening, make, handshakes
+        self._listening, self._make, self._places, self._handshakes = listening, make, places, handshakes
         self._tls: dict[str, Any] = {}
         if tls is not None:
             self._tls = {"ssl": tls, "ssl_handshake_timeout": handshake_timeout_s}
@@ -75,12 +79,17 @@ class PatientListener:
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
+            # A client that does not finish its handshake takes no place from others.
+            if self._places() <= (0 if self._tls else len(self._connecting)):
+                self._pause(_FULL_PAUSE_S)
+                return
             try:
                 connection, _address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # no file descriptor or no memory, as a rule
-                self._pause(error)
+                self._log(error)
+                self._pause(_PAUSE_S)
                 return
             if self._tls and len(self._connecting) >= self._handshakes:
                 oldest = next(iter(self._connecting))
@@ -95,12 +104,14 @@ class PatientListener:
         if task.cancelled():
             connection.close()
 
-    def _pause(self, error: OSError) -> None:
+    def _log(self, error: OSError) -> None:
         if (now_s := self._loop.time()) - self._logged_s >= _QUIET_S:
             _log.warning("cannot accept connections; they wait", extra={"reason": error.strerror})
             self._logged_s = now_s
+
+    def _pause(self, pause_s: float) -> None:
         self._loop.remove_reader(self._listening)
-        self._again = self._loop.call_later(_PAUSE_S, self._resume)
+        self._again = self._loop.call_later(pause_s, self._resume)
 
     async def _connect(self, connection: socket.socket) -> None:
         try:

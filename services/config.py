@@ -88,6 +88,8 @@ class ModelConfig(_Strict):
     most_versions: int = Field(default=8, ge=2)  # loaded at a time
     adaptation_share: float = Field(default=1.0, gt=0.0)  # of retraining's time, against that of other models
     replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)  # services that share the requests
+    # A started process, without the model, for each replica: it takes over in about the time of loading.
+    spare: bool = False
     # Between these as many replicas as it takes for nine of ten requests to wait no longer than the delay.
     replicas_min: int = Field(default=1, ge=0)  # 0: none without requests; the next one starts one
     replicas_max: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)

@@ -3,22 +3,28 @@
 uvicorn's protocol has no bound on heads, on half-sent requests and on clients that do not read. Here a
 connection that has sent nothing, half a head, or a body slower than a trickle is closed, and so is one whose
 client does not take what it asked for. When there are too many, the one goes that has kept us waiting longest
-without a whole request, so that silent ones cannot keep others out.
+without a whole request, so that silent ones cannot keep others out. Where none has for long, new ones wait to
+be accepted (`places`), and who is refused for overload is asked to come back with another connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["HttpLimits", "http_protocol"]
+__all__ = ["HttpLimits", "http_protocol", "places", "should_leave"]
 
 _LEAST_BYTES_A_SECOND = 16 * 1024  # of a body, once the first timeout has passed
 _MOST_HEADERS = 100
 _MOST_PIPELINED = 32
+_SILENT_S = 1.0  # a connection that waits for a request no longer than this is not let go for another
+_NEARLY_FULL = 0.9
+_CONNECTION = "gati.connection"  # in the scope of a request
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,22 @@ def http_protocol(limits: HttpLimits) -> type[asyncio.Protocol]:
         _limits = limits
 
     return _Bounded
+
+
+def places(connections: Collection[Any], limits: HttpLimits, now_s: float) -> int:
+    """How many more can be accepted; `now_s` is of their event loop."""
+    left = limits.connections - len(connections)
+    return left if left > 0 else left + sum(_is_silent(each, now_s) for each in connections)
+
+
+def should_leave(scope: Scope) -> bool:
+    """Whether the connection of a request, which is here as a whole, had better make room for another."""
+    connection = scope.get(_CONNECTION)
+    return connection is not None and connection.should_leave
+
+
+def _is_silent(connection: Any, now_s: float) -> bool:
+    return isinstance(connection, _BoundedProtocol) and connection.silent_s(now_s) > _SILENT_S
 
 
 class _BoundedProtocol(HttpToolsProtocol):
@@ -128,6 +150,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._head_bytes = 0
         self._cancel_timer()
+        self.scope[_CONNECTION] = self  # type: ignore[literal-required]
         app, size = self.app, len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self._limits.head_bytes or len(self.headers) > _MOST_HEADERS:
             self.app = self._TOO_LARGE
@@ -174,6 +197,15 @@ class _BoundedProtocol(HttpToolsProtocol):
     # ----------------------------------------------------------------------------------------------------
 
     @property
+    def should_leave(self) -> bool:
+        """Whether there are nearly too many connections, and nothing more comes on this one for now."""
+        return not self._in_body and len(self.connections) > _NEARLY_FULL * self._limits.connections
+
+    def silent_s(self, now_s: float) -> float:
+        """For how long it has kept us waiting for a whole request; less than nothing if it does not."""
+        return now_s - self._waits_since_s if self._idle or self._in_body else -1.0
+
+    @property
     def _idle(self) -> bool:
         """Whether no request is there: neither one whose body comes nor one that is being answered."""
         return not self._in_body and (self.cycle is None or self.cycle.response_complete)
@@ -192,13 +224,21 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(self._limits.body_timeout_s, self._check_body)
 
     def _make_room(self) -> None:
-        """Let go who has kept us waiting longest; of those who never asked for anything, if there are any."""
+        """Let go who has kept us waiting longest; of those who never asked for anything, if there are any.
+
+        Who has just come is not silent, but has not been read yet.
+        """
+        now_s = self.loop.time()
         waiting = (
             each
             for each in self.connections
             if isinstance(each, _BoundedProtocol) and each is not self and (each._idle or each._in_body)
         )
-        longest = min(waiting, key=lambda each: (each._answered, each._waits_since_s), default=self)
+        longest = min(
+            waiting,
+            key=lambda each: (not _is_silent(each, now_s), each._answered, each._waits_since_s),
+            default=self,
+        )
         longest._hang_up()
 
     def _hang_up(self) -> None:

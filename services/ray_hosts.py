@@ -65,7 +65,11 @@ class _Actor:
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         where = {"host": host, "secret_file": file}
         self._process = Supervised(
-            found.label, "services.inference", found.model_copy(update=where), for_this_machine=False
+            found.label,
+            "services.inference",
+            found.model_copy(update=where),
+            for_this_machine=False,
+            spare=found.spare,
         )
 
     async def changed(self, seen: _Seen, served: bool) -> _Seen:

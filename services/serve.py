@@ -92,7 +92,7 @@ class ThisMachine:
 
     def host(self, settings: InferenceSettings) -> Hosted:
         """A supervised process."""
-        return Supervised(settings.label, "services.inference", settings)
+        return Supervised(settings.label, "services.inference", settings, spare=settings.spare)
 
 
 def build_scheduler(config: ServeConfig, hosting: Hosting | None = None) -> Scheduler:
@@ -247,6 +247,7 @@ def _settings(
         records_limit_bytes=own.records_limit_bytes,
         records_max_age_s=max(_SAMPLES_KEPT_S, config.adaptation.window_s if config.adaptation else 0.0),
         most_versions=own.most_versions,
+        spare=own.spare,
         stuck_timeout_s=max(_STUCK_FACTOR * config.request_timeout_ms / 1e3, config.hang_timeout_s),
         repository=own.repository,
         replicas=replicas,

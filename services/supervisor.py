@@ -7,6 +7,9 @@ before it has ever served was told something wrong, which no restart mends.
 The process is told its settings through stdin, which stays open: when it ends, by intent or because this
 process is gone, the other drains and ends too. It leads a session of its own, so that a signal for all of a
 terminal's processes is for us alone.
+
+Most of a start is importing. A spare process has done that and waits for its settings, so the one that takes
+over from a process that died only has to load its model.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ __all__ = ["Supervised"]
 _log = logging.getLogger("gati.supervisor")
 
 _FIRST_PAUSE_S = 0.2
+_SPARE_AFTER_S = 5.0  # that a process listens: until then it needs the processor itself
 _LONGEST_PAUSE_S = 30.0
 _LAST_WORDS = 3  # lines of stderr that a cause quotes
 _ADDRESS_TIMEOUT_S = 60.0
@@ -43,13 +47,22 @@ class Supervised:
     """The process of one service, a package that `python -m` runs.
 
     `start` it once; `address` waits until it takes calls. After `stop` it may be started again. It listens at
-    a Unix socket, or, if not `for_this_machine` alone, where its settings say.
+    a Unix socket, or, if not `for_this_machine` alone, where its settings say. With `spare` another process
+    waits to take over.
     """
 
     def __init__(
-        self, name: str, package: str, settings: ProcessSettings, *, for_this_machine: bool = True
+        self,
+        name: str,
+        package: str,
+        settings: ProcessSettings,
+        *,
+        for_this_machine: bool = True,
+        spare: bool = False,
     ) -> None:
         self._for_this_machine = for_this_machine
+        self._wants_spare = spare
+        self._spare: asyncio.subprocess.Process | None = None
         self._name = name
         self._package = package
         self._settings = settings
@@ -70,6 +83,11 @@ class Supervised:
     def running(self) -> bool:
         """Whether there is a process."""
         return self._process is not None and self._process.returncode is None
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether a process waits to take over."""
+        return self._spare is not None and self._spare.returncode is None
 
     @property
     def listening(self) -> str | None:
@@ -121,6 +139,14 @@ class Supervised:
     # ----------------------------------------------------------------------------------------------------
 
     async def _keep_running(self) -> None:
+        try:
+            await self._run_again_and_again()
+        finally:
+            if (spare := self._take_spare()) is not None:
+                spare.kill()
+                await spare.wait()
+
+    async def _run_again_and_again(self) -> None:
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         pause_s = 0.0
         while not self._ending.is_set():
@@ -159,16 +185,19 @@ class Supervised:
         self._words.clear()
         scratch = Scratch("socket")
         ended: asyncio.Task[bool] | None = None
+        preparing: asyncio.Task[None] | None = None
         readers: list[asyncio.Task[None]] = []
         process = None
         try:
-            process = self._process = await self._spawn(scratch.path)
+            process = self._process = self._take_spare() or await self._spawn(self._name)
+            self._tell(process, scratch.path)
             readers = [
                 asyncio.create_task(self._read_address(process)),
                 asyncio.create_task(self._read_words(process)),
             ]
             for each in readers:
                 each.add_done_callback(self._check_reader)
+            preparing = asyncio.create_task(self._prepare_spare())
             exited = asyncio.create_task(process.wait())
             ended = asyncio.create_task(self._ending.wait())
             await asyncio.wait((exited, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -176,8 +205,9 @@ class Supervised:
                 await self._end(process, exited)
             return await exited
         finally:
-            if ended is not None:
-                ended.cancel()
+            for task in (ended, preparing):
+                if task is not None:
+                    task.cancel()
             if process is not None and process.returncode is None:  # we are cancelled
                 process.kill()
             try:
@@ -189,34 +219,50 @@ class Supervised:
                 scratch.close()
                 self._renew_address()
 
-    async def _spawn(self, folder: Path) -> asyncio.subprocess.Process:
-        socket = folder / "s"
-        if len(os.fsencode(socket)) > _LONGEST_PATH:
-            raise ConfigError(f"the path of a socket is too long in {folder.parent}; set TMPDIR to another")
-        where = {"socket": socket} if self._for_this_machine else {}
-        told = self._settings.model_copy(update={**where, "end_with_stdin": True})
+    def _take_spare(self) -> asyncio.subprocess.Process | None:
+        spare, self._spare = (self._spare if self.has_spare else None), None
+        return spare
+
+    async def _prepare_spare(self) -> None:
+        """Have a process wait, once the one that serves has come far enough."""
+        if not self._wants_spare or self._address is None:
+            return
+        await asyncio.wait([self._address])
+        await asyncio.sleep(_SPARE_AFTER_S)
+        if not self.has_spare:
+            self._spare = await self._spawn(f"{self._name}(spare)")
+
+    async def _spawn(self, name: str) -> asyncio.subprocess.Process:
+        """A process that waits to be told its settings; the name is for `ps`."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
         # -P keeps the working directory, which may have a `services` of its own, off the path.
         environment["PYTHONPATH"] = os.pathsep.join(
             filter(None, (environment.get("PYTHONPATH"), _PACKAGE_PARENT))
         )
-        process = await asyncio.create_subprocess_exec(
+        return await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",
             "-m",
             self._package,
             "-",
-            self._name,  # the name is for `ps`
+            name,
             stdin=asyncio.subprocess.PIPE,  # its end tells the process that we are gone
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=environment,
             start_new_session=True,
         )
+
+    def _tell(self, process: asyncio.subprocess.Process, folder: Path) -> None:
+        """Tell a process its settings. Raises `ConfigError`."""
+        socket = folder / "s"
+        if len(os.fsencode(socket)) > _LONGEST_PATH:
+            raise ConfigError(f"the path of a socket is too long in {folder.parent}; set TMPDIR to another")
+        where = {"socket": socket} if self._for_this_machine else {}
+        told = self._settings.model_copy(update={**where, "end_with_stdin": True})
         if process.stdin is None:
             raise AssertionError("stdin is a pipe")
         process.stdin.write(told.model_dump_json().encode() + b"\n")
-        return process
 
     async def _end(self, process: asyncio.subprocess.Process, exited: asyncio.Task[int]) -> None:
         """Let a process drain, and kill it when it takes too long."""

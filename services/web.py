@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import resource
 import socket
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp
 from gati.errors import ConfigError
 from services.accepting import PatientListener
 from services.config import ServeConfig
-from services.http import HttpLimits, http_protocol
+from services.http import HttpLimits, http_protocol, places
 from services.wire.handshake import server_tls
 
 __all__ = ["listen", "url_of", "web_server"]
@@ -83,9 +84,11 @@ class _Server(uvicorn.Server):
         await self.lifespan.startup()
         kind: Any = config.http_protocol_class
         make = partial(kind, config=config, server_state=self.server_state, app_state=self.lifespan.state)
+        loop, connections = asyncio.get_running_loop(), self.server_state.connections
         listen_at = partial(
             PatientListener,
             make=make,
+            places=lambda: places(connections, self._limits, loop.time()),
             tls=config.ssl,
             handshakes=self._limits.connections,
             handshake_timeout_s=self._limits.head_timeout_s,

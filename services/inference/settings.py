@@ -42,6 +42,7 @@ class InferenceSettings(ProcessSettings):
     records_limit_bytes: int = Field(default=2**30, ge=1)
     stuck_timeout_s: float = Field(default=120.0, gt=0.0)  # no input takes so long: the engine hangs
     poll_s: float = Field(default=2.0, gt=0.0)
+    spare: bool = False  # who starts it keeps another process that waits to take over
     replica: int = Field(default=0, ge=0)  # its number, of the services of one model
     replicas: int = Field(default=1, ge=1)  # that there may be; they share the error of their proofs
 

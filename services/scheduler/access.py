@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import Message, Send
 
+from services.http import should_leave
 from services.scheduler.telemetry import NO_TELEMETRY, Telemetry
 from services.scheduler.timing import trace_id_of
 from services.scheduler.tracing import LONGEST_PATH, WATCHED_PATHS, follow, trace_of
@@ -20,6 +21,7 @@ _requests = logging.getLogger("gati.access")
 _audits = logging.getLogger("gati.audit")
 
 _MANAGEMENT = "/v2/repository/"
+_FOR_OVERLOAD = (429, 503)
 
 
 class Access:
@@ -34,6 +36,7 @@ class Access:
         self._telemetry = telemetry
         self._began_s = time.monotonic()
         self.status = 0
+        self.quiet = False  # a flood must not fill the log
         self.key = ""  # the name of it
         if telemetry is not NO_TELEMETRY:
             follow(request.scope)
@@ -42,6 +45,8 @@ class Access:
         """Pass a message on to the client."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            if self.status in _FOR_OVERLOAD and should_leave(self._request.scope):
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
         await self._send(message)
 
     def ended(self) -> None:
@@ -52,6 +57,8 @@ class Access:
         path: str = scope["path"]
         if path.startswith(_MANAGEMENT) and self._request.method != "GET":
             _audits.info("management", extra=self._line(path))
+            return
+        if self.quiet:
             return
         level = logging.DEBUG if path.startswith(WATCHED_PATHS) else logging.INFO
         if _requests.isEnabledFor(level) and (self._share >= 1.0 or random.random() < self._share):

@@ -41,7 +41,7 @@ async def read_body(request: Request, largest_bytes: int, charge: Charge, pool: 
         return body
     if encoding not in _WINDOWS:
         raise RequestError(f"content encoding {encoding[:40]!r} is not offered; use gzip, deflate or none")
-    return await pool.run(_unpack, body, _WINDOWS[encoding], largest_bytes, charge)
+    return await pool.run(_unpack, body, _WINDOWS[encoding], largest_bytes, charge, owner=charge.owner)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:

@@ -7,6 +7,7 @@ request that would exceed the rest is refused before anything is allocated for i
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -18,16 +19,24 @@ _RETRY_AFTER_S = 0.5
 # Of a document in memory, at most: a value (a float, its place in a list and in an array), a list, an object,
 # half of a text, which has two quotation marks, and a name in an object: that takes less, and more time.
 _VALUE_BYTES, _LIST_BYTES, _OBJECT_BYTES, _QUOTE_BYTES, _NAME_BYTES = 48, 104, 360, 48, 360
+_OF_WHAT_IS_LEFT = 4  # one model's requests hold at most so many times what is left for all
 _PIECE_BYTES = 2**18
 _WIDEST = 4  # bytes a character of text that is not ASCII
 
 
 class ByteBudget:
-    """Bytes that requests under way may hold together. Any thread may charge."""
+    """Bytes that requests under way may hold together. Any thread may charge.
 
-    def __init__(self, limit_bytes: int) -> None:
+    If it is `shared`, the requests of one owner leave a part to others, however many they are: what one may
+    hold falls with what is left (dynamic thresholds: Choudhury and Hahne 1998). A single request may have it
+    all.
+    """
+
+    def __init__(self, limit_bytes: int, *, shared: bool = False) -> None:
         self.limit_bytes = limit_bytes
+        self._shared = shared
         self._held_bytes = 0
+        self._owners: dict[str, _Held] = {}
         self._lock = threading.Lock()
 
     @property
@@ -35,43 +44,66 @@ class ByteBudget:
         """Bytes charged now."""
         return self._held_bytes
 
-    def open(self) -> Charge:
+    def open(self, owner: str = "") -> Charge:
         """The charge of one request, a context manager: what it took is given back at the end."""
-        return Charge(self)
+        return Charge(self, owner)
 
-    def _take(self, count: int) -> None:
+    def _begin(self, owner: str) -> None:
         with self._lock:
-            if self._held_bytes + count > self.limit_bytes:
+            self._owners.setdefault(owner, _Held()).requests += 1
+
+    def _take(self, owner: str, count: int) -> None:
+        with self._lock:
+            held = self._owners[owner]
+            left = self.limit_bytes - self._held_bytes
+            crowds = self._shared and held.requests > 1 and held.count + count > _OF_WHAT_IS_LEFT * left
+            if count > left or crowds:
                 raise OverloadError(
                     f"requests under way hold {self._held_bytes} of {self.limit_bytes} bytes",
                     retry_after_s=_RETRY_AFTER_S,
                 )
             self._held_bytes += count
+            held.count += count
 
-    def _give_back(self, count: int) -> None:
+    def _end(self, owner: str, count: int) -> None:
         with self._lock:
+            held = self._owners[owner]
             self._held_bytes -= count
+            held.count -= count
+            held.requests -= 1
+            if not held.requests:
+                del self._owners[owner]
+
+
+@dataclass
+class _Held:
+    """What the requests of one owner hold."""
+
+    requests: int = 0
+    count: int = 0
 
 
 class Charge:
-    """One request's part of a budget."""
+    """One request's part of a budget; `owner` is the model or pipeline that it is for."""
 
-    def __init__(self, budget: ByteBudget) -> None:
+    def __init__(self, budget: ByteBudget, owner: str) -> None:
+        self.owner = owner
         self._budget = budget
         self._held_bytes = 0
 
     def add(self, count: int) -> None:
         """Take so many bytes more. Raises `OverloadError` where so many are not left."""
-        self._budget._take(count)
+        self._budget._take(self.owner, count)
         self._held_bytes += count
 
     def __enter__(self) -> Self:
+        self._budget._begin(self.owner)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._budget._give_back(self._held_bytes)
+        self._budget._end(self.owner, self._held_bytes)
         self._held_bytes = 0
 
 

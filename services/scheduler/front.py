@@ -19,6 +19,7 @@ from gati.errors import ForbiddenError, GatiError, MediaTypeError, NotAllowedErr
 from services.scheduler import pipeline_routes, replies, v2
 from services.scheduler.access import Access
 from services.scheduler.admission import admit
+from services.scheduler.entrance import CrowdedError
 from services.scheduler.keys import Key
 from services.scheduler.scheduler import Scheduler
 
@@ -69,6 +70,10 @@ class Front:
                 if work is not None:
                     self._scheduler.check_lag(request.scope["path"])
                     respond = await work(request)
+            except CrowdedError as error:
+                access.quiet = True
+                self._scheduler.crowded(error, request.scope["path"])
+                respond = replies.refused(request, error)
             except GatiError as error:
                 respond = replies.refused(request, error)
             except Exception as error:

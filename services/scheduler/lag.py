@@ -5,21 +5,49 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 
-__all__ = ["LagMeter", "Shares"]
+__all__ = ["Lag", "LagMeter", "Shares"]
 
 _INTERVAL_S = 0.004
 _DECAY = 0.7  # of a lag, from one measurement to the next
+_IN_A_ROW = 5  # measurements
 _HALVED_S = 1.0  # a request counts half after so long
 _LEAST = 0.1  # a lower count is forgotten
 
 
-class LagMeter:
+class Lag:
+    """How late the event loop was of late.
+
+    `waited_ms` is how long a request that is read now may have waited for that. `lag_ms` is the worst of
+    late, `standing_ms` the least of several measurements: a delay that is over before the next one is no
+    overload, but another program that had the processor (as CoDel tells a standing queue from a burst:
+    Nichols and Jacobson 2012).
+    """
+
+    def __init__(self) -> None:
+        self.waited_ms = 0.0
+        self.lag_ms = 0.0
+        self._last_ms: deque[float] = deque([0.0] * _IN_A_ROW, _IN_A_ROW)
+
+    @property
+    def standing_ms(self) -> float:
+        """By how much it is behind all the time."""
+        return min(self._last_ms)
+
+    def add(self, late_ms: float) -> None:
+        """Take in a measurement."""
+        self.waited_ms = late_ms
+        self.lag_ms = max(late_ms, _DECAY * self.lag_ms)
+        self._last_ms.append(late_ms)
+
+
+class LagMeter(Lag):
     """Measures how late a timer of a few milliseconds is."""
 
     def __init__(self) -> None:
-        self.lag_ms = 0.0
+        super().__init__()
         self._due_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -34,8 +62,7 @@ class LagMeter:
             self._timer.cancel()
 
     def _measure(self) -> None:
-        late_ms = max(0.0, 1e3 * (time.monotonic() - self._due_s) - 1.0)  # timers are a millisecond coarse
-        self.lag_ms = max(late_ms, _DECAY * self.lag_ms)
+        self.add(max(0.0, 1e3 * (time.monotonic() - self._due_s) - 1.0))  # timers are a millisecond coarse
         self.start()
 
 

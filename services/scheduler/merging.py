@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, Protocol
 
+from gati.errors import GatiError
 from services.wire.gen.ttypes import ExitStatistics, Histogram
 
-__all__ = ["merged_statistics", "merged_versions"]
+__all__ = ["merged_statistics", "merged_versions", "statistics_of"]
 
 _SUMS = (
     "inputs",
@@ -22,6 +24,30 @@ _SUMS = (
     "trials_disagreed",
     "left_out",
 )
+
+
+class _Replica(Protocol):
+    @property
+    def number(self) -> int: ...
+
+    async def statistics(self) -> Any: ...
+
+
+async def statistics_of(replicas: Sequence[_Replica]) -> dict[int, Any]:
+    """The wire's `Statistics` of each replica that answers, by number. Raises `GatiError` if none does."""
+    found = await asyncio.gather(*(each.statistics() for each in replicas), return_exceptions=True)
+    answers: dict[int, Any] = {}
+    refusals = []
+    for replica, each in zip(replicas, found, strict=True):
+        if isinstance(each, GatiError):
+            refusals.append(each)
+        elif isinstance(each, BaseException):
+            raise each
+        else:
+            answers[replica.number] = each
+    if not answers:
+        raise refusals[0]
+    return answers
 
 
 def merged_statistics(found: Sequence[Any], versions: list[Any]) -> Any:

@@ -16,7 +16,6 @@ from typing import Any
 from gati.errors import (
     ConfigError,
     DeadlineError,
-    GatiError,
     NotFoundError,
     OverloadError,
     RequestError,
@@ -25,7 +24,8 @@ from gati.errors import (
 from services.hosted import Hosted
 from services.scheduler.choice import choose, of_place
 from services.scheduler.kept import KeptVersions
-from services.scheduler.merging import merged_statistics, merged_versions
+from services.scheduler.merging import merged_statistics, merged_versions, statistics_of
+from services.scheduler.parking import Parking
 from services.scheduler.replicas import Asked, Link, Replica
 from services.scheduler.rollout import describe_all, load_on_all, unload_on_all
 from services.scheduler.sleeping import Sleep
@@ -69,6 +69,7 @@ class Model:
         self._waking: asyncio.Task[None] | None = None
         self.sleep = Sleep()
         self.asked_again = 0  # requests
+        self._parking = Parking(lambda: self.replicas)
         # Told each response, and None for each request for which there was too much to do.
         self.on_outcome: Callable[[Any], None] = _nothing
         self.replicas: tuple[Replica, ...] = tuple(map(self._replica, range(replicas)))
@@ -102,6 +103,11 @@ class Model:
     def restarts(self) -> int:
         """Number of restarts of its processes."""
         return sum(replica.restarts for replica in self.replicas)
+
+    @property
+    def parked(self) -> int:
+        """Requests that wait for a replica to come back."""
+        return self._parking.parked
 
     @property
     def cause(self) -> str:
@@ -198,7 +204,10 @@ class Model:
             if not self.ready and self.available:
                 return await self._infer_awake(tensor, asked, version)
             try:
-                response = await self._infer(tensor, asked, version)
+                inputs = tensor.shape[0] if tensor.shape else 1
+                response = await self._parking.ask(
+                    lambda again: self._infer(tensor, again, version), inputs, asked
+                )
             except OverloadError:
                 self.on_outcome(None)
                 raise
@@ -212,17 +221,8 @@ class Model:
 
     async def statistics_by_replica(self) -> dict[int, Any]:
         """The counts of each replica that answers, by number. Raises `UnavailableError` if none does."""
-        ready = [replica for replica in self.replicas if replica.ready] or [*self.replicas[:1]]
-        found = await asyncio.gather(*(each.statistics() for each in ready), return_exceptions=True)
-        answers = {}
-        for replica, each in zip(ready, found, strict=True):
-            if isinstance(each, BaseException) and not isinstance(each, GatiError):
-                raise each
-            if not isinstance(each, BaseException):
-                answers[replica.number] = each
-        if not answers:
-            raise found[0] if isinstance(found[0], GatiError) else self.unavailable()
-        return answers
+        ready = [replica for replica in self.replicas if replica.ready]
+        return await statistics_of(ready or self.replicas[:1])
 
     async def load(self, version: str, composition: str | None) -> None:
         """Load a version, replica by replica, and let it answer, at once or when it is proven.
@@ -378,6 +378,7 @@ class Model:
         """Wake up who waits for a change."""
         if self.ready:
             self.sleep.answers()
+        self._parking.look()
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -17,6 +17,7 @@ from gati.pipelines import LivePlanner, OptionReport
 from services.scheduler import documents
 from services.scheduler.bodies import read_body, unless_gone
 from services.scheduler.budget import Charge
+from services.scheduler.entrance import Demand
 from services.scheduler.images import decode_image
 from services.scheduler.pipelines import ServedPipeline
 from services.scheduler.protocol import HEADER_LENGTH, place, positive, priority
@@ -75,7 +76,9 @@ async def answer(request: Request, pipeline: str) -> Response:
     """Answer a query; `query` without the framework's routing. Raises `GatiError`."""
     scheduler = scheduler_of(request)
     arrived_s = scheduler.arrival_s()
-    with scheduler.under_way() as charge:
+    kind = f"pipelines/{pipeline}"
+    scheduler.check_room(kind)
+    with scheduler.under_way(kind) as charge:
         served = scheduler.pipeline(pipeline)
         tensor, wishes = await _read(request, scheduler, charge, served.channels)
         slo_ms = positive(wishes, "latency_slo_ms") or served.default_slo_ms
@@ -86,9 +89,10 @@ async def answer(request: Request, pipeline: str) -> Response:
             priority(wishes.get("priority")),
             request.headers.get("traceparent"),
         )
-        found = await unless_gone(request, served.answer(tensor, timing, place(wishes.get("place"))))
+        with scheduler.entrance(kind).asking(Demand.of(slo_ms, 1, timing.priority)):
+            found = await unless_gone(request, served.answer(tensor, timing, place(wishes.get("place"))))
     latency_ms = timing.elapsed_ms()
-    scheduler.answered(latency_ms, in_services_ms(found.stages))
+    scheduler.answered(kind, latency_ms, in_services_ms(found.stages))
     if (trace := trace_of(request.scope)) is not None:
         trace.answered(timing.trace_id, {"gati.pipeline": pipeline}, map(_call_of, found.stages))
     scheduler.metrics.pipeline_seconds.labels(pipeline).observe(latency_ms / 1e3)
@@ -142,7 +146,7 @@ async def _read(
         largest_bytes = min(scheduler.config.largest_body_bytes, LONGEST_TEXT_BYTES)
     else:  # a file is not larger than what it holds
         largest_bytes = min(scheduler.config.largest_body_bytes, _FILE_BYTES * most + _OTHER_BYTES)
-    with scheduler.receiving():
+    with scheduler.receiving(charge.owner):
         body = await read_body(request, largest_bytes, charge, scheduler.pool)
     if is_tensor:
         asked = await parse_inference(request, body, scheduler, charge)
@@ -170,7 +174,8 @@ async def _read(
     if kind.startswith(_AUDIO):
         charge.add(len(body))  # a copy, behind its length
         return Tensor(BYTES, [1], packed_files([body])), wishes
-    return await scheduler.pool.run(decode_image, body, channels, most, charge), wishes
+    image = await scheduler.pool.run(decode_image, body, channels, most, charge, owner=charge.owner)
+    return image, wishes
 
 
 def _text(body: bytes) -> Any:

@@ -31,7 +31,7 @@ async def read_inference(
     Raises `GatiError` for what cannot be taken.
     """
     largest_bytes = largest_body(request, scheduler.config)
-    with scheduler.receiving():
+    with scheduler.receiving(charge.owner):
         body = await read_body(request, largest_bytes, charge, scheduler.pool)
     return await parse_inference(request, body, scheduler, charge, info)
 
@@ -49,7 +49,9 @@ async def parse_inference(
     """As `read_inference`, of a body that has been read."""
     header_length = request.headers.get(HEADER_LENGTH)
     read = partial(_read, body, header_length, scheduler.config.largest_json_bytes, charge, info)
-    return read() if len(body) < _LONG_BYTES else await scheduler.pool.run(_long, read)
+    if len(body) < _LONG_BYTES:
+        return read()
+    return await scheduler.pool.run(_long, read, owner=charge.owner)
 
 
 def _long(read: Callable[[], InferenceRequest]) -> InferenceRequest:

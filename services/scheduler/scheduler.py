@@ -14,9 +14,9 @@ from starlette.requests import Request
 from gati.errors import DeadlineError, GatiError, NotFoundError, OverloadError, UnavailableError
 from services.config import ServeConfig
 from services.pool import BoundedPool
-from services.quantile import RunningQuantile
 from services.scheduler.budget import ByteBudget, Charge
 from services.scheduler.dashboard import Dashboard
+from services.scheduler.entrance import CrowdedError, Entrance
 from services.scheduler.keys import KeyRing
 from services.scheduler.lag import LagMeter, Shares
 from services.scheduler.metrics import Metrics
@@ -25,17 +25,19 @@ from services.scheduler.pipelines import ServedPipeline
 from services.scheduler.scaling import Autoscaler
 from services.scheduler.telemetry import open_telemetry
 from services.scheduler.timing import Timing, trace_id_of
+from services.scheduler.tracing import LONGEST_PATH
 from services.supervisor import Supervised
 
 __all__ = ["Scheduler", "scheduler_of"]
 
 _log = logging.getLogger("gati.scheduler")
 
-_IN_TIME = 0.98  # of admitted requests should be
-_RECOVERY = 0.98  # of what is expected outside the services, for each request that is refused
 _MANY = 8  # requests at work
 _QUIET_S = 1.0  # between lines of the log about who was not let in
-_LARGEST_LAG_MS = 8.0  # of the event loop: beyond it, requests are refused before they are read
+# Of the event loop: beyond it, requests are refused before they are read. It takes many turns for each, so
+# that is a part of the smallest SLO, within bounds.
+_LARGEST_LAG_OF_SLO = 1 / 24
+_LEAST_LAG_MS, _MOST_LAG_MS = 8.0, 250.0
 
 
 class Scheduler:
@@ -55,8 +57,9 @@ class Scheduler:
         self.metrics = Metrics()
         self.telemetry = open_telemetry(config)
         self.keys = KeyRing(config)
-        self.budget = ByteBudget(config.largest_held_bytes)
-        self.pool = BoundedPool("gati-reader")
+        shared = len(models) + len(pipelines) > 1
+        self.budget = ByteBudget(config.largest_held_bytes, shared=shared)
+        self.pool = BoundedPool("gati-reader", shared=shared)
         self.adaptation = adaptation
         self.dashboards = {name: Dashboard(model) for name, model in models.items()}
         self._autoscalers = autoscalers
@@ -65,11 +68,13 @@ class Scheduler:
         self.draining = False
         self._under_way = 0
         self._receiving = 0  # of them: their clients have not sent all
-        self._turned_away = 0
-        self._said_s = -math.inf
+        kinds = (("models", models), ("pipelines", pipelines))
+        self._entrances = {f"{kind}/{name}": Entrance() for kind, served in kinds for name in served}
+        self._nowhere = Entrance()  # for names that are not served: paths must not make the counts grow
+        self._not_let_in = _SeldomSaid("not let in")
+        self._crowded = _SeldomSaid("refused at the door")
         self._lag = LagMeter()
         self._shares = Shares()
-        self._outside_ms = RunningQuantile(_IN_TIME)  # of requests: here and on the way, not in a service
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -90,21 +95,24 @@ class Scheduler:
             self.adaptation.start()
 
     def check_lag(self, path: str) -> None:
-        """Refuse a request while the event loop is far behind. Raises `OverloadError`.
+        """Refuse a request while the event loop is far behind. Raises `CrowdedError`.
 
         The model or pipeline with the most requests is refused first: the fewer another one gets, the larger
         the lag at which it is refused.
         """
-        name = (*path.split("/", 4), "", "", "")[3]
-        if name not in self.models and name not in self.pipelines:
-            name = ""  # paths must not make the counts grow
+        name = "/".join(path.split("/", 4)[2:4])  # such as models/NAME
+        if name not in self._entrances:
+            name = ""
         self._shares.add(name)
         # With few at work it is another program that holds us up, and refusing would not help.
-        if self._lag.lag_ms <= _LARGEST_LAG_MS or self._at_work < _MANY:
+        if self._lag.lag_ms <= _LEAST_LAG_MS or self._at_work < _MANY:
             return
-        if self._lag.lag_ms * self._shares.of_largest(name) > _LARGEST_LAG_MS:
-            self.metrics.rejected.labels("resource_exhausted").inc()
-            raise OverloadError(
+        least_slo_ms = min((each.least_slo_ms for each in self._entrances.values()), default=math.inf)
+        # Without an SLO nobody minds delays, but only a queue that grows.
+        lag_ms = self._lag.standing_ms if least_slo_ms == math.inf else self._lag.lag_ms
+        largest_ms = min(_MOST_LAG_MS, max(_LEAST_LAG_MS, _LARGEST_LAG_OF_SLO * least_slo_ms))
+        if lag_ms * self._shares.of_largest(name) > largest_ms:
+            raise CrowdedError(
                 f"the scheduler is {self._lag.lag_ms:.0f} ms behind", retry_after_s=2e-3 * self._lag.lag_ms
             )
 
@@ -112,16 +120,20 @@ class Scheduler:
         """Count who was not let in. The log has one line a second at most: it is no place to be filled."""
         reasons = {401: "not_allowed", 403: "forbidden", 415: "media_type"}
         self.metrics.rejected.labels(reasons.get(error.http_status, "not_allowed")).inc()
-        self._turned_away += 1
-        now_s = time.monotonic()
-        if now_s - self._said_s >= _QUIET_S:
-            extra = {"client": client and client[0], "reason": str(error), "since": self._turned_away}
-            _log.warning("not let in", extra=extra)
-            self._said_s, self._turned_away = now_s, 0
+        self._not_let_in.say({"client": client and client[0], "reason": str(error)})
+
+    def crowded(self, error: CrowdedError, path: str) -> None:
+        """Count a request that was refused at the door."""
+        self.metrics.rejected.labels(error.thrift_code.lower()).inc()
+        self._crowded.say({"path": path[:LONGEST_PATH], "reason": str(error)})
+
+    @property
+    def _waited_ms(self) -> float:
+        return self._lag.waited_ms / 2  # a request came at some time while the event loop was late
 
     def arrival_s(self) -> float:
         """When a request came that is seen only now, about."""
-        return time.monotonic() - self._lag.lag_ms / 1e3
+        return time.monotonic() - self._waited_ms / 1e3
 
     async def drain(self) -> None:
         """Refuse what is new, wait until everything is answered, and stop the models."""
@@ -176,55 +188,80 @@ class Scheduler:
         priority = max(priority, self.config.highest_priority)
         return Timing(arrived_s, latency_slo_ms, timeout_ms, priority, trace_id_of(traceparent))
 
+    def entrance(self, name: str) -> Entrance:
+        """What is known of the requests for `models/NAME` or `pipelines/NAME`."""
+        return self._entrances.get(name, self._nowhere)
+
+    def check_room(self, name: str) -> None:
+        """Refuse a request that nobody would have time for. Raises `CrowdedError`."""
+        try:
+            self.entrance(name).check(self._waited_ms)
+        except CrowdedError:
+            if (model := self.models.get(name.removeprefix("models/"))) is not None:
+                model.on_outcome(None)  # more replicas would have had time for it
+            raise
+
     @contextmanager
-    def under_way(self) -> Iterator[Charge]:
-        """Count a request, what it holds, and why it is refused if it is.
+    def under_way(self, name: str = "") -> Iterator[Charge]:
+        """Count a request for `models/NAME` or `pipelines/NAME`, what it holds, and why it is refused.
 
         Raises `UnavailableError` when draining.
         """
         if self.draining:
             raise UnavailableError("shutting down; ask again", retry_after_s=1.0)
+        entrance = self.entrance(name)
         self._under_way += 1
+        entrance.at_work += 1
         self._idle.clear()
         try:
-            with self.budget.open() as charge:
+            with self.budget.open(name) as charge:
                 yield charge
         except GatiError as error:
             if isinstance(error, OverloadError):
-                self._outside_ms.shrink(_RECOVERY)  # else it may keep out all that corrects it
+                entrance.refused()
             self.metrics.rejected.labels(error.thrift_code.lower()).inc()
             raise
         finally:
             self._under_way -= 1
+            entrance.at_work -= 1
             if not self._under_way:
                 self._idle.set()
 
     @contextmanager
-    def receiving(self) -> Iterator[None]:
+    def receiving(self, name: str = "") -> Iterator[None]:
         """The body of a request under way is read: it waits for its client, and is not at work yet.
 
         Otherwise bodies that never come would make the server look busy, and keep out others.
         """
+        entrance = self.entrance(name)
         self._receiving += 1
+        entrance.at_work -= 1
         try:
             yield
         finally:
             self._receiving -= 1
+            entrance.at_work += 1
 
     @property
     def _at_work(self) -> int:
         return self._under_way - self._receiving
 
-    def asked(self, timing: Timing) -> Asked:
-        """Parameters for an inference service: the remaining time.
+    def asked(self, name: str, timing: Timing) -> Asked:
+        """Parameters for the inference service of the model `models/NAME`: the remaining time.
+
+        What most requests took outside the service is taken off, as far as this model is the one with the
+        most requests: what a flood of others takes is no reason to refuse one of a few, which might be in
+        time, and that would make room for nobody.
 
         Raises `OverloadError` where none is left of the SLO, `DeadlineError` where none is left at all.
         """
         elapsed_ms = timing.elapsed_ms()
         slo_ms = timing.latency_slo_ms
         if slo_ms is not None:
-            alone = self._at_work == 1  # what was learned under load says nothing of it
-            slo_ms -= elapsed_ms if alone else max(elapsed_ms, self._outside_ms.value)
+            entrance = self.entrance(name)
+            alone = entrance.at_work == 1  # what was learned under load says nothing of it
+            outside_ms = 0.0 if alone else entrance.outside.value * self._shares.of_largest(name)
+            slo_ms -= max(elapsed_ms, outside_ms)
             if slo_ms <= 0.0:
                 raise OverloadError(
                     f"{elapsed_ms:.1f} ms have passed before a model could be asked", retry_after_s=0.1
@@ -234,9 +271,26 @@ class Scheduler:
             raise DeadlineError("the deadline passed before a model could be asked")
         return Asked(remaining_ms, slo_ms, timing.priority, timing.trace_id)
 
-    def answered(self, latency_ms: float, service_ms: float) -> None:
+    def answered(self, name: str, latency_ms: float, service_ms: float) -> None:
         """Take in an answered request: how long it took, and for how much of that a service had it."""
-        self._outside_ms.add(max(0.0, latency_ms - service_ms) + self._lag.lag_ms)
+        self.entrance(name).answered(max(0.0, latency_ms - service_ms) + self._lag.lag_ms)
+
+
+class _SeldomSaid:
+    """A line of the log, once a second at most: it says how often there was reason `since` the last one."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._since = 0
+        self._said_s = -math.inf
+
+    def say(self, extra: dict[str, object]) -> None:
+        """There is reason for it."""
+        self._since += 1
+        now_s = time.monotonic()
+        if now_s - self._said_s >= _QUIET_S:
+            _log.warning(self._text, extra={**extra, "since": self._since})
+            self._said_s, self._since = now_s, 0
 
 
 def scheduler_of(request: Request) -> Scheduler:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from fastapi.responses import Response
 from gati.version import __version__
 from services.scheduler import documents
 from services.scheduler.bodies import unless_gone
+from services.scheduler.entrance import Demand
 from services.scheduler.models import Model
 from services.scheduler.protocol import HEADER_LENGTH, outputs_of, render_response
 from services.scheduler.reading import read_inference
@@ -119,7 +121,10 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
     """Answer a request for a model; `infer` without the framework's routing. Raises `GatiError`."""
     scheduler = scheduler_of(request)
     arrived_s = scheduler.arrival_s()
-    with scheduler.under_way() as charge:
+    kind = f"models/{name}"
+    if version is None:  # each version has a queue of its own
+        scheduler.check_room(kind)
+    with scheduler.under_way(kind) as charge:
         model = scheduler.model(name)
         asked = await read_inference(request, scheduler, charge, model.info)
         timing = scheduler.timing(
@@ -129,15 +134,17 @@ async def answer(request: Request, name: str, version: str | None) -> Response:
             asked.priority,
             request.headers.get("traceparent"),
         )
-        parameters = replace(scheduler.asked(timing), place=asked.place)
+        parameters = replace(scheduler.asked(kind, timing), place=asked.place)
         called_ms = timing.elapsed_ms()
-        found = await unless_gone(request, model.infer(asked.tensor, parameters, version))
+        demand = Demand.of(timing.latency_slo_ms, sum(asked.tensor.shape[:1]), timing.priority)
+        with scheduler.entrance(kind).asking(demand) if version is None else nullcontext():
+            found = await unless_gone(request, model.infer(asked.tensor, parameters, version))
     latency_ms = timing.elapsed_ms()
     exits = [each.exit for each in found.answers]
     if (trace := trace_of(request.scope)) is not None:
         call = called(name, found.version, exits, (called_ms, latency_ms), found.latency_ms)
         trace.answered(timing.trace_id, {}, [call])
-    scheduler.answered(latency_ms, found.latency_ms)
+    scheduler.answered(kind, latency_ms, found.latency_ms)
     scheduler.dashboards[name].answered(found, latency_ms)
     scheduler.metrics.request_seconds.labels(name).observe(latency_ms / 1e3)
     _log.debug(

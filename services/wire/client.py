@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
+import socket
 import ssl
 from contextlib import suppress
 from typing import Any
@@ -16,12 +18,14 @@ from services.wire.codec import Limits, Message, Service, encode_parts, frame_le
 from services.wire.errors import from_wire
 from services.wire.handshake import prove
 
-__all__ = ["UNIX", "WireClient", "connect_to"]
+__all__ = ["UNIX", "WireClient", "connect_to", "notice_loss"]
 
 _log = logging.getLogger("gati.wire")
 
 UNIX = "unix:"  # before the path of a socket, where an address has host and port
 _MOST_UNSENT_BYTES = 64 * 2**20  # that the other side has not taken yet
+_LOST_S = 5  # without a word of the other machine's system; its processes may take their time
+_PROBES = 3
 
 
 class WireClient:
@@ -72,7 +76,9 @@ class WireClient:
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._path is not None:
             return await asyncio.open_unix_connection(self._path)
-        return await asyncio.open_connection(self._host, self._port, ssl=self._tls)
+        reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
+        notice_loss(writer.get_extra_info("socket").fileno())
+        return reader, writer
 
     async def _prove(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, timeout_s: float
@@ -165,6 +171,21 @@ class WireClient:
             answer.set_result(message.body)
         else:
             answer.set_exception(UnavailableError(f"{self.address} failed: {message.body.message}"))
+
+
+def notice_loss(file: int) -> None:
+    """Have the system end a TCP connection, by its file descriptor, whose other machine has gone silently.
+
+    Else what it was asked, and might be asked elsewhere, would wait for its deadline.
+    """
+    if not hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it
+        return
+    with socket.socket(fileno=os.dup(file)) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _LOST_S - _PROBES)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _LOST_S)
 
 
 def connect_to(

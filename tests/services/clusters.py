@@ -102,6 +102,7 @@ def on_ray(configuration: Path) -> Iterator[Replicated]:
     environment = {
         "MARK": mark,
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # else every other program goes before what a replica computes
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # nodes are on the loopback interface only
         "RAY_TMPDIR": tempfile.mkdtemp(prefix="gati-ray-", dir="/tmp"),  # sockets have short names
     }

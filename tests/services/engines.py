@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gati.errors import CompositionError, NotFoundError
+from gati.errors import CompositionError, NotFoundError, OverloadError
 from services.wire.codec import Service
 from services.wire.gen import Inference
 from services.wire.gen.ttypes import (
@@ -36,7 +36,8 @@ class Engine:
         for event in (self.answers, self.healthy, self.loads):
             event.set()
         self.state = "serving"
-        self.begun = 0
+        self.begun = self.at_work = 0
+        self.places = 1000
         self.versions, self.active = ["first"], "first"
         self.calls: list[str] = []
         self.refused = ""
@@ -44,8 +45,14 @@ class Engine:
         self._sources: dict[str, Any] = {}
 
     async def infer(self, request: Any) -> Any:
+        if self.at_work >= self.places:
+            raise OverloadError("the queue is full", retry_after_s=0.1)
         self.begun += 1
-        await self.answers.wait()
+        self.at_work += 1
+        try:
+            await self.answers.wait()
+        finally:
+            self.at_work -= 1
         if request.version not in (None, *self.versions):
             raise NotFoundError(f"no version '{request.version}'")
         answering = request.version or (self.active if self.active in self.versions else "first")

@@ -13,6 +13,7 @@ import threading
 import tracemalloc
 import weakref
 import zlib
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,27 @@ def test_bodies_under_way_share_a_budget() -> None:
     assert budget.held_bytes == 0
 
 
+def test_the_requests_of_one_model_leave_memory_to_others() -> None:
+    budget = ByteBudget(100 * MIB, shared=True)
+    with ExitStack() as held:
+
+        def take(owner: str, count: int) -> bool:
+            charge = held.enter_context(budget.open(owner))
+            try:
+                charge.add(count)
+            except OverloadError:
+                return False
+            return True
+
+        assert sum(take("flood", 4 * MIB) for _ in range(100)) == 20  # four times what they leave
+        assert sum(take("other", 4 * MIB) for _ in range(100)) == 4
+        assert take("third", 4 * MIB)
+    assert budget.held_bytes == 0
+    for owner in ("flood", "other"):
+        with budget.open(owner) as charge:
+            charge.add(100 * MIB)  # one request may have all
+
+
 def test_packed_bodies_are_charged_as_they_grow() -> None:
     bomb = gzip.compress(b"\0" * (8 * MIB))
     assert len(bomb) < 10_000
@@ -349,6 +371,35 @@ def test_pictures_are_converted_strip_by_strip_as_in_one(mode: str) -> None:
             found = decode_image(out.getvalue(), channels, 10**6, charge)
         whole = np.asarray(Image.open(io.BytesIO(out.getvalue())).convert(wanted))
         assert found.shape == [1, 700, 500, channels] and bytes(found.data) == whole.tobytes()
+
+
+def test_the_calls_of_one_model_leave_the_pool_to_others() -> None:
+    """Whoever came later waited for all of a flood, or found no place."""
+
+    async def main() -> None:
+        pool = BoundedPool("test", threads=1, waiting=20, shared=True)
+        go, done = threading.Event(), []
+
+        async def read(owner: str) -> None:
+            try:
+                await pool.run(go.wait, owner=owner)
+                done.append(owner)
+            except OverloadError:
+                done.append(f"{owner} refused")
+
+        flood = [asyncio.create_task(read("flood")) for _ in range(100)]
+        await asyncio.sleep(0)
+        refused = list(done)
+        flood[5].cancel()
+        others = [asyncio.create_task(read("other")) for _ in range(2)]
+        await asyncio.sleep(0)
+        go.set()
+        await asyncio.wait([*flood, *others])
+        assert refused == ["flood refused"] * 83  # one is read, and four times as many wait as are free
+        assert done[83:] == ["flood", "flood", "other", "flood", "other"] + ["flood"] * 13
+        pool.close()
+
+    asyncio.run(main())
 
 
 def test_the_pool_is_bounded_and_what_nobody_waits_for_is_not_begun() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
@@ -18,8 +19,9 @@ from hypothesis import strategies as st
 from gati.errors import OverloadError
 from services.config import ServeConfig
 from services.scheduler.app import create_app
+from services.scheduler.entrance import Demand
 from services.scheduler.front import Front
-from services.scheduler.lag import Shares
+from services.scheduler.lag import Lag, Shares
 from services.scheduler.models import Model
 from services.scheduler.scheduler import Scheduler
 from tests.waiting import in_the_end
@@ -143,8 +145,10 @@ def test_bodies_that_never_come_keep_nobody_out() -> None:
                 asyncio.create_task(client.post("/v2/models/m/infer", content=body())) for _ in range(10)
             ]
             await in_the_end(lambda: asked == len(silent))
-            time.sleep(0.1)  # the event loop falls behind
-            await asyncio.sleep(0.001)
+            with scheduler.entrance("models/m").asking(Demand(slo_ms=20.0)):
+                for _ in range(12):  # the event loop falls behind, and stays so
+                    time.sleep(0.02)
+                    await asyncio.sleep(0)
             with ExitStack() as at_work, pytest.raises(OverloadError, match="ms behind"):
                 for _ in silent:
                     at_work.enter_context(scheduler.under_way())
@@ -176,14 +180,27 @@ def test_hostile_documents_are_refused_as_ours(body: bytes, status: int) -> None
     run(test, largest_json_bytes=4 * 2**20)
 
 
-@pytest.mark.parametrize(("lag_ms", "spared"), [(20.0, True), (500.0, False)])
+@pytest.mark.parametrize(
+    ("slo_ms", "lag_ms", "flooded", "spared"),
+    [
+        (20.0, 20.0, False, True),
+        (20.0, 500.0, False, False),
+        (400.0, 15.0, True, True),  # what it takes is little beside the SLO
+        (400.0, 60.0, False, True),
+        (math.inf, 60.0, True, True),  # nobody minds
+        (math.inf, 300.0, False, True),
+    ],
+)
 def test_when_the_scheduler_is_behind_it_refuses_first_who_asks_most(
-    lag_ms: float, spared: bool, monkeypatch: pytest.MonkeyPatch
+    slo_ms: float, lag_ms: float, flooded: bool, spared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.scheduler.scheduler.LagMeter", lambda: SimpleNamespace(lag_ms=lag_ms))
+    lag = SimpleNamespace(lag_ms=lag_ms, standing_ms=lag_ms)
+    monkeypatch.setattr("services.scheduler.scheduler.LagMeter", lambda: lag)
     dead: Any = Dead()
     models = {name: Model(name, host=lambda number: dead) for name in ("flooded", "other")}
     scheduler = Scheduler(ServeConfig(), models, {})
+    with scheduler.entrance("models/other").asking(Demand(slo_ms)):
+        pass  # one request has said how much of a hurry it is in
 
     def admits(name: str) -> bool:
         try:
@@ -196,9 +213,19 @@ def test_when_the_scheduler_is_behind_it_refuses_first_who_asks_most(
     with ExitStack() as under_way:
         for _ in range(8):
             under_way.enter_context(scheduler.under_way())
-        assert not any([admits("flooded") for _ in range(40)])
-        assert not [admits(f"no such model {number}") for number in range(40)][-1]
+        assert [admits("flooded") for _ in range(40)] == [flooded] * 40
+        assert [admits(f"no such model {number}") for number in range(40)][-1] is flooded
         assert admits("other") is spared
+
+
+def test_a_loop_that_was_held_up_for_a_moment_is_not_behind() -> None:
+    """Requests were refused, whatever their SLO, whenever another program had the processor."""
+    lag = Lag()
+    for late_ms in (200.0, 0.0, 150.0, 90.0, 0.5, 80.0, 70.0, 60.0, 50.0):
+        lag.add(late_ms)
+        assert lag.standing_ms < 1.0 and lag.waited_ms == late_ms <= lag.lag_ms
+    lag.add(40.0)
+    assert lag.standing_ms == 40.0
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=60))

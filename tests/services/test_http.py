@@ -16,6 +16,7 @@ import pytest
 import uvloop
 
 from services.config import ServeConfig
+from services.http import should_leave
 from services.web import listen, web_server
 from services.wire.handshake import client_tls
 from tests.services import faults
@@ -36,6 +37,7 @@ class App:
     def __init__(self) -> None:
         self.go = asyncio.Event()
         self.begun: list[str] = []
+        self.full: list[bool] = []
         self.left: list[str] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -49,6 +51,7 @@ class App:
                 return
         if path == "/later":
             await self.go.wait()
+            self.full.append(should_leave(scope))
         endless = path == "/endless"
         await send({"type": "http.response.start", "status": 200, "headers": []})
         while endless and (await self.more(receive, send)):
@@ -289,6 +292,23 @@ def test_clients_that_never_speak_tls_keep_nobody_out(tmp_path: Path) -> None:
 
     with room_for_files(crowd + 500):
         uvloop.run(main())
+
+
+def test_a_flood_of_connections_resets_none() -> None:
+    """All that came were taken, and the newest ones closed before what they had sent was read."""
+
+    async def test(app: App, connect: Connect) -> None:
+        crowd = [await connect() for _ in range(20)]
+        for _, writer in crowd:
+            writer.write(ASK.replace(b"now", b"later"))
+        await in_the_end(lambda: app.begun == ["/later"] * 3)
+        app.go.set()
+        for each in crowd:  # in the order in which they came
+            assert await status(each, b"") == 200
+            each[1].close()
+        assert len(app.begun) == len(crowd) and app.full[:3] == [True] * 3
+
+    run(PATIENT.model_copy(update={"most_connections": 3}), test)
 
 
 def test_connections_wait_while_no_file_can_be_opened() -> None:

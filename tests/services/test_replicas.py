@@ -17,6 +17,7 @@ from gati.errors import (
     ConfigError,
     DeadlineError,
     NotFoundError,
+    OverloadError,
     RequestError,
     UnavailableError,
 )
@@ -142,6 +143,43 @@ def test_what_a_dead_replica_was_asked_another_one_answers() -> None:
         places[0].come_back()
         await all_ready(model)
         assert model.restarts == 1
+
+    run(test)
+
+
+def test_what_a_dead_replica_cannot_do_waits_until_it_is_back() -> None:
+    """Half of it was refused until then, for the queue of the other one was full."""
+
+    async def test(model: Model, places: list[Place]) -> None:
+        there, dead = places[1], places[0]
+        there.engine.places = 4
+        there.engine.answers.clear()
+        await dead.die()
+        await in_the_end(lambda: [replica.ready for replica in model.replicas] == [False, True])
+        hurried = dataclasses.replace(ASKED, latency_slo_ms=1e3 * LONG_S)
+        asking = [asyncio.create_task(model.infer(TENSOR, ASKED)) for _ in range(20)]
+        await in_the_end(lambda: there.engine.begun == 4 and model.parked == 16)
+        with pytest.raises(OverloadError, match="the queue is full"):
+            await model.infer(TENSOR, hurried)  # whoever has an SLO is told at once
+        with pytest.raises(DeadlineError, match="while a replica was restarted"):
+            await model.infer(TENSOR, dataclasses.replace(ASKED, time_remaining_ms=20.0))
+        asking[10].cancel()
+        await in_the_end(lambda: model.parked == 15)
+        there.engine.answers.set()  # an answer is a place for another one
+        await in_the_end(lambda: model.parked < 15)
+        there.engine.answers.clear()
+        dead.engine.places = 4
+        dead.come_back()
+        await all_ready(model)
+        there.engine.answers.set()
+        done = await asyncio.gather(*asking, return_exceptions=True)
+        assert [type(each) for each in done].count(asyncio.CancelledError) == 1
+        assert sum(each.version == "first" for each in done if not isinstance(each, BaseException)) == 19
+        assert model.parked == 0
+        for place in places:  # without a loss, overload is refused as ever
+            place.engine.places = 0
+        with pytest.raises(OverloadError):
+            await model.infer(TENSOR, ASKED)
 
     run(test)
 

@@ -30,10 +30,11 @@ class ChildSettings(ProcessSettings):
 class Kept:
     """A supervised child, and what it wrote into its diary."""
 
-    def __init__(self, folder: Path, deed: Any = "serves") -> None:
+    def __init__(self, folder: Path, deed: Any = "serves", *, spare: bool = False) -> None:
         self._diary = folder / "diary"
         self._diary.touch()
-        self.child = Supervised("child", "tests.services.child", ChildSettings(deed=deed, diary=self._diary))
+        settings = ChildSettings(deed=deed, diary=self._diary)
+        self.child = Supervised("child", "tests.services.child", settings, spare=spare)
 
     @property
     def lines(self) -> list[str]:
@@ -77,6 +78,28 @@ def test_a_process_that_dies_comes_back_with_a_cause(tmp_path: Path) -> None:
         await kept.child.stop(LONG_S)
         assert not kept.alive and kept.child.cause == "it was unloaded"
         assert not Path(first.removeprefix("unix:")).parent.exists()
+
+    run(test)
+
+
+def test_a_spare_process_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SPARE_AFTER_S", 0.0)
+
+    async def test() -> None:
+        kept = Kept(tmp_path, spare=True)
+        kept.child.start()
+        for number in range(2):
+            await kept.child.address()
+            await in_the_end(lambda: kept.child.has_spare)
+            assert len(kept.pids) == number + 1  # it has not been told anything
+            os.kill(kept.pids[-1], signal.SIGKILL)
+            await in_the_end(lambda number=number: len(kept.pids) == number + 2)  # type: ignore[misc]
+        names = [line for line in kept.lines if line[0].isdigit()]
+        assert ["child(spare)" in line for line in names] == [False, True, True]
+        await kept.child.address()
+        await in_the_end(lambda: kept.child.has_spare)
+        await kept.child.stop(LONG_S)
+        assert not kept.alive and not kept.child.has_spare
 
     run(test)
 

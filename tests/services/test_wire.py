@@ -31,7 +31,7 @@ from gati.errors import (
     RequestError,
     UnavailableError,
 )
-from services.wire.client import WireClient, connect_to
+from services.wire.client import WireClient, connect_to, notice_loss
 from services.wire.codec import Limits, Service, encode, encode_parts
 from services.wire.errors import from_wire, to_wire
 from services.wire.gen import Inference
@@ -248,6 +248,20 @@ def test_clients_that_do_not_show_the_secret_keep_nobody_out(tmp_path: Path, enc
 
     tls = server_tls(certificate, key)
     run(test, secret=SECRET, tls=tls, most_connections=2, frame_timeout_s=10 * LONG_S)
+
+
+def test_a_machine_that_has_gone_silently_is_noticed_by_the_system() -> None:
+    """What it had been asked waited for its deadline, and could not be asked elsewhere."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as client,
+        listening.accept()[0] as server,
+    ):
+        notice_loss(client.fileno())
+        assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 5000
+        assert client.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        client.sendall(b"still here")
+        assert server.recv(100) == b"still here"
 
 
 def test_nobody_answers_where_nobody_listens() -> None:

@@ -1,0 +1,147 @@
+"""Who is let in: what is known of the requests for one model or pipeline before the next one is read.
+
+Everything here is learned of one model alone, so that a flood of requests for another one changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gati.errors import OverloadError
+from services.quantile import RunningQuantile
+
+__all__ = ["CrowdedError", "Demand", "Entrance"]
+
+_IN_TIME = 0.98  # of admitted requests should be
+_RECOVERY = 0.98  # of what is expected outside the services, for each request that is refused
+_FEW = 8  # requests at a time are always read: their service says whether it has time for them
+_FORGOTTEN_S = 1.0  # since a service refused
+_WINDOW_S = 30.0  # what was asked for counts so long at least, and twice that at most
+
+
+class CrowdedError(OverloadError):
+    """A request is refused at the door. There may be thousands a second: it gets no line in the log."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a request asks for: its SLO (infinite without one), its inputs, and its priority (1 is first)."""
+
+    slo_ms: float
+    inputs: int = 1
+    priority: int = 1
+
+    @classmethod
+    def of(cls, slo_ms: float | None, inputs: int, priority: int) -> Demand:
+        """`slo_ms` is None without an SLO."""
+        return cls(math.inf if slo_ms is None else slo_ms, inputs, priority)
+
+
+@dataclass(frozen=True)
+class _Range:
+    """What several requests asked for. `easiest` has the best of each, whichever request that is of."""
+
+    easiest: Demand
+    least_slo_ms: float
+
+    def with_(self, other: _Range) -> _Range:
+        one, two = self.easiest, other.easiest
+        easiest = Demand(
+            max(one.slo_ms, two.slo_ms), min(one.inputs, two.inputs), min(one.priority, two.priority)
+        )
+        return _Range(easiest, min(self.least_slo_ms, other.least_slo_ms))
+
+
+_NOTHING = _Range(Demand(0.0, 2**31, 2**31), math.inf)
+
+
+class Entrance:
+    """The requests for one model or pipeline. `clock` is in seconds.
+
+    When a service has refused one for overload, those that follow are refused before they are read while as
+    many are at work: reading and passing on what will be refused costs as much as an answer. Answers let
+    more in again, slowly, and a second without such a refusal lets in all. Only the refusal of a request
+    that asked for no more than any other of late says something of the others.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.at_work = 0  # requests under way that have been read
+        self.outside = RunningQuantile(_IN_TIME)  # ms of requests: here and on the way, not in a service
+        self._clock = clock
+        self._asked = 0  # of services, and neither answered nor refused yet
+        self._most = math.inf  # of those that are let in
+        self._now = self._before = _NOTHING  # what was asked for, in this window and in the one before
+        self._began_s = -math.inf
+        self._refused_s = -math.inf
+        self._retry_after_s: float | None = None
+
+    @property
+    def least_slo_ms(self) -> float:
+        """The smallest SLO of late, infinite where there was none."""
+        self._turn()
+        return min(self._now.least_slo_ms, self._before.least_slo_ms)
+
+    @property
+    def _most_slo_ms(self) -> float:
+        """The largest SLO of late, infinite where there was none or nothing is known."""
+        self._turn()
+        return max(self._now.easiest.slo_ms, self._before.easiest.slo_ms) or math.inf
+
+    def check(self, elapsed_ms: float = 0.0) -> None:
+        """Refuse a request that nobody has time for; it came so long ago. Raises `CrowdedError`."""
+        if self.at_work >= _FEW and elapsed_ms >= self._most_slo_ms:
+            raise CrowdedError(
+                f"{elapsed_ms:.0f} ms have passed before the request was read",
+                retry_after_s=1e-3 * elapsed_ms,
+            )
+        if self._asked + 1 > self._most and not self._forgotten:
+            raise CrowdedError(
+                f"{self._asked} requests are at work, and no more would be answered in time",
+                retry_after_s=self._retry_after_s,
+            )
+
+    @contextmanager
+    def asking(self, demand: Demand) -> Iterator[None]:
+        """Count a request while services are asked, and learn from it when they refuse it."""
+        self._turn()
+        self._now = self._now.with_(_Range(demand, demand.slo_ms))
+        self._asked += 1
+        try:
+            yield
+            self._most += 1.0 / self._most
+        except OverloadError as error:
+            self._learn(demand, error)
+            raise
+        finally:
+            self._asked -= 1
+
+    def answered(self, outside_ms: float) -> None:
+        """Take in for how long an answered request was not in a service."""
+        self.outside.add(outside_ms)
+
+    def refused(self) -> None:
+        """Take in that a request was refused for overload: what is expected may keep out what corrects it."""
+        self.outside.shrink(_RECOVERY)
+
+    def _learn(self, demand: Demand, error: OverloadError) -> None:
+        if self._now.with_(self._before).easiest != demand:
+            return
+        if self._forgotten:
+            self._most = math.inf
+        self._most = min(self._most, float(max(_FEW, self._asked - 1)))
+        self._refused_s, self._retry_after_s = self._clock(), error.retry_after_s
+
+    @property
+    def _forgotten(self) -> bool:
+        return self._clock() - self._refused_s > _FORGOTTEN_S
+
+    def _turn(self) -> None:
+        """Begin a new window when it is time."""
+        now_s = self._clock()
+        if now_s - self._began_s > _WINDOW_S:
+            self._before = self._now if now_s - self._began_s <= 2 * _WINDOW_S else _NOTHING
+            self._now, self._began_s = _NOTHING, now_s

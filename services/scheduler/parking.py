@@ -1,0 +1,131 @@
+"""Requests that wait while a replica is away: it was lost, and is expected back in seconds.
+
+Until then the others have more to do than they can manage, and would refuse what still has time. So requests
+without an SLO wait here, in the order in which they came, for a place at another replica or for the one that
+comes back, as long as their timeouts allow. Overload without a loss is refused as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from gati.errors import DeadlineError, OverloadError
+from services.scheduler.choice import ReplicaLoad
+from services.scheduler.replicas import Asked
+
+__all__ = ["Parking"]
+
+_BACK_WITHIN_S = 30.0  # a replica that is away for longer is not waited for
+_SAFETY = 0.7  # of the time that is left: estimates are no better
+
+
+class _Watched(Protocol):
+    """A replica: `info` is None until it has been ready for the first time."""
+
+    number: int
+    info: Any
+    load: ReplicaLoad
+    wanted: bool
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be asked."""
+        ...
+
+
+class Parking:
+    """Asks the replicas of one model. `replicas` says which there are, `clock` is in seconds."""
+
+    def __init__(
+        self, replicas: Callable[[], Sequence[_Watched]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._replicas = replicas
+        self._clock = clock
+        self._lost_s: dict[int, float] = {}  # since when each is away
+        self._parked: deque[asyncio.Future[None]] = deque()
+        self._woken = 0  # of the parked: they have not asked yet
+        self._most = math.inf  # that a replica takes, as far as is known
+
+    @property
+    def parked(self) -> int:
+        """Requests that wait."""
+        return len(self._parked)
+
+    async def ask(self, once: Callable[[Asked], Awaitable[Any]], inputs: int, asked: Asked) -> Any:
+        """The answer of `once`, which asks a replica; it is asked again where it was full.
+
+        **Raises:** `OverloadError` where too many wait already, `DeadlineError` where no place became free in
+        time, and what `once` raises.
+        """
+        end_s = self._clock() + asked.time_remaining_ms / 1e3
+        if self._parked and asked.latency_slo_ms is None:
+            if not self._may_wait(inputs, asked, end_s):
+                raise OverloadError(
+                    f"{self.parked} requests wait for a replica to come back", retry_after_s=1.0
+                )
+            await self._place(end_s, first=False)
+        try:
+            while True:
+                try:
+                    remaining_ms = max(1.0, 1e3 * (end_s - self._clock()))
+                    return await once(replace(asked, time_remaining_ms=remaining_ms))
+                except OverloadError:
+                    if not self._may_wait(inputs, asked, end_s):
+                        raise
+                    self._most = max([1, *(each.load.outstanding for each in self._ready())])
+                await self._place(end_s, first=True)
+        finally:
+            if self._parked:
+                self.look()
+
+    def look(self) -> None:
+        """Let in whom there is a place for, after an answer or when a replica comes or goes."""
+        now_s = self._clock()
+        self._lost_s = {
+            each.number: self._lost_s.get(each.number, now_s)
+            for each in self._replicas()
+            if each.wanted and each.info is not None and not each.ready
+        }
+        room = sum(self._most - each.load.outstanding for each in self._ready()) - self._woken
+        while self._parked and room > 0:
+            turn = self._parked.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                self._woken += 1
+                room -= 1
+
+    def _ready(self) -> list[_Watched]:
+        return [each for each in self._replicas() if each.ready]
+
+    def _may_wait(self, inputs: int, asked: Asked, end_s: float) -> bool:
+        """Whether a replica is to come back, and there is time for what waits already."""
+        self.look()
+        now_s, ready = self._clock(), self._ready()
+        if asked.latency_slo_ms is not None or not ready:
+            return False
+        if not any(now_s - since_s <= _BACK_WITHIN_S for since_s in self._lost_s.values()):
+            return False
+        each_s = max((each.load.seconds_an_input or 0.0) for each in ready)
+        ahead = len(self._parked) + sum(each.load.outstanding for each in ready)
+        return (ahead + inputs) * each_s / len(ready) <= _SAFETY * (end_s - now_s)
+
+    async def _place(self, end_s: float, *, first: bool) -> None:
+        """Wait for a place, before or behind those who wait. Raises `DeadlineError`."""
+        turn = asyncio.get_running_loop().create_future()
+        (self._parked.appendleft if first else self._parked.append)(turn)
+        try:
+            async with asyncio.timeout(end_s - self._clock()):
+                await turn
+        except TimeoutError:
+            raise DeadlineError("the deadline passed while a replica was restarted") from None
+        finally:
+            if turn.done() and not turn.cancelled():
+                self._woken -= 1
+            else:
+                self._parked.remove(turn)
