@@ -20,6 +20,7 @@ _MOST_OUTSTANDING = 512  # later ones wait for an earlier one to come back
 _LARGEST_DEBT_S = 1.0
 _AT_ONCE = 16  # requests, to find the capacity
 _PAUSE_S = 0.02  # after a refusal
+_WATCH_S = 0.05
 
 # Told a question and its reply, or what became of it instead, and how many seconds that took.
 TakeIn = Callable[["Question", "httpx.Response | httpx.HTTPError", float], None]
@@ -38,7 +39,7 @@ class Asking:
     """Asks `rate` times a second while a block lasts, each time one of the `questions`, drawn by chance.
 
     It has a thread of its own, in which `take_in` is called. The block ends when everything that was asked
-    has come back, and no later than `hang_s`.
+    has come back, and no later than `hang_s`. `lag_s` is the longest that this thread itself was late.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Asking:
         self._dice = random.Random(seed)
         self._over = threading.Event()
         self._thread = ThreadPoolExecutor(1)
+        self.lag_s = 0.0
 
     def __enter__(self) -> Self:
         self._asking = self._thread.submit(lambda: asyncio.run(self._ask()))
@@ -68,7 +70,14 @@ class Asking:
         self._thread.shutdown()
         self._asking.result()
 
+    async def _watch(self) -> None:
+        while True:
+            due_s = time.monotonic() + _WATCH_S
+            await asyncio.sleep(_WATCH_S)
+            self.lag_s = max(self.lag_s, time.monotonic() - due_s)
+
     async def _ask(self) -> None:
+        watching = asyncio.create_task(self._watch())
         room = asyncio.Semaphore(_MOST_OUTSTANDING)
         async with _client(self._url, self._hang_s) as client, asyncio.TaskGroup() as asked:
             due_s = time.monotonic()
@@ -79,6 +88,7 @@ class Asking:
                 # Poisson; what this machine was too busy to send for longer is not sent later
                 due_s = max(due_s + self._dice.expovariate(self._rate), time.monotonic() - _LARGEST_DEBT_S)
                 await asyncio.sleep(due_s - time.monotonic())
+        watching.cancel()
 
 
 def capacity(url: str, questions: Sequence[Question], seconds: float) -> float:

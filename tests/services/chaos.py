@@ -76,6 +76,7 @@ class Report:
     unexplained: list[str] = field(default_factory=list)  # neither answered nor refused with a reason
     latest_s: float = 0.0  # the longest that an answer came after its deadline, see `Chaos.kept_waiting`
     latest: dict[str, float] = field(default_factory=dict)  # the same by the fault that had begun last
+    clients_lag_s: float = 0.0  # the longest that the clients were late themselves: the machine is too busy
     before: Census | None = None
     after: Census | None = None
     resident_bytes: list[int] = field(default_factory=list)  # of the scheduler, after each fault
@@ -138,9 +139,11 @@ class Chaos:
             if self._rate is None:
                 self.report.capacity = capacity(running.url, questions, MEASURED_S)
             self.report.rate = rate = self._rate or self._load_share * self.report.capacity
-            with Asking(running.url, questions, self._asked, rate=rate, hang_s=HANG_S, seed=self._seed):
+            asking = Asking(running.url, questions, self._asked, rate=rate, hang_s=HANG_S, seed=self._seed)
+            with asking:
                 self._let_happen(running, seconds, every_s, kinds or tuple(KINDS))
                 self._settle(running)
+            self.report.clients_lag_s = asking.lag_s
             self._count(running)
         self.report.status = running.stop()
         self.read_log(running.said)
@@ -271,7 +274,9 @@ class Chaos:
             faults.killed(pid)
 
     def _pause(self, running: Serving) -> None:
-        with faults.stopped(self._victim(running)):
+        if (pid := self._victim(running)) == running.process.pid:
+            return
+        with faults.stopped(pid):
             time.sleep(1.0)
 
     def _hang(self, running: Serving) -> None:
