@@ -22,7 +22,7 @@ __all__ = ["HttpLimits", "http_protocol", "places", "should_leave"]
 _LEAST_BYTES_A_SECOND = 16 * 1024  # of a body, once the first timeout has passed
 _MOST_HEADERS = 100
 _MOST_PIPELINED = 32
-_SILENT_S = 1.0  # a connection that waits for a request no longer than this is not let go for another
+_SILENT_S = 0.25  # a connection that waits for a request no longer than this is not let go for another
 _NEARLY_FULL = 0.9
 _CONNECTION = "gati.connection"  # in the scope of a request
 

@@ -226,20 +226,6 @@ def test_many_silent_clients_keep_nobody_out(sent: bytes) -> None:
     run(PATIENT.model_copy(update={"most_connections": 8}), test)
 
 
-def test_all_connections_at_work_turn_the_newest_away() -> None:
-    async def test(app: App, connect: Connect) -> None:
-        working = [await connect() for _ in range(3)]
-        for _, writer in working:
-            writer.write(ASK.replace(b"now", b"later"))
-        await in_the_end(lambda: app.begun == ["/later"] * 3)
-        await closed(await connect())
-        app.go.set()
-        for each in working:
-            assert await status(each, b"") == 200
-
-    run(PATIENT.model_copy(update={"most_connections": 3}), test)
-
-
 def test_a_client_that_does_not_read_is_let_go() -> None:
     async def test(app: App, connect: Connect) -> None:
         _, writer = await connect()
