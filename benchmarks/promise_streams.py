@@ -34,7 +34,7 @@ import torch
 from gati.adaptation.deployments import Deployed
 from gati.adaptation.follow import FollowUp
 from gati.adaptation.memory import FEATURES, FURTHER, Seen
-from gati.adaptation.recall import RECALL, Looked, Recall, Remembered
+from gati.adaptation.recall import Looked, Recall, Remembered
 from gati.adaptation.recall_settings import Risk
 from gati.adaptation.renewal import Promise, RenewalOutcome
 from gati.adaptation.samples import Samples
@@ -43,7 +43,7 @@ from gati.adaptation.succession import Succession
 from gati.composition.composition import Composition, Exit, Expected
 from gati.composition.walk import certify
 from gati.engine.exits import BASE, Prediction
-from gati.guard.auditor import Probed
+from gati.guard.auditor import RECALL, Probed
 from gati.guard.draws import Draws
 from gati.guard.ladder import Judgement
 from gati.guard.posts import Post

@@ -32,11 +32,11 @@ from torch import Tensor
 
 from benchmarks.videos import VIDEOS
 from gati.adaptation.memory import sketch
-from gati.adaptation.recall import RECALL, Looked, Recall
+from gati.adaptation.recall import Looked, Recall
 from gati.adaptation.replay import RecordedRequests, record, worst_window
 from gati.composition.load import open_served
 from gati.engine.exits import BASE, Prediction
-from gati.guard.auditor import Auditor, Given
+from gati.guard.auditor import RECALL, Auditor, Given
 from gati.guard.draws import Draws
 from gati.guard.ladder import Ladder
 from gati.guard.proof import Proof, Spending

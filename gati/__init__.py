@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gati.composition.pareto import pareto as pareto
     from gati.engine.concurrent import ConcurrentEngine as ConcurrentEngine
     from gati.engine.engine import Engine as Engine
-    from gati.engine.engine import Prediction as Prediction
+    from gati.engine.exits import Prediction as Prediction
     from gati.evaluation.bench import bench as bench
     from gati.evaluation.bench_result import Bench as Bench
     from gati.evaluation.certify import Recertification as Recertification

@@ -20,8 +20,6 @@ from typing import Any, Literal, NewType, TypeVar, Union, get_args, get_origin, 
 from gati.errors import GatiError
 from gati.files import atomic_write_text
 
-__all__ = ["DocumentKind", "key"]
-
 Record = TypeVar("Record")
 
 

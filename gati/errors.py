@@ -39,42 +39,6 @@ A message is one line: what was wrong, the value met, what was allowed, what to 
 
 from __future__ import annotations
 
-__all__ = [
-    "AdaptError",
-    "BackendError",
-    "BlockError",
-    "CancelledError",
-    "CheckpointError",
-    "CompositionError",
-    "ConfigError",
-    "CutError",
-    "DataError",
-    "DeadlineError",
-    "EvictError",
-    "ForbiddenError",
-    "GatiError",
-    "LibraryError",
-    "MediaTypeError",
-    "ModelError",
-    "NotAllowedError",
-    "NotFoundError",
-    "OverloadError",
-    "PipelineError",
-    "RepositoryError",
-    "RequestError",
-    "ServingError",
-    "SolverError",
-    "StorageError",
-    "TooLargeError",
-    "TraceError",
-    "UnavailableError",
-    "UnknownVersionError",
-    "VariantError",
-    "VideoError",
-    "first_line",
-    "one_line",
-]
-
 
 class GatiError(Exception):
     """Base of all errors with a message meant for the user."""

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from gati.errors import StorageError
 
-__all__ = ["atomic_write", "atomic_write_bytes", "atomic_write_text"]
-
 
 def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file next to `path`, flush it to disk, then rename it into place.

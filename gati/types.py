@@ -13,19 +13,6 @@ TrialStatus = Literal["trained", "skipped", "failed", "replaced"]
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 
-__all__ = [
-    "NAME_PATTERN",
-    "BlockProfile",
-    "OperatingPoint",
-    "OutputsKind",
-    "Placement",
-    "Profile",
-    "Trial",
-    "TrialId",
-    "TrialStatus",
-    "is_name",
-]
-
 
 def is_name(text: str) -> bool:
     """Whether a model, version, composition or pipeline may be called so: it may stand in a path or URL."""

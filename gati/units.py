@@ -6,8 +6,6 @@ import re
 
 from gati.errors import GatiError
 
-__all__ = ["format_bytes", "parse_bytes", "parse_duration"]
-
 _SIZES = {
     "": 1,
     "b": 1,

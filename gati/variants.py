@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["FAMILIES", "as_called_now"]
-
 # Of the families that Gati brings; written into what names variants. Up to 1, `pool` and `conv` were names of
 # our own weaker forms; since 2 they are those of the publication.
 FAMILIES = 2

@@ -22,19 +22,6 @@ from torch import Tensor, nn
 from gati.model.preprocess import Preprocessing
 from gati.model.sound import LogMel
 
-__all__ = [
-    "PRESETS",
-    "BasicBlock",
-    "ResNet",
-    "digits_resnet",
-    "resnet20",
-    "resnet32",
-    "resnet44",
-    "resnet56",
-    "resnet110",
-    "spectrogram_vgg",
-]
-
 _CIFAR = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), channels=3)
 _DIGITS = Preprocessing(mean=(0.305,), std=(0.376,), channels=1)
 _SOUND = Preprocessing(mean=(0.3,), std=(0.3,), channels=1, sound=LogMel(sample_rate=8000, seconds=1.0))

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-__all__ = ["PatientListener"]
-
 _log = logging.getLogger("gati.serve")
 
 _PAUSE_S = 0.05  # after an error: the socket stays readable, so trying again at once would be a busy loop

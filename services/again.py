@@ -12,8 +12,6 @@ from typing import NoReturn
 
 from gati.errors import GatiError, first_line
 
-__all__ = ["Backoff", "keep_on"]
-
 _log = logging.getLogger("gati.again")
 
 

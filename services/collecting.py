@@ -8,8 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["keep_for_good", "uncollected"]
-
 _LONGEST_S = 10.0  # without a collection
 
 _lock = threading.Lock()

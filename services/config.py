@@ -15,18 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from gati.errors import ConfigError
 from gati.types import NAME_PATTERN, is_name
 
-__all__ = [
-    "ENVIRONMENT_PREFIX",
-    "AdaptationConfig",
-    "Effective",
-    "ModelConfig",
-    "PipelineConfig",
-    "ServeConfig",
-    "read_config",
-    "validated",
-    "without_password",
-]
-
 ENVIRONMENT_PREFIX = "GATI_SERVE_"
 MIB = 2**20
 MOST_REPLICAS = 1000

@@ -6,8 +6,6 @@ from typing import Protocol
 
 from services.inference.settings import InferenceSettings
 
-__all__ = ["Hosted", "Hosting"]
-
 
 class Hosted(Protocol):
     """A process of a service: started, restarted when it dies, and stopped.

@@ -17,8 +17,6 @@ from typing import Any
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["HttpLimits", "http_protocol", "places", "should_leave"]
-
 _LEAST_BYTES_A_SECOND = 16 * 1024  # of a body, once the first timeout has passed
 _MOST_HEADERS = 100
 _MOST_PIPELINED = 32

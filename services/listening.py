@@ -12,8 +12,6 @@ from services.wire.codec import Service
 from services.wire.handshake import read_secret, server_tls
 from services.wire.server import Handler, WireServer
 
-__all__ = ["listen"]
-
 
 async def listen(
     service: Service, handlers: Mapping[str, Handler], settings: ProcessSettings

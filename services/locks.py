@@ -6,8 +6,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-__all__ = ["KEPT", "hold"]
-
 KEPT = "another process keeps it"
 
 

@@ -7,8 +7,6 @@ import logging
 import sys
 import time
 
-__all__ = ["configure"]
-
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 

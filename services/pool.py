@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 from gati.errors import OverloadError
 
-__all__ = ["BoundedPool"]
-
 T = TypeVar("T")
 
 _RETRY_AFTER_S = 0.5

@@ -19,8 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gati.errors import GatiError, StorageError, UnavailableError
 from services import logs
 
-__all__ = ["USAGE", "ProcessSettings", "ended", "run"]
-
 USAGE = 2  # exit status: invalid settings; a restart will fail again
 _TRY_AGAIN = 75  # exit status: what was missing may come back
 

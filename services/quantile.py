@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["RunningQuantile"]
-
 _MEMORY = 0.98  # of the scale
 _STEP = 0.3  # in units of the scale
 

@@ -29,8 +29,6 @@ from services.inference.settings import InferenceSettings
 from services.scratch import Scratch
 from services.supervisor import Supervised
 
-__all__ = ["RayCluster", "RayReplica"]
-
 _log = logging.getLogger("gati.ray")
 
 _LOOK_S = 0.1  # how often an actor looks at its process

@@ -14,8 +14,6 @@ import tempfile
 import time
 from pathlib import Path
 
-__all__ = ["Scratch"]
-
 _log = logging.getLogger("gati.scratch")
 
 _LOCK = "lock"

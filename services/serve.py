@@ -44,8 +44,6 @@ from services.supervisor import Supervised
 from services.web import listen, url_of, web_server
 from services.wire.handshake import client_tls, read_secret
 
-__all__ = ["ThisMachine", "build_scheduler", "serve", "with_pipeline_models"]
-
 _log = logging.getLogger("gati.serve")
 
 _LOOK_AGAIN_S = 60.0

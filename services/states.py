@@ -2,7 +2,5 @@
 
 from __future__ import annotations
 
-__all__ = ["BASE_VERSION", "STUCK"]
-
 BASE_VERSION = "base"  # what it calls a model without caches
 STUCK = "stuck"  # an input has been worked on for longer than anything takes: the process has to go

@@ -29,8 +29,6 @@ from services.again import Backoff
 from services.process import USAGE, ProcessSettings
 from services.scratch import Scratch
 
-__all__ = ["Supervised"]
-
 _log = logging.getLogger("gati.supervisor")
 
 _FIRST_PAUSE_S = 0.2

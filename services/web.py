@@ -19,8 +19,6 @@ from services.config import ServeConfig
 from services.http import HttpLimits, http_protocol, places
 from services.wire.handshake import server_tls
 
-__all__ = ["listen", "url_of", "web_server"]
-
 _KEEP_ALIVE_S = 75
 _OTHER_FILES = 128  # open files other than connections of clients
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from gati.adaptation.background import Background, Inline, Worker
 from gati.adaptation.deployments import Deployed, Deployments
 from gati.adaptation.follow import FollowUp
-from gati.adaptation.recall import RECALL, Looked, Recall
+from gati.adaptation.recall import Looked, Recall
 from gati.adaptation.recall_file import MemoryKeeper, memory_file, memory_identity
 from gati.adaptation.recall_settings import MOST
 from gati.adaptation.references import base_of, is_exact, reference_cost, reference_of
@@ -57,14 +57,13 @@ from gati.adaptation.triggers import Triggers
 from gati.composition.load import Served, open_served
 from gati.engine.exits import BASE, Prediction
 from gati.errors import GatiError
+from gati.guard.auditor import RECALL
 from gati.guard.draws import Draws
 from gati.guard.ladder import Judgement
 from gati.guard.standing import Standing
 from gati.samples.record import Record
 from gati.samples.writer import BackgroundWriter
 from gati.versions.repository import ModelRepository
-
-__all__ = ["Adaptation"]
 
 _AUDITS_WAITING = 512
 _RETRAININGS_WAITING = 8  # and openings of proven settings

@@ -14,8 +14,6 @@ import torch
 from gati.engine.concurrent import let_others_first
 from gati.engine.graph.apart import converting_apart
 
-__all__ = ["Background", "Inline", "Worker"]
-
 Job = Callable[[], None]
 
 _NICENESS = 10

@@ -24,8 +24,6 @@ from gati.exploration.library import SELECT
 from gati.exploration.measure import measure_cache
 from gati.types import Placement, TrialId
 
-__all__ = ["NewCaches", "StopWatch", "Work"]
-
 _NEW_CACHES = TuneRecipe(epochs=20.0, limit_s=0.3, learning_rate=3e-3)
 _ORIGINAL_SHARE = 0.25  # of the training draws
 

@@ -20,9 +20,6 @@ from gati.composition.search import search_frontier
 from gati.engine.exits import EngineExit
 from gati.types import Placement, TrialId
 
-__all__ = ["Contender", "Costs", "Laid", "costs_of", "exits_of", "lay", "replay_deployed"]
-
-
 RISKS = (0.05, 0.15, 0.3, 0.5, 0.75, 1.0, 1.5)  # of a setting, as shares of the tolerated disagreement
 SHARES = (0.25, 0.5, 0.75)  # of the hits of the strictest of these: settings stricter still
 _AIMED_AT = 0.5  # of the tolerated disagreement: the setting to take if only one can be

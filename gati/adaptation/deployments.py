@@ -27,8 +27,6 @@ from gati.versions.engines import (
 from gati.versions.lineage import Lineage, SampleWindow
 from gati.versions.repository import ModelRepository
 
-__all__ = ["Deployed", "Deployments"]
-
 _SCENE = "scene"  # the tag with the signature
 _OPEN = 4  # versions whose engines are kept, besides the one that serves
 _KEEP = 20  # versions in the repository

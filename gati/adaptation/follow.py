@@ -22,8 +22,6 @@ from gati.guard.auditor import Auditor, Compared, Decided, Needs, Probed
 from gati.guard.draws import Draws
 from gati.guard.posts import Post
 
-__all__ = ["FollowUp", "OnSample"]
-
 OnSample = Callable[[Sample, Prediction], None]  # the sample, and what was answered
 
 

@@ -15,8 +15,6 @@ from gati.composition.composition import Composition
 from gati.composition.load import Served
 from gati.costs.least import Arithmetic
 
-__all__ = ["LookupCosts"]
-
 _CALL_SHARE = 0.02  # of the base model's time: what a lookup costs besides its arithmetic
 
 

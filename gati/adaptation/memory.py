@@ -17,8 +17,6 @@ from torch.nn import functional
 
 from gati.engine.exits import Prediction
 
-__all__ = ["FEATURES", "FURTHER", "Memory", "Seen", "evidence_of", "sketch"]
-
 NEAREST = 5  # remembered inputs that count
 FURTHER = NEAREST  # number of leading features that grow where less is known; the others fall
 FEATURES = 3 * NEAREST + 1

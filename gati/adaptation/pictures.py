@@ -14,8 +14,6 @@ from gati.errors import DataError
 from gati.model.preprocess import Preprocessing
 from gati.video.frames import Frame, Region
 
-__all__ = ["PictureInputs", "place_of"]
-
 
 class PictureInputs:
     """Cuts the regions out of pictures, and prepares them as inputs [1, C, h, w] of one network.

@@ -22,8 +22,6 @@ from gati.types import TrialId
 if TYPE_CHECKING:
     from gati.versions.engines import Setting  # slow: brings in onnx
 
-__all__ = ["Probe", "can_probe"]
-
 
 def can_probe(served: Served) -> bool:
     """Whether lookups of the serving engine equal those of plain PyTorch, up to rounding."""

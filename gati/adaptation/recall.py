@@ -30,11 +30,8 @@ from gati.adaptation.memory import FEATURES, FURTHER, Memory, Seen, sketch
 from gati.adaptation.recall_settings import MOST, RecallSetting, Risk
 from gati.engine.exits import Prediction
 from gati.errors import AdaptError
-from gati.guard.auditor import RECALL
 from gati.guard.ladder import Judgement, Ladder
 from gati.guard.proof import Proof
-
-__all__ = ["RECALL", "Looked", "Recall", "Remembered"]
 
 _LABELS = 1500  # the most recent ones, used to fit
 _FEWEST = 60

@@ -36,8 +36,6 @@ from gati.errors import StorageError
 from gati.files import atomic_write_bytes
 from gati.guard.standing import Standing
 
-__all__ = ["MemoryKeeper", "memory_file", "memory_identity"]
-
 _log = logging.getLogger(__name__)
 
 _PART = "memory"

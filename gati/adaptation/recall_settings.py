@@ -17,8 +17,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MOST", "RecallSetting", "Risk"]
-
 MOST = (0.1, 0.3, 0.6)  # what may be expected to be wrong, as a share of the tolerated
 _TARGET = 0.5  # of the tolerated disagreement, that steering aims at
 _RATE = 0.7  # a loss halves what may be expected

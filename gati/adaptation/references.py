@@ -17,8 +17,6 @@ from gati.composition.load import OpenedModel, Served
 from gati.engine.backends import BACKENDS
 from gati.engine.engine import Engine
 
-__all__ = ["base_of", "is_exact", "open_reference", "reference_cost", "reference_of"]
-
 _RUNS = 9
 _PRESUMED_COST = 4.0
 _FASTEST = "openvino"  # in float32 it takes a third of the time of plain PyTorch

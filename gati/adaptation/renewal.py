@@ -25,8 +25,6 @@ from gati.errors import AdaptError, DataError
 from gati.model.entry import INPUT_KIND
 from gati.versions.lineage import SampleWindow
 
-__all__ = ["Promise", "Renewal", "RenewalOutcome", "candidate_blocks", "promise_of"]
-
 _LEAST_ADVANTAGE = 0.03  # of the expected latency, to replace caches that keep the promise
 _MORE_HITS = 1.2  # times the hits of the version that serves: what an earlier one needs
 _EARLY = (0.0, 0.08, 0.2)  # how deep in the network new predictors are tried, as a share of its blocks

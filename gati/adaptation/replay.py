@@ -21,15 +21,13 @@ from torch import Tensor
 
 from gati.adaptation.adaptation import Adaptation
 from gati.adaptation.pictures import PictureInputs, place_of
-from gati.adaptation.recall import RECALL
 from gati.adaptation.references import reference_of
 from gati.adaptation.settings import AdaptSettings, Change, OnChange
 from gati.composition.load import Served
 from gati.engine.exits import Prediction
 from gati.errors import VideoError
+from gati.guard.auditor import RECALL
 from gati.video import Region, open_source
-
-__all__ = ["Period", "RecordedRequests", "Replayed", "record", "replay", "sweep", "worst_window"]
 
 _WINDOW = 200  # frames over which the agreement must hold
 _BASE_EVERY = 3  # requests of which one is timed with the base model, too

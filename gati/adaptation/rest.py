@@ -5,8 +5,6 @@ from __future__ import annotations
 from gati.composition.composition import Composition
 from gati.engine.exits import BASE
 
-__all__ = ["Rest"]
-
 _MEMORY = 0.98  # of the running mean
 _JUDGED_AFTER = 60  # requests
 _TRIED_AGAIN_AFTER = 1000  # requests; twice as many each time

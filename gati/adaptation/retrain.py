@@ -32,8 +32,6 @@ from gati.model.entry import INPUT, INPUT_KIND
 from gati.model.segments import TracedModel
 from gati.versions.engines import Setting
 
-__all__ = ["Measurement", "NewCaches", "Retrained", "retrain"]
-
 _LEAST_PART = 20  # inputs in each part of the window
 
 

@@ -17,8 +17,6 @@ from gati.composition.load import Served
 from gati.engine.exits import BASE, Prediction
 from gati.samples.record import Record
 
-__all__ = ["Sample", "Samples", "recorded", "restored", "window_of"]
-
 _HALF_LIVES = 4.0  # that a window spans: how much less the oldest sample counts
 
 

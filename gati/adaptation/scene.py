@@ -15,8 +15,6 @@ from torch import Tensor
 
 from gati.errors import AdaptError
 
-__all__ = ["Signature", "nearest_scene", "scene_distance", "scene_signature"]
-
 Signature = NDArray[np.float32]
 
 _FIELDS = 4  # by as many, each side

@@ -15,18 +15,6 @@ from gati.guard.watch import State
 if TYPE_CHECKING:
     from gati.engine.exits import Prediction
 
-__all__ = [
-    "AdaptSettings",
-    "Answered",
-    "Audit",
-    "Change",
-    "ChangeKind",
-    "OnAudit",
-    "OnChange",
-    "Status",
-    "model_name",
-]
-
 ChangeKind = Literal[
     "alarm",
     "tightened",

@@ -14,8 +14,6 @@ from gati.engine.engine import Engine
 from gati.engine.exits import Prediction
 from gati.guard.auditor import Given
 
-__all__ = ["Shadow", "Ticket"]
-
 _KEPT = 2  # one that serves, one on trial
 
 

@@ -15,8 +15,6 @@ from gati.adaptation.pictures import PictureInputs, place_of
 from gati.adaptation.settings import Status
 from gati.video import Frame, Region, Result, Sink, Source, SourceState
 
-__all__ = ["Streamed", "Tally", "classify"]
-
 _BASE_LOOKS = 10  # runs of the base model that say how long it takes
 _BASE_EVERY = 50  # requests of which one is timed with the base model, too, at the same load
 

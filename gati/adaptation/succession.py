@@ -18,8 +18,6 @@ from gati.guard.roster import Roster, RosterChange
 from gati.guard.standing import Standing, identity_of, is_proven
 from gati.guard.watch import Event
 
-__all__ = ["Succession", "Tell"]
-
 Tell = Callable[[ChangeKind, str, dict[str, Any]], None]
 Work = Callable[[Callable[[], None]], Any]
 

@@ -12,8 +12,6 @@ from typing import NamedTuple
 from gati.adaptation.samples import Samples
 from gati.adaptation.settings import AdaptSettings
 
-__all__ = ["SETTLED", "Due", "Signs", "Triggers", "due", "too_few"]
-
 SETTLED = 200  # requests or samples after which their hit rate says something
 _MEMORY = 0.99  # of the running hit rate
 _NOTICED = 70  # requests until a fall shows in it

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from gati.caches import SceneHead, build_predictor, distillation_loss, fold_normalisation
 from gati.errors import AdaptError
 
-__all__ = ["Lesson", "TuneRecipe", "train_new", "tuned"]
-
 _SPREAD = 1e-2  # added to the standard deviation of features that hardly vary
 _WARM_UP = 0.1
 

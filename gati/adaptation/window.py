@@ -17,8 +17,6 @@ from gati.exploration.library import SELECT
 from gati.exploration.splits import held_out
 from gati.model.segments import TracedModel
 
-__all__ = ["Parts", "Window", "original_sample", "split_window"]
-
 _BATCH = 32  # a sixth less work than with 64: what one layer hands to the next stays near
 _SURE = 0.95  # share of what is taught that is the base model's own
 _STRETCH = 10  # inputs in a row that are dealt to the same part

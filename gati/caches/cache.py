@@ -14,8 +14,6 @@ from gati.caches.selectors import build_selector
 if TYPE_CHECKING:
     from jaxtyping import Float, Shaped
 
-__all__ = ["LearnedCache"]
-
 
 class LearnedCache(nn.Module):
     """A trained predictor and selector at a block, or at the input; running it is a lookup.

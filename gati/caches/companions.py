@@ -21,8 +21,6 @@ from gati.model.outputs import as_logits
 from gati.model.portable import pack_network, unpack_network
 from gati.types import OutputsKind
 
-__all__ = ["Companion", "Reader", "Reading", "companion_variant", "is_companion"]
-
 _VARIANT = re.compile(r"companion\([A-Za-z0-9._-]+\)")
 
 

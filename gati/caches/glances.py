@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from gati.caches.predictors import Geometry, feature_map, geometry, register_predictor
 
-__all__ = ["SceneHead", "glance", "scene"]
-
 _SPREAD = 0.1  # of the mean spread: the least that a feature is taken to vary
 _USUAL = 0.9  # share of what was seen that is as near as usual
 

@@ -10,8 +10,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from jaxtyping import Float, Shaped
 
-__all__ = ["distillation_loss", "feature_loss", "selector_loss"]
-
 
 def distillation_loss(
     predictor_logits: Float[Tensor, "b k"],

@@ -35,20 +35,6 @@ from gati.errors import VariantError
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = [
-    "DEFAULT_VARIANTS",
-    "PUBLISHED_VARIANTS",
-    "FeatureMap",
-    "build_predictor",
-    "expand_variants",
-    "feature_map",
-    "fold_normalisation",
-    "parse_variant",
-    "predictor_families",
-    "reads_input",
-    "register_predictor",
-]
-
 Builder = Callable[..., nn.Module]
 Reads = Literal["hidden", "input"]
 

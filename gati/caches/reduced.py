@@ -22,8 +22,6 @@ from gati.model.outputs import as_logits
 from gati.model.portable import pack_network, unpack_network
 from gati.types import OutputsKind
 
-__all__ = ["REDUCED", "ReducedNetwork", "default_reduced", "is_reduced"]
-
 REDUCED = "reduced"  # without a number, it stands for half of the pixels a side
 _LEAST_SIDE = 96  # pixels of the shorter side: of smaller pictures, half of the side shows too little
 

@@ -18,19 +18,6 @@ from gati.errors import VariantError
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = [
-    "BASELINE",
-    "NETWORK",
-    "TEMPERATURE_SCALED",
-    "FittedNetworks",
-    "SelectorNetwork",
-    "TemperatureScaled",
-    "build_selector",
-    "fit_selector_networks",
-    "fit_temperature",
-    "selector_names",
-]
-
 BASELINE = "maximum-probability"
 TEMPERATURE_SCALED = "temperature-scaled"
 NETWORK = "network"

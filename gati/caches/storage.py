@@ -21,8 +21,6 @@ from gati.errors import LibraryError, ModelError, first_line
 from gati.files import atomic_write
 from gati.variants import FAMILIES, as_called_now
 
-__all__ = ["load_cache", "save_cache"]
-
 _PROGRAM = "companion.program"
 
 

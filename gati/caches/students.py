@@ -13,8 +13,6 @@ from torch import nn
 from gati.caches.predictors import AverageAndMaximum, FeatureMap, register_predictor
 from gati.errors import VariantError
 
-__all__ = ["student", "student_operations", "student_widths"]
-
 _LARGEST_SIDE = 112  # pixels; larger inputs are averaged first: a student looks at the whole, not at hairs
 _LARGEST_WHOLE_SIDE = 16  # up to here the first convolutions work on single pixels
 _LARGEST_HALVED_SIDE = 48  # up to here on squares of 2 x 2 pixels, above on 4 x 4: at most 28 x 28 of them

@@ -13,18 +13,6 @@ from gati.caches.predictors import register_predictor
 from gati.model.inputs import TensorInputs
 from gati.model.masks import MASK
 
-__all__ = [
-    "TOKEN_VARIANTS",
-    "FirstToken",
-    "TokenAttention",
-    "TokenConvolution",
-    "TokenMean",
-    "TokenReader",
-    "is_token",
-    "of_any_length",
-    "token_students",
-]
-
 # What is tried by default at the blocks of a network that reads tokens, in place of predictors of maps.
 TOKEN_VARIANTS = ("tokens-mean(256)", "tokens-attention(4,128)", "tokens-conv(96)")
 _UNSEEN = 0.05  # of the numbers of a word that was never seen in training: it should say little

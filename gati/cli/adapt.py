@@ -12,8 +12,6 @@ from gati.cli.asking import AskedServer
 from gati.cli.options import SERVER_URL, ServerKey, ServerUrl, examples_below
 from gati.errors import UnavailableError
 
-__all__ = ["adapt"]
-
 _EPILOG = examples_below("gati adapt status", "gati adapt status --url http://127.0.0.1:8000 --json")
 
 adapt = typer.Typer(

@@ -9,8 +9,6 @@ from typing import Any
 
 from gati.errors import GatiError, RequestError, UnavailableError
 
-__all__ = ["AskedServer"]
-
 _TIMEOUT_S = 60.0
 
 

@@ -17,8 +17,6 @@ import gati
 from gati.cli import adapt, compare, doctor, evict, explore, options, pipelines, query, render, serve, stream
 from gati.errors import CompositionError, GatiError, StorageError
 
-__all__ = ["app", "main", "run"]
-
 INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
 ISSUES = "please report it with the traceback that GATI_DEBUG=1 shows"
 

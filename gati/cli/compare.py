@@ -10,8 +10,6 @@ import typer
 import gati
 from gati.cli import options, render
 
-__all__ = ["bench", "certify", "report"]
-
 
 def bench(
     directory: options.LibraryDir,

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from gati.evaluation.evaluate import Evaluation
     from gati.zoo import ResNet
 
-__all__ = ["MODEL", "demo", "train_digits", "write_digits"]
-
 MODEL = "gati.zoo:digits_resnet"
 SHARES = {"train": 0.5, "val": 0.3, "test": 0.2}
 ACCURACY = 0.97

@@ -14,8 +14,6 @@ from gati.units import parse_duration
 if TYPE_CHECKING:
     from gati.evaluation.diagnosis import CheapestLookup, DataForecast, Diagnosis, ExploreForecast
 
-__all__ = ["doctor"]
-
 _REFUSED = 2
 _WORTH = 1.5  # times as fast: what it takes to get there is said
 

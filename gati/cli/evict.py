@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from gati.evict.replays.result import TraceReplay
     from gati.evict.trace.records import Trace
 
-__all__ = ["evict"]
-
 evict = typer.Typer(
     name="evict",
     help="Learned eviction: hit rates of prefix and embedding caches on your own trace.",

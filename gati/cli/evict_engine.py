@@ -12,8 +12,6 @@ from gati.cli.options import Certificate, CertificateKey, Host, LogLevel, Port
 from gati.errors import EvictError
 from gati.units import parse_bytes, parse_duration
 
-__all__ = ["engine"]
-
 _NEEDED = ("httptools", "orjson", "prometheus_client", "pydantic", "starlette", "uvicorn", "uvloop")
 
 

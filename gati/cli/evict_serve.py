@@ -13,8 +13,6 @@ from gati.cli.options import Certificate, CertificateKey, KeysFile
 from gati.errors import EvictError
 from gati.units import parse_bytes, parse_duration
 
-__all__ = ["EXAMPLES", "serve"]
-
 EXAMPLES = (
     "gati evict serve learned --continuation continuation",
     "gati evict serve learned --port 8001 --keys keys.toml --host 0.0.0.0",

@@ -12,8 +12,6 @@ import gati
 from gati.cli import options, render
 from gati.units import parse_duration
 
-__all__ = ["explore"]
-
 
 def explore(
     model: options.Model,

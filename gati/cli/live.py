@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from services.live import LiveState
     from services.live.state import EventKind, SourceWord
 
-__all__ = ["LineView", "TerminalView", "open_page", "open_view", "replayed", "summary", "swept"]
-
 _LINE_EVERY_S = 1.0
 _CHANGES = 6
 _TRIAL_ENDS = ("returned", "activated", "reused", "kept")

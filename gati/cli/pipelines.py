@@ -15,8 +15,6 @@ from gati.cli.options import SERVER_URL, Device, ServerKey, ServerUrl, examples_
 if TYPE_CHECKING:
     from gati.pipelines.pipeline import Pipeline
 
-__all__ = ["pipeline"]
-
 pipeline = typer.Typer(
     name="pipeline",
     help="Check and measure pipelines of models.",

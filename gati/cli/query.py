@@ -16,8 +16,6 @@ from gati.cli.serve import check_installed
 from gati.errors import DataError, RequestError
 from gati.units import parse_duration
 
-__all__ = ["query"]
-
 _BYTES, _JSON, _TEXT = "application/octet-stream", "application/json", "text/plain"
 _RECORDINGS = {".wav": "audio/wav", ".flac": "audio/flac"}
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gati.composition.explain import Explanation
     from gati.composition.headroom import Headroom
     from gati.composition.pareto import ParetoPoint
-    from gati.engine.engine import Prediction
+    from gati.engine.exits import Prediction
     from gati.evaluation.bench_result import Bench, Spread
     from gati.evaluation.by_class import Share
     from gati.evaluation.certify import Recertification
@@ -26,24 +26,6 @@ if TYPE_CHECKING:
     from gati.exploration.inspect import ModelBlocks
     from gati.exploration.library import Library
     from gati.formats.export import Exported
-
-__all__ = [
-    "blocks",
-    "classes",
-    "composition",
-    "console",
-    "counter",
-    "error",
-    "evaluation",
-    "exported",
-    "frontier",
-    "library",
-    "new_table",
-    "percent",
-    "predictions",
-    "promise",
-    "recertification",
-]
 
 _PIPE_WIDTH = 120  # columns where there is no terminal to ask
 

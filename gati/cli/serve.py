@@ -13,8 +13,6 @@ from gati.cli.options import Certificate, CertificateKey, Host, KeysFile, LogLev
 from gati.errors import GatiError
 from gati.units import parse_duration
 
-__all__ = ["check_installed", "serve"]
-
 _NEEDED = (
     "fastapi",
     "fastapi_offline",

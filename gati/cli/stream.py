@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from gati.adaptation.settings import AdaptSettings, Change
     from gati.video import Sink
 
-__all__ = ["replay", "stream"]
-
 _Source = Annotated[
     str,
     typer.Option(

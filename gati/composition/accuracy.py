@@ -14,8 +14,6 @@ from gati.composition.copies import counted
 if TYPE_CHECKING:
     from jaxtyping import Int
 
-__all__ = ["AccuracyDrop", "accuracy_drop"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyDrop:

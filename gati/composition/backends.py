@@ -11,8 +11,6 @@ from gati.composition.plans import Settings
 from gati.errors import BackendError, DataError, ModelError
 from gati.exploration.library import Library
 
-__all__ = ["choose_backend", "reduced_precisions"]
-
 Progress = Callable[[int, int], None]
 WORTH_TRYING = 0.95  # of the fastest float32 network's time: a reduced precision's whole network
 

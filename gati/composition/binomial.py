@@ -10,8 +10,6 @@ import math
 
 from gati.errors import CompositionError
 
-__all__ = ["agreement_lower_bound", "check_levels", "p_value", "rate_upper_bound", "required_inputs"]
-
 
 def p_value(losses: int, inputs: int, accuracy: float) -> float:
     """Return P(Bin(inputs, 1 - accuracy) <= losses): how likely so few losses are below the target."""

@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 
 from gati.composition.instance import Floats, Instance
 
-__all__ = ["lower_bound_ms"]
-
 ROUNDS = 12
 
 

@@ -14,16 +14,6 @@ from gati.composition.problem import Candidate
 from gati.errors import LibraryError
 from gati.types import BlockProfile, OperatingPoint, Placement, Trial, TrialId
 
-__all__ = [
-    "LookupCost",
-    "full_candidates",
-    "has_placement",
-    "lookup_cost",
-    "reach_by_block",
-    "relaxed_candidates",
-    "without_dominated",
-]
-
 # Levels of accuracy at which the full form may set each variant's threshold, as multiples of the tolerated
 # disagreement 1 - A: caches that err more than the target allows are useful when others err less.
 # The first list that keeps the program small is used.

@@ -14,21 +14,6 @@ from gati.composition.accuracy import AccuracyDrop
 from gati.composition.binomial import agreement_lower_bound, p_value, required_inputs
 from gati.documents import DocumentKind, key, values_of
 
-__all__ = [
-    "FRESH_DATA",
-    "AttemptCount",
-    "Certificate",
-    "ClassCounts",
-    "LossCounts",
-    "EngineWalk",
-    "FurtherCount",
-    "Recount",
-    "Tested",
-    "WalkedOn",
-    "of_uses",
-    "ordinal",
-]
-
 FRESH_DATA = "certify on fresh data with gati certify --data NEW"
 
 

@@ -45,8 +45,6 @@ from gati.errors import CompositionError
 from gati.exploration.library import Library
 from gati.types import Placement
 
-__all__ = ["Proposal", "plan_exact", "propose"]
-
 
 @dataclass(frozen=True)
 class Proposal:

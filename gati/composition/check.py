@@ -8,8 +8,6 @@ from itertools import combinations, pairwise
 from gati.composition.problem import Candidate, Problem, estimate
 from gati.errors import SolverError
 
-__all__ = ["check_full", "check_relaxed", "check_structure"]
-
 TOLERANCE = 1e-6  # what solvers are held to
 
 

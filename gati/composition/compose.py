@@ -29,8 +29,6 @@ from gati.exploration.library import CERTIFY, SELECT, Library
 from gati.types import Placement, Trial, is_name
 from gati.units import format_bytes, parse_bytes
 
-__all__ = ["Settings", "compose", "compose_best", "compose_library"]
-
 
 def compose(
     directory: str | Path,

@@ -18,8 +18,6 @@ from gati.files import atomic_write_text
 from gati.types import Placement, TrialId
 from gati.variants import as_called_now
 
-__all__ = ["FORMAT", "Composition", "Exit", "Expected", "ExpectedFrom", "Objective"]
-
 FORMAT = 2  # up to 1, variants had the names that `as_called_now` knows
 _DOCUMENT = DocumentKind(FORMAT, CompositionError, "compose again")
 REDUCED = ("-bf16", "-int8")  # suffixes of backends on which the network itself loses some answers

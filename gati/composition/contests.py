@@ -24,17 +24,6 @@ from gati.composition.search import ROUNDING, Frontier, search_frontier
 from gati.exploration.library import Library
 from gati.types import Placement, Trial
 
-__all__ = [
-    "FEW_STEPS",
-    "STEPS",
-    "Contest",
-    "candidates_of",
-    "contest_of",
-    "path_within",
-    "plan_of",
-    "solve_within",
-]
-
 PUBLISHED: tuple[Objective, ...] = ("relaxed", "full")
 # Budgets on the path, as shares of the tolerated disagreements: a few strict ones, for when there is little
 # to certify on, then fine steps, so that the walk stops close to what can be certified.

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
 
-__all__ = ["counted"]
-
 
 def counted(
     lost: Bool[NDArray[np.bool_], " n"], copies: Int[NDArray[np.int64], " n"]

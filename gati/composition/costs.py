@@ -27,17 +27,6 @@ if TYPE_CHECKING:
     from gati.costs.graph import GraphCosts
     from gati.model.segments import TracedModel
 
-__all__ = [
-    "FEW_INPUTS",
-    "BackendCosts",
-    "CostedLibrary",
-    "as_composed",
-    "disturbance",
-    "kept_profile",
-    "on_backend",
-    "to_measure",
-]
-
 FEW_INPUTS = 8  # to calibrate a graph that is only timed: its time hardly depends on the value ranges
 # In 1, lookups were timed outside the network; in 2, noise could make them free; up to 3, variants were
 # called as `as_called_now` knows.

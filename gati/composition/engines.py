@@ -20,11 +20,9 @@ from gati.errors import BackendError
 from gati.exploration.library import SELECT, Library
 from gati.exploration.splits import held_out
 from gati.files import atomic_write_bytes
-from gati.model.data import Data
+from gati.model.sequence import Data
 from gati.types import TrialId
 from gati.version import __version__
-
-__all__ = ["EngineAnswers", "graph_backend", "graph_files"]
 
 Setting = tuple[tuple[TrialId, float], ...]  # exits in forward order, with thresholds
 Answers = tuple[NDArray[np.int64], NDArray[np.int64]]  # where each input left, and its class

@@ -28,8 +28,6 @@ from gati.composition.shared import BYTES_PER_UNIT
 from gati.composition.solvers import MixedIntegerProgram, Solution, solve
 from gati.errors import SolverError
 
-__all__ = ["ExactChoice", "exact_program", "fits_program", "solve_exact", "solve_program"]
-
 LARGEST_PROGRAM = 600  # merged inputs times trials that a solver proves optimal in seconds
 SEARCH = "search"
 

@@ -20,8 +20,6 @@ from gati.composition.prospects import headroom_of, problem_deployed
 from gati.composition.replay import Replay
 from gati.exploration.library import SELECT, Library
 
-__all__ = ["Explanation", "explain"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:

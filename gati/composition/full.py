@@ -26,8 +26,6 @@ from gati.composition.problem import Problem, Selection
 from gati.composition.solvers import MixedIntegerProgram, solve
 from gati.errors import SolverError
 
-__all__ = ["full_program", "solve_full"]
-
 
 def solve_full(problem: Problem, *, solver: str = "auto") -> Selection:
     """Solve the full form; `Choice.objective` is the expected mean latency in milliseconds.

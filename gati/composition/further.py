@@ -36,9 +36,7 @@ from gati.types import TrialId
 
 if TYPE_CHECKING:
     from gati.composition.engines import EngineAnswers
-    from gati.model.data import Data
-
-__all__ = ["ExtendedOutcomes", "Further", "further_inputs"]
+    from gati.model.sequence import Data
 
 _BATCH = 64
 

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 
 from gati.types import TrialId
 
-__all__ = ["ExitHeadroom", "Headroom", "Prospect"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Prospect:

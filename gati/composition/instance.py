@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from gati.composition.problem import SLACK_MS
 
-__all__ = ["Chosen", "Instance", "ReplayOutcome", "make_instance"]
-
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Chosen = tuple[tuple[int, int], ...]  # (trial, cut) in forward order; cut >= 1 inputs of the trial hit

@@ -46,17 +46,6 @@ from gati.documents import DocumentKind, values_of
 from gati.errors import LibraryError, StorageError
 from gati.exploration.library import Library
 
-__all__ = [
-    "Attempt",
-    "AttemptResult",
-    "EnteredAttempt",
-    "EnteredUse",
-    "Ledger",
-    "enter_use",
-    "share_of_attempt",
-    "split_identity",
-]
-
 _LEDGER = DocumentKind(
     1,
     LibraryError,

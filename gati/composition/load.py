@@ -25,17 +25,6 @@ from gati.model.preprocess import Preprocessing
 from gati.model.segments import TracedModel, trace
 from gati.types import OutputsKind
 
-__all__ = [
-    "OpenedModel",
-    "Served",
-    "load",
-    "load_base",
-    "open_model",
-    "open_plain_model",
-    "open_served",
-    "parse_device",
-]
-
 
 @dataclass(frozen=True)
 class OpenedModel:

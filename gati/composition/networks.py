@@ -20,8 +20,6 @@ from gati.exploration.library import Library
 if TYPE_CHECKING:
     from gati.engine.backends import Graph
 
-__all__ = ["network_times"]
-
 _log = logging.getLogger(__name__)
 
 _NETWORKS = DocumentKind(1, LibraryError, "delete it, gati compose measures again")

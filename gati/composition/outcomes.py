@@ -17,8 +17,6 @@ from gati.types import TrialId
 if TYPE_CHECKING:
     from gati.composition.engines import EngineAnswers
 
-__all__ = ["EngineOutcomes", "SplitOutcomes", "cost_of", "outcomes_of"]
-
 
 class SplitOutcomes:
     """Answers of the base model and each trial on the inputs of one split; trials are read on first use."""

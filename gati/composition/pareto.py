@@ -26,8 +26,6 @@ from gati.documents import DocumentKind, values_of
 from gati.errors import CompositionError, LibraryError
 from gati.exploration.library import CERTIFY, SELECT, Library
 
-__all__ = ["ParetoPoint", "compose_within_latency", "pareto", "read_frontier"]
-
 _KIND = DocumentKind(1, LibraryError, "run gati compose --pareto again")
 LARGEST_SHARE = 0.15  # of inputs answered differently; more would never be deployed
 

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from gati.composition.problem import SLACK_MS, Problem
 from gati.composition.shared import BYTES_PER_UNIT
 
-__all__ = ["Joints", "joints_of", "useful_joints"]
-
 Floats = NDArray[np.float64]
 ROUNDS = 80
 SAFETY = 1e-6  # solvers may break limits by this much: joints of such compositions are kept

@@ -14,10 +14,8 @@ if TYPE_CHECKING:
 
     from gati.caches import LearnedCache
     from gati.engine.graph.convert import Converter
-    from gati.model.data import Data
     from gati.model.segments import TracedModel
-
-__all__ = ["Pieces"]
+    from gati.model.sequence import Data
 
 
 class Pieces:

@@ -16,8 +16,6 @@ from gati.composition.replay import Replay
 from gati.exploration.library import Library
 from gati.types import Placement, Profile, Trial
 
-__all__ = ["CandidatePlan", "Settings", "describe", "plan_published", "placement_rank", "problem_of"]
-
 CLEARLY_FASTER = 0.85
 # What lookups may add to an input that hits nowhere, as a share of the network's time: a student or companion
 # at the input that answers four of five inputs may well take a third of it.

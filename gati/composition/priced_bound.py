@@ -30,8 +30,6 @@ from gati.composition.instance import Bools, Floats, Instance
 from gati.composition.problem import SLACK_MS
 from gati.composition.shared import BYTES_PER_UNIT
 
-__all__ = ["priced_bound_ms"]
-
 STEPS = 400
 WORK = 1e8  # at most this many terms, trials times inputs times steps: five seconds on one core
 STEP_MS = 1.4  # the first step, as a share of base_ms over the root of the blocks; the last is 1 % of it

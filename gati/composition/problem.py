@@ -14,8 +14,6 @@ from itertools import pairwise
 from gati.errors import CompositionError
 from gati.types import TrialId
 
-__all__ = ["Candidate", "Selection", "Estimate", "Problem", "estimate"]
-
 SLACK_MS = 1e-9  # rounding of sums of latencies is no violation
 
 

@@ -21,8 +21,6 @@ from gati.errors import CompositionError
 from gati.exploration.library import SELECT, Library
 from gati.types import Trial, TrialId
 
-__all__ = ["headroom_of", "problem_deployed", "with_headroom"]
-
 
 @dataclass(frozen=True)
 class _Wish:

@@ -24,8 +24,6 @@ from gati.composition.exact import SEARCH, ExactChoice
 from gati.composition.instance import Chosen, Instance
 from gati.composition.replay import Replay
 
-__all__ = ["refined", "wrong_in_between"]
-
 MOST = 8  # settings between two neighbours
 
 

@@ -22,8 +22,6 @@ from gati.composition.shared import add_structure, read_choice
 from gati.composition.solvers import MixedIntegerProgram, solve
 from gati.errors import SolverError
 
-__all__ = ["ALPHA_STEPS", "MOST_CACHES", "Expectation", "relaxed_score", "solve_relaxed", "sweep_relaxed"]
-
 ALPHA_STEPS = 20  # alpha = 0, 1/20, ..., 1
 MOST_CACHES = 6
 _LEAST_SHARE = 0.001  # of the network's time that an exit takes at least: measured differences may be zero

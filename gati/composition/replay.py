@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from gati.errors import DataError
 
-__all__ = ["ExitCost", "Replay", "ReplayExit", "replay", "summarise"]
-
 
 @dataclass(frozen=True)
 class ExitCost:

@@ -6,8 +6,6 @@ import numpy as np
 
 from gati.composition.instance import Floats, Instance
 
-__all__ = ["smoothed_loss"]
-
 PRIOR = 0.05  # on the logistic regression's coefficients
 NEWTON_STEPS = 30
 

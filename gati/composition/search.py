@@ -19,8 +19,6 @@ import numpy as np
 from gati.composition.instance import Bools, Chosen, Floats, Instance
 from gati.composition.problem import SLACK_MS
 
-__all__ = ["Frontier", "improve_priced", "improve_within", "search_frontier"]
-
 PRICES = 16
 _STARTS = 3  # compositions that are improved within a budget
 SHARED_LIMIT = (1, 2, 3)  # exits that the limit on slowdown should have room for

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from gati.composition.problem import Candidate, Problem
 from gati.composition.solvers.base import MixedIntegerProgram, Solution
 
-__all__ = ["add_structure", "by_block", "read_choice"]
-
 # Memory is counted in KiB: solvers hold rows to 1e-6, so a limit is kept to the byte.
 BYTES_PER_UNIT = 1024.0
 

@@ -39,8 +39,6 @@ from gati.composition.outcomes import SplitOutcomes
 from gati.composition.plans import CandidatePlan
 from gati.errors import CompositionError
 
-__all__ = ["FIRST", "Entrant", "Hope", "deploy_one", "enter", "shares"]
-
 FIRST = 0.9  # of delta: the most promising engine's share, where there are several
 WORTH_ASKING = 0.97  # of the least latency hoped for so far: what an engine of reduced precision may hope for
 

@@ -17,17 +17,6 @@ from gati.composition.replay import Replay
 from gati.composition.walk import certify, certify_every_class, count_by_class
 from gati.exploration.library import Library
 
-__all__ = [
-    "DEFAULT_CONFIDENCE",
-    "certify_one",
-    "certify_published",
-    "count_losses",
-    "counts_of",
-    "replay_of",
-    "walk_through",
-    "with_certificate",
-]
-
 DEFAULT_CONFIDENCE = 0.95
 
 

@@ -40,8 +40,6 @@ from gati.errors import CompositionError
 if TYPE_CHECKING:
     from jaxtyping import Int
 
-__all__ = ["certify", "certify_every_class", "count_by_class"]
-
 
 def certify(
     path: Iterable[LossCounts],

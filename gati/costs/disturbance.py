@@ -21,8 +21,6 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Generic, TypeVar
 
-__all__ = ["MACHINE", "Machine", "MeasuringRound", "Steady", "Uncounted", "measure_steadily", "spikes"]
-
 _WAITING = 0.1  # of the time
 _SPIKES = 1.25  # mean over median of like requests
 _DRIFT = 1.25  # over the best round

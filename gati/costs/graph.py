@@ -27,16 +27,6 @@ from gati.model.alike import work_of
 from gati.model.segments import TracedModel
 from gati.types import BlockProfile, OutputsKind, Profile
 
-__all__ = [
-    "GraphCosts",
-    "anchors",
-    "by_turns_ms",
-    "measure_graph",
-    "of_many",
-    "places_to_measure",
-    "profile_between",
-]
-
 _ANCHORS = 6  # blocks measured; those between lie where the library's own profile puts them
 _ROUNDS, _LEAST_ROUNDS, _WARM_UP_ROUNDS = 150, 20, 10
 _TURNS, _LEAST_TURNS, _IN_A_ROW = 60, 5, 8

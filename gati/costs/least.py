@@ -18,8 +18,6 @@ from gati.costs.graph import GraphCosts
 from gati.model.segments import TracedModel
 from gati.types import Profile
 
-__all__ = ["Arithmetic", "at_least"]
-
 # A lookup has a few large layers where a network has many small ones, so it may take a smaller share of the
 # time than of the arithmetic: from 0.7 of it on, as measured layer by layer.
 _SHARE_OF_ARITHMETIC = 0.5

@@ -11,8 +11,6 @@ from gati.model.lengths import at_lengths
 from gati.model.segments import TracedModel
 from gati.types import Profile
 
-__all__ = ["mean_costs", "mean_profile", "profile_at_lengths"]
-
 
 def profile_at_lengths(traced: TracedModel) -> Profile:
     """`measure_profile`, at each length that takes a good part of the time: the mean over the inputs."""

@@ -25,11 +25,10 @@ from gati.engine.backends.base import Lookup
 from gati.engine.placement import ParallelLookups, cuda_event, parallel_lookups
 from gati.errors import DataError
 from gati.model.alike import work_of
+from gati.model.cuts import Segment
 from gati.model.entry import INPUT_KIND
-from gati.model.segments import Segment, TracedModel
+from gati.model.segments import TracedModel
 from gati.types import BlockProfile, Profile
-
-__all__ = ["OverlapCost", "measure_lookup", "measure_overlap", "measure_profile"]
 
 _WARM_UP_ROUNDS = 5
 _LOOKUP_BUDGET_S = 0.03

@@ -14,8 +14,6 @@ from gati.model.alike import work_of
 from gati.model.segments import TracedModel
 from gati.types import Profile
 
-__all__ = ["measure_segments"]
-
 
 def measure_segments(
     traced: TracedModel,

@@ -11,16 +11,6 @@ from torch import Tensor
 
 from gati.engine.exits import BASE, Lookup, doubtful_class, doubtful_score
 
-__all__ = [
-    "Answer",
-    "BatchedSegment",
-    "SegmentOutcome",
-    "BatchStage",
-    "answer_rows",
-    "rows_of",
-    "segments_of",
-]
-
 Answer = tuple[Tensor, str]  # class scores or probabilities [1, K], and where they come from
 
 

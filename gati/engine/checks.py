@@ -11,8 +11,6 @@ from gati.engine.backends import SegmentBackend, get_backend
 from gati.engine.exits import EngineExit
 from gati.errors import BackendError, LibraryError, first_line
 
-__all__ = ["check_lookup", "check_placement", "listed"]
-
 
 def listed(shape: Sequence[int]) -> str:
     """A shape as it stands in a message."""

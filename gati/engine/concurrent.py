@@ -25,10 +25,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from gati.engine.engine import Engine, Prediction
+from gati.engine.engine import Engine
+from gati.engine.exits import Prediction
 from gati.errors import BackendError
-
-__all__ = ["ConcurrentEngine", "let_others_first", "one_thread"]
 
 _PATIENCE_S = 0.05  # how long an input waits before its queue goes ahead of longer ones
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from gati.model.preprocess import Preprocessing
 
-__all__ = ["Engine", "Prediction"]
-
 _T = TypeVar("_T")
 _ALONE = threading.RLock()  # held while a network runs that writes to tensors of its own
 

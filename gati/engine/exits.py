@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from gati.types import Placement
 
-__all__ = ["BASE", "EngineExit", "Prediction", "doubtful_class", "doubtful_score", "tie_tolerance"]
-
 BASE = "base"  # Prediction.exit of a request that ran the whole network
 
 # Kernels for one row and for many round differently. Scores and class scores this close to deciding the

@@ -22,8 +22,6 @@ from torch import Tensor
 
 from gati.engine.backends.base import Lookup
 
-__all__ = ["Answer", "ParallelLookups", "StreamLookups", "WorkerLookups", "cuda_event", "parallel_lookups"]
-
 # How many blocks the host may queue on the device ahead of the one that is running. Without a bound a
 # fast host queues the whole network before the first lookup has ended, and a hit would save nothing.
 _BLOCKS_AHEAD = 2

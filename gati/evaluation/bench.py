@@ -42,11 +42,10 @@ from gati.exploration.labels import name_and_label
 from gati.exploration.library import Library
 from gati.exploration.network import traced_network
 from gati.files import atomic_write_text
-from gati.model.data import Data, load_data
+from gati.model.data import load_data
 from gati.model.labels import LabelMap
 from gati.model.segments import TracedModel
-
-__all__ = ["bench"]
+from gati.model.sequence import Data
 
 _BATCH = 64
 _BINS = 40

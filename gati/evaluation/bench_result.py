@@ -12,18 +12,6 @@ from gati.documents import DocumentKind, values_of
 from gati.errors import LibraryError
 from gati.evaluation.evaluate import Latency
 
-__all__ = [
-    "Bench",
-    "BenchMachine",
-    "BenchMethod",
-    "BenchRow",
-    "Histogram",
-    "Kind",
-    "LeftOut",
-    "Spread",
-    "spread",
-]
-
 _KIND = DocumentKind(1, LibraryError, "run gati bench again")
 Kind = Literal["base", "gati", "peer"]
 

@@ -14,8 +14,6 @@ from gati.composition.binomial import agreement_lower_bound, rate_upper_bound
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
 
-__all__ = ["ClassCount", "Share", "count_classes", "exact_interval"]
-
 CONFIDENCE = 0.95  # of each interval on its own
 
 

@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gati.engine.engine import Engine, Prediction
+from gati.engine.engine import Engine
+from gati.engine.exits import Prediction
 from gati.errors import DataError
 from gati.evaluation.timing import BenchEntry
 from gati.exploration.library import SELECT, Library
 from gati.exploration.splits import held_out
-
-__all__ = ["Cascade", "build_cascade"]
 
 SMALLER = "smaller network"  # Prediction.exit of what it answered
 _BATCH = 250

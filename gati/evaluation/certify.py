@@ -32,10 +32,9 @@ from gati.errors import CompositionError
 from gati.exploration.fresh import fresh_inputs
 from gati.exploration.labels import name_and_label
 from gati.exploration.library import Library
-from gati.model.data import Data, load_data
+from gati.model.data import load_data
 from gati.model.labels import ClassNames, LabelMap
-
-__all__ = ["Recertification", "certify", "verdict"]
+from gati.model.sequence import Data
 
 _BATCH = 64
 _SURPRISING = 0.05  # two counts that differ by more than chance explains

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-__all__ = ["ChartLine", "Point", "bars", "distribution", "lines", "scatter"]
-
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 16, 16, 46
 

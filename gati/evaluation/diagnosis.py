@@ -10,19 +10,6 @@ from gati.composition.binomial import p_value, required_inputs
 from gati.exploration.splits import inputs_to_select_on
 from gati.types import Profile
 
-__all__ = [
-    "TARGETS",
-    "CheapestLookup",
-    "DataForecast",
-    "Diagnosis",
-    "EngineSpeed",
-    "ExploreForecast",
-    "DoctorFinding",
-    "TargetForecast",
-    "forecast_targets",
-    "parts_of",
-]
-
 TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
 
 

@@ -40,13 +40,12 @@ from gati.exploration.places import find_places
 from gati.exploration.prepare import fitted
 from gati.exploration.schedule import students_for
 from gati.exploration.splits import split_inputs
-from gati.model.data import Data, load_data
+from gati.model.data import load_data
 from gati.model.load import LoadedModel, load_model
 from gati.model.outputs import check_base_outputs, outputs_kind
 from gati.model.segments import TracedModel, trace
+from gati.model.sequence import Data
 from gati.types import OutputsKind, Profile
-
-__all__ = ["doctor"]
 
 _SAMPLED = 64  # inputs that the network answers
 _COUNTED = 10_000  # inputs: among more, copies are not looked for

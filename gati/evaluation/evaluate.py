@@ -19,16 +19,15 @@ from gati.costs.disturbance import MACHINE, Machine, measure_steadily
 from gati.costs.profile import quiet
 from gati.documents import DocumentKind, values_of
 from gati.engine.batching import rows_of
-from gati.engine.engine import Engine, Prediction
-from gati.engine.exits import BASE
+from gati.engine.engine import Engine
+from gati.engine.exits import BASE, Prediction
 from gati.errors import DataError, LibraryError
 from gati.evaluation.by_class import ClassCount, count_classes
 from gati.exploration.fresh import note_of_seen
 from gati.exploration.labels import name_and_label
-from gati.model.data import Data, load_data
+from gati.model.data import load_data
 from gati.model.labels import ClassNames, LabelMap
-
-__all__ = ["Evaluation", "ExitCount", "Latency", "evaluate", "evaluate_engine"]
+from gati.model.sequence import Data
 
 _KIND = DocumentKind(1, LibraryError, "run gati evaluate again", unnumbered=True)
 _WARM_UP_REQUESTS = 20

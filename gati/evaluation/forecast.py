@@ -22,11 +22,9 @@ from gati.exploration.pace import Pace, affordable_steps
 from gati.exploration.prepare import MeasuringTimes
 from gati.exploration.recipes import EXITS, REDUCED_NETWORK, Recipe, recipe_of_students
 from gati.exploration.train import Learner, SharedTraining
-from gati.model.data import Data
 from gati.model.segments import TracedModel
+from gati.model.sequence import Data
 from gati.types import OutputsKind
-
-__all__ = ["Rates", "forecast_explore"]
 
 _STEPS, _BATCH = 3, 16
 _MOST_SELECTING = 2_000  # inputs on which choosing a selector is timed

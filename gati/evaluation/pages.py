@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["page_environment"]
-
 
 def page_environment(package: str) -> Environment:
     """An environment over the folder `templates` of a package, to add filters to."""

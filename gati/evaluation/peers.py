@@ -23,12 +23,10 @@ from gati.engine.exits import EngineExit
 from gati.errors import DataError
 from gati.exploration.library import SELECT, Library
 from gati.exploration.splits import held_out
-from gati.model.data import Data
 from gati.model.entry import INPUT_KIND
 from gati.model.hooks import collect_hidden
+from gati.model.sequence import Data
 from gati.types import Trial
-
-__all__ = ["Peer", "build_peers"]
 
 _BATCH = 250
 _EXITS = (2, 3, 4, 6)

@@ -8,11 +8,10 @@ from pathlib import Path
 from torch import Tensor
 
 from gati.composition.load import load
-from gati.engine.engine import Engine, Prediction
+from gati.engine.engine import Engine
+from gati.engine.exits import Prediction
 from gati.model.data import load_images
 from gati.model.recordings import load_recordings
-
-__all__ = ["predict"]
 
 _BATCH = 32
 

@@ -23,8 +23,6 @@ from gati.types import Profile
 from gati.units import format_bytes
 from gati.version import __version__
 
-__all__ = ["report"]
-
 Measured = TypeVar("Measured", Bench, Evaluation)
 
 

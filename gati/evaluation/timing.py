@@ -14,10 +14,8 @@ from torch import Tensor
 from gati.costs.disturbance import MACHINE, Machine, Steady, measure_steadily
 from gati.costs.profile import quiet
 from gati.engine.concurrent import ConcurrentEngine
-from gati.engine.engine import Engine, Prediction
-from gati.engine.exits import BASE
-
-__all__ = ["WARM_UP_REQUESTS", "BenchEntry", "measure_latency", "measure_throughput"]
+from gati.engine.engine import Engine
+from gati.engine.exits import BASE, Prediction
 
 WARM_UP_REQUESTS = 20
 _CHUNK = 128  # requests in a round

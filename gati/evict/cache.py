@@ -12,8 +12,6 @@ from gati.evict.index.tree import BlockRun, RunTree
 from gati.evict.policy.base import EvictionPolicy
 from gati.evict.predict.base import Predictor
 
-__all__ = ["BlockCache", "Handle", "ServedBlocks", "Serving"]
-
 
 class ServedBlocks(NamedTuple):
     """The outcome of a request: blocks that were cached, and those evicted for the others."""

@@ -17,8 +17,6 @@ from gati.evict.predict.conversing import HintedContinuation, hinted
 from gati.evict.predict.named import predictor_named
 from gati.evict.replays.replay import build
 
-__all__ = ["PrefixCache", "PrefixMatch"]
-
 
 @dataclass(frozen=True)
 class PrefixMatch:

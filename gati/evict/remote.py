@@ -8,8 +8,6 @@ from typing import Any, Self
 
 from gati.errors import EvictError, RequestError, UnavailableError
 
-__all__ = ["ContinuationClient"]
-
 Message = Mapping[str, str]  # role and content
 
 

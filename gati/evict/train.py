@@ -17,8 +17,6 @@ from gati.evict.predict.stored import save_model
 from gati.evict.trace.dialogues import Dialogue, Prompts, halves, prompts_of
 from gati.evict.trace.records import Trace
 
-__all__ = ["samples_of", "train", "train_continuation"]
-
 
 def train(
     trace: Trace, out: str | Path, *, seed: int = 0, progress: Callable[[int, int], None] | None = None

@@ -11,10 +11,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from gati.model.data import Data
 from gati.model.identity import group_copies
-
-__all__ = ["warning_of_neighbours"]
+from gati.model.sequence import Data
 
 _PAIRS = 100
 _NEARLY = 0.4  # of how much random pairs differ

@@ -18,8 +18,6 @@ from gati.model.hooks import first_tensor
 from gati.model.outputs import as_logits
 from gati.types import OutputsKind
 
-__all__ = ["ENGINES", "BaseAnswers", "Engine", "fastest_engine", "open_engine"]
-
 Engine = Callable[[Tensor], Tensor]
 
 ENGINES = ("openvino-bf16", "openvino", "torch")  # in the order of preference

@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Augmentation", "choose_augmentation"]
-
 _SAME_CLASS_SHARE = 0.75  # of inputs that must keep their class for a transformation to be harmless
 _LEAST_SIDES = (0.6, 0.75, 0.85)  # of a crop, boldest first
 _LIGHTS = (0.4, 0.25, 0.1)  # strongest first

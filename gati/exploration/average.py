@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["RunningAverage"]
-
 
 class RunningAverage:
     """Exponential average of everything in a module's state that is a fraction; counters are copied.

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from gati.exploration.state import RunState
 
-__all__ = ["Budget", "Clock"]
-
 Clock = Callable[[], float]
 
 

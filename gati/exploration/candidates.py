@@ -52,18 +52,6 @@ from gati.model.lengths import at_lengths
 from gati.model.segments import TracedModel
 from gati.types import BlockProfile, Profile, Trial, TrialId
 
-__all__ = [
-    "Measure",
-    "Specification",
-    "UntrainedCosts",
-    "Wanted",
-    "for_tokens",
-    "measured_costs",
-    "specify",
-    "trial_name",
-    "wanted",
-]
-
 STUDENT = "student"  # without a number, it stands for sizes that fit the base model
 
 

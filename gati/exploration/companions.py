@@ -33,15 +33,6 @@ from gati.model.packed import fit_tensors
 from gati.model.preprocess import Preprocessing
 from gati.types import Trial
 
-__all__ = [
-    "NamedNetwork",
-    "class_order",
-    "fit_companion",
-    "load_companions",
-    "measure_companions",
-    "reading_of",
-]
-
 _TRIED = 64  # inputs that tell whether it is usable
 _ROW_TOLERANCE = 1e-3
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from gati.errors import BackendError, first_line
 
-__all__ = ["connect"]
-
 LOCAL = "local"
 _CONNECT_S = 10.0
 

@@ -34,8 +34,6 @@ from gati.model.segments import TracedModel
 from gati.model.source import UserFile, install_user_files, user_files
 from gati.version import __version__
 
-__all__ = ["RayExecutor", "opened_executor", "trained_on"]
-
 _SLICE_S = 2.0
 _MOST_DEATHS = 3  # of workers, one after the other, without any progress
 _PATIENCE_S = 20.0

@@ -22,8 +22,6 @@ from gati.exploration.progress import Progress
 from gati.exploration.state import RunState
 from gati.model.segments import TracedModel
 
-__all__ = ["Executor", "LocalExecutor", "OngoingRun", "announcement", "divided", "packed"]
-
 _GROUP_PARAMETERS = 60_000_000  # weights, gradients and two moments of these take 1 GB
 _GROUP_TRIALS = 80
 _BACKWARD = 3.0  # times the arithmetic of answering is what a step of training takes

@@ -35,8 +35,6 @@ from gati.model.load import LoadedModel, load_model
 from gati.variants import FAMILIES
 from gati.version import __version__
 
-__all__ = ["explore"]
-
 
 def explore(
     model: str,

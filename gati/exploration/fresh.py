@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from gati.errors import DataError
 from gati.exploration.alike import warning_of_neighbours
 from gati.exploration.library import Library
-from gati.model.data import Data
 from gati.model.identity import group_copies
-
-__all__ = ["Fresh", "fresh_inputs", "note_of_seen"]
+from gati.model.sequence import Data
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from gati.caches import AverageAndMaximum, FeatureMap, FirstToken, Reader, TokenMean
 
-__all__ = ["Front", "Fronts", "split_front"]
-
 _WITHOUT_WEIGHTS = (
     FeatureMap,
     AverageAndMaximum,

@@ -45,8 +45,6 @@ from gati.exploration.state import RunState, locked
 from gati.model.data import load_data
 from gati.types import OperatingPoint, Trial, TrialId
 
-__all__ = ["explore_more", "named_in_round", "with_round"]
-
 _ROUNDS = DocumentKind(1, LibraryError, "restore it from a backup, or explore again")
 _OF_ROUND = re.compile(r"--r\d+$")
 

@@ -25,18 +25,8 @@ from gati.exploration.measure import Measured, held_out_probabilities, measure_c
 from gati.exploration.recipes import Emphasis, Recipe
 from gati.exploration.state import StagePlan
 from gati.exploration.train import Learner, SharedTraining
-from gati.model.data import Data
+from gati.model.sequence import Data
 from gati.types import OutputsKind, TrialId
-
-__all__ = [
-    "Classroom",
-    "GroupTask",
-    "GroupLesson",
-    "TrainedTrial",
-    "batch_size_of",
-    "group_training",
-    "measured_trials",
-]
 
 
 class GroupLesson(NamedTuple):

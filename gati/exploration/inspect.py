@@ -17,8 +17,6 @@ from gati.model.outputs import check_base_outputs
 from gati.model.segments import trace
 from gati.types import Profile
 
-__all__ = ["ModelBlocks", "blocks", "example_inputs"]
-
 _REPETITIONS = 15
 _SMALL, _LARGE = 32, 224  # pixels: what networks for CIFAR and for ImageNet take
 _ZOO_SIZES = {"gati.zoo:digits_resnet": 8}

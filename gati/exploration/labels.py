@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gati.exploration.library import Library
-from gati.model.data import Data
 from gati.model.labels import ClassNames, LabelMap, fit_labels, read_class_names, read_label_map, unmapped
-
-__all__ = ["Named", "name_and_label"]
+from gati.model.sequence import Data
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,6 @@ from gati.exploration.remembered import BatchMemory, rounded
 from gati.exploration.views import ViewedBatch, Viewer
 from gati.model.entry import INPUT
 
-__all__ = ["BatchLesson", "InputLessons"]
-
 _WORTH_KEEPING = 0.5  # of an input's numbers: views that are read in more are made again
 
 

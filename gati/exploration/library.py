@@ -36,18 +36,6 @@ if TYPE_CHECKING:
     from gati.model.preprocess import Preprocessing
     from gati.model.text import TextTokens
 
-__all__ = [
-    "FORMAT",
-    "SELECT",
-    "CERTIFY",
-    "BaseOutcomes",
-    "InputRecord",
-    "Library",
-    "Manifest",
-    "NetworkProbe",
-    "TrialOutcomes",
-]
-
 FORMAT = 2  # up to 1, `pool` and `conv` named what are `pool-linear` and `conv2d` now
 _MANIFEST = DocumentKind(FORMAT, LibraryError, "run gati explore again")
 SELECT, CERTIFY = 0, 1  # values of BaseOutcomes.split

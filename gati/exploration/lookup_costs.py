@@ -12,8 +12,6 @@ from gati.exploration.candidates import Specification
 from gati.model.lengths import TracedSequences, at_lengths
 from gati.model.segments import TracedModel
 
-__all__ = ["lookup_costs", "lookup_seconds"]
-
 
 def lookup_seconds(traced: TracedModel, specifications: Sequence[Specification], clock: Clock) -> float:
     """Seconds to measure one lookup as `explore` does at its end, for lookups built from a name."""

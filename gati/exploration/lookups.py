@@ -13,8 +13,6 @@ from gati.exploration.progress import Progress
 from gati.exploration.state import FinishedTrial
 from gati.types import OperatingPoint, Trial, TrialId
 
-__all__ = ["finish_trials", "points_of"]
-
 
 def finish_trials(
     prepared: Prepared,

@@ -14,20 +14,11 @@ from gati.caches import LearnedCache, build_selector, fit_selector_networks, sel
 from gati.caches.selectors import BASELINE, NETWORK, TEMPERATURE_SCALED, fit_temperature
 from gati.engine.concurrent import one_thread
 from gati.exploration.library import SELECT, TrialOutcomes
-from gati.exploration.train import InputSource, Learner
+from gati.exploration.train import Learner
+from gati.exploration.views import InputSource
 from gati.model.entry import INPUT, means_input
 from gati.model.hooks import collect_hidden
 from gati.types import OperatingPoint, TrialId
-
-__all__ = [
-    "Measured",
-    "accuracy_curve",
-    "base_answers",
-    "held_out_probabilities",
-    "hit_rate_at",
-    "measure_cache",
-    "selector_seconds",
-]
 
 ACCURACY_LEVELS = (0.95, 0.96, 0.965, 0.97, 0.975, 0.98, 0.985, 0.99, 0.9925, 0.995, 0.9975, 1.0)
 _TARGETS = (0.97, 0.985, 0.99)

@@ -12,8 +12,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["freed_memory_kept"]
-
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 _ALWAYS_KEPT = 2**31 - 1
 _BACK_TO_USUAL = 32 << 20  # what glibc itself rises to at the most

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from gati.exploration.precision import bfloat16_pays
 
-__all__ = ["Muon", "orthogonalised"]
-
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic whose iteration drives singular values towards 1
 _ITERATIONS = 4
 _TINY = 1e-7

@@ -18,8 +18,6 @@ from gati.model.packed import packed
 from gati.model.preprocess import Preprocessing
 from gati.model.segments import TracedModel, trace
 
-__all__ = ["Network", "example_of", "load_network", "probe_of", "traced_network"]
-
 _EXAMPLE_SEED = 0
 _PROBED = 16  # classes
 # Engines and devices round differently, by less than this share of the largest score.

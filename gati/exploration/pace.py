@@ -6,8 +6,6 @@ import statistics
 from collections import deque
 from typing import NamedTuple
 
-__all__ = ["Pace", "Stopwatch", "affordable_steps", "allowance"]
-
 _KEPT = 50  # of the latest times: machines change while they train
 
 

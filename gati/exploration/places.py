@@ -12,8 +12,6 @@ from gati.errors import BlockError, VariantError
 from gati.model.blocks import find_blocks
 from gati.model.entry import INPUT, means_input
 
-__all__ = ["FoundPlaces", "find_places"]
-
 
 class FoundPlaces(NamedTuple):
     """Names in forward order, and a line to tell of what has no place, or ""."""

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-__all__ = ["bfloat16_pays", "gains_by_bfloat16", "training_precision"]
-
 
 def bfloat16_pays() -> bool:
     """Whether this CPU multiplies bfloat16 in hardware (AVX-512 BF16 or AMX)."""

@@ -25,7 +25,7 @@ from gati.exploration.places import find_places
 from gati.exploration.progress import Progress
 from gati.exploration.splits import Inputs, split_inputs
 from gati.exploration.state import RunState
-from gati.model.data import Data, load_data
+from gati.model.data import load_data
 from gati.model.labels import (
     ClassNames,
     LabelledData,
@@ -40,18 +40,8 @@ from gati.model.load import LoadedModel
 from gati.model.outputs import check_base_outputs, check_more_than_one_class, outputs_kind
 from gati.model.packed import fit_tensors, fit_text
 from gati.model.segments import TracedModel, trace
+from gati.model.sequence import Data
 from gati.types import BlockProfile, OutputsKind, Profile, Trial
-
-__all__ = [
-    "KEPT_PICTURES_BYTES",
-    "MeasuringTimes",
-    "HeldOut",
-    "Prepared",
-    "PreparedModel",
-    "choose_augmentations",
-    "prepare",
-    "resolve_device",
-]
 
 _TRIED = 128  # inputs used to find allowed augmentations
 KEPT_PICTURES_BYTES = 1 << 30  # of decoded training pictures

@@ -7,8 +7,6 @@ import time
 from types import TracebackType
 from typing import Protocol, TextIO
 
-__all__ = ["LiveProgress", "PlainProgress", "Progress", "SilentProgress", "open_progress"]
-
 
 class Progress(Protocol):
     """Where `explore` reports to. `stage` begins a piece of work of `total` steps, `done` of them earlier."""

@@ -11,16 +11,6 @@ from torch import Tensor, nn
 
 from gati.exploration.muon import Muon
 
-__all__ = [
-    "EXITS",
-    "REDUCED_NETWORK",
-    "STUDENTS",
-    "Emphasis",
-    "Recipe",
-    "make_optimiser",
-    "recipe_of_students",
-]
-
 
 @dataclass(frozen=True)
 class Recipe:

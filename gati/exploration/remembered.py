@@ -7,8 +7,6 @@ from torch import Tensor
 
 from gati.exploration.views import ViewedBatch
 
-__all__ = ["BatchMemory", "rounded"]
-
 
 class BatchMemory:
     """A tensor [B, ...] a batch, kept as float16 in at most `limit_bytes`; further batches are not kept.

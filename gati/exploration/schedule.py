@@ -11,28 +11,6 @@ from collections.abc import Sequence
 
 from gati.types import BlockProfile
 
-__all__ = [
-    "DEFAULT_EPOCHS",
-    "LEAST_EXIT_STEPS",
-    "LEAST_STUDENT_STEPS",
-    "MOST_BYTES",
-    "batch_size_for",
-    "choose_places",
-    "choose_widths",
-    "dearer_than_a_student",
-    "divide_time",
-    "heaviest",
-    "most_steps",
-    "places_for",
-    "reserve",
-    "steps_an_epoch",
-    "steps_for_epochs",
-    "students_for",
-    "too_dear",
-    "too_heavy",
-    "too_slow",
-]
-
 DEFAULT_EPOCHS = 9.0  # of exits; students get so many times more
 STUDENT_EPOCHS = 3.0  # for each epoch of exits
 DEFAULT_STUDENT_EPOCHS = 60.0  # where there is neither a budget nor a number

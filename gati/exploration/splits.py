@@ -22,17 +22,9 @@ import numpy.typing as npt
 
 from gati.errors import DataError
 from gati.exploration.library import CERTIFY, SELECT, InputRecord, Library
-from gati.model.data import Data, load_data
+from gati.model.data import load_data
 from gati.model.identity import Identities, group_copies
-
-__all__ = [
-    "Inputs",
-    "held_out",
-    "inputs_to_select_on",
-    "left_over",
-    "recorded_inputs",
-    "split_inputs",
-]
+from gati.model.sequence import Data
 
 _LEAST_HELD_OUT = 60
 ENOUGH = 400  # inputs to choose on

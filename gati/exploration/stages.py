@@ -47,8 +47,6 @@ from gati.files import atomic_write
 from gati.model.entry import INPUT_KIND
 from gati.types import Trial, TrialId
 
-__all__ = ["TrainingStages", "worth"]
-
 _SAVE_EVERY_S = 60.0
 _SCARCE = 10_000  # so few training inputs: students match hidden outputs, too
 _SURE_AT = 0.99  # agreement of the earlier answers that exits need not know

@@ -25,8 +25,6 @@ from gati.errors import LibraryError, StorageError
 from gati.files import atomic_write_text
 from gati.types import OperatingPoint, Trial, TrialId
 
-__all__ = ["FinishedTrial", "RunState", "StagePlan", "locked"]
-
 
 class FinishedTrial(NamedTuple):
     """A row of the trials table with its operating points."""

@@ -26,15 +26,13 @@ from gati.exploration.average import RunningAverage
 from gati.exploration.fronts import Fronts
 from gati.exploration.lessons import BatchLesson, InputLessons
 from gati.exploration.pace import Pace, Stopwatch
-from gati.exploration.precision import bfloat16_pays, gains_by_bfloat16, training_precision
+from gati.exploration.precision import gains_by_bfloat16, training_precision
 from gati.exploration.recipes import EXITS, Emphasis, Recipe, make_optimiser
 from gati.exploration.views import InputSource, ViewedBatch, Viewer, Views
 from gati.files import atomic_write
 from gati.model.entry import means_input
 from gati.model.hooks import collect_hidden
 from gati.types import OutputsKind, TrialId
-
-__all__ = ["LATENESS", "InputSource", "Learner", "SharedTraining", "bfloat16_pays", "training_precision"]
 
 LATENESS = 0.05  # by how much of an allowed time training may lag before it hurries
 

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from gati.exploration.augment import Augmentation
 
-__all__ = ["ViewedBatch", "InputSource", "Shown", "Viewer", "Views"]
-
 _ORDER, _DRAWS, _TURN = 1, 2, 3  # streams of random numbers of a seed
 
 

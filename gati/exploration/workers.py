@@ -23,8 +23,6 @@ from gati.exploration.precision import bfloat16_pays
 from gati.exploration.train import SharedTraining
 from gati.version import __version__
 
-__all__ = ["GroupTrainer", "WorkerPlace", "Slice"]
-
 
 class WorkerPlace(NamedTuple):
     """Where a worker runs, and what decides whether it computes the same bits as others."""

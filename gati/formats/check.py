@@ -13,8 +13,6 @@ from gati.engine.exits import tie_tolerance
 from gati.engine.graph.stages import GraphStages
 from gati.errors import ModelError
 
-__all__ = ["Run", "check_answers", "onnx_runner", "program_runner"]
-
 Run = Callable[[Tensor], tuple[Tensor, int]]  # what the file takes -> probabilities [K], exit
 
 _TOLERANCE = 1e-3  # of a probability; engines fuse and reorder

@@ -26,8 +26,6 @@ from gati.model.segments import TracedModel
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Exported", "Format", "export"]
-
 Format = Literal["onnx", "pt2", "triton"]
 
 _CHECKED_INPUTS = 16

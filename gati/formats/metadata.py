@@ -11,8 +11,6 @@ from gati.engine.graph.stages import GraphStages
 from gati.exploration.library import Manifest
 from gati.version import __version__
 
-__all__ = ["describe", "in_float32", "metadata_of"]
-
 
 def metadata_of(
     manifest: Manifest, composition: Composition, stages: GraphStages, *, raw: bool

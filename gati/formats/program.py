@@ -12,8 +12,6 @@ from torch import Tensor, fx, nn
 from gati.engine.graph.stages import GraphStage, GraphStages
 from gati.errors import ModelError, one_line
 
-__all__ = ["EarlyExit", "save_program", "to_program"]
-
 Answer = tuple[Tensor, Tensor, Tensor]
 
 

@@ -21,8 +21,6 @@ from gati.engine.graph.assemble import type_of
 from gati.errors import StorageError
 from gati.files import atomic_write, atomic_write_text
 
-__all__ = ["config_of", "write_model_folder"]
-
 _TYPES: dict[int, str] = {
     TensorProto.FLOAT: "TYPE_FP32",
     TensorProto.DOUBLE: "TYPE_FP64",

@@ -26,8 +26,6 @@ from gati.guard.proof import Proof
 if TYPE_CHECKING:
     from gati.engine.exits import Prediction
 
-__all__ = ["RECALL", "Needs", "Auditor", "Decided", "Compared", "Given", "Probed", "Remembering"]
-
 _EAGER = 3  # times the audits that complete a proof without a loss: this many requests in a row are looked at
 
 RECALL = "recall"  # Prediction.exit of an answer from memory

@@ -20,8 +20,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["watched_agreement"]
-
 _BETS: NDArray[np.float64] = np.concatenate(
     (np.geomspace(1e-4, 0.5, 60), 1.0 - np.geomspace(0.5, 1e-4, 60)[1:])
 )

@@ -32,8 +32,6 @@ from numpy.typing import NDArray
 
 from gati.errors import AdaptError
 
-__all__ = ["Guard", "growth_optimal_bet"]
-
 _ALTERNATIVES = (1.5, 2.5, 5.0, 10.0, 20.0)  # disagreements bet against, in multiples of the tolerated one
 _LARGEST_ALTERNATIVE = 0.9
 _LARGEST_FLOAT = 1e300  # beyond it nothing is left to be said

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from gati.errors import AdaptError
 
-__all__ = ["NOTHING", "Drawn", "Draws"]
-
 
 class Drawn(NamedTuple):
     """The draws for a request.

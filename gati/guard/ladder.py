@@ -23,8 +23,6 @@ from gati.errors import AdaptError
 from gati.guard.detector import Guard
 from gati.guard.proof import Proof
 
-__all__ = ["Judgement", "Ladder"]
-
 _RETRIED_AFTER = 10  # times the audits that perfect caches need to pass
 
 

@@ -8,8 +8,6 @@ from typing import Generic, TypeVar
 from gati.composition.composition import Composition
 from gati.guard.watch import Watch
 
-__all__ = ["Post", "cost_ms"]
-
 Version = TypeVar("Version")
 
 _FASTER = 0.97  # of the time of the serving version: what a version on trial must stay below

@@ -28,8 +28,6 @@ from numpy.typing import NDArray
 
 from gati.errors import AdaptError
 
-__all__ = ["Proof", "Spending"]
-
 _PATIENCE = 3  # times the audits that perfect caches need to pass
 _MOST_PATIENCE = 10
 _PROMISING = 0.75  # of the tolerated losses

@@ -15,8 +15,6 @@ from gati.guard.posts import Post, Version, cost_ms
 from gati.guard.proof import Proof
 from gati.guard.watch import Event
 
-__all__ = ["Roster", "RosterChange"]
-
 RosterChange = Literal["alarm", "tightened", "loosened", "returned", "kept"]
 
 

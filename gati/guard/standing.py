@@ -30,8 +30,6 @@ from gati.files import atomic_write_text
 from gati.guard.proof import Spending
 from gati.guard.watch import Event, OnEvent, Watch
 
-__all__ = ["Snapshot", "Standing", "identity_of", "is_proven"]
-
 _log = logging.getLogger(__name__)
 
 _KIND = DocumentKind(1, AdaptError, "versions are on probation until they are proven anew", compact=True)

@@ -20,8 +20,6 @@ from typing import Any, Literal, get_args
 from gati.guard.ladder import Ladder
 from gati.guard.proof import Proof
 
-__all__ = ["Event", "OnEvent", "State", "Watch"]
-
 State = Literal["serving", "probation", "stopped"]
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gati.model.segments import Segment, TracedModel
-
-__all__ = ["work_of"]
+from gati.model.cuts import Segment
+from gati.model.segments import TracedModel
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _RELEASE = re.compile(r"^ *del .*\n", re.MULTILINE)  # in the order of the alphabet

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from gati.errors import DataError
 
-__all__ = ["read_npz"]
-
 _BESIDE = ("labels", "class_names")
 
 

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["apart", "one_of", "shape_of_one"]
-
 Shapes = Sequence[tuple[int, ...]]  # of each array, per input
 
 

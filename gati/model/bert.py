@@ -19,8 +19,6 @@ from torch import Tensor, nn
 
 from gati.errors import CheckpointError, ModelError, one_line
 
-__all__ = ["BertSettings", "SentenceClassifier", "SentenceEncoder", "SequenceClassifier"]
-
 _FIELDS = {
     "vocabulary": "vocab_size",
     "length": "max_position_embeddings",

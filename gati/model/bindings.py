@@ -12,8 +12,6 @@ from torch._ops import OpOverload
 
 from gati.model.program import FlatFunction
 
-__all__ = ["candidates", "copies", "equal_values", "mutated_storages", "slice_index", "storage", "storages"]
-
 _BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 _LAST_INDEX = 2**63 - 1
 

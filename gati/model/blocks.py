@@ -24,8 +24,6 @@ from torch import Tensor, nn
 from gati.errors import BlockError
 from gati.model.hooks import forward_order
 
-__all__ = ["find_blocks"]
-
 _POOLINGS = frozenset({"MaxPool2d", "AvgPool2d", "MaxPool1d", "AvgPool1d", "LPPool2d", "FractionalMaxPool2d"})
 _CONVOLUTIONS = frozenset({"Conv1d", "Conv2d", "Conv3d"})
 _STAGES = frozenset({"Sequential", "ModuleList"})

@@ -25,8 +25,6 @@ from torch.overrides import TorchFunctionMode
 from gati.errors import ModelError
 from gati.model.bindings import storage, storages
 
-__all__ = ["INPUT", "Call", "Calls", "Computed", "Form", "calls_of", "name_of"]
-
 _OVERRIDDEN = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 # What a network may know of a tensor without looking at its values.
 _ABOUT_FORM = frozenset({

@@ -19,8 +19,6 @@ from torch import Tensor, nn
 
 from gati.errors import CheckpointError
 
-__all__ = ["apply_checkpoint", "fit_prefixes", "load_checkpoint", "state_sha256"]
-
 _CONTAINERS = (
     "state_dict", "model_state_dict", "model", "net", "network", "state_dict_ema", "model_ema", "ema"
 )  # fmt: skip

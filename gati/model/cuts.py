@@ -10,8 +10,6 @@ from typing import Any
 from gati.errors import CutError
 from gati.model.program import Program, Statement
 
-__all__ = ["Carried", "Segment", "cut_program"]
-
 
 @dataclass(frozen=True)
 class Carried:

@@ -29,8 +29,6 @@ from gati.model.sequence import Data, HeldData, listed
 from gati.model.tables import is_table, read_texts
 from gati.model.tensors import TensorData
 
-__all__ = ["Data", "load_data", "load_images"]
-
 _FORMS = (
     "an .npz file, a CSV or Parquet file of texts, a folder of one folder per class, package.module:callable "
     "or file.py:callable"

@@ -22,8 +22,6 @@ from gati.model.sequence import Data, check_labels, listed
 from gati.model.source import import_object
 from gati.model.tensors import TensorData, is_whole
 
-__all__ = ["DatasetData", "call_dataset", "from_dataset"]
-
 
 def from_dataset(dataset: Dataset[Any], name: str, preprocessing: Preprocessing, what: str) -> Data:
     """Read images one by one when they are asked for, and items of anything else at once."""

@@ -25,8 +25,6 @@ from gati.model.bindings import equal_values, storage
 from gati.model.calls import INPUT, Call, Calls, Computed, Form, calls_of, name_of
 from gati.model.program import Program, Statement
 
-__all__ = ["eager_program", "plain_attention"]
-
 _BATCH = "batch"
 _SPLITS = ("split", "unsafe_split")
 _NO_NAME = re.compile(r"\W+")

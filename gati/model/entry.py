@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from torch import nn
 
-__all__ = ["INPUT", "INPUT_KIND", "means_input"]
-
 INPUT = "input"
 INPUT_KIND = "network input"  # not a valid class name
 

@@ -23,8 +23,6 @@ from torch import Tensor, nn
 
 from gati.errors import ModelError, one_line
 
-__all__ = ["load_exported", "read_exported"]
-
 _OPERATOR = re.compile(
     r"torch\.ops\.(aten|prims|higher_order|torchvision|quantized_decomposed)\.\w+(\.\w+)?"
     r"|torch\._?sym_\w+"

@@ -32,8 +32,6 @@ from gati.model.bindings import (
 from gati.model.eager import eager_program, plain_attention
 from gati.model.program import FlatFunction, Program, Statement
 
-__all__ = ["export_program", "flatten", "lower"]
-
 # Checks that export inserts; requests are checked once, on arrival.
 _CHECKS = ("_assert", "sym_constrain_range", "_check", "_guards")
 _MOST_PROGRAMS = 256

@@ -17,8 +17,6 @@ from torch.nn.utils import fuse_conv_bn_eval, parametrize
 from gati.errors import ModelError
 from gati.model.flatten import export_program
 
-__all__ = ["settled", "trainable_without_normalisation", "without_normalisation"]
-
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMALISATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _CONVOLVES = frozenset({"conv1d", "conv2d", "conv3d"})

@@ -14,8 +14,6 @@ from gati.model.entry import INPUT, means_input
 from gati.model.masks import TokenMask, mask_of, without_padding
 from gati.model.source import near
 
-__all__ = ["collect_hidden", "first_tensor", "forward_order"]
-
 
 @contextmanager
 def collect_hidden(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:

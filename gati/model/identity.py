@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Identities", "group_copies", "identities_of", "identity_of"]
-
 Identities = NDArray[np.uint64]
 
 

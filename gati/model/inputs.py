@@ -19,8 +19,6 @@ from torch import Tensor
 from gati.errors import DataError
 from gati.model.arrays import apart, one_of, shape_of_one
 
-__all__ = ["ALONE", "InputPart", "TensorInputs"]
-
 ALONE = "inputs"  # the array of a network that takes only one, whatever its code calls it
 _TYPES = {"b": "bool", "i": "int64", "u": "int64", "f": "float32"}  # dtypes by NumPy's kinds
 _TORCH = {"bool": torch.bool, "int64": torch.int64, "float32": torch.float32}

@@ -19,19 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.errors import DataError
-from gati.model.data import Data
 from gati.model.identity import Identities
-
-__all__ = [
-    "ClassNames",
-    "LabelMap",
-    "LabelledData",
-    "fit_labels",
-    "names_of_classes",
-    "read_class_names",
-    "read_label_map",
-    "unmapped",
-]
+from gati.model.sequence import Data
 
 ClassNames = str | Path | Sequence[str]
 LabelMap = str | Path | Mapping[str, int]

@@ -21,8 +21,6 @@ from gati.model.segments import TracedModel, trace
 from gati.model.sequence import Data
 from gati.model.text import bucket_lengths
 
-__all__ = ["Lengths", "TracedSequences", "at_lengths", "length_shares", "with_lengths"]
-
 _ROWS = 4096  # of the data at a time
 _TOLERANCE = 1e-4  # between scores of an input padded and not, as a share of how far apart they are
 _SMALL = 0.05  # share of the time; lengths that take less are not measured separately

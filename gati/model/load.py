@@ -25,8 +25,6 @@ from gati.model.sound import LogMel
 from gati.model.source import import_object, import_timm, import_torchvision, near
 from gati.model.text import TOKENIZER, read_tokenizer
 
-__all__ = ["LoadedModel", "load_model"]
-
 _FORMS = (
     "torchvision:NAME, timm:NAME, package.module:callable, file.py:callable, a torch.export file (.pt2) or a "
     "folder with config.json and model.safetensors of a BERT classifier"

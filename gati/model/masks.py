@@ -14,8 +14,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["MASK", "TokenMask", "giving_hidden", "mask_of", "set_mask", "without_padding"]
-
 MASK = "attention_mask"  # 1 at tokens, 0 at padding
 
 TokenMask = Callable[[Tensor], Tensor]  # a packed input [B, ...] -> bool [B, length], true at tokens

@@ -12,8 +12,6 @@ from torch import Tensor
 from gati.errors import DataError, ModelError
 from gati.types import OutputsKind
 
-__all__ = ["as_logits", "check_base_outputs", "check_more_than_one_class", "outputs_kind"]
-
 _SUM_TOLERANCE = 1e-3
 
 

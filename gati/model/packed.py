@@ -20,8 +20,6 @@ from gati.model.load import LoadedModel
 from gati.model.masks import MASK, set_mask
 from gati.model.text import IDS, KINDS, TextTokens
 
-__all__ = ["fit_tensors", "fit_text", "packed"]
-
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 

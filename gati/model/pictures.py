@@ -16,8 +16,6 @@ from gati.errors import DataError, one_line
 from gati.model.identity import Identities, identity_of
 from gati.model.preprocess import Preprocessing
 
-__all__ = ["IMAGE_SUFFIXES", "file_identities", "image_files", "open_image"]
-
 IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM")  # decoders that may run, whatever the suffix
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm"})
 

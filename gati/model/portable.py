@@ -18,8 +18,6 @@ from gati.errors import ModelError, one_line
 from gati.model.exported import read_exported
 from gati.model.flatten import export_program
 
-__all__ = ["pack_network", "unpack_network"]
-
 
 def pack_network(module: nn.Module, example: Tensor) -> bytes:
     """Serialise the program of `module`, traced on `example` [2 or more, ...], for any batch size.

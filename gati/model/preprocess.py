@@ -26,8 +26,6 @@ from gati.model.text import TextTokens
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["INTERPOLATIONS", "Preprocessing", "check_image_array", "join"]
-
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
 
 _LONG = 8  # images of a larger aspect ratio are cropped before they are resized

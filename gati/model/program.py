@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-__all__ = ["FlatFunction", "Program", "Statement", "compiled", "packed"]
-
 FlatFunction: TypeAlias = Callable[..., Any]
 
 

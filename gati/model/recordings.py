@@ -19,15 +19,6 @@ from gati.errors import DataError, one_line
 from gati.model.preprocess import Preprocessing
 from gati.model.sound import LogMel
 
-__all__ = [
-    "RECORDING_SUFFIXES",
-    "RecordingFolder",
-    "decode_recordings",
-    "load_recordings",
-    "read_recording",
-    "refuse_recordings",
-]
-
 RECORDING_SUFFIXES = frozenset({".wav", ".flac"})
 
 _LARGEST_BYTES = 256 << 20  # of a file

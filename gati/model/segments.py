@@ -17,13 +17,11 @@ from torch import Tensor, nn
 
 from gati.errors import CutError, DataError, ModelError
 from gati.model.bindings import equal_values, storages
-from gati.model.cuts import Carried, Segment, cut_program
+from gati.model.cuts import Segment, cut_program
 from gati.model.entry import INPUT, INPUT_KIND, means_input
 from gati.model.flatten import lower
 from gati.model.masks import giving_hidden, mask_of, without_padding
 from gati.model.program import FlatFunction, Program
-
-__all__ = ["INPUT", "INPUT_KIND", "Carried", "Segment", "TracedModel", "trace"]
 
 _BEFORE_ALL = -1  # the input's position among the statements
 # A batch may run other kernels than a single row; larger differences are not due to rounding.

@@ -16,8 +16,6 @@ from gati.errors import DataError
 from gati.model.identity import Identities, identities_of
 from gati.model.inputs import TensorInputs
 
-__all__ = ["Data", "HeldData", "check_labels", "listed"]
-
 
 class Data(ABC):
     """A sequence of inputs.

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from gati.errors import ModelError
 
-__all__ = ["LogMel"]
-
 _SILENCE = 1e-16  # power; anything below is silence
 
 

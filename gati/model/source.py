@@ -17,16 +17,6 @@ import torch
 
 from gati.errors import GatiError, ModelError, one_line
 
-__all__ = [
-    "UserFile",
-    "import_object",
-    "import_timm",
-    "import_torchvision",
-    "install_user_files",
-    "near",
-    "user_files",
-]
-
 _MISSING_OPERATOR = "operator torchvision::nms does not exist"
 _OPERATORS = ("nms", "qnms")
 _USER_FILE = "_gati_user_"  # prefix of module names for the user's files

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from gati.errors import DataError, one_line
 
-__all__ = ["TextTable", "is_table", "read_texts"]
-
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
 _LABELS = "label"  # the default column, if it exists
 

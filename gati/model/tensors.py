@@ -13,8 +13,6 @@ from torch import Tensor
 from gati.model.inputs import TensorInputs
 from gati.model.sequence import HeldData
 
-__all__ = ["TensorData", "is_whole"]
-
 
 class TensorData(HeldData):
     """Named arrays [N, ...] as the network takes them; several are packed into one.

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from gati.errors import DataError, one_line
 from gati.model.masks import MASK
 
-__all__ = ["IDS", "KINDS", "TOKENIZER", "TextTokens", "bucket_lengths", "read_tokenizer"]
-
 IDS, KINDS = "input_ids", "token_type_ids"  # MASK is the third array
 TOKENIZER = "tokenizer.json"
 

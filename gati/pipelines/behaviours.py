@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from gati.pipelines.measurements import BehaviourMeasurement
 
-__all__ = ["Answers", "behaviours", "confidence_levels", "spread"]
-
 _LEVEL_SHARES = (0.5, 0.25, 0.1)  # the surest half, the next quarter, and so on
 _LATENCIES_A_LEVEL = 200
 _FEWEST_LATENCIES = 20  # below that, those of all inputs of the level

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from gati.errors import PipelineError
 from gati.pipelines.pipeline import Edge, Stage
 
-__all__ = ["check_graph", "outcomes", "outputs_of"]
-
 _MOST_STATES = 20_000  # of which queries can be in at one stage; chains and fork-joins have a handful
 
 

@@ -15,8 +15,6 @@ from typing import Generic, Self, TypeVar
 from gati.errors import PipelineError
 from gati.pipelines.distribution import Distribution
 
-__all__ = ["DecayedCounts", "DecayedHistogram"]
-
 _LARGEST_EXPONENT = 25.0  # then the landmark moves: e^25 is 7e10
 _FORGOTTEN = 1e-12  # of a query that comes now
 _LEAST_MS = 1e-3

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from gati.errors import PipelineError
 
-__all__ = ["Distribution"]
-
 _MOST_SUMS = 512  # of two distributions that are kept apart
 _FINENESS = 0.005  # of their logarithm, beyond it
 

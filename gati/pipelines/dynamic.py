@@ -57,8 +57,6 @@ from gati.pipelines.tables import (
     column_of,
 )
 
-__all__ = ["DEFAULT_LATE_WORTH", "DEFAULT_TOLERANCE", "DynamicPolicy", "Forecast"]
-
 DEFAULT_TOLERANCE = 0.001
 DEFAULT_LATE_WORTH = 0.5
 _COLUMNS = 1024

@@ -9,8 +9,6 @@ from typing import Any
 
 from gati.errors import PipelineError
 
-__all__ = ["CheckedTable", "number", "table", "text", "texts"]
-
 
 class CheckedTable:
     """A table whose keys are taken out one by one; `finish` raises for keys that are left."""

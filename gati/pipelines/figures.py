@@ -38,8 +38,6 @@ from gati.pipelines.decayed import DecayedCounts, DecayedHistogram
 from gati.pipelines.distribution import Distribution
 from gati.pipelines.pipeline import Behaviour, Finding, Option, Stage
 
-__all__ = ["Agreement", "Audits", "LiveSettings", "Observation", "OptionFigures", "StageFigures"]
-
 BASE_EXIT = "base"
 _LEAST_SHARE = 1e-3  # of the offline part in a mixture; below it is left out
 _QUEUE_FASTER = 4  # what waits changes with the load, faster than networks do

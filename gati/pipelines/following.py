@@ -38,8 +38,6 @@ from gati.pipelines.pipeline import Finding, Option, Pipeline, Stage
 from gati.pipelines.planner import DEFAULT_ATTAINMENT, Planner, Run
 from gati.pipelines.policies import Choice, Plan, longest
 
-__all__ = ["LivePlanner", "OptionReport"]
-
 _TAIL = 0.95  # of the latencies: how many take longer is looked at, too
 _ACCURACY_FINER = 10  # than latencies: a point of accuracy is more than a hundredth of a latency
 _LOOKS = 8  # in the time of one exploration, where nothing is due

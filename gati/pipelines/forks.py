@@ -9,8 +9,6 @@ from gati.errors import PipelineError
 from gati.pipelines.check import outcomes
 from gati.pipelines.pipeline import Pipeline
 
-__all__ = ["Follow", "follows"]
-
 
 class Follow(NamedTuple):
     """A possible continuation: with probability `share` all of `targets`, which meet again at `join`.

@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from gati.errors import DataError, PipelineError
 
-__all__ = ["LabelMap", "Labelled"]
-
 
 class Labelled(NamedTuple):
     """A stage's answer: a label, its probability among the stage's labels, and how easy the input was.

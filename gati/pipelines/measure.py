@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gati.engine.engine import Engine
-    from gati.model.data import Data
-
-__all__ = ["Outcomes", "measure_outcomes", "measure_pipeline", "open_engine", "summarize"]
+    from gati.model.sequence import Data
 
 _WARM_UP_REQUESTS = 20
 

@@ -14,16 +14,6 @@ from gati.documents import DocumentKind
 from gati.errors import PipelineError
 from gati.pipelines.fields import number, table, text
 
-__all__ = [
-    "FORMAT",
-    "KEPT_SAMPLES",
-    "BehaviourMeasurement",
-    "Measurements",
-    "OptionMeasurement",
-    "StageMeasurement",
-    "measurements_file",
-]
-
 FORMAT = 1
 _MEASUREMENTS = DocumentKind(FORMAT, PipelineError, "run gati pipeline measure")
 KEPT_SAMPLES = 1000

@@ -15,18 +15,6 @@ from gati.errors import PipelineError
 from gati.pipelines.distribution import Distribution
 from gati.pipelines.labels import Labelled, LabelMap
 
-__all__ = [
-    "Behaviour",
-    "CacheLibrary",
-    "Edge",
-    "Finding",
-    "Option",
-    "Pipeline",
-    "PlainModel",
-    "Stage",
-    "describe_source",
-]
-
 
 @dataclass(frozen=True)
 class CacheLibrary:

@@ -14,8 +14,6 @@ from gati.pipelines.figures import Observation
 from gati.pipelines.pipeline import Finding, Pipeline
 from gati.pipelines.policies import Plan, build_policy
 
-__all__ = ["DEFAULT_ATTAINMENT", "Planner", "Run", "EngineReport", "Step"]
-
 DEFAULT_ATTAINMENT = 0.95
 _LEAST_MS = 1e-6
 

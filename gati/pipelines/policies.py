@@ -16,8 +16,6 @@ import numpy.typing as npt
 from gati.errors import PipelineError
 from gati.pipelines.pipeline import Finding, Option, Pipeline, Stage
 
-__all__ = ["Choice", "Plan", "Policy", "build_policy", "longest", "policy_names", "register_policy"]
-
 
 class Choice(NamedTuple):
     """The option that a stage runs with, and the time it was given."""

@@ -27,8 +27,6 @@ from gati.pipelines.pipeline import (
 )
 from gati.types import is_name
 
-__all__ = ["load_pipeline", "parse_pipeline"]
-
 
 def load_pipeline(path: str | Path, *, measured: bool = True) -> Pipeline:
     """Read a pipeline from a TOML file, with the measurements that `gati pipeline measure` stored next to it.

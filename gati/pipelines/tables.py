@@ -19,8 +19,6 @@ from gati.pipelines.distribution import Distribution
 from gati.pipelines.forks import Follow
 from gati.pipelines.pipeline import Behaviour, Finding, Pipeline
 
-__all__ = ["BUSY", "IN_TIME", "RIGHT", "WORTH", "Choices", "Grid", "Key", "ValueTable", "column_of"]
-
 WORTH, RIGHT, IN_TIME, BUSY = range(4)
 _NOISE = 1e-12  # of the Fourier transform
 LATENCY_PRICE = 1e-6  # worth a millisecond at least: decides between what is otherwise equal

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from gati.errors import AdaptError
 
-__all__ = ["OVERHEAD_BYTES", "Record", "decode", "encode"]
-
 OVERHEAD_BYTES = 256  # charged a record for its other columns, the row and the indexes
 
 _KIND = re.compile(r"image|input|hidden:[^\x00]{1,240}")

@@ -19,8 +19,6 @@ from gati.samples import sql
 from gati.samples.record import Record, decode, encode
 from gati.samples.sql import sa
 
-__all__ = ["Batch", "Record", "RecordStore"]
-
 _FORGET_WRITERS_S = 7 * 24 * 3600.0  # a writer that was silent for so long sends no batch twice
 _DRIFT = 2.0  # times as fast as it should a clock may go, and is believed
 _EVICT_AT_ONCE = 1024  # rows read ahead while looking for what has to go

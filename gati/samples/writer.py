@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from gati.errors import AdaptError, StorageError
-from gati.samples.store import Batch, Record, RecordStore
-
-__all__ = ["BackgroundWriter", "WriterStatistics"]
+from gati.samples.record import Record
+from gati.samples.store import Batch, RecordStore
 
 _CLOSING_PAUSE_S = 0.1  # between attempts once there is a deadline
 

@@ -27,8 +27,6 @@ from gati.engine.graph.convert import Converter
 from gati.errors import AdaptError, StorageError
 from gati.files import atomic_write_bytes
 
-__all__ = ["Graphs", "Setting", "open_setting", "open_settings", "open_version", "save_version"]
-
 _COMPOSITION = "composition.json"
 _SETTINGS = "settings"
 

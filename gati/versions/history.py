@@ -17,8 +17,6 @@ from gati.documents import DocumentKind, values_of
 from gati.errors import RepositoryError
 from gati.versions.places import Place
 
-__all__ = ["Action", "Activation", "History"]
-
 Action = Literal["activate", "rollback"]
 
 _DEEPEST = 32  # versions that can be rolled back, one after the other

@@ -17,8 +17,6 @@ from gati.documents import DocumentKind, values_of
 from gati.errors import AdaptError, RepositoryError
 from gati.types import is_name
 
-__all__ = ["FORMAT", "Lineage", "StoredFile", "Version", "SampleWindow", "check_file", "check_name"]
-
 FORMAT = 1
 
 _MANIFEST = DocumentKind(FORMAT, RepositoryError, "the manifest was cut short or changed; publish again")

@@ -23,8 +23,6 @@ from gati.errors import AdaptError, RepositoryError, StorageError, first_line
 from gati.versions.lineage import StoredFile
 from gati.versions.places import MANIFEST, Manifest, Source, copy, folder_of, numbers
 
-__all__ = ["Objects", "connect"]
-
 # What fsspec needs for an object store, by the kind of its URLs.
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 _MOST_CLAIMS = 100

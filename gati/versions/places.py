@@ -25,18 +25,6 @@ from typing import IO, Any, Protocol
 from gati.errors import AdaptError, StorageError
 from gati.versions.lineage import StoredFile
 
-__all__ = [
-    "MANIFEST",
-    "Directory",
-    "Manifest",
-    "Place",
-    "Source",
-    "copy",
-    "folder_files",
-    "folder_of",
-    "numbers",
-]
-
 MANIFEST = "manifest.json"
 
 Source = bytes | Path

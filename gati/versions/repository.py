@@ -27,11 +27,9 @@ from typing import Any
 from gati.errors import AdaptError, RepositoryError, StorageError, UnknownVersionError
 from gati.types import is_name
 from gati.versions.history import Action, Activation, History
-from gati.versions.lineage import Lineage, SampleWindow, StoredFile, Version, check_file, check_name
+from gati.versions.lineage import Lineage, StoredFile, Version, check_file, check_name
 from gati.versions.objects import Objects, connect
 from gati.versions.places import MANIFEST, Directory, Place, folder_files, folder_of, numbers
-
-__all__ = ["Activation", "Lineage", "ModelRepository", "Version", "SampleWindow"]
 
 _CHUNK = 2**20
 _HISTORY = 500  # activations that collecting garbage leaves

@@ -18,8 +18,6 @@ from gati.video.decode import import_av
 from gati.video.frames import Frame
 from gati.video.sinks import Result
 
-__all__ = ["AnnotatedVideoSink", "annotate"]
-
 _FORMATS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska"}
 _CODECS = ("libx264", "h264", "mpeg4")  # the first that this machine has
 _TICKS_PER_S = 1000

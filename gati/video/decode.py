@@ -18,8 +18,6 @@ from gati.video.reach import Reach
 if TYPE_CHECKING:
     from av.container import InputContainer
 
-__all__ = ["Picture", "DecodedVideo", "Video", "import_av", "in_order", "open_video"]
-
 T = TypeVar("T")
 
 _DEFAULT_RATE = 25.0  # pictures per second where neither stamps nor a header tell

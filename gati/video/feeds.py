@@ -13,8 +13,6 @@ from gati.video.decode import DecodedVideo, Picture
 from gati.video.policies import Thinning
 from gati.video.status import Rate, SourceState
 
-__all__ = ["Clock", "Connect", "Feed", "Recording", "Taken"]
-
 Clock = Callable[[], float]
 Connect = Callable[[], DecodedVideo]
 

@@ -14,8 +14,6 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from gati.errors import VideoError
 from gati.video.decode import Picture
 
-__all__ = ["Folder", "natural_key"]
-
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _UNREADABLE = (

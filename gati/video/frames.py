@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from gati.errors import VideoError
 
-__all__ = ["Frame", "Region", "parse_region", "redact"]
-
 _REGION = re.compile(r"\s*(\d{1,6})\s*,\s*(\d{1,6})\s*,\s*(\d{1,6})\s*,\s*(\d{1,6})\s*")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(.*)", re.DOTALL)
 # Some cameras want the password in the path: /user=admin_password=tlJwpbo6_channel=1.sdp

@@ -13,8 +13,6 @@ from gati.video.feeds import Clock, Connect, Feed, Taken
 from gati.video.policies import Reconnect, Thinning
 from gati.video.status import SourceState
 
-__all__ = ["Live"]
-
 _POLL_S = 0.02  # how often the watchdog looks at the clock
 _FAREWELL_S = 1.0  # for the threads to release the connection when the feed is closed
 

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from gati.errors import VideoError
 from gati.video.decode import Picture, in_order
 
-__all__ = ["OpenCvVideo", "import_cv2", "open_camera", "open_recording"]
-
 _DEFAULT_RATE = 25.0  # pictures per second where the device or the file does not tell
 _QUIET_FFMPEG = "-8"  # or it prints by itself what it finds wrong in a file; that becomes a VideoError
 

@@ -10,8 +10,6 @@ from enum import StrEnum
 
 from gati.errors import VideoError
 
-__all__ = ["FramePolicy", "Reconnect", "Thinning", "interval_s"]
-
 _SMALLEST_INTERVAL_S = 1e-6
 
 

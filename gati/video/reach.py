@@ -16,8 +16,6 @@ from typing import Any
 
 from gati.errors import VideoError, first_line
 
-__all__ = ["Reach", "reach_of_address", "reach_of_file"]
-
 _PROTOCOLS = {
     # HTTPS must not lead to HTTP: anyone on the way could then replace the pictures
     "https": "https,tls,tcp,httpproxy,crypto",

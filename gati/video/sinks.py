@@ -12,8 +12,6 @@ from typing import Any, Protocol, Self, TextIO
 from gati.errors import StorageError
 from gati.video.frames import Frame, Region
 
-__all__ = ["JsonLinesSink", "Result", "Sink"]
-
 
 @dataclass(frozen=True)
 class Result:

@@ -22,8 +22,6 @@ from gati.video.policies import FramePolicy, Reconnect, Thinning, interval_s
 from gati.video.reach import Reach, reach_of_address, reach_of_file
 from gati.video.status import Rate, SourceState, SourceStatistics
 
-__all__ = ["Source", "open_source"]
-
 _SCHEMES = ("rtsp", "rtsps", "http", "https")
 _VIDEO_FILE = re.compile(r"(?i)\.(mp4|m4v|mov|mkv|webm|avi|mpg|mpeg|wmv|flv)(\?|#|$)")
 _CAMERAS = ("camera:", "/dev/video")

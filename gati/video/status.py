@@ -6,8 +6,6 @@ from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Rate", "SourceState", "SourceStatistics"]
-
 _RATE_MEMORY = 120  # times remembered
 
 

@@ -20,8 +20,6 @@ from gati.video.sinks import Result
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["WebhookSink", "WebhookStatistics"]
-
 _ANSWER_BYTES = 65_536
 _AGAIN = (408, 425, 429)  # and all from 500: statuses that may change on a retry
 

@@ -14,8 +14,6 @@ from services.adaptation.settings import AdaptationSettings, AdaptedModel
 from services.again import keep_on
 from services.wire.gen.ttypes import AdaptationStatus, Health
 
-__all__ = ["Adaptations", "Adapting", "Turns"]
-
 _LONGEST_PAUSE_S = 60.0
 
 

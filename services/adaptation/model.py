@@ -22,8 +22,6 @@ from services.adaptation.settings import AdaptationSettings, AdaptedModel
 from services.scratch import Scratch
 from services.wire.gen.ttypes import AdaptationStatus
 
-__all__ = ["ModelAdaptation"]
-
 _log = logging.getLogger("gati.adaptation")
 
 

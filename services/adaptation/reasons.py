@@ -15,8 +15,6 @@ from gati.adaptation.triggers import SETTLED, Signs, due, too_few
 from gati.composition.binomial import p_value
 from gati.samples.record import Record
 
-__all__ = ["Judged", "Latest", "Rules"]
-
 _SURE = 0.001  # chance of as many disagreements where the promise is kept
 _LEAST_WAIT_S = 60.0
 

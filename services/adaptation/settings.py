@@ -9,8 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from services.config import AdaptationConfig
 from services.process import ProcessSettings
 
-__all__ = ["AdaptationSettings", "AdaptedModel"]
-
 
 class AdaptedModel(BaseModel):
     """One model: its library, where its samples are, and where its versions go."""

@@ -31,8 +31,6 @@ from services.scheduler.bodies import read_body, unless_gone
 from services.scheduler.budget import ByteBudget, Charge, check_json
 from services.scheduler.keys import KeyRing
 
-__all__ = ["CompletionsApp"]
-
 _log = logging.getLogger("gati.completions")
 
 _LARGEST_BODY_BYTES = 4 * 2**20

@@ -12,8 +12,6 @@ from gati.errors import RequestError
 from gati.evict.engine.generation import GenerationRequest, Sampling
 from gati.evict.engine.tokens import Vocabulary
 
-__all__ = ["AskedCompletion", "read_completion"]
-
 _MOST_PROMPTS = 64
 _DEFAULT_TOKENS = 16  # as OpenAI has it
 

@@ -12,8 +12,6 @@ from prometheus_client.registry import Collector
 from gati.evict.engine.engine import PrefixEngine
 from gati.evict.engine.generation import Generation
 
-__all__ = ["CompletionMetrics"]
-
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
 _COUNTS = {
     "requests": "Requests that were admitted",

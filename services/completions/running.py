@@ -13,8 +13,6 @@ from gati.evict.engine.generation import Ending, Generation, NextToken
 from gati.evict.engine.tokens import Vocabulary
 from services.completions.asking import AskedCompletion
 
-__all__ = ["CompletionPiece", "RunningCompletion", "TextWriter"]
-
 
 class TextWriter:
     """From tokens to the text that a client gets: half characters wait, and so does what may begin a stop.

@@ -26,8 +26,6 @@ from services.config import ServeConfig
 from services.scheduler.admission import check_exposure
 from services.web import listen, url_of, web_server
 
-__all__ = ["CompletionsSettings", "completions_app", "serve_completions"]
-
 
 @dataclass(frozen=True)
 class CompletionsSettings:

@@ -23,8 +23,6 @@ from services.scheduler.budget import check_json
 from services.scheduler.replies import Json
 from services.scheduler.scheduler import Scheduler, scheduler_of
 
-__all__ = ["EvictionState", "answer", "create_eviction_app", "find_busy"]
-
 _INLINE_BYTES = 8_192  # a body that is answered faster than a thread is woken
 
 _MESSAGES = {

@@ -12,8 +12,6 @@ from gati.evict.predict.continuation import ContinuationModel
 from gati.evict.predict.continuation_stored import load_continuation
 from gati.evict.trace.dialogues import Prompts
 
-__all__ = ["Continuations"]
-
 _log = logging.getLogger("gati.eviction")
 
 

@@ -9,8 +9,6 @@ import orjson
 from gati.errors import DataError, RequestError, TooLargeError
 from gati.evict.trace.dialogues import Prompts, newest_prompts, utterance_of
 
-__all__ = ["MOST_CONVERSATIONS", "MOST_MESSAGES", "AskedConversations", "read_asked"]
-
 MOST_CONVERSATIONS = 1024  # of a request
 MOST_MESSAGES = 16_384
 

@@ -25,8 +25,6 @@ from services.scheduler.scheduler import Scheduler
 from services.supervisor import Supervised
 from services.web import listen, url_of, web_server
 
-__all__ = ["serve_eviction"]
-
 _log = logging.getLogger("gati.eviction")
 
 _LOOK_EVERY_S = 1.0  # for another model of conversations

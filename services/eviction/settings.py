@@ -8,8 +8,6 @@ from pydantic import Field
 
 from services.process import ProcessSettings
 
-__all__ = ["FitterSettings"]
-
 
 class FitterSettings(ProcessSettings):
     """Settings of the process; `gati evict serve` fills them in.

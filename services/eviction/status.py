@@ -13,8 +13,6 @@ from prometheus_client.metrics_core import Metric
 
 from gati.evict.learn.folder import status_of
 
-__all__ = ["metrics_page", "read_status"]
-
 _COUNTERS = {
     "requested": ("gati_evict_requested", "Blocks that engines were asked for"),
     "hit": ("gati_evict_hit", "Blocks that they had cached"),

@@ -11,8 +11,6 @@ from typing import Any
 from gati.guard.auditor import RECALL
 from services.wire.gen.ttypes import ExitStatistics, Histogram
 
-__all__ = ["Counts", "Seconds", "resident_bytes"]
-
 _MOST_VERSIONS = 32  # that are counted separately
 
 _BOUNDS_S = (

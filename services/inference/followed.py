@@ -12,8 +12,6 @@ from services.again import keep_on
 from services.inference.versions import Versions
 from services.scratch import Scratch
 
-__all__ = ["Followed"]
-
 _LONGEST_PAUSE_S = 300.0
 
 _log = logging.getLogger("gati.inference")

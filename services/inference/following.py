@@ -22,8 +22,8 @@ from torch import Tensor
 from gati.adaptation.recall import Looked, Recall
 from gati.adaptation.rest import Rest
 from gati.composition.composition import Composition
-from gati.engine.engine import Engine, Prediction
-from gati.engine.exits import BASE
+from gati.engine.engine import Engine
+from gati.engine.exits import BASE, Prediction
 from gati.guard.auditor import Auditor, Compared, Decided, Given, Needs, Probed
 from gati.guard.draws import Draws
 from gati.guard.posts import Post
@@ -37,8 +37,6 @@ from services.inference.settings import InferenceSettings
 
 if TYPE_CHECKING:
     from gati.samples.writer import BackgroundWriter  # needs SQLAlchemy
-
-__all__ = ["Answering", "Following", "Handling", "Shared", "audit_share"]
 
 _log = logging.getLogger("gati.inference")
 

@@ -20,8 +20,6 @@ from gati.guard.watch import OnEvent, Watch
 from services.inference.settings import InferenceSettings
 from services.locks import hold
 
-__all__ = ["ServedStanding", "open_standing"]
-
 _log = logging.getLogger("gati.inference")
 
 _DELTA = 0.05  # scaled to each version's

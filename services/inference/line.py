@@ -15,8 +15,6 @@ from collections.abc import Awaitable, Callable
 from gati.errors import GatiError
 from services.inference.counts import Counts
 
-__all__ = ["Line", "Reservation"]
-
 _log = logging.getLogger("gati.inference")
 
 _PLACES = 64

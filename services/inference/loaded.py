@@ -24,8 +24,6 @@ from services.inference.following import Answering, Following
 from services.inference.queue import RequestQueue
 from services.wire.gen.ttypes import ProofProgress, VersionInfo
 
-__all__ = ["LoadedVersion", "Stands", "State", "needed", "stands"]
-
 State = Literal["serving", "probation", "stopped", "unguarded"]
 
 

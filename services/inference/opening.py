@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from gati.composition.load import OpenedModel
     from gati.versions.engines import Setting  # slow: brings in onnx
 
-__all__ = ["Opened", "OpenedEngine", "Opener"]
-
 _WARM_UP_INPUTS = 20
 
 

@@ -18,8 +18,6 @@ from services.inference.queue import RequestQueue
 if TYPE_CHECKING:
     from gati.versions.engines import Setting
 
-__all__ = ["ProvenSettings"]
-
 _log = logging.getLogger("gati.inference")
 
 

@@ -30,11 +30,8 @@ from services.inference.service_times import ServiceTimes
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gati.engine.engine import Prediction
+    from gati.engine.exits import Prediction
     from services.inference.runner import Runner
-
-__all__ = ["Ask", "Places", "RequestQueue"]
-
 
 _TRY_AFTER_S = 0.5  # since the last input
 _MANY = 20

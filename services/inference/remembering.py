@@ -22,8 +22,6 @@ from gati.guard.standing import Standing
 from services.inference.loaded import needed
 from services.wire.gen.ttypes import MemoryInfo, ProofProgress
 
-__all__ = ["ServedMemory"]
-
 _log = logging.getLogger("gati.inference")
 
 

@@ -10,8 +10,6 @@ from typing import Self
 from gati.errors import CancelledError, RequestError
 from services.inference.queue import Ask
 
-__all__ = ["Requests", "UnderWay"]
-
 
 class Requests:
     """All requests under way. Not thread-safe: call from the event loop."""

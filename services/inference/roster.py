@@ -20,8 +20,6 @@ from gati.guard.watch import Event
 from services.inference.following import Answering
 from services.inference.proven_settings import ProvenSettings
 
-__all__ = ["LastRun", "ServedRoster"]
-
 _log = logging.getLogger("gati.inference")
 
 _PART = "answering"

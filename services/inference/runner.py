@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from gati.engine.concurrent import ConcurrentEngine, let_others_first
-from gati.engine.engine import Engine, Prediction
-
-__all__ = ["Runner", "open_runner"]
+from gati.engine.engine import Engine
+from gati.engine.exits import Prediction
 
 # Event loops go first: they must accept or refuse requests however busy the engines are.
 _NICENESS = 10

@@ -49,8 +49,6 @@ from services.wire.tensors import (
 if TYPE_CHECKING:
     from gati.samples.writer import BackgroundWriter  # needs SQLAlchemy
 
-__all__ = ["InferenceService"]
-
 _LARGE_INPUT_BYTES = 128 * 1024  # from here on preprocessing runs in a thread of its own
 _LONG_TEXT_BYTES = 8 * 1024  # the same of text
 _HIGHEST, _LOWEST = 1, 10

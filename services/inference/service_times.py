@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from services.quantile import RunningQuantile
 
-__all__ = ["ServiceTimes"]
-
 _MEMORY = 0.95  # of the averages: they follow a changed load within about twenty inputs
 _FORGETTING = 1.002  # of the least, so that a single fast input does not fix it for good
 _IN_TIME = 0.98  # of the inputs that are admitted should be

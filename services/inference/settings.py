@@ -10,8 +10,6 @@ from pydantic import Field
 from gati.types import NAME_PATTERN
 from services.process import ProcessSettings
 
-__all__ = ["InferenceSettings"]
-
 
 class InferenceSettings(ProcessSettings):
     """Settings of one model; `gati serve` fills them from its configuration."""

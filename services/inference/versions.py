@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from gati.composition.load import OpenedModel  # slow: brings in onnx
     from gati.samples.writer import BackgroundWriter  # needs SQLAlchemy
 
-__all__ = ["Versions"]
-
 _log = logging.getLogger("gati.inference")
 
 _CONFIDENCE = 0.95  # of compositions that name none

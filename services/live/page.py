@@ -25,8 +25,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gati.errors import ConfigError
 from services.live.state import LiveState
 
-__all__ = ["RunningPage", "live_router", "serve_page"]
-
 _HTML = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 _MOST_VIEWERS = 64
 _START_TIMEOUT_S = 10.0

@@ -12,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-__all__ = ["NewestPicture"]
-
 _LARGEST_SIDE = 960  # of what is sent, in pixels
 _QUALITY = 75
 

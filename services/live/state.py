@@ -19,8 +19,6 @@ from gati.video import Frame, Result
 from gati.video.frames import Region, redact
 from services.live.pictures import NewestPicture
 
-__all__ = ["BASE", "RECALL", "EventKind", "LiveSink", "LiveState", "SourceWord"]
-
 BASE = "base"
 RECALL = "recall"  # memory answers before the network is asked
 EventKind = Literal[

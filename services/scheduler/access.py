@@ -15,8 +15,6 @@ from services.scheduler.telemetry import NO_TELEMETRY, Telemetry
 from services.scheduler.timing import trace_id_of
 from services.scheduler.tracing import LONGEST_PATH, WATCHED_PATHS, follow, trace_of
 
-__all__ = ["Access"]
-
 _requests = logging.getLogger("gati.access")
 _audits = logging.getLogger("gati.audit")
 

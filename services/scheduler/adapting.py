@@ -12,8 +12,6 @@ from services.wire.client import connect_to
 from services.wire.codec import Service
 from services.wire.gen import Adaptation
 
-__all__ = ["adaptation_status"]
-
 _SERVICE = Service(Adaptation)
 _TIMEOUT_S = 5.0
 

@@ -12,8 +12,6 @@ from services.hosts import is_loopback
 from services.scheduler.keys import Key, KeyRing, Right
 from services.scheduler.origin import check_host, check_json_content, check_site
 
-__all__ = ["admit", "check_exposure"]
-
 _OPEN = ("/v2/health/", "/metrics")  # for those who watch, without a key
 _MANAGEMENT = "/v2/repository/"
 _NOBODY_MANAGES = (

@@ -14,8 +14,6 @@ from services.scheduler import operations, pipeline_routes, replies, v2
 from services.scheduler.dashboard import dashboards_router
 from services.scheduler.scheduler import Scheduler
 
-__all__ = ["answer_errors", "create_app"]
-
 
 def create_app(scheduler: Scheduler) -> FastAPI:
     """The application over a scheduler; starting and stopping that is the caller's business."""

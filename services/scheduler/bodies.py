@@ -14,8 +14,6 @@ from gati.errors import CancelledError, RequestError, TooLargeError
 from services.pool import BoundedPool
 from services.scheduler.budget import Charge
 
-__all__ = ["read_body", "unless_gone"]
-
 _T = TypeVar("_T")
 
 _STEP_BYTES = 2**18

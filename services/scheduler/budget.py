@@ -13,8 +13,6 @@ from typing import Self
 
 from gati.errors import OverloadError, TooLargeError
 
-__all__ = ["ByteBudget", "Charge", "check_json"]
-
 _RETRY_AFTER_S = 0.5
 # Of a document in memory, at most: a value (a float, its place in a list and in an array), a list, an object,
 # half of a text, which has two quotation marks, and a name in an object: that takes less, and more time.

@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-__all__ = ["Loaded", "ReplicaLoad", "choose", "of_place"]
-
 _MEMORY = 0.95  # of the average; a changed speed is believed within about twenty answers
 _HALVED_S = 5.0  # an estimate without answers halves in this time: a replica that was slow is tried again
 

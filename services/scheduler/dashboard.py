@@ -15,8 +15,6 @@ from services.again import keep_on
 from services.live import LiveState, live_router
 from services.scheduler.models import Model
 
-__all__ = ["Dashboard", "dashboards_router"]
-
 _INTERVAL_S = 1.0
 
 

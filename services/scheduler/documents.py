@@ -4,22 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = [
-    "INDEX_BODY",
-    "INFER",
-    "INFER_BODY",
-    "LOAD",
-    "LOAD_BODY",
-    "METRICS",
-    "MODEL",
-    "PIPELINE",
-    "QUERY",
-    "QUERY_BODY",
-    "READY",
-    "SERVER",
-    "UNLOAD_BODY",
-]
-
 Responses = dict[int | str, dict[str, Any]]
 
 _ERROR_SCHEMA = {

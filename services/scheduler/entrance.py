@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from gati.errors import OverloadError
 from services.quantile import RunningQuantile
 
-__all__ = ["CrowdedError", "Demand", "Entrance"]
-
 _IN_TIME = 0.98  # of admitted requests should be
 _RECOVERY = 0.98  # of what is expected outside the services, for each request that is refused
 _FEW = 8  # requests at a time are always read: their service says whether it has time for them

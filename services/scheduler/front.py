@@ -23,8 +23,6 @@ from services.scheduler.entrance import CrowdedError
 from services.scheduler.keys import Key
 from services.scheduler.scheduler import Scheduler
 
-__all__ = ["Busy", "Front"]
-
 # The handler of a request to one of the busy endpoints, None for the others.
 Busy = Callable[[Scope], Callable[[Request], Awaitable[Response]] | None]
 

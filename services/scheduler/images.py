@@ -15,8 +15,6 @@ from services.scheduler.budget import Charge
 from services.wire.codec import LARGE_BYTES
 from services.wire.gen.ttypes import Tensor
 
-__all__ = ["decode_image"]
-
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")
 _DECODED_BYTES = 8  # a pixel, as a decoder has it, at most
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}

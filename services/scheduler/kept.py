@@ -20,8 +20,6 @@ from gati.errors import StorageError
 from gati.types import is_name
 from services.locks import hold
 
-__all__ = ["KeptVersions"]
-
 _log = logging.getLogger("gati.scheduler")
 
 _LARGEST_BYTES = 2**20

@@ -30,8 +30,6 @@ from services.config import ServeConfig
 from services.hosts import is_loopback
 from services.scheduler.quotas import Quota
 
-__all__ = ["Key", "KeyRing", "Right"]
-
 _log = logging.getLogger("gati.keys")
 
 Right = Literal["infer", "read", "manage"]

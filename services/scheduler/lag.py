@@ -8,8 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["Lag", "LagMeter", "Shares"]
-
 _INTERVAL_S = 0.004
 _DECAY = 0.7  # of a lag, from one measurement to the next
 _IN_A_ROW = 5  # measurements

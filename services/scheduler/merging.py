@@ -11,8 +11,6 @@ from typing import Any, Protocol
 from gati.errors import GatiError
 from services.wire.gen.ttypes import ExitStatistics, Histogram
 
-__all__ = ["merged_statistics", "merged_versions", "statistics_of"]
-
 _SUMS = (
     "inputs",
     "waiting",

@@ -12,8 +12,6 @@ from prometheus_client.registry import Collector
 
 from gati.pipelines import OptionReport
 
-__all__ = ["REQUEST_BOUNDS_S", "Metrics"]
-
 _SERVICE = ("model", "replica")
 REQUEST_BOUNDS_S = (
     0.001,

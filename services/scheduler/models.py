@@ -30,8 +30,6 @@ from services.scheduler.replicas import Asked, Link, Replica
 from services.scheduler.rollout import describe_all, load_on_all, unload_on_all
 from services.scheduler.sleeping import Sleep
 
-__all__ = ["Asked", "Model"]
-
 _log = logging.getLogger("gati.scheduler")
 
 

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["array_of"]
-
 _PART_NUMBERS = 2**15
 _MOST_NESTED = 64  # dimensions, as many as numpy allows
 

@@ -20,8 +20,6 @@ from services.scheduler.replicas import Replica
 from services.scheduler.replies import without_folders
 from services.scheduler.scheduler import Scheduler, scheduler_of
 
-__all__ = ["router"]
-
 router = APIRouter(tags=["operations"])
 
 _LARGEST_BODY_BYTES = 65_536

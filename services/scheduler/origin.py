@@ -16,8 +16,6 @@ from starlette.requests import Request
 from gati.errors import ForbiddenError, MediaTypeError
 from services.hosts import is_loopback
 
-__all__ = ["check_host", "check_json_content", "check_site"]
-
 _READING = ("GET", "HEAD", "OPTIONS")
 _OWN = ("same-origin", "none")  # none: typed by the user
 _JSON = ("application/json", "text/json")

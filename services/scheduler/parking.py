@@ -19,8 +19,6 @@ from gati.errors import DeadlineError, OverloadError
 from services.scheduler.choice import ReplicaLoad
 from services.scheduler.replicas import Asked
 
-__all__ = ["Parking"]
-
 _BACK_WITHIN_S = 30.0  # a replica that is away for longer is not waited for
 _SAFETY = 0.7  # of the time that is left: estimates are no better
 

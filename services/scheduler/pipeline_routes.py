@@ -29,8 +29,6 @@ from services.scheduler.tracing import TracedCall, called, trace_of
 from services.wire.gen.ttypes import Tensor
 from services.wire.tensors import BYTES, LONGEST_TEXT_BYTES, packed_files, text_tensor
 
-__all__ = ["answer", "router"]
-
 router = APIRouter(tags=["pipelines"])
 
 _log = logging.getLogger("gati.rest")

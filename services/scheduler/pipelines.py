@@ -11,11 +11,10 @@ import numpy as np
 
 from gati.errors import DeadlineError
 from gati.pipelines import EngineReport, LivePlanner, Pipeline, Planner, Run, Stage
-from services.scheduler.models import Asked, Model
+from services.scheduler.models import Model
 from services.scheduler.replanning import Replanning
+from services.scheduler.replicas import Asked
 from services.scheduler.timing import Timing
-
-__all__ = ["PipelineAnswer", "ServedPipeline"]
 
 
 @dataclass

@@ -35,17 +35,6 @@ from services.wire.tensors import (
     to_tensor,
 )
 
-__all__ = [
-    "HEADER_LENGTH",
-    "InferenceRequest",
-    "Output",
-    "outputs_of",
-    "place",
-    "parse_request",
-    "render_response",
-    "split",
-]
-
 HEADER_LENGTH = "Inference-Header-Content-Length"
 OUTPUTS = ("probabilities", "class_index", "class_name", "exit")
 _RECORDING = "recording"

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from gati.errors import OverloadError
 
-__all__ = ["Quota"]
-
 
 class _Bucket:
     """Fills with `rate` a second, up to what comes in a second, or one. What is taken may leave a debt."""

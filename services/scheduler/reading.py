@@ -15,8 +15,6 @@ from services.scheduler.budget import Charge, check_json
 from services.scheduler.protocol import HEADER_LENGTH, InferenceRequest, parse_request, split
 from services.scheduler.scheduler import Scheduler
 
-__all__ = ["largest_body", "parse_inference", "read_inference"]
-
 _COPIES = 1  # of a binary tensor, on its way from the body to the socket of a service
 _JSON_COPIES = 3  # as it came, as the parser takes it, and at least that much for its values
 _LEAST_JSON = 0.125  # of the memory for JSON, however large the binary tensor after it

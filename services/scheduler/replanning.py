@@ -12,8 +12,6 @@ from gati.errors import GatiError
 from gati.pipelines import LivePlanner
 from services.scheduler.models import Model
 
-__all__ = ["Replanning"]
-
 _log = logging.getLogger("gati.scheduler")
 
 _LARGEST_PART = 0.05  # of the time is spent on planning again, in one thread

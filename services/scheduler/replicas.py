@@ -31,8 +31,6 @@ from services.wire.codec import Service
 from services.wire.gen import Inference
 from services.wire.gen.ttypes import InferRequest, VersionSource
 
-__all__ = ["HANG_TIMEOUT_S", "Asked", "Link", "Replica"]
-
 _log = logging.getLogger("gati.scheduler")
 
 HANG_TIMEOUT_S = 60.0

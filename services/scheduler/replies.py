@@ -14,8 +14,6 @@ from starlette.responses import Response
 from gati.errors import GatiError, NotAllowedError
 from services.scheduler.scheduler import scheduler_of
 
-__all__ = ["Json", "error", "mistake", "refused", "without_folders"]
-
 _log = logging.getLogger("gati.rest")
 
 _FOLDERS = re.compile(r"(?:/[\w.@+ -]+)+/")  # of paths in messages: not for clients

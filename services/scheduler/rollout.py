@@ -8,8 +8,6 @@ from typing import Any, Protocol
 from gati.errors import GatiError, RequestError, UnavailableError
 from services.scheduler.replicas import Replica
 
-__all__ = ["describe_all", "load_on_all", "unload_on_all"]
-
 
 class _Replicated(Protocol):
     """A model, as far as it matters here; its replicas may come and go meanwhile."""

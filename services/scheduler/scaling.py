@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 from services.again import keep_on
 from services.scheduler.models import Model
 
-__all__ = ["Autoscaler", "Bounds", "Sizing"]
-
 _log = logging.getLogger("gati.scheduler")
 
 _LOOK_S = 1.0

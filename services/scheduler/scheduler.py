@@ -20,15 +20,14 @@ from services.scheduler.entrance import CrowdedError, Entrance
 from services.scheduler.keys import KeyRing
 from services.scheduler.lag import LagMeter, Shares
 from services.scheduler.metrics import Metrics
-from services.scheduler.models import Asked, Model
+from services.scheduler.models import Model
 from services.scheduler.pipelines import ServedPipeline
+from services.scheduler.replicas import Asked
 from services.scheduler.scaling import Autoscaler
 from services.scheduler.telemetry import open_telemetry
 from services.scheduler.timing import Timing, trace_id_of
 from services.scheduler.tracing import LONGEST_PATH
 from services.supervisor import Supervised
-
-__all__ = ["Scheduler", "scheduler_of"]
 
 _log = logging.getLogger("gati.scheduler")
 

@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["ASLEEP", "Sleep"]
-
 ASLEEP = "it is asleep; the next request starts it"
 
 _PATIENCE = 3.0  # a start may take so many times the expected time

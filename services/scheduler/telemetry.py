@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Tracer
 
-__all__ = ["NO_TELEMETRY", "OpenTelemetry", "Telemetry", "open_telemetry"]
-
 _log = logging.getLogger("gati.telemetry")
 
 _NAME = re.compile(r"/(v1/pipelines|v2/models|v2/repository/models|dashboard)/[^/]+")

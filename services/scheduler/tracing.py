@@ -8,8 +8,6 @@ from typing import Any
 
 from starlette.types import Scope
 
-__all__ = ["LONGEST_PATH", "WATCHED_PATHS", "RequestTrace", "TracedCall", "called", "follow", "trace_of"]
-
 _KEY = "gati.trace"
 WATCHED_PATHS = ("/v2/health/", "/metrics")  # asked every few seconds by those who watch
 LONGEST_PATH = 200  # characters of one that are told

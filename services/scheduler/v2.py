@@ -22,8 +22,6 @@ from services.scheduler.scheduler import scheduler_of
 from services.scheduler.tracing import called, trace_of
 from services.wire.tensors import BYTES
 
-__all__ = ["answer", "proof_of", "router"]
-
 router = APIRouter(tags=["models"])
 
 _log = logging.getLogger("gati.rest")

@@ -18,8 +18,6 @@ from services.wire.codec import Limits, Message, Service, encode_parts, frame_le
 from services.wire.errors import from_wire
 from services.wire.handshake import prove
 
-__all__ = ["UNIX", "WireClient", "connect_to", "notice_loss"]
-
 _log = logging.getLogger("gati.wire")
 
 UNIX = "unix:"  # before the path of a socket, where an address has host and port

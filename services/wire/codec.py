@@ -12,8 +12,6 @@ from thrift.transport.TTransport import TMemoryBuffer, TTransportBase
 
 from gati.errors import GatiError, RequestError
 
-__all__ = ["LARGE_BYTES", "Limits", "Message", "Service", "encode", "encode_parts", "frame_length"]
-
 LARGE_BYTES = 256 * 1024  # from here on the accelerated codec, which copies, is the slower one
 _LENGTH = struct.Struct("!i")
 _CALLS = (TMessageType.CALL, TMessageType.ONEWAY)

@@ -17,8 +17,6 @@ from gati.errors import (
 )
 from services.wire.gen.ttypes import ErrorCode, ServiceError
 
-__all__ = ["from_wire", "to_wire"]
-
 _CLASSES: dict[int, type[GatiError]] = {
     ErrorCode.INVALID_ARGUMENT: RequestError,
     ErrorCode.NOT_FOUND: NotFoundError,

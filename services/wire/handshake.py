@@ -16,8 +16,6 @@ from pathlib import Path
 
 from gati.errors import ConfigError, NotAllowedError
 
-__all__ = ["client_tls", "prove", "read_secret", "require", "server_tls"]
-
 _NONCE_BYTES = 32
 _CODE_BYTES = 32
 _LEAST_BYTES = 16

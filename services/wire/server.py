@@ -22,8 +22,6 @@ from services.wire.codec import Limits, Message, Service, encode_parts, frame_le
 from services.wire.errors import to_wire
 from services.wire.handshake import require
 
-__all__ = ["WireServer"]
-
 _log = logging.getLogger("gati.wire")
 
 Handler = Callable[..., Awaitable[Any]]

@@ -13,24 +13,6 @@ from numpy.typing import NDArray
 from gati.errors import RequestError
 from services.wire.gen.ttypes import Tensor
 
-__all__ = [
-    "BYTES",
-    "DATATYPES",
-    "LONGEST_TEXT",
-    "LONGEST_TEXT_BYTES",
-    "check_texts",
-    "datatype_of",
-    "elements",
-    "from_bytes",
-    "from_tensor",
-    "packed_files",
-    "packed_texts",
-    "recordings_of",
-    "text_tensor",
-    "texts_of",
-    "to_tensor",
-]
-
 BYTES = "BYTES"  # the datatype of text and files
 LONGEST_TEXT = 64 * 1024  # characters; however few tokens are kept of them
 LONGEST_TEXT_BYTES = 4 * LONGEST_TEXT

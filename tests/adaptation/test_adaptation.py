@@ -21,7 +21,6 @@ from gati.adaptation import renewal
 from gati.adaptation.adaptation import Adaptation
 from gati.adaptation.background import Background
 from gati.adaptation.deployments import Deployments
-from gati.adaptation.recall import RECALL
 from gati.adaptation.replay import RecordedRequests, replay, sweep
 from gati.adaptation.retrain import Retrained, retrain
 from gati.adaptation.settings import AdaptSettings, Answered, Audit, Change
@@ -29,6 +28,7 @@ from gati.composition.load import Served
 from gati.engine.engine import Engine
 from gati.engine.exits import Prediction
 from gati.errors import AdaptError, StorageError
+from gati.guard.auditor import RECALL
 from gati.samples.store import RecordStore
 from gati.samples.writer import BackgroundWriter
 from gati.versions.repository import ModelRepository

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gati.adaptation.memory import FEATURES, FURTHER, NEAREST, Memory, evidence_of, sketch
-from gati.adaptation.recall import RECALL, Looked, Recall
+from gati.adaptation.recall import Looked, Recall
 from gati.adaptation.recall_settings import MOST, RecallSetting, Risk
 from gati.engine.exits import BASE, Prediction
+from gati.guard.auditor import RECALL
 from gati.guard.ladder import Judgement
 from gati.guard.proof import Spending
 

@@ -15,11 +15,12 @@ import pytest
 import torch
 
 from gati.adaptation.adaptation import Adaptation
-from gati.adaptation.recall import RECALL, Recall
+from gati.adaptation.recall import Recall
 from gati.adaptation.recall_file import MemoryKeeper, memory_file, memory_identity
 from gati.adaptation.settings import AdaptSettings
 from gati.composition.load import open_served
 from gati.engine.exits import BASE, Prediction
+from gati.guard.auditor import RECALL
 from gati.guard.standing import Standing
 from tests.adaptation.deployed import STRANGE, make_deployed, stream
 from tests.conftest import REPOSITORY

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gati.errors import AdaptError, RepositoryError, StorageError, UnknownVersionError
-from gati.versions.lineage import Version
-from gati.versions.repository import Lineage, ModelRepository, SampleWindow
+from gati.versions.lineage import SampleWindow, Version
+from gati.versions.repository import Lineage, ModelRepository
 
 SHA = "ab" * 32
 LINEAGE = Lineage(SHA)

@@ -13,8 +13,6 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["INFINITY", "MixedIntegerProgram", "Constraint", "Solution", "Solver", "Status"]
-
 INFINITY = float("inf")
 Status = Literal["optimal", "feasible", "infeasible"]
 

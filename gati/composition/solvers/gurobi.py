@@ -9,8 +9,6 @@ import numpy as np
 from gati.composition.solvers.base import INFINITY, MixedIntegerProgram, Solution
 from gati.errors import SolverError
 
-__all__ = ["GurobiSolver"]
-
 LICENCE_ADVICE = "use --solver highs, or install a Gurobi licence"
 
 

@@ -9,8 +9,6 @@ import numpy as np
 from gati.composition.solvers.base import INFINITY, MixedIntegerProgram, Solution
 from gati.errors import SolverError
 
-__all__ = ["HighsSolver"]
-
 OPTIONS: dict[str, Any] = {
     "output_flag": False,
     "threads": 1,

@@ -14,25 +14,12 @@ from torch import Tensor, nn
 from gati.engine.exits import EngineExit
 from gati.errors import BackendError, StorageError
 from gati.files import atomic_write_bytes
-from gati.model.segments import Segment, TracedModel
+from gati.model.cuts import Segment
+from gati.model.segments import TracedModel
 from gati.types import OutputsKind
 
 if TYPE_CHECKING:
     from gati.engine.graph.convert import Converter
-
-__all__ = [
-    "BACKENDS",
-    "Backend",
-    "Graph",
-    "GraphBackend",
-    "Path",
-    "SegmentBackend",
-    "SingleExit",
-    "SinglePath",
-    "get_backend",
-    "register_backend",
-    "segment_backend",
-]
 
 Lookup = Callable[[Tensor], tuple[Tensor, Tensor]]
 

@@ -30,9 +30,7 @@ from torch import Tensor
 from gati.engine.backends.base import SingleExit, SinglePath
 from gati.engine.backends.cuda_device import Device
 from gati.engine.backends.replayed import Flag, Run, capture, packed_lookup
-from gati.model.segments import Segment
-
-__all__ = ["CapturedPath"]
+from gati.model.cuts import Segment
 
 _BLOCKS_AHEAD = 2  # queued at most while an overlapped lookup is under way: a hit should save something
 

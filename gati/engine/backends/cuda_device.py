@@ -14,8 +14,6 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["CudaDevice", "Device", "Lane", "why_no_cuda"]
-
 Lane = Literal["main", "lookups"]
 
 _WARM_UP_CALLS = 3

@@ -18,9 +18,8 @@ from gati.engine.backends.cuda_device import CudaDevice, Device, why_no_cuda
 from gati.engine.backends.replayed import Captured, CapturedLookup
 from gati.engine.backends.torch import TorchBackend
 from gati.errors import BackendError
-from gati.model.segments import Segment, TracedModel
-
-__all__ = ["CudaGraphBackend"]
+from gati.model.cuts import Segment
+from gati.model.segments import TracedModel
 
 _NEEDS = "backend cuda-graph needs a CUDA device; load with --device cuda"
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from gati.engine.graph.convert import Converter
     from gati.engine.graph.quantise_lookups import QuantisingConverter
 
-__all__ = ["Int8Lookups", "OnnxRuntimeInt8LookupsBackend", "OpenVinoInt8LookupsBackend"]
-
 
 class Int8Lookups(GraphBackend):
     """A graph backend whose lookups are quantised after training on `calibration` [n, ...].

@@ -13,8 +13,6 @@ from gati.engine.backends.base import Graph, GraphBackend, register_backend
 from gati.engine.graph.stages import INPUT, OUTPUTS
 from gati.errors import BackendError
 
-__all__ = ["OnnxRuntimeBackend"]
-
 _NEEDED = ("onnxruntime", "onnx", "onnxscript")
 
 

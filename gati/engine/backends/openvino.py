@@ -20,8 +20,6 @@ from gati.types import OutputsKind
 if TYPE_CHECKING:
     from gati.engine.graph.convert import Converter
 
-__all__ = ["OpenVinoBackend", "OpenVinoBf16Backend", "OpenVinoInt8Backend"]
-
 
 class _Slot(NamedTuple):
     """Tensors for one request at a time: the input is written to, outputs are read from the request."""

@@ -16,8 +16,6 @@ from gati.engine.backends.base import Lookup
 from gati.engine.backends.cuda_device import Device, Lane
 from gati.errors import BackendError, first_line
 
-__all__ = ["Captured", "CapturedLookup", "Flag", "Run", "capture", "packed_lookup"]
-
 Run = Callable[..., tuple[Tensor, ...]]
 
 

@@ -11,8 +11,6 @@ from gati.engine.backends.base import Lookup, Path, SegmentBackend, register_bac
 from gati.model.flatten import flatten
 from gati.model.segments import TracedModel
 
-__all__ = ["TorchBackend"]
-
 
 @register_backend("torch")
 class TorchBackend(SegmentBackend):

@@ -17,8 +17,6 @@ from gati.engine.backends.torch import TorchBackend
 from gati.errors import BackendError
 from gati.model.segments import TracedModel
 
-__all__ = ["TorchCompileBackend"]
-
 _COMPILERS = ("c++", "g++", "clang++")
 _COMPILING = threading.Lock()  # filters of warnings belong to the whole process
 

@@ -25,8 +25,6 @@ from gati.model.program import compiled, packed
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["IDLE_S", "Apart", "converting_apart", "process_apart", "read_message", "write_message"]
-
 IDLE_S = 60.0  # then the process ends: it holds some 400 MB, and versions are minutes apart
 _LENGTH = struct.Struct(">Q")
 

@@ -23,8 +23,6 @@ from gati.engine.graph.convert import OPSET, Converter, Piece, to_piece
 from gati.engine.graph.stages import INPUT, OUTPUTS, GraphStages
 from gati.model.preprocess import Preprocessing
 
-__all__ = ["INPUT", "OUTPUTS", "assemble", "type_of"]
-
 _IR_VERSION = 8  # the oldest with this operator set, which the most engines read
 _TYPES = {
     np.dtype(np.float32): TensorProto.FLOAT,

@@ -19,8 +19,6 @@ from gati.engine.graph.pooling import without_adaptive_pooling
 from gati.engine.graph.stages import GraphStage
 from gati.errors import ModelError, one_line
 
-__all__ = ["OPSET", "Converter", "Piece", "convert_here", "to_piece"]
-
 OPSET = 18
 
 

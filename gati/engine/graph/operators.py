@@ -10,8 +10,6 @@ from copy import copy
 from functools import cache
 from typing import Any
 
-__all__ = ["one_table_of_operators"]
-
 _log = logging.getLogger(__name__)
 _exporting = threading.RLock()
 

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-__all__ = ["average_pool", "maximum_pool", "without_adaptive_pooling"]
-
 _aten = torch.ops.aten
 
 

@@ -23,8 +23,6 @@ from torch import Tensor
 from gati.engine.exits import EngineExit
 from gati.engine.graph.stages import float32_at_least
 
-__all__ = ["Quantised", "quantised", "read_quantised", "without_exits"]
-
 _NEVER = 1e30
 _XML, _WEIGHTS = "model.xml", "model.bin"
 _TOO_FEW = 300  # NNCF's own default; fewer inputs are all used

@@ -23,8 +23,6 @@ from torch import Tensor
 from gati.engine.graph.convert import Converter
 from gati.engine.graph.stages import GraphStage, GraphStages
 
-__all__ = ["QuantisingConverter", "quantise_lookup"]
-
 _WITH_WEIGHTS = ("Conv", "Gemm", "MatMul")
 _IN_INTEGERS = (*_WITH_WEIGHTS, "Relu", "Clip", "MaxPool")
 

@@ -16,15 +16,6 @@ from gati.model.program import FlatFunction
 from gati.model.segments import TracedModel
 from gati.types import OutputsKind
 
-__all__ = [
-    "INPUT",
-    "OUTPUTS",
-    "GraphStage",
-    "GraphStages",
-    "build_stages",
-    "float32_at_least",
-]
-
 INPUT = "input"
 OUTPUTS = ("probabilities", "exit", "score")
 

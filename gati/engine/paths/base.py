@@ -9,8 +9,6 @@ from torch import Tensor
 
 from gati.engine.batching import Answer, BatchedSegment
 
-__all__ = ["RequestPath"]
-
 
 class RequestPath(ABC):
     """Network and lookups made ready on a backend. Any thread may ask, at any time, in inference mode."""

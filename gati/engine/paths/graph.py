@@ -17,8 +17,6 @@ from gati.engine.paths.base import RequestPath
 from gati.model.segments import TracedModel
 from gati.types import OutputsKind
 
-__all__ = ["GraphPath"]
-
 
 class GraphPath(RequestPath):
     """Lookups and decisions inside one graph. `graphs` are files for it and for that of the base model."""

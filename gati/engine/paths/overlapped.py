@@ -13,9 +13,7 @@ from gati.engine.batching import Answer
 from gati.engine.exits import BASE, EngineExit, Lookup
 from gati.engine.paths.segments import Ready, SegmentsPath
 from gati.engine.placement import ParallelLookups, parallel_lookups
-from gati.model.segments import Segment
-
-__all__ = ["OverlappedPath"]
+from gati.model.cuts import Segment
 
 
 class _Step(NamedTuple):

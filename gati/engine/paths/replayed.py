@@ -10,9 +10,8 @@ from gati.engine.backends import SegmentBackend, SingleExit, SinglePath
 from gati.engine.batching import Answer, BatchStage
 from gati.engine.exits import BASE, EngineExit
 from gati.engine.paths.segments import Ready, SegmentsPath
-from gati.model.segments import Segment, TracedModel
-
-__all__ = ["ReplayedPath"]
+from gati.model.cuts import Segment
+from gati.model.segments import TracedModel
 
 
 class ReplayedPath(SegmentsPath):

@@ -15,10 +15,9 @@ from gati.engine.checks import check_lookup
 from gati.engine.exits import BASE, EngineExit, doubtful_class, tie_tolerance
 from gati.engine.paths.base import RequestPath
 from gati.errors import CutError
-from gati.model.segments import Segment, TracedModel
+from gati.model.cuts import Segment
+from gati.model.segments import TracedModel
 from gati.types import OutputsKind
-
-__all__ = ["Ready", "SegmentsPath", "finest_pieces", "made_ready", "settled_scores"]
 
 
 @dataclass(frozen=True)

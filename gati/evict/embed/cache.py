@@ -19,8 +19,6 @@ from gati.evict.embed.sets import RowSets, hashed
 from gati.evict.embed.slab import RowSlab, page_bytes_for
 from gati.evict.embed.tiers import Ids, SlowTier
 
-__all__ = ["EmbeddingCache"]
-
 
 class EmbeddingCache(nn.Module):
     """The forward pass of `nn.EmbeddingBag`, bit for bit, over rows that a slow tier holds.

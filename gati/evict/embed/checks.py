@@ -6,8 +6,6 @@ import torch
 
 from gati.errors import EvictError
 
-__all__ = ["MODES", "check_ids", "check_offsets", "check_range", "check_weights"]
-
 MODES = ("sum", "mean")
 _INTEGERS = (torch.int32, torch.int64)
 

@@ -20,8 +20,6 @@ from gati.evict.embed.sets import WAYS, RowSets, by_set, ranks
 from gati.evict.embed.tiers import Ids
 from gati.evict.policy.guard import EXCESS_SHARE, slack
 
-__all__ = ["GuardedRows", "LaruRows"]
-
 _SHADOWED = 4  # sets that the guard watches at most
 
 

@@ -8,8 +8,6 @@ from gati.evict.embed.replacing import RowPolicy
 from gati.evict.embed.returns import RowReturns
 from gati.evict.embed.sets import RowSets
 
-__all__ = ["ROW_POLICIES", "row_policy"]
-
 _LEARNED: dict[str, type[LaruRows]] = {"laru": LaruRows, "gati": GuardedRows}
 ROW_POLICIES = ("lru", *_LEARNED)
 

@@ -15,8 +15,6 @@ import torch
 
 from gati.errors import EvictError
 
-__all__ = ["PagePool", "PageUser"]
-
 
 class PageUser(Protocol):
     """A cache that keeps what it holds in pages of a pool."""

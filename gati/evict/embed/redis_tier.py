@@ -10,8 +10,6 @@ import torch
 from gati.errors import EvictError
 from gati.evict.embed.tiers import Ids
 
-__all__ = ["RedisTier"]
-
 _AT_ONCE = 1_000  # rows a command: longer ones keep other clients waiting
 
 

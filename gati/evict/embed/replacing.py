@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from gati.evict.embed.sets import WAYS, Hashed, RowSets, leaving
 from gati.evict.embed.tiers import Ids
 
-__all__ = ["EvictionLimits", "RequestedRows", "RowPolicy"]
-
 
 @dataclass(frozen=True)
 class RequestedRows:

@@ -22,8 +22,6 @@ from gati.evict.embed.tiers import Ids
 from gati.evict.predict.hazard import ages, seconds_a_hit
 from gati.evict.predict.samples import Labels, by_bin, next_fit
 
-__all__ = ["ReturnSettings", "RowReturns"]
-
 Floats = NDArray[np.float64]
 Cells = NDArray[np.int16]
 _GAPS, _EVIDENCE = 64, 5  # half-octaves of the mean gap; occurrences 1, 2-3, 4-15, 16-63, more

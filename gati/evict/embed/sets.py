@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from gati.evict.embed.tiers import Ids
 
-__all__ = ["Hashed", "RowSets", "WAYS", "by_set", "hashed", "leaving", "ranks"]
-
 WAYS = 64
 _EMPTY = -1
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)

@@ -12,8 +12,6 @@ from gati.errors import EvictError
 from gati.evict.embed.pool import PagePool
 from gati.evict.embed.tiers import Ids
 
-__all__ = ["RowSlab", "page_bytes_for"]
-
 
 def page_bytes_for(row_bytes: int) -> int:
     """Return the fewest bytes that are whole rows and whole pages of the system."""

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from gati.errors import EvictError
 from gati.files import atomic_write
 
-__all__ = ["FileTier", "Ids", "MemoryTier", "SlowTier"]
-
 Ids = NDArray[np.int64]
 
 

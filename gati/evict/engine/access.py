@@ -11,8 +11,6 @@ from typing import Protocol
 
 from gati.errors import StorageError
 
-__all__ = ["AccessFile", "AccessSink", "PrefixAccess", "access_line"]
-
 _log = logging.getLogger("gati.engine")
 
 

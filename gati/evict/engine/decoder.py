@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 from gati.errors import ModelError
 
-__all__ = ["Decoder", "DecoderSettings", "Stretch", "TokenBatch"]
-
 
 @dataclass(frozen=True)
 class DecoderSettings:

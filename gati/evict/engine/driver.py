@@ -9,8 +9,6 @@ from collections.abc import Callable
 from gati.errors import UnavailableError
 from gati.evict.engine.engine import PrefixEngine
 
-__all__ = ["EngineDriver"]
-
 _log = logging.getLogger("gati.engine")
 
 

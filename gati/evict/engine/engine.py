@@ -21,8 +21,6 @@ from gati.evict.engine.generation import Ending, Generation, GenerationRequest, 
 from gati.evict.engine.pages import KeptPrefixes, PrefixPages, page_bytes_for_tokens
 from gati.evict.engine.planning import PlannedStep, plan_step
 
-__all__ = ["PrefixEngine", "PrefixEngineLimits", "pool_for"]
-
 _RETRY_AFTER_S = 1.0
 
 

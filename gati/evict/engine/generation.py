@@ -13,8 +13,6 @@ from torch import Tensor
 from gati.errors import GatiError, RequestError
 from gati.evict.engine.pages import PageTable
 
-__all__ = ["Ending", "Generation", "GenerationRequest", "NextToken", "Sampling"]
-
 
 class Ending(StrEnum):
     """Why a generation ended."""

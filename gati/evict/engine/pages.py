@@ -28,8 +28,6 @@ from gati.evict.predict.conversing import HintedContinuation
 from gati.evict.predict.hazard import lightgbm_module
 from gati.evict.replays.replay import build
 
-__all__ = ["KeptPrefixes", "PageTable", "PrefixPages", "page_bytes_for_tokens", "prefix_names"]
-
 
 @dataclass(frozen=True)
 class KeptPrefixes:

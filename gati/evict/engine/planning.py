@@ -11,8 +11,6 @@ from gati.evict.engine.decoder import Stretch, TokenBatch
 from gati.evict.engine.generation import Generation
 from gati.evict.engine.pages import PageTable, PrefixPages
 
-__all__ = ["PlannedStep", "plan_step"]
-
 
 @dataclass(frozen=True)
 class PlannedStep:

@@ -17,8 +17,6 @@ from gati.errors import CheckpointError, ModelError, one_line
 from gati.evict.engine.decoder import Decoder, DecoderSettings
 from gati.files import atomic_write, atomic_write_text
 
-__all__ = ["load_decoder", "save_decoder"]
-
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _FIELDS = {
     "vocabulary": "vocab_size",

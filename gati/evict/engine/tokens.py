@@ -9,8 +9,6 @@ from typing import Any, Protocol
 
 from gati.errors import ModelError, one_line
 
-__all__ = ["ByteTokens", "StoredTokens", "Vocabulary", "tokens_for"]
-
 _BYTES = 256
 
 

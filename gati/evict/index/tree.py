@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from gati.errors import TraceError
 
-__all__ = ["Match", "BlockRun", "RunTree"]
-
 
 class BlockRun:
     """Blocks one below the other, all accessed by the same requests since they were loaded.

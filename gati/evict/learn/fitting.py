@@ -27,8 +27,6 @@ from gati.evict.predict.stored import model_files
 from gati.versions.lineage import Lineage, SampleWindow
 from gati.versions.repository import ModelRepository
 
-__all__ = ["VersionFitter"]
-
 _log = logging.getLogger("gati.eviction")
 
 _KEPT = 5  # versions

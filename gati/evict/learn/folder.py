@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["MODEL", "access_of", "status_of", "versions_of"]
-
 MODEL = "reuse"  # its name in the repository
 
 

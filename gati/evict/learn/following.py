@@ -19,8 +19,6 @@ from gati.evict.predict.reuse import Reuse
 from gati.evict.predict.stored import load_model
 from gati.versions.repository import ModelRepository
 
-__all__ = ["LearningLink", "fetch_model", "following"]
-
 _log = logging.getLogger("gati.evict")
 
 

@@ -25,8 +25,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["AccessLog", "name_number", "segment_path"]
-
 _log = logging.getLogger("gati.evict")
 
 _WAITING = 1024  # requests, beyond which they are left out

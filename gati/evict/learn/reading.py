@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 from gati.evict.learn.log import segment_path
 
-__all__ = ["AccessReader", "AccessRecord"]
-
 _CHUNK = 2**20
 _LONGEST_LINE = 2**24
 

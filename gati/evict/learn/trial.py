@@ -18,8 +18,6 @@ from gati.evict.predict.hazard import HazardModel
 from gati.evict.predict.reuse import Reuse
 from gati.evict.replays.replay import build
 
-__all__ = ["TrialOutcome", "Verdict", "VersionTrial"]
-
 Verdict = Literal["won", "lost"]
 
 

@@ -22,8 +22,6 @@ from gati.evict.policy.base import EvictionPolicy
 from gati.evict.predict.base import Predictor
 from gati.evict.predict.conversing import HintedContinuation
 
-__all__ = ["EngineBooks"]
-
 _UNKNOWN = cast("int", object())  # a block that an engine makes room for without saying which it is
 
 

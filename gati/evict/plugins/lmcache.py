@@ -23,8 +23,6 @@ from gati.evict.plugins.books import EngineBooks
 from gati.evict.plugins.settings import PluginSettings, plugin_settings
 from gati.evict.policy.registry import policy_named
 
-__all__ = ["NAME", "LmcacheEviction", "register"]
-
 NAME = "GATI"
 _REMEMBERED = 100_000  # batches from before the capacity was known
 _ANY = 2**62

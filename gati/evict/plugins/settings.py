@@ -17,8 +17,6 @@ from gati.evict.predict.conversing import hinted
 from gati.evict.predict.named import predictor_named
 from gati.evict.replays.replay import build
 
-__all__ = ["HINT", "VARIABLE", "PluginSettings", "plugin_settings"]
-
 VARIABLE = "GATI_EVICT_CONFIG"
 HINT = "gati_continue"  # a request's own parameter: how likely its conversation goes on
 

@@ -26,8 +26,6 @@ from gati.errors import EvictError
 from gati.evict.plugins.settings import HINT, plugin_settings
 from gati.evict.policy.registry import POLICIES, policy_named
 
-__all__ = ["NAME", "SglangEviction", "VictimsFirst", "make_cache", "register"]
-
 NAME = "gati"
 _EXPECTED = 1_000  # requests that were counted when room was made for them, and have not stored yet
 

@@ -19,8 +19,6 @@ from typing import Any
 
 from gati.evict.plugins.settings import HINT, PluginSettings, plugin_settings
 
-__all__ = ["VllmEviction"]
-
 _GROUP_BYTES = 4  # at the end of a key: which KV cache group it belongs to
 
 

@@ -14,8 +14,6 @@ from gati.errors import EvictError
 from gati.evict.index.tree import BlockRun, RunTree
 from gati.evict.predict.base import Predictor, grown
 
-__all__ = ["EvictionPolicy", "PredictingPolicy", "TablePolicy"]
-
 Floats = NDArray[np.float64]
 _LEAST = -1e300
 _ALL_LOCKED = "no block may leave: all are locked by requests under way"

@@ -16,8 +16,6 @@ from gati.evict.policy.keyed import Lru
 from gati.evict.policy.predicting import FurthestPredicted
 from gati.evict.predict.base import Predictor
 
-__all__ = ["FollowCheaper"]
-
 
 class FollowCheaper(TablePolicy):
     """Simulates both; follows one until that has missed twice as many blocks as the other.

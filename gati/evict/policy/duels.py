@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-__all__ = ["Duels"]
-
 _MEMORY = 200.0  # duels; older ones fade
 _NEEDED = 100.0  # before they tell anything
 _LEAD = 0.8  # wins less losses, of all; predictions half of which are turned round come near

@@ -30,8 +30,6 @@ from gati.evict.policy.duels import Duels
 from gati.evict.policy.predicting import Laru
 from gati.evict.predict.base import Predictor, grown
 
-__all__ = ["EXCESS_SHARE", "Gati", "ShadowLru", "bound", "slack"]
-
 EXCESS_SHARE = 0.001  # eps
 _MOST_SLACK = 384.0  # blocks
 _RETURNING = 1.0 / 8.0  # of the blocks that only the shadow holds, those expected to be missed

@@ -12,8 +12,6 @@ from gati.evict.index.tree import BlockRun, RunTree
 from gati.evict.policy.base import EvictionPolicy, TablePolicy
 from gati.evict.predict.base import grown
 
-__all__ = ["Fifo", "Lfu", "Lru", "Slru", "TailLru"]
-
 _LATER = 2.0**40  # more accesses than any recency number
 
 

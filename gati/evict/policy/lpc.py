@@ -15,8 +15,6 @@ from gati.evict.policy.guard import Gati
 from gati.evict.predict.base import grown
 from gati.evict.predict.conversing import ContinuationSource
 
-__all__ = ["ConversationKeys", "LaruLpc", "Lpc", "LpcOracle"]
-
 _SPARE_TIPS = 1024
 
 

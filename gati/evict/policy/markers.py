@@ -18,8 +18,6 @@ from gati.evict.index.tree import BlockRun, RunTree
 from gati.evict.policy.base import Floats, PredictingPolicy
 from gati.evict.predict.base import Predictor, grown
 
-__all__ = ["GuardedBelady", "LMarker", "PredictiveMarker"]
-
 
 class _Phased(PredictingPolicy):
     """Base of the three: a set of candidates that ends a phase when it is empty."""

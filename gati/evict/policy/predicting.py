@@ -17,8 +17,6 @@ from gati.evict.index.tree import RunTree
 from gati.evict.policy.base import Floats, PredictingPolicy
 from gati.evict.predict.base import Predictor
 
-__all__ = ["FurthestPredicted", "Halp", "Laru", "OptimalLeaf"]
-
 
 class FurthestPredicted(PredictingPolicy):
     """The leaf whose predicted next use is furthest (BlindOracle). Perfect predictions make it optimal."""

@@ -11,8 +11,6 @@ from gati.evict.policy.lpc import LaruLpc, Lpc, LpcOracle
 from gati.evict.policy.markers import GuardedBelady, LMarker, PredictiveMarker
 from gati.evict.policy.predicting import FurthestPredicted, Halp, Laru, OptimalLeaf
 
-__all__ = ["LIMIT", "POLICIES", "policy_named"]
-
 LIMIT = "opt"  # no policy but a limit: Belady's hits on the blocks one by one
 
 POLICIES: dict[str, type[EvictionPolicy]] = {

@@ -8,8 +8,6 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Predictor", "grown"]
-
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 

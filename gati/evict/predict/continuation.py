@@ -28,15 +28,6 @@ from gati.evict.trace.dialogues import EARLIER, Prompts
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
-__all__ = [
-    "MOST",
-    "ContinuationModel",
-    "ContinuationSettings",
-    "fit_continuation",
-    "log_odds",
-    "matthews",
-]
-
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 

@@ -15,8 +15,6 @@ from gati.errors import EvictError
 from gati.evict.predict.continuation import ContinuationModel, ContinuationSettings
 from gati.files import atomic_write_bytes
 
-__all__ = ["load_continuation", "save_continuation"]
-
 _CURE = "run gati evict train --dialogues again"
 _KIND = DocumentKind(2, EvictError, _CURE)  # 1: features of other hashes, each counted once
 _DOCUMENT, _WEIGHTS = "continuation.json", "continuation.safetensors"

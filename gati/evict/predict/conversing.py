@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from gati.errors import EvictError
 from gati.evict.predict.continuation import log_odds
 
-__all__ = ["ContinuationOracle", "ContinuationSource", "HintedContinuation", "KnownContinuation", "hinted"]
-
 Floats = NDArray[np.float64]
 _CERTAIN = 1e9  # log odds of the oracle: more than any time, in mean gaps
 

@@ -14,8 +14,6 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HashedTexts", "TextHasher"]
-
 Places = NDArray[np.intp]
 _Points = NDArray[np.uint8] | NDArray[np.uint32]
 _Hashes = NDArray[np.uint64]

@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from gati.errors import EvictError
 from gati.evict.predict.samples import Labels, by_bin
 
-__all__ = ["HazardModel", "ages", "fit_hazards", "lightgbm_module", "seconds_a_hit"]
-
 Floats = NDArray[np.float64]
 _THINNED = 3.0  # one in so many rows without a return is fitted
 

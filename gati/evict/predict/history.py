@@ -11,8 +11,6 @@ from math import log2
 
 from gati.evict.index.tree import BlockRun, RunTree
 
-__all__ = ["FEATURES", "RequestHistory", "RunMemory", "Observer"]
-
 _GAPS = 4  # last intervals
 _HALF_LIVES_S = (10.0, 60.0, 360.0)  # of decaying counters
 _NEVER = -1.0  # a feature that there is nothing to say about

@@ -17,15 +17,6 @@ from gati.evict.predict.reuse import Reuse
 from gati.evict.predict.stored import load_model
 from gati.evict.trace.records import Trace
 
-__all__ = [
-    "PREDICTORS",
-    "Continuation",
-    "Maker",
-    "continuation_oracle",
-    "continuation_source",
-    "predictor_named",
-]
-
 PREDICTORS = ("reuse", "oracle", "noise:SHARE", "lognormal:SIGMA", "the folder that gati evict train wrote")
 
 Maker = Callable[[int, int], Predictor]  # capacity and seed to a new predictor

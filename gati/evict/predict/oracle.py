@@ -12,8 +12,6 @@ from gati.evict.predict.base import grown
 from gati.evict.trace.future import next_uses
 from gati.evict.trace.records import Trace
 
-__all__ = ["NEVER", "Lognormal", "Noisy", "Oracle"]
-
 Floats = NDArray[np.float64]
 NEVER = 1e15  # no number of a request; finite, so that errors can be added to it
 

@@ -21,8 +21,6 @@ from gati.evict.predict.hazard import HazardModel, fit_hazards, seconds_a_hit
 from gati.evict.predict.history import FEATURES, Observer, RequestHistory
 from gati.evict.predict.samples import ReuseSamples, next_fit
 
-__all__ = ["Reuse", "ReuseSettings"]
-
 Floats = NDArray[np.float64]
 _TIE = 1e-6  # of equal predictions the older run goes
 

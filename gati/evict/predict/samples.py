@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from gati.evict.predict.history import FEATURES, Observer
 
-__all__ = ["Labels", "ReuseSamples", "Rows", "by_bin", "next_fit"]
-
 Floats = NDArray[np.float64]
 _BLOCKS = FEATURES.index("blocks")
 

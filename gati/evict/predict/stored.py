@@ -14,8 +14,6 @@ from gati.evict.predict.hazard import HazardModel, lightgbm_module
 from gati.evict.predict.history import FEATURES
 from gati.files import atomic_write_bytes
 
-__all__ = ["load_model", "model_files", "save_model"]
-
 _CURE = "run gati evict train again"
 _KIND = DocumentKind(1, EvictError, _CURE)
 _MANIFEST, _BOOSTER = "predictor.json", "hazards.txt"

@@ -12,8 +12,6 @@ from gati.evict.policy.guard import slack
 from gati.evict.replays.result import PolicyOutcome, TraceReplay
 from gati.version import __version__
 
-__all__ = ["page", "summary"]
-
 _LIMITS = ("opt", "opt-leaf")
 
 

@@ -27,8 +27,6 @@ from gati.evict.replays.result import PolicyOutcome, TraceReplay
 from gati.evict.trace.future import belady_hits
 from gati.evict.trace.records import Trace
 
-__all__ = ["Progress", "build", "replay"]
-
 Progress = Callable[[int, int], None]  # blocks replayed so far, of how many
 _SAMPLES = 200
 _TOLD_EVERY = 512  # requests

@@ -6,8 +6,6 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["PolicyOutcome", "TraceReplay"]
-
 
 @dataclass(frozen=True)
 class PolicyOutcome:

@@ -11,18 +11,6 @@ from typing import Any
 from gati.errors import TraceError
 from gati.evict.trace.files import content_of, json_object
 
-__all__ = [
-    "EARLIER",
-    "Dialogue",
-    "Prompts",
-    "Utterance",
-    "halves",
-    "newest_prompts",
-    "prompts_of",
-    "read_dialogues",
-    "utterance_of",
-]
-
 EARLIER = 4  # prompts before the new one that are looked at
 
 _MESSAGES = ("turns", "messages", "conversation", "conversations", "conversation_a")

@@ -9,8 +9,6 @@ from typing import Any
 
 from gati.errors import TraceError
 
-__all__ = ["content_of", "json_object"]
-
 
 def content_of(path: Path, wanted: str) -> bytes:
     """The bytes of a file, unpacked if it is packed (.gz); `wanted` says what to give instead of none.

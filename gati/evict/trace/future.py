@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from gati.evict.trace.records import Trace
 
-__all__ = ["belady_hits", "next_uses"]
-
 
 def next_uses(trace: Trace) -> NDArray[np.float64]:
     """For every block of every request: the number of the next request that holds it, or infinity. [n]."""

@@ -15,8 +15,6 @@ from gati.evict.trace.dialogues import Prompts
 from gati.evict.trace.files import content_of, json_object
 from gati.evict.trace.records import Kind, Talk, Trace, make_trace
 
-__all__ = ["read_trace"]
-
 _BLOCKS = ("hash_ids", "blocks", "block_ids", "ids", "items", "item", "key")
 _TIMES = {"timestamp": 1e-3, "time_ms": 1e-3, "time_s": 1.0, "time": 1.0, "arrived_at": 1.0}
 _BLOCK_SIZES = ("block_size", "obj_size")

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from gati.errors import TraceError
 from gati.evict.trace.dialogues import Prompts
 
-__all__ = ["Kind", "Talk", "Trace", "make_trace"]
-
 Kind = Literal["tree", "flat"]
 Ints = NDArray[np.int64]
 

@@ -9,8 +9,6 @@ import numpy as np
 from gati.evict.trace.future import next_uses
 from gati.evict.trace.records import Trace
 
-__all__ = ["statistics"]
-
 
 def statistics(trace: Trace) -> dict[str, Any]:
     """Numbers that say what a cache can gain, as JSON values.

@@ -18,8 +18,6 @@ from gati.errors import EvictError
 from gati.evict.trace.dialogues import Dialogue, prompts_of
 from gati.evict.trace.records import Talk, Trace, make_trace
 
-__all__ = ["StreamSettings", "TimedRequest", "synthesise", "trace_of", "trace_text"]
-
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
