@@ -22,7 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,10 +97,11 @@ def infer_message(name: str, x: Floats, slo_ms: float | None = None) -> bytes:
 
 
 class Connection:
-    """One keep-alive connection; a client that costs as little as it can."""
+    """One keep-alive connection; a client that costs as little as it can. `ends`: the server closes it."""
 
     def __init__(self, port: int) -> None:
         self._port = port
+        self.ends = False
 
     async def __aenter__(self) -> Connection:
         self._reader, self._writer = await asyncio.open_connection(HOST, self._port)
@@ -115,6 +116,7 @@ class Connection:
         head = await self._reader.readuntil(b"\r\n\r\n")
         length = re.search(rb"(?i)content-length: (\d+)", head)
         assert length is not None
+        self.ends = b"connection: close" in head.lower()
         return int(head[9:12]), await self._reader.readexactly(int(length[1]))
 
 
@@ -211,16 +213,21 @@ async def open_loop(
     dice = random.Random(0)
 
     async def ask(index: int, due: float) -> None:
-        if idle:
+        message, answer = messages[index % len(messages)], None
+        while idle and answer is None:
             connection = idle.pop()
-        else:
+            with suppress(ConnectionError, asyncio.IncompleteReadError):  # the server needed its place
+                answer = await connection.ask(message)
+        if answer is None:
             connection = await Connection(port).__aenter__()
             everything.append(connection)
-        status, body = await connection.ask(messages[index % len(messages)])
+            answer = await connection.ask(message)
+        status, body = answer
         replies.rows.append((due, 1e3 * (time.monotonic() - due), status))
         if status != 200:
             replies.reasons[str(json.loads(body)["error"])] += 1
-        idle.append(connection)
+        if not connection.ends:
+            idle.append(connection)
 
     began = due = time.monotonic()
     tasks = []

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 _LEAST_BYTES_A_SECOND = 16 * 1024  # of a body, once the first timeout has passed
 _MOST_HEADERS = 100
 _MOST_PIPELINED = 32
-_SILENT_S = 0.25  # a connection that waits for a request no longer than this is not let go for another
+_SILENT_S = 0.5  # a connection that waits for a request no longer than this is not let go for another
 _NEARLY_FULL = 0.9
 _CONNECTION = "gati.connection"  # in the scope of a request
 
@@ -222,22 +222,14 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(self._limits.body_timeout_s, self._check_body)
 
     def _make_room(self) -> None:
-        """Let go who has kept us waiting longest; of those who never asked for anything, if there are any.
+        """Let go who has been silent longest; of those who never asked for anything, if there are any.
 
-        Who has just come is not silent, but has not been read yet.
+        Where none is silent there is one connection too many for a while: what it has sent is not read yet.
         """
         now_s = self.loop.time()
-        waiting = (
-            each
-            for each in self.connections
-            if isinstance(each, _BoundedProtocol) and each is not self and (each._idle or each._in_body)
-        )
-        longest = min(
-            waiting,
-            key=lambda each: (not _is_silent(each, now_s), each._answered, each._waits_since_s),
-            default=self,
-        )
-        longest._hang_up()
+        silent = [each for each in self.connections if each is not self and _is_silent(each, now_s)]
+        if silent:
+            min(silent, key=lambda each: (each._answered, each._waits_since_s))._hang_up()
 
     def _hang_up(self) -> None:
         """End the connection now, whatever is on its way."""
