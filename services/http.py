@@ -227,7 +227,11 @@ class _BoundedProtocol(HttpToolsProtocol):
         Where none is silent there is one connection too many for a while: what it has sent is not read yet.
         """
         now_s = self.loop.time()
-        silent = [each for each in self.connections if each is not self and _is_silent(each, now_s)]
+        silent = [
+            each
+            for each in self.connections
+            if isinstance(each, _BoundedProtocol) and each is not self and _is_silent(each, now_s)
+        ]
         if silent:
             min(silent, key=lambda each: (each._answered, each._waits_since_s))._hang_up()
 
