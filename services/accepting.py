@@ -76,11 +76,12 @@ class PatientListener:
         self._loop.add_reader(self._listening, self._accept)
 
     def _accept(self) -> None:
-        for _ in range(_AT_ONCE):
-            # A client that does not finish its handshake takes no place from others.
-            if self._places() <= (0 if self._tls else len(self._connecting)):
-                self._pause(_FULL_PAUSE_S)
-                return
+        # A client that does not finish its handshake takes no place from others.
+        places = self._places() - (0 if self._tls else len(self._connecting))
+        if places <= 0:
+            self._pause(_FULL_PAUSE_S)
+            return
+        for _ in range(int(min(_AT_ONCE, places))):
             try:
                 connection, _address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

@@ -307,7 +307,7 @@ class Supervised:
                 self._words.append(text.strip())
 
     def _check_reader(self, reader: asyncio.Task[None]) -> None:
-        """End a process whose output nobody reads any more: it would wait for ever."""
+        """End a process whose output is no longer read: it would wait for ever."""
         if not reader.cancelled() and (error := reader.exception()) is not None:
             self.kill(f"its output cannot be read: {one_line(error)}")
 

@@ -90,7 +90,7 @@ class Entrance:
         return max(self._now.easiest.slo_ms, self._before.easiest.slo_ms) or math.inf
 
     def check(self, elapsed_ms: float = 0.0) -> None:
-        """Refuse a request that nobody has time for; it came so long ago. Raises `CrowdedError`."""
+        """Refuse a request that came `elapsed_ms` ago and would be answered late. Raises `CrowdedError`."""
         if self.at_work >= _FEW and elapsed_ms >= self._most_slo_ms:
             raise CrowdedError(
                 f"{elapsed_ms:.0f} ms have passed before the request was read",

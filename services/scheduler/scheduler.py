@@ -107,7 +107,7 @@ class Scheduler:
         if self._lag.lag_ms <= _LEAST_LAG_MS or self._at_work < _MANY:
             return
         least_slo_ms = min((each.least_slo_ms for each in self._entrances.values()), default=math.inf)
-        # Without an SLO nobody minds delays, but only a queue that grows.
+        # Without an SLO delays do no harm, only a queue that grows does.
         lag_ms = self._lag.standing_ms if least_slo_ms == math.inf else self._lag.lag_ms
         largest_ms = min(_MOST_LAG_MS, max(_LEAST_LAG_MS, _LARGEST_LAG_OF_SLO * least_slo_ms))
         if lag_ms * self._shares.of_largest(name) > largest_ms:
@@ -192,7 +192,7 @@ class Scheduler:
         return self._entrances.get(name, self._nowhere)
 
     def check_room(self, name: str) -> None:
-        """Refuse a request that nobody would have time for. Raises `CrowdedError`."""
+        """Refuse a request that would not be answered in time. Raises `CrowdedError`."""
         try:
             self.entrance(name).check(self._waited_ms)
         except CrowdedError:
@@ -250,7 +250,7 @@ class Scheduler:
 
         What most requests took outside the service is taken off, as far as this model is the one with the
         most requests: what a flood of others takes is no reason to refuse one of a few, which might be in
-        time, and that would make room for nobody.
+        time, and that would make room for no one.
 
         Raises `OverloadError` where none is left of the SLO, `DeadlineError` where none is left at all.
         """

@@ -32,6 +32,7 @@ _NAME = re.compile(r"/(v1/pipelines|v2/models|v2/repository/models|dashboard)/[^
 _VERSION = re.compile(r"/versions/[^/]+")
 _SEND_EVERY_S = 15.0
 _LAST_SEND_S = 3.0
+_GIVE_UP_S = 1.0  # for one that is under way then
 _SERVER_ERROR = 500
 
 
@@ -105,10 +106,11 @@ class OpenTelemetry:
             id_generator=self._ids,
             shutdown_on_exit=False,
         )
-        self._spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{base}/v1/traces")))
-        self._reader = PeriodicExportingMetricReader(
-            OTLPMetricExporter(f"{base}/v1/metrics"), export_interval_millis=1e3 * _SEND_EVERY_S
-        )
+        spans = OTLPSpanExporter(f"{base}/v1/traces")
+        metrics = OTLPMetricExporter(f"{base}/v1/metrics")
+        self._exporters = (spans, metrics)
+        self._spans.add_span_processor(BatchSpanProcessor(spans))
+        self._reader = PeriodicExportingMetricReader(metrics, export_interval_millis=1e3 * _SEND_EVERY_S)
         self._meters = MeterProvider([self._reader], resource, shutdown_on_exit=False)
         meter = self._meters.get_meter("gati", __version__)
         self._tracer: Tracer = self._spans.get_tracer("gati", __version__)
@@ -189,6 +191,9 @@ class OpenTelemetry:
         sending.start()
         sending.join(_LAST_SEND_S)
         if sending.is_alive():
+            for exporter in self._exporters:
+                exporter.shutdown()  # it tries no more
+            sending.join(_GIVE_UP_S)
             _log.warning("the last spans and metrics were not sent", extra={"waited_s": _LAST_SEND_S})
 
     def _close(self) -> None:

@@ -1,6 +1,6 @@
 """A Thrift server on asyncio: bounded in connections, frames and calls under way; drains before it ends.
 
-Where it asks for a secret, clients that have not shown it keep nobody out: the oldest of them goes first.
+Where it asks for a secret, clients that have not shown it keep no one out: the oldest of them goes first.
 """
 
 from __future__ import annotations

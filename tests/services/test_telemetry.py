@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -155,10 +154,11 @@ def test_a_request_without_a_parent_has_the_trace_id_that_its_log_line_names(
 
 
 def test_a_collector_that_is_away_costs_nobody_an_answer() -> None:
-    # A thread tries on for a minute, and would write into what other tests of this process read.
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    before = set(threading.enumerate())
     replies = ask(ServeConfig(otlp_endpoint="http://127.0.0.1:9"))
     assert [reply.status_code for reply in replies] == [200, 404, 200]
+    left = {each.name for each in set(threading.enumerate()) - before}
+    assert not [name for name in left if "Otel" in name or "telemetry" in name], "nothing is tried on"
 
 
 def test_without_an_endpoint_nothing_is_made() -> None:

@@ -200,7 +200,7 @@ class Gati(Laru):
     def drop(self, run: BlockRun, count: int) -> list[int]:
         """Remove blocks that an engine dropped by itself."""
         removed = super().drop(run, count)
-        self._only.update(dict.fromkeys(self._shadow.held.intersection(removed), 0.0))  # nobody's mistake
+        self._only.update(dict.fromkeys(self._shadow.held.intersection(removed), 0.0))  # no one's mistake
         return removed
 
     def touch(self, path: list[BlockRun], known: int) -> None:
