@@ -23,6 +23,7 @@ from gati.errors import (
 )
 from services.scheduler.metrics import Metrics
 from services.scheduler.models import Asked, Model
+from services.scheduler.parking import Parking
 from services.scheduler.scaling import Autoscaler, Bounds
 from services.scheduler.sleeping import Sleep
 from services.wire.gen.ttypes import ExitStatistics, Histogram, Tensor
@@ -176,12 +177,66 @@ def test_what_a_dead_replica_cannot_do_waits_until_it_is_back() -> None:
         assert [type(each) for each in done].count(asyncio.CancelledError) == 1
         assert sum(each.version == "first" for each in done if not isinstance(each, BaseException)) == 19
         assert model.parked == 0
-        for place in places:  # without a loss, overload is refused as ever
-            place.engine.places = 0
-        with pytest.raises(OverloadError):
-            await model.infer(TENSOR, ASKED)
 
     run(test)
+
+
+def test_what_has_gathered_is_done_after_a_replica_is_back() -> None:
+    """Whoever came then was refused: nobody was away, and all places were taken by those who had waited."""
+
+    async def test() -> None:
+        now_s = 0.0
+        load = SimpleNamespace(outstanding=4, seconds_an_input=0.5)
+        here = SimpleNamespace(number=0, info="known", load=load, wanted=True, ready=True)
+        away = SimpleNamespace(number=1, info="known", load=load, wanted=True, ready=False)
+        parking = Parking(lambda: (here, away), lambda: now_s)
+        full = True
+
+        async def once(asked: Asked) -> str:
+            if full:
+                raise OverloadError("the queue is full")
+            return "answered"
+
+        waits = [asyncio.create_task(parking.ask(once, 1, ASKED))]
+        await in_the_end(lambda: parking.parked == 1)
+        away.ready, now_s = True, 10.0
+        waits.append(asyncio.create_task(parking.ask(once, 1, ASKED)))
+        await in_the_end(lambda: parking.parked == 2)
+        now_s = 41.0
+        with pytest.raises(OverloadError, match="2 requests wait"):
+            await parking.ask(once, 1, ASKED)
+        full, load.outstanding = False, 0
+        parking.look()
+        assert await asyncio.gather(*waits) == ["answered"] * 2
+        full = True
+        with pytest.raises(OverloadError, match="the queue is full"):  # as ever
+            await parking.ask(once, 1, ASKED)
+
+    asyncio.run(test())
+
+
+def test_a_replica_that_is_slow_at_first_keeps_nobody_from_waiting() -> None:
+    async def test() -> None:
+        loads = [SimpleNamespace(outstanding=4, seconds_an_input=each_s) for each_s in (0.1, 1e3)]
+        replicas = [
+            SimpleNamespace(number=number, info="known", load=load, wanted=True, ready=True)
+            for number, load in enumerate(loads)
+        ]
+        away = SimpleNamespace(number=2, info="known", load=loads[0], wanted=True, ready=False)
+        parking = Parking(lambda: (*replicas, away), lambda: 0.0)
+
+        async def full(asked: Asked) -> None:
+            raise OverloadError("the queue is full")
+
+        waits = asyncio.create_task(parking.ask(full, 1, ASKED))
+        await in_the_end(lambda: parking.parked == 1)
+        waits.cancel()
+        await asyncio.wait([waits])
+        hurried = dataclasses.replace(ASKED, time_remaining_ms=100.0)
+        with pytest.raises(OverloadError, match="the queue is full"):  # too late: eight are ahead of it
+            await parking.ask(full, 1, hurried)
+
+    asyncio.run(test())
 
 
 def test_nobody_is_asked_a_third_time_and_the_cause_is_told() -> None:
