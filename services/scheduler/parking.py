@@ -13,7 +13,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from gati.errors import DeadlineError, OverloadError
@@ -71,16 +70,17 @@ class Parking:
                     f"{self.parked} requests wait for a replica to come back", retry_after_s=1.0
                 )
             await self._place(end_s, first=False)
+            asked = self._left(asked, end_s)
         try:
             while True:
                 try:
-                    remaining_ms = max(1.0, 1e3 * (end_s - self._clock()))
-                    return await once(replace(asked, time_remaining_ms=remaining_ms))
+                    return await once(asked)
                 except OverloadError:
                     if not self._may_wait(inputs, asked, end_s):
                         raise
                     self._most = max([1, *(each.load.outstanding for each in self._ready())])
                 await self._place(end_s, first=True)
+                asked = self._left(asked, end_s)
         finally:
             if self._parked:
                 self.look()
@@ -102,6 +102,10 @@ class Parking:
                 turn.set_result(None)
                 self._woken += 1
                 room -= 1
+
+    def _left(self, asked: Asked, end_s: float) -> Asked:
+        """A request after it has waited."""
+        return asked._replace(time_remaining_ms=max(1.0, 1e3 * (end_s - self._clock())))
 
     def _ready(self) -> list[_Watched]:
         return [each for each in self._replicas() if each.ready]

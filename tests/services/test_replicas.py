@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -157,13 +156,13 @@ def test_what_a_dead_replica_cannot_do_waits_until_it_is_back() -> None:
         there.engine.answers.clear()
         await dead.die()
         await in_the_end(lambda: [replica.ready for replica in model.replicas] == [False, True])
-        hurried = dataclasses.replace(ASKED, latency_slo_ms=1e3 * LONG_S)
+        hurried = ASKED._replace(latency_slo_ms=1e3 * LONG_S)
         asking = [asyncio.create_task(model.infer(TENSOR, ASKED)) for _ in range(20)]
         await in_the_end(lambda: there.engine.begun == 4 and model.parked == 16)
         with pytest.raises(OverloadError, match="the queue is full"):
             await model.infer(TENSOR, hurried)  # whoever has an SLO is told at once
         with pytest.raises(DeadlineError, match="while a replica was restarted"):
-            await model.infer(TENSOR, dataclasses.replace(ASKED, time_remaining_ms=20.0))
+            await model.infer(TENSOR, ASKED._replace(time_remaining_ms=20.0))
         asking[10].cancel()
         await in_the_end(lambda: model.parked == 15)
         there.engine.answers.set()  # an answer is a place for another one
@@ -232,7 +231,7 @@ def test_a_replica_that_is_slow_at_first_keeps_nobody_from_waiting() -> None:
         await in_the_end(lambda: parking.parked == 1)
         waits.cancel()
         await asyncio.wait([waits])
-        hurried = dataclasses.replace(ASKED, time_remaining_ms=100.0)
+        hurried = ASKED._replace(time_remaining_ms=100.0)
         with pytest.raises(OverloadError, match="the queue is full"):  # too late: eight are ahead of it
             await parking.ask(full, 1, hurried)
 
@@ -259,7 +258,7 @@ def test_no_other_replica_is_asked_when_no_time_is_left() -> None:
     async def test(model: Model, places: list[Place]) -> None:
         for place in places:
             place.engine.answers.clear()
-        asking = asyncio.create_task(model.infer(TENSOR, dataclasses.replace(ASKED, time_remaining_ms=60.0)))
+        asking = asyncio.create_task(model.infer(TENSOR, ASKED._replace(time_remaining_ms=60.0)))
         await in_the_end(lambda: any(place.engine.begun for place in places))
         victim = next(place for place in places if place.engine.begun)
         await asyncio.sleep(0.08)
@@ -478,14 +477,14 @@ def test_who_has_no_time_for_a_start_is_told_how_long_it_takes() -> None:
     async def test(model: Model, places: list[Place]) -> None:
         model.sleep.start_s = 1e4
         await model.fall_asleep(0.0, LONG_S)
-        short = dataclasses.replace(ASKED, time_remaining_ms=2e3)
+        short = ASKED._replace(time_remaining_ms=2e3)
         with pytest.raises(UnavailableError, match=r"takes about 10000.0 s; the request has 2.0 s") as told:
             await model.infer(TENSOR, short)
         assert told.value.retry_after_s == 1e4
         await all_ready(model)  # it was started all the same
         await model.fall_asleep(0.0, LONG_S)
         model.sleep.start_s = 1e4
-        strict = dataclasses.replace(ASKED, latency_slo_ms=20.0)
+        strict = ASKED._replace(latency_slo_ms=20.0)
         with pytest.raises(UnavailableError, match="the request has 0.0 s"):
             await model.infer(TENSOR, strict)
         await all_ready(model)
@@ -502,7 +501,7 @@ def test_a_start_that_fails_is_told() -> None:
         await model.fall_asleep(0.0, LONG_S)
         model.sleep.start_s = 0.0
         with pytest.raises(DeadlineError, match="while the model was being started"):
-            await model.infer(TENSOR, dataclasses.replace(ASKED, time_remaining_ms=20.0))
+            await model.infer(TENSOR, ASKED._replace(time_remaining_ms=20.0))
         assert places[0].served  # so that it is started again, whatever it ends with
         places[0].hopeless = places[0].cause = "the library has gone"
         places[0].running = False
