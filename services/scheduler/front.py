@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from functools import lru_cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -102,14 +103,19 @@ class _Headers(Headers):
 
     def get(self, key: str, default: Any = None) -> Any:
         """The first of that name."""
-        found = self._first.get(key.lower().encode("latin-1"))
+        found = self._first.get(_raw(key))
         return default if found is None else found.decode("latin-1")
 
     def __getitem__(self, key: str) -> str:
-        return self._first[key.lower().encode("latin-1")].decode("latin-1")
+        return self._first[_raw(key)].decode("latin-1")
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and key.lower().encode("latin-1") in self._first
+        return isinstance(key, str) and _raw(key) in self._first
+
+
+@lru_cache(64)
+def _raw(key: str) -> bytes:
+    return key.lower().encode("latin-1")
 
 
 class _Asked(Request):
