@@ -22,7 +22,7 @@ _MOST_HEADERS = 100
 _MOST_PIPELINED = 32
 _SILENT_S = 0.5  # a connection that waits for a request no longer than this is not let go for another
 _NEARLY_FULL = 0.9
-_CONNECTION = "gati.connection"  # in the scope of a request
+_CONNECTION, _WAITED_S = "gati.connection", "gati.waited_s"  # in the scope of a request
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,11 @@ def places(connections: Collection[Any], limits: HttpLimits, now_s: float) -> in
     return left if left > 0 else left + sum(_is_silent(each, now_s) for each in connections)
 
 
+def waited_s(scope: Scope) -> float:
+    """For how long a request waited for its connection to be accepted."""
+    return float(scope.get(_WAITED_S, 0.0))
+
+
 def should_leave(scope: Scope) -> bool:
     """Whether the connection of a request, which is here as a whole, had better make room for another."""
     connection = scope.get(_CONNECTION)
@@ -120,6 +125,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._in_head = self._in_body = False
         self._answered = False  # anything, ever
         self._waits_since_s = self.loop.time()
+        self.waited_s = 0.0  # the first request, before the connection was accepted
         self._tell: Callable[[], None] | None = None  # who wants to know when the client goes
 
     # What uvicorn calls ---------------------------------------------------------------------------------
@@ -165,6 +171,9 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._cancel_timer()
         self.scope[_CONNECTION] = self  # type: ignore[literal-required]
+        if self.waited_s:
+            self.scope[_WAITED_S] = self.waited_s  # type: ignore[literal-required]
+            self.waited_s = 0.0
         app, size = self.app, len(self.url)
         for name, value in self.headers:
             size += len(name) + len(value) + 4

@@ -97,7 +97,12 @@ class _Server(uvicorn.Server):
         config = self.config
         await self.lifespan.startup()
         kind: Any = config.http_protocol_class
-        make = partial(kind, config=config, server_state=self.server_state, app_state=self.lifespan.state)
+
+        def make(waited_s: float) -> asyncio.BaseProtocol:
+            made = kind(config=config, server_state=self.server_state, app_state=self.lifespan.state)
+            made.waited_s = waited_s
+            return made  # type: ignore[no-any-return]
+
         loop, connections = asyncio.get_running_loop(), self.server_state.connections
         listen_at = partial(
             PatientListener,

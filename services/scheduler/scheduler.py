@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from gati.errors import DeadlineError, GatiError, NotFoundError, OverloadError, UnavailableError
 from services.config import ServeConfig
+from services.http import waited_s
 from services.pool import BoundedPool
 from services.scheduler.budget import ByteBudget, Charge
 from services.scheduler.dashboard import Dashboard
@@ -130,9 +131,9 @@ class Scheduler:
     def _waited_ms(self) -> float:
         return self._lag.waited_ms / 2  # a request came at some time while the event loop was late
 
-    def arrival_s(self) -> float:
+    def arrival_s(self, request: Request) -> float:
         """When a request came that is seen only now, about."""
-        return time.monotonic() - self._waited_ms / 1e3
+        return time.monotonic() - self._waited_ms / 1e3 - waited_s(request.scope)
 
     async def drain(self) -> None:
         """Refuse what is new, wait until everything is answered, and stop the models."""
@@ -191,10 +192,10 @@ class Scheduler:
         """What is known of the requests for `models/NAME` or `pipelines/NAME`."""
         return self._entrances.get(name, self._nowhere)
 
-    def check_room(self, name: str) -> None:
+    def check_room(self, name: str, arrived_s: float) -> None:
         """Refuse a request that would not be answered in time. Raises `CrowdedError`."""
         try:
-            self.entrance(name).check(self._waited_ms)
+            self.entrance(name).check(1e3 * (time.monotonic() - arrived_s))
         except CrowdedError:
             if (model := self.models.get(name.removeprefix("models/"))) is not None:
                 model.on_outcome(None)  # more replicas would have had time for it

@@ -118,10 +118,10 @@ async def version_infer(request: Request, model: str, version: str) -> Response:
 async def answer(request: Request, name: str, version: str | None) -> Response:
     """Answer a request for a model; `infer` without the framework's routing. Raises `GatiError`."""
     scheduler = scheduler_of(request)
-    arrived_s = scheduler.arrival_s()
+    arrived_s = scheduler.arrival_s(request)
     kind = f"models/{name}"
     if version is None:  # each version has a queue of its own
-        scheduler.check_room(kind)
+        scheduler.check_room(kind, arrived_s)
     with scheduler.under_way(kind) as charge:
         model = scheduler.model(name)
         asked = await read_inference(request, scheduler, charge, model.info)

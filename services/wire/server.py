@@ -94,7 +94,7 @@ class WireServer:
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
-    def _protocol(self) -> asyncio.BaseProtocol:
+    def _protocol(self, _: float) -> asyncio.BaseProtocol:
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._serve)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

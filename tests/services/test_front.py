@@ -353,3 +353,25 @@ def test_whom_a_proxy_of_this_machine_speaks_for_is_the_client(header: str | Non
     scope = {"type": "http", "headers": headers, "client": ("127.0.0.1", 1)}
     asyncio.run(server.config.loaded_app(scope, None, None))  # type: ignore[arg-type]
     assert seen == [client]
+
+
+@pytest.mark.parametrize(("waited_s", "status"), [(0.0, 503), (60.0, 504)])
+def test_who_waited_too_long_to_be_accepted_is_told_that_it_is_late(waited_s: float, status: int) -> None:
+    async def main() -> None:
+        dead: Any = Dead()
+        model = Model("m", host=lambda number: dead)
+        await model.start()
+        front = Front(create_app(Scheduler(ServeConfig(), {"m": model}, {})))
+
+        async def waited(scope: Any, receive: Any, send: Any) -> None:
+            await front({**scope, "gati.waited_s": waited_s}, receive, send)
+
+        tensor = {"name": "input", "shape": [1], "datatype": "FP32", "data": [0.0]}
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(waited), base_url="http://localhost"
+        ) as client:
+            reply = await client.post("/v2/models/m/infer", json={"inputs": [tensor]})
+        assert reply.status_code == status, reply.text
+        await model.stop(0.0)
+
+    asyncio.run(main())
