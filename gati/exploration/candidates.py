@@ -1,7 +1,7 @@
 """Candidates: caches that may pay, decided by their cost, before any training.
 
 What the user names, blocks and variants, is taken as it is. By default there are students at the input, or
-the network itself at fewer pixels where that costs little, and a few predictors at blocks at even distances
+the network itself, reduced, where that costs little, and a few predictors at blocks at even distances
 of time. Everything that is left out says why.
 """
 
@@ -216,6 +216,7 @@ class _Chooser:
         self, traced: TracedModel, module: nn.Module, profile: Profile, asked: Wanted, measure: Measure
     ) -> None:
         self.traced, self.profile, self.asked, self.measure = traced, profile, asked, measure
+        self.module = module
         self.limit_bytes = heaviest(_weights(module))
 
     def named(self, block: BlockProfile, variant: str) -> Specification:
@@ -234,7 +235,7 @@ class _Chooser:
         return self.named(block, variant)
 
     def at_the_input(self, block: BlockProfile) -> list[Specification]:
-        """What was named of students and of the network at fewer pixels, and as many of ours as requested."""
+        """What was named of students and of the reduced network, and as many of ours as requested."""
         rows: list[Specification] = []
         for variant in (each for each in self.asked.variants if reads_input(each)):
             try:
@@ -260,10 +261,13 @@ class _Chooser:
             )
 
     def _reduced(self, block: BlockProfile) -> list[Specification]:
-        variant = default_reduced(block.output_shape)
+        variant = default_reduced(self.module, self.traced.example())
         if variant is None:
             if REDUCED in self.asked.named:
-                raise VariantError(f"its pictures are so small: say how many pixels, such as {REDUCED}(24)")
+                raise VariantError(
+                    "its pictures are so small, or its blocks so alike: say how many pixels, and blocks if "
+                    f"not all, such as {REDUCED}(24) or {REDUCED}(24,3)"
+                )
             return []
         costs = self.measure(variant, block.output_shape)
         reason = dearer_than_a_student(costs.lookup_ms or 0.0, self.profile.base_ms)
@@ -287,7 +291,7 @@ class _Chooser:
         chosen = choose_widths(fitting, count)
         left_out = f"the budget is for {len(chosen)} of {len(fitting)} sizes: name it with --variants"
         if not count:
-            left_out = "the network at fewer pixels is trained in its place: name it with --variants"
+            left_out = "the network itself, reduced, is trained in its place: name it with --variants"
         reasons |= {width: left_out for width in fitting if width not in chosen}
         return [_row(block, f"{STUDENT}({width})", reasons[width], costs[width]) for width in widths]
 

@@ -69,12 +69,12 @@ def explore(
 ) -> Library:
     """Train and measure caches for a network, and write the cache library.
 
-    The cost of lookups is measured first. Then caches that read the network's input are trained: students, or
-    a copy of the network at half the resolution, for pictures of 96 or more pixels a side where it takes at
-    most 35 % of the network's time. Exits at a few blocks follow, mainly for inputs that the best of those
-    does not answer. An interrupted exploration resumes when called again with the same arguments; a finished
-    one is returned unchanged, and `explore_more` trains it further. The network is never
-    changed. The same seed trains the same weights again on the same machine, if time does not decide;
+    The cost of lookups is measured first. Then caches that read the network's input are trained: students or,
+    for pictures of 96 or more pixels a side, a copy of the network at fewer pixels and with fewer blocks,
+    where a lookup takes at most 45 % of the network's time. Exits at a few blocks follow, mainly for inputs
+    that the best of those does not answer. An interrupted exploration resumes when called again with the same
+    arguments; a finished one is returned unchanged, and `explore_more` trains it further. The network is
+    never changed. The same seed trains the same weights again on the same machine, if time does not decide;
     latencies are measured again, which decides which variants are skipped.
 
     **Arguments:**
@@ -91,8 +91,8 @@ def explore(
       few of them chosen.
     - `variants`: such as `["student(48)", "pyramid(64)"]`, all trained, at all blocks; `student` stands for
       students of sizes that fit the network, `"published"` for the published variants. `"reduced(112)"` is
-      the network itself on pictures of 112 pixels. Of `"default"`, the default, those are trained whose cost
-      allows it, see `gati.exploration.candidates`.
+      the network itself on pictures of 112 pixels, `"reduced(128,6)"` the same on 128 with 6 of its blocks.
+      Of `"default"`, the default, those are trained whose cost allows it, see `gati.exploration.candidates`.
     - `epochs`: epochs of training for exits; students train three times as long.
     - `budget_s`: end within this many seconds. Without `epochs`, training uses all of it.
     - `sample_rate` (hertz), `seconds`: of recordings, where the network does not say what it takes.

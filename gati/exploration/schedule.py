@@ -23,7 +23,7 @@ _EARLIEST, _LATEST = 0.08, 0.75  # share of the base model's time at which an ex
 _EXITS_BEHIND_STUDENTS, _EXITS_ALONE = 4, 8
 _ONE_STUDENT_S, _TWO_STUDENTS_S = 40 * 60.0, 2 * 3600.0
 _DEAREST = 0.7  # share of the base model's time: a student rarely answers more
-_DEAREST_REDUCED = 0.35  # of the network at fewer pixels, in whose place a student would be cheaper
+_DEAREST_REDUCED = 0.45  # of the reduced network, in whose place a student would be cheaper
 _LEAST_LIMIT_BYTES, MOST_BYTES = 4 << 20, 32 << 20
 # More teach next to nothing. In epochs, but small sets are walked more often.
 _MOST_STUDENT_EPOCHS, _MOST_STUDENT_STEPS = 200, 4000
@@ -104,14 +104,14 @@ def too_dear(lookup_ms: float, base_ms: float) -> str:
 
 
 def dearer_than_a_student(lookup_ms: float, base_ms: float) -> str:
-    """Why the network at fewer pixels is not trained in a student's place, or "" if it is.
+    """Why the reduced network is not trained in a student's place, or "" if it is.
 
-    Arithmetic falls with the pixels; what reading the weights and starting each layer take does not.
+    Arithmetic falls with pixels and blocks; what starting each remaining layer takes does not.
     """
     if lookup_ms <= _DEAREST_REDUCED * base_ms:
         return ""
     return (
-        f"at fewer pixels the network still takes {lookup_ms:.3g} of {base_ms:.3g} ms, a student less: "
+        f"reduced, the network still takes {lookup_ms:.3g} of {base_ms:.3g} ms, a student less: "
         "name it with --variants"
     )
 

@@ -50,7 +50,7 @@ from gati.types import Trial, TrialId
 _SAVE_EVERY_S = 60.0
 _SCARCE = 10_000  # so few training inputs: students match hidden outputs, too
 _SURE_AT = 0.99  # agreement of the earlier answers that exits need not know
-_REDUCED, _STUDENTS, _EXITS = "network at fewer pixels", "students", "exits"
+_REDUCED, _STUDENTS, _EXITS = "reduced network", "students", "exits"
 _PROBE_STEPS = 8
 _STEADY = "torch"  # the engine that is always there
 _AGAIN = 0.5  # share of the learning rate at which trained weights go on
