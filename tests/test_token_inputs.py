@@ -95,7 +95,7 @@ def test_pictures_are_refused(library: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("variant", ["student(8)", "reduced(8)"])
 def test_students_that_read_pixels_are_not_for_ids(tmp_path: Path, variant: str) -> None:
     np.savez(tmp_path / "val.npz", **sentences(100))
-    with pytest.raises(VariantError, match="reads measured values, the network takes whole numbers"):
+    with pytest.raises(VariantError, match="reads floating-point inputs, but the network takes integers"):
         gati.explore(MODEL, data=str(tmp_path / "val.npz"), out=tmp_path / "out", variants=[variant])
     assert not (tmp_path / "out").exists()
 

@@ -172,14 +172,14 @@ def test_an_attempt_is_entered_before_anything_is_counted(
 def test_what_explore_has_seen_certifies_nothing(library: Library, tmp_path: Path) -> None:
     folder = library.directory.parent
     for seen in ("held", "train"):
-        with pytest.raises(DataError, match="data that this composition was made from, so it proves nothing"):
+        with pytest.raises(DataError, match="this composition was made from .*, so it proves nothing"):
             compose(library.directory, accuracy=0.9, certify_data=folder / f"{seen}.npz")
     held, more = (np.load(folder / f"{name}.npz")["images"] for name in ("held", "more"))
     np.savez(tmp_path / "mixed.npz", images=np.concatenate([held[:40], more, more[:25]])[::-1])
     further = further_inputs(library, tmp_path / "mixed.npz")
     assert len(further) == len(more)
     assert further.copies.sum() == len(more) + 25
-    assert "left 40 of" in further.note and "25 inputs are copies of another" in further.note
+    assert "left out 40 of" in further.note and "25 inputs are copies of others" in further.note
     mixed = tmp_path / "mixed.npz"
     composition = compose(library.directory, accuracy=0.9, certify_data=mixed, backend="torch")
     assert composition.certificate is not None

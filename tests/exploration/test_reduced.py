@@ -167,7 +167,7 @@ class Uncopyable(Pooled):
 def test_a_network_that_cannot_be_copied_is_one_line() -> None:
     network = Uncopyable().eval().requires_grad_(False)
     model = trace(network, torch.randn(2, 1, 96, 96), ["input"])
-    with pytest.raises(VariantError, match=r"reduced\(48\) cannot be made \(.*lock"):
+    with pytest.raises(VariantError, match=r"reduced\(48\) cannot be built \(.*lock"):
         measured_costs(model, network)("reduced(48)", (1, 96, 96))
 
 
@@ -198,7 +198,7 @@ def test_it_is_trained_further(library: Library, tmp_path: Path) -> None:
     [
         ("Pooled", "reduced(8)", r"reduced\(8\): the network takes pictures of 8 pixels: name fewer, such"),
         ("Pooled", "reduced(2,3)", r"reduced\(2,3\): the network takes pictures of 8 pixels: name fewer"),
-        ("Pooled", "reduced", r"its pictures are so small: say how many pixels"),
+        ("Pooled", "reduced", r"the images are so small that reduced needs a number of pixels"),
         ("Flattened", "reduced(4)", r"reduced\(4\): the network takes no pictures of 4 x 4 pixels \("),
     ],
 )  # fmt: skip

@@ -102,7 +102,7 @@ def test_padding_changes_no_class_score(tmp_path: Path) -> None:
             "describes 'gpt2' with 'gelu'; only 'bert' with 'gelu' is supported",
             ModelError,
         ),
-        ({"architectures": ["BertModel"]}, "is of BertModel, which has no class scores", ModelError),
+        ({"architectures": ["BertModel"]}, "describes BertModel, which has no class scores", ModelError),
         ({"hidden_size": 18}, "has 18 channels, not a multiple of its 4 heads", ModelError),
         ({"vocab_size": 41}, "does not fit its config.json", CheckpointError),
     ],
