@@ -108,7 +108,7 @@ def test_wrong_usage_is_one_line_that_names_the_help(
     [
         (
             ["explore", "m:f", "--data", "v.npz", "--out", "o", "--mean", "0.5,grey"],
-            "error: --mean '0.5,grey' is not a list of numbers; write one a channel, such as 0.5,0.5,0.5",
+            "error: --mean '0.5,grey' is not a list of numbers; write one per channel, such as 0.5,0.5,0.5",
         ),
         (
             ["explore", "m:f", "--data", "v.npz", "--out", "o", "--budget", "soon"],

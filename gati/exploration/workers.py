@@ -98,7 +98,7 @@ class GroupTrainer:
         return training.step
 
     def advance(self, seconds: float, want_state: bool) -> Slice:
-        """Train for about `seconds`, at least a step. The result has a state if `want_state`, or at the end."""
+        """Train for about `seconds`, at least one step. The state is returned on request, and at the end."""
         began, ended = self._clock(), False
         while True:
             loss = next(self._losses, None)

@@ -200,7 +200,7 @@ def test_without_anything_to_certify_they_are_refused(library: Library, tmp_path
 def test_the_command_line_says_what_they_do_not_go_with(option, library, capsys) -> None:
     status = run(["compose", str(library.directory), option, "--certify-data", str(more_of(library))])
     assert status == CompositionError.exit_status
-    assert "error: --certify-data goes with --accuracy, neither with" in capsys.readouterr().err
+    assert "error: --certify-data requires --accuracy; it works with neither" in capsys.readouterr().err
 
 
 def test_the_command_line_takes_them_and_a_published_form_too(library: Library, capsys) -> None:
