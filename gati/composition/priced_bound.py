@@ -31,23 +31,23 @@ from gati.composition.problem import SLACK_MS
 from gati.composition.shared import BYTES_PER_UNIT
 
 STEPS = 400
-WORK = 1e8  # at most this many terms, trials times inputs times steps: five seconds on one core
+WORK = 1e8  # most terms (trials x inputs x steps): five seconds on one core
 STEP_MS = 1.4  # the first step, as a share of base_ms over the root of the blocks; the last is 1 % of it
-COARSE, FINE = 0.02, 0.0005  # by how much a choice may be worse and still count: first and last, per input
+COARSE, FINE = 0.02, 0.0005  # smoothing width, first and last: how much worse a choice may be and still count
 FIRST_PRICE = 2.0  # of a loss, as a multiple of base_ms
 SAFETY = 1e-9  # rounding of sums
 
 
 @dataclass
 class _Multipliers:
-    """What the relaxation is priced with; the same shape holds the slopes of its value."""
+    """The multipliers of the relaxation; the slopes of its value have the same shape."""
 
     worth: Floats  # [blocks, n] of arriving at each block
     prices: Floats  # [3] of a loss, of a millisecond of slowdown, of memory
 
 
 def priced_bound_ms(instance: Instance, budget: int, *, steps: int = STEPS) -> float:
-    """Return a mean latency that no composition with at most `budget` disagreements is below."""
+    """Return a lower bound on the mean latency of compositions with at most `budget` disagreements."""
     if not instance.trials or not instance.inputs:
         return instance.base_ms
     relaxation = _Relaxation(instance, budget)
@@ -75,7 +75,7 @@ class _Relaxation:
         positions = np.broadcast_to(np.arange(instance.inputs), instance.order.shape)
         np.put_along_axis(self._rank, instance.order, positions, axis=1)
         self._at_first = (self._block == 0)[:, None]
-        # what each trial uses of what is limited, losses apart; a limit of nothing wanted is never reached
+        # what each trial uses of the limited quantities except losses; without a limit, it is infinite
         memory = instance.memory_bytes / BYTES_PER_UNIT
         self._used = np.stack([instance.penalty_ms, memory])  # [2, m]
         slowest_ms, limit = instance.slowdown_limit_ms, instance.memory_limit_bytes
@@ -91,7 +91,7 @@ class _Relaxation:
 
     @property
     def scale(self) -> Floats:
-        """How large a step of each price is where one of `worth` is 1 ms."""
+        """The step of each price relative to a step of 1 ms in `worth`."""
         limits = self._limits[1:]
         bounded = np.isfinite(limits) & (limits > 0.0)
         others = np.where(bounded, 0.01 * self._instance.inputs / np.where(bounded, limits, 1.0), 0.0)
@@ -128,7 +128,7 @@ class _Relaxation:
         charged = float(sum(p * limit for p, limit in zip(at.prices, self._limits, strict=True) if p > 0.0))
         value = float(here[0].sum() + least.sum()) - charged
 
-        # choices that are nearly the least count, too: weights that fall with how much worse they are
+        # choices that are nearly the best also count, with weights that decrease with their distance
         softness = width * instance.base_ms * instance.inputs
         weight = np.exp(-np.minimum((with_trial - least[block]) / softness, 60.0))
         weight_without = np.exp(-np.minimum((without - least) / softness, 60.0))
@@ -148,7 +148,7 @@ class _Relaxation:
 
 
 class _Ascent:
-    """Adam, upwards, with prices kept at zero or more."""
+    """Gradient ascent with Adam; prices stay at zero or more."""
 
     def __init__(self, scale: NDArray[np.float64], fast: float = 0.9, slow: float = 0.99) -> None:
         self._scale = scale
@@ -158,7 +158,7 @@ class _Ascent:
         self._square: _Multipliers | None = None
 
     def move(self, at: _Multipliers, slope: _Multipliers, length: float) -> None:
-        """Change `at` in place, by about `length` in each of its numbers."""
+        """Change each number of `at` in place by about `length`."""
         fast, slow = self._rates
         if self._mean is None or self._square is None:
             self._mean = _Multipliers(np.zeros_like(slope.worth), np.zeros_like(slope.prices))

@@ -84,8 +84,8 @@ def test_passing_means_that_the_lower_confidence_limit_reaches_the_target(losses
 @pytest.mark.parametrize(
     ("accuracy", "delta", "path", "message"),
     [
-        (1.0, 0.05, [], "accuracy target is 1.0, must lie strictly"),
-        (0.9, 0.0, [], "delta is 0.0, must lie strictly"),
+        (1.0, 0.05, [], "accuracy target is 1.0, but must lie strictly"),
+        (0.9, 0.0, [], "delta is 0.0, but must lie strictly"),
         (0.9, 0.05, [(3, 2)], "3 losses among 2 inputs"),
     ],
 )

@@ -189,10 +189,10 @@ def test_what_explore_has_seen_certifies_nothing(library: Library, tmp_path: Pat
 
 
 def test_without_anything_to_certify_they_are_refused(library: Library, tmp_path: Path) -> None:
-    with pytest.raises(CompositionError, match="there is nothing to certify without a confidence"):
+    with pytest.raises(CompositionError, match="nothing is certified without a confidence"):
         compose(library.directory, certify_data=more_of(library), confidence=None)
     bare = make_library(tmp_path / "bare", outcomes=False)
-    with pytest.raises(CompositionError, match=r"which this one does not have \(outcomes/\); explore again"):
+    with pytest.raises(CompositionError, match=r"which are missing \(outcomes/\); explore again"):
         compose(bare.directory, objective="full", certify_data=more_of(library))
 
 
