@@ -251,5 +251,5 @@ def test_a_path_is_counted_no_further_than_the_walk_goes():
 
     certificate = certify(path(), 0.99, 0.05, settings=7)
     assert (certificate.deployed, certificate.settings) == (0, 7)
-    with pytest.raises(TypeError, match="give settings"):
+    with pytest.raises(TypeError, match="needs settings"):
         certify(path(), 0.99, 0.05)

@@ -127,7 +127,10 @@ def test_the_share_of_delta_follows_from_the_level_where_a_file_has_that_alone()
         ({"path": [{"losses": 1}]}, r"certificate: path\[0\]: has no field 'n'; compose again"),
         ({"accuracy": "high"}, "certificate: field 'accuracy' is 'high', expected a finite number"),
         ({"delta": None}, "certificate: field 'delta' is None, expected a finite number"),
-        ({"delta": 0}, r"certificate is damaged .*delta 0.0, of \(0, 1\) each\): compose again"),
+        (
+            {"delta": 0},
+            r"certificate is damaged .*delta 0.0, but both must lie in \(0, 1\) each\): compose again",
+        ),
         ({"deployed": 0.5}, "field 'deployed' is 0.5, expected a whole number or null"),
         ({"deployed": 5}, "certificate is damaged .deployed is 5, but 2 settings were"),
         ({"engines": [{"backend": 1}]}, r"engines\[0\]: field 'backend' is 1, expected a string"),

@@ -184,7 +184,7 @@ def test_what_explore_has_seen_certifies_nothing(library: Library, tmp_path: Pat
     composition = compose(library.directory, accuracy=0.9, certify_data=mixed, backend="torch")
     assert composition.certificate is not None
     assert composition.certificate.further.inputs == len(more)
-    assert "left 40 of" in composition.note
+    assert "left out 40 of" in composition.note
     assert not Ledger(library.directory).attempts[1:]
 
 
