@@ -129,7 +129,7 @@ def test_the_share_of_delta_follows_from_the_level_where_a_file_has_that_alone()
         ({"delta": None}, "certificate: field 'delta' is None, expected a finite number"),
         (
             {"delta": 0},
-            r"certificate is damaged .*delta 0.0, but both must lie in \(0, 1\) each\): compose again",
+            r"certificate is damaged .*delta 0.0, but both must lie in \(0, 1\)\): compose again",
         ),
         ({"deployed": 0.5}, "field 'deployed' is 0.5, expected a whole number or null"),
         ({"deployed": 5}, "certificate is damaged .deployed is 5, but 2 settings were"),
