@@ -169,7 +169,7 @@ def _show_explore(forecast: ExploreForecast) -> None:
     ]
     print(f"in {_duration(forecast.budget_s)} that is about {' and '.join(passes) or 'no training'}")
     if forecast.usual_s is not None:
-        print(f"as many passes as without a budget take about {_duration(forecast.usual_s)}")
+        print(f"without a budget, the default number of passes takes about {_duration(forecast.usual_s)}")
 
 
 def _show_data(data: DataForecast) -> None:

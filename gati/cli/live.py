@@ -246,13 +246,13 @@ def open_page(stack: ExitStack, name: str, port: int | None, sinks: list[Sink]) 
     print(f"page at {running.url}", file=sys.stderr)
     audits = _PageAudits(state)
 
-    def told(change: Change) -> None:
+    def on_change(change: Change) -> None:
         audits.changed(change)
         kind = "memory" if "of" in change.details else _ON_THE_PAGE[change.kind]  # of memory, not of caches
         text = f"{change.kind}: {change.message}"
         state.event(kind, text, change.time_s, ends_alarm=change.kind in _SERVE_AGAIN)
 
-    return Page(told, audits.heard, state.source, state.promise)
+    return Page(on_change, audits.heard, state.source, state.promise)
 
 
 def _title(source: str) -> str:

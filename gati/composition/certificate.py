@@ -158,11 +158,11 @@ class Certificate:
 
     def sentence(self) -> str:
         """Return the certificate as a plain sentence, with caveats if the inputs were used before."""
-        told = self._verdict()
+        sentence = self._verdict()
         if self.attempt is not None:
-            told += of_attempts(self.attempt.number, self.level, self.delta)
-            told += of_users(self.attempt.compositions)
-        return told + of_uses(self.use or 1)
+            sentence += of_attempts(self.attempt.number, self.level, self.delta)
+            sentence += of_users(self.attempt.compositions)
+        return sentence + of_uses(self.use or 1)
 
     def _verdict(self) -> str:
         confidence = f"{100.0 * self.confidence:g} %"

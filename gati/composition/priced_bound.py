@@ -1,22 +1,24 @@
-"""A lower bound on exact compositions that keeps one threshold a trial and one trial a block.
+"""A lower bound on exact compositions that respects one threshold per trial and one trial per block.
 
-Lagrangian relaxation. Write a composition as one choice a block (none, or a trial with a cut), and for every
-input whether it arrives at each block and whether it continues. Arriving at block b is the same as continuing
-from the block before; give that equation a multiplier `worth[b]`, what an input's being on its way there is
-taken to cost from there on, and give prices to a loss, to the slowdown and to memory. What is left falls
-apart into blocks: at each, the choice with the least sum over inputs of
+It is a Lagrangian relaxation. Write a composition as one choice per block (none, or a trial with a cut), and,
+for every input, whether it arrives at each block and whether it continues. Arriving at block b equals
+continuing from the block before. That equation gets a multiplier `worth[b]`, the assumed cost of an input
+from its arrival at b on. Losses, slowdown and memory get prices. The rest separates into blocks: at each,
+take the choice with the least sum over inputs of
 
     leaving: exit_ms + price of a loss if wrong - worth[b]      going on: penalty_ms + worth[b + 1] - worth[b]
 
-where an input whose term is positive need not arrive (at the first block all do), and `worth` after the last
-block is `base_ms`. The terms of all cuts of a trial are one cumulative sum, as in `search`. The sum of the
-blocks' least, plus `worth` at the first block, less prices times limits, is below every composition for any
-multipliers and any prices of at least zero (weak duality), so how they are found does not matter for the
-proof. Here: by gradient ascent (Adam; Kingma and Ba 2015) with the least over choices smoothed ever less,
-because plain subgradients oscillate with this many ties. The start is that every input leaves at the first
-trial that is right for it, where nothing seems worth choosing: the oracle's bound.
+An input whose term is positive need not arrive (at the first block all inputs do), and `worth` after the last
+block is `base_ms`. The terms of all cuts of a trial are one cumulative sum, as in `search`. The sum of these
+minima, plus `worth` at the first block, minus prices times limits, is a lower bound for every composition,
+for any multipliers and any prices of at least zero (weak duality). So the proof does not depend on how they
+are found. They are found by gradient ascent (Adam; Kingma and Ba 2015) on a smoothed minimum over choices,
+with decreasing smoothing, because plain subgradients oscillate with this many ties. At the start every input
+leaves at the first trial that is right for it, and no choice seems better than none: this is the oracle's
+bound.
 
-Ignored are one lookup at a time, and that choices at different blocks must fit all inputs at once.
+The relaxation ignores one lookup at a time, and that choices at different blocks must suit all inputs
+together.
 """
 
 from __future__ import annotations
@@ -66,8 +68,7 @@ def priced_bound_ms(instance: Instance, budget: int, *, steps: int = STEPS) -> f
 class _Relaxation:
     def __init__(self, instance: Instance, budget: int) -> None:
         self._instance = instance
-        blocks, self._block = np.unique(instance.block, return_inverse=True)
-        self._blocks = len(blocks)
+        _, self._block = np.unique(instance.block, return_inverse=True)
         self._starts = np.flatnonzero(np.diff(self._block, prepend=-1))
         self._exit_ms = (instance.reach_ms + instance.lookup_ms)[:, None]
         self._penalty_ms = instance.penalty_ms[:, None]
