@@ -104,10 +104,10 @@ def explore(
       per line or a JSON list. By default those of the model, or those of the data if their number matches.
     - `label_map`: the network's class for each label of `data`, by folder name or label number: a mapping,
       or a file with a JSON object. Every label needs an entry.
-    - `companions`: (model, checkpoint) pairs of smaller networks. They have the same classes, or more of
-      which names select the same ones. Each becomes a cache at the input and is stored in the library, which
-      then needs neither its code nor its checkpoint. With companions, `variants` may be empty: then nothing
-      is trained.
+    - `companions`: (model, checkpoint) pairs of smaller networks with the network's classes. If they have
+      more classes, names must identify the network's among them. Each becomes a cache at the input and is
+      stored in the library, which then needs neither its code nor its checkpoint. With companions, `variants`
+      may be empty: then nothing is trained.
     - `ray`: train on the Ray cluster at this address; `"auto"` means the cluster of this machine, `"local"`
       starts one here for the duration of the call (`pip install 'gati[ray]'`). Each worker gets `ray_cores`
       cores and `ray_gpus` GPUs. Only this machine measures latencies. The library does not depend on the
