@@ -361,7 +361,10 @@ def asked(serving: Serving, data: Any, shape: list[int], name: str = "text") -> 
 def test_texts_in_json_flat_or_nested(serving: Serving) -> None:
     rows = texts(2, seed=5)
     flat, nested = asked(serving, rows, [2]).json(), asked(serving, [[row] for row in rows], [2, 1]).json()
-    assert flat["outputs"] == nested["outputs"]
+    for one, other in zip(flat["outputs"], nested["outputs"], strict=True):
+        # two rows may be computed in one batch or in two, which rounds differently
+        same = pytest.approx(other["data"]) if one["datatype"] == "FP32" else other["data"]
+        assert one["data"] == same and one["shape"] == other["shape"]
 
 
 @pytest.mark.parametrize(

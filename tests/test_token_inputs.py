@@ -178,7 +178,9 @@ def test_ids_in_json_by_name_or_packed(serving: Serving) -> None:
     by_name = asked(serving, [named(name, array, "INT32") for name, array in arrays.items()]).json()
     packed = asked(serving, [named("input", np.stack(list(arrays.values()), axis=1))]).json()
     for first, second in zip(by_name["outputs"], packed["outputs"], strict=True):
-        assert first["data"] == second["data"]
+        # two rows may be computed in one batch or in two, which rounds differently
+        same = pytest.approx(second["data"]) if first["datatype"] == "FP32" else second["data"]
+        assert first["data"] == same
 
 
 IDS, MASK = sentences(2)["input_ids"], sentences(2)["attention_mask"]

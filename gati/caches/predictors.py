@@ -39,7 +39,7 @@ Builder = Callable[..., nn.Module]
 Reads = Literal["hidden", "input"]
 
 PUBLISHED_VARIANTS = ("fc(1024)", "fc(512)", "pool(8192)", "pool(4096)", "conv(3,1)", "conv(5,2)")
-# The network itself at fewer pixels or a student at the input, of sizes that fit, and what pays behind them.
+# The network itself, reduced, or a student at the input, of sizes that fit, and what pays behind them.
 # The published ones and ours that are worth less for their time are trained where they are named.
 DEFAULT_VARIANTS = ("reduced", "student", "grid(256)", "pyramid(32)", "pyramid(64)")
 _GROUPS = {"default": DEFAULT_VARIANTS, "published": PUBLISHED_VARIANTS}

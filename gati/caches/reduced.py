@@ -1,14 +1,16 @@
-"""The network itself at a lower resolution: a predictor at the input that starts from the network's weights.
+"""The network itself, reduced: a predictor at the input that starts from the network's weights.
 
-A convolutional network's cost falls with the number of pixels, so at half the side it costs about a quarter
-or less. What it answers there needs little training to be what it answers at full size, which is worth most
-where training inputs are few. Touvron et al. 2019, "Fixing the train-test resolution discrepancy", show how
-much a network loses that was not trained at its new resolution.
+`reduced(128)` is the network at 128 pixels a side, `reduced(128,6)` the same with 6 of its blocks. What it
+answers needs little training to be what the whole network answers, which is worth most where training inputs
+are few. Arithmetic falls with the pixels, but reading weights and starting layers take the same time at any
+size; leaving blocks out saves these, too. Touvron et al. 2019, "Fixing the train-test resolution
+discrepancy", show how much a network loses that was not trained at its new resolution.
 """
 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,34 +18,56 @@ from torch import Tensor, nn
 
 from gati.caches.companions import Companion, Reader, Reading
 from gati.caches.predictors import parse_variant, register_predictor
-from gati.errors import VariantError, one_line
+from gati.errors import BlockError, VariantError, one_line
 from gati.model.fold import settled, trainable_without_normalisation
 from gati.model.outputs import as_logits
 from gati.model.portable import pack_network, unpack_network
+from gati.model.shorten import (
+    EndingAt,
+    Kept,
+    block_shapes,
+    choose_blocks,
+    leave_out,
+    output_of,
+    stages,
+    without_unused,
+)
 from gati.types import OutputsKind
 
-REDUCED = "reduced"  # without a number, it stands for half of the pixels a side
+REDUCED = "reduced"  # without numbers, it stands for what fits the network
+_WIDER, _WIDEST = 2, 512  # a new head has twice the channels of the block before it, at most so many
 _LEAST_SIDE = 96  # pixels of the shorter side: of smaller pictures, half of the side shows too little
 
 
 @register_predictor(REDUCED, reads="input")
-def _unbuildable(hidden_shape: tuple[int, ...], classes: int, pixels: int = 0) -> nn.Module:
+def _unbuildable(hidden_shape: tuple[int, ...], classes: int, pixels: int = 0, blocks: int = 0) -> nn.Module:
     raise ValueError("it is made of the network itself, by gati explore alone")
 
 
 def is_reduced(variant: str) -> bool:
-    """Whether a variant is the network itself at fewer pixels. Raises `VariantError` as `parse_variant`."""
+    """Whether a variant is the network itself, reduced. Raises `VariantError` as `parse_variant`."""
     return parse_variant(variant)[0] == REDUCED
 
 
-def default_reduced(input_shape: tuple[int, ...]) -> str | None:
-    """The variant that is trained by default, for inputs [C, H, W] large enough for one."""
-    shorter = min(input_shape[1:]) if len(input_shape) == 3 else 0
-    return f"{REDUCED}({shorter // 2})" if shorter >= _LEAST_SIDE else None
+def default_reduced(network: nn.Module, example: Tensor) -> str | None:
+    """The variant that is trained by default, for inputs [B, C, H, W] large enough for one.
+
+    It looks at 4/7 of the pixels a side, 128 of 224, and keeps one block of each stage but the last, whose
+    many weights take long to read. None for small pictures and for networks whose blocks cannot be left out.
+    """
+    shorter = min(example.shape[2:]) if example.dim() == 4 else 0
+    if shorter < _LEAST_SIDE:
+        return None
+    try:
+        blocks = block_shapes(network, example)
+    except BlockError:
+        return None
+    count = len(stages(blocks)) - 1
+    return f"{REDUCED}({shorter * 4 // 7},{count})" if count else None
 
 
 class ReducedNetwork(nn.Sequential):
-    """What the base model is given [B, C, H, W] -> logits [B, K] of a copy of it at fewer pixels.
+    """What the base model is given [B, C, H, W] -> logits [B, K] of a copy of it, reduced.
 
     It is there to be trained, and stays in evaluation mode: the statistics of normalisation are those that
     the base model was trained with. `companion` is what it is when training is over.
@@ -59,13 +83,24 @@ class ReducedNetwork(nn.Sequential):
     def of(cls, base: nn.Module, variant: str, example: Tensor, outputs_kind: OutputsKind) -> ReducedNetwork:
         """A copy of `base`, in evaluation mode, which takes inputs like `example` [2 or more, C, H, W].
 
-        **Raises:** `VariantError` for a variant without fewer pixels than that, or a network that takes
-        pictures of one size alone.
+        A copy that ends at one of the base model's blocks has a new head, made with torch's random numbers.
+
+        **Raises:** `VariantError` for a variant that reduces nothing, or a network that takes pictures of one
+        size alone or does not run without those blocks.
         """
-        reading = _reading(variant, tuple(example.shape[1:]), outputs_kind)
-        _check(base, variant, Reader(reading).to(example.device)(example))
-        folded = trainable_without_normalisation(base, example)
-        return cls(reading, _copied(base, example) if folded is None else folded)
+        pixels, count = _numbers(variant, tuple(example.shape[1:]))
+        reading = _reading(pixels, tuple(example.shape[1:]), outputs_kind)
+        seen = Reader(reading).to(example.device)(example)
+        classes = _classes(base, f"variant {variant}: the network takes no pictures of", seen)
+        if count is None:
+            return cls(reading, _trainable(base, example))
+        kept, network = _shortened(base, variant, count, example)
+        _classes(network, f"variant {variant}: the network does not run with {count} of its blocks on", seen)
+        network = _trainable(network, example)
+        if kept.ends:
+            network = EndingAt(network, kept.names[-1], _head(network, kept.names[-1], seen, classes))
+            reading = replace(reading, outputs_kind="logits")
+        return cls(reading, network.to(example.device))
 
     def train(self, mode: bool = True) -> ReducedNetwork:
         """Stay in evaluation mode."""
@@ -80,6 +115,8 @@ class ReducedNetwork(nn.Sequential):
         """
         network = settled(self[1].cpu()).requires_grad_(False)
         seen = Reader(self.reading)(example.cpu())
+        if isinstance(network, EndingAt):
+            network = without_unused(network, seen)
         return Companion.of(network, self.reading, seen, Path(REDUCED))
 
 
@@ -90,30 +127,69 @@ class _Logarithm(nn.Module):
         return as_logits(probabilities, "probabilities")
 
 
-def _reading(variant: str, input_shape: tuple[int, ...], outputs_kind: OutputsKind) -> Reading:
-    """The resizing that gives the shorter side as many pixels as the variant says."""
+def _numbers(variant: str, input_shape: tuple[int, ...]) -> tuple[int, int | None]:
+    """The pixels of the shorter side, and how many blocks are kept: None for all."""
     shorter = min(input_shape[1:]) if len(input_shape) == 3 else 0
     _, numbers = parse_variant(variant)
-    if len(numbers) != 1 or not 1 <= numbers[0] < shorter:
+    largest = shorter if len(numbers) == 2 else shorter - 1
+    if not 1 <= len(numbers) <= 2 or not 1 <= numbers[0] <= largest:
         given = f"pictures of {shorter} pixels" if shorter else f"inputs of shape {input_shape}"
         fewer = f": name fewer, such as {REDUCED}({shorter // 2})" if shorter > 1 else ": leave it out"
         raise VariantError(f"variant {variant}: the network takes {given}{fewer}")
-    height, width = (side * numbers[0] // shorter for side in input_shape[1:])
-    factor = shorter // numbers[0]
+    return numbers[0], numbers[1] if len(numbers) == 2 else None
+
+
+def _reading(pixels: int, input_shape: tuple[int, ...], outputs_kind: OutputsKind) -> Reading:
+    """The resizing that gives the shorter side so many pixels."""
+    shorter = min(input_shape[1:])
+    height, width = (side * pixels // shorter for side in input_shape[1:])
+    factor = shorter // pixels
     if (height * factor, width * factor) == input_shape[1:]:
         return Reading(outputs_kind, pool=factor)
     return Reading(outputs_kind, size=(height, width))
 
 
 @torch.inference_mode()
-def _check(base: nn.Module, variant: str, seen: Tensor) -> None:
+def _classes(network: nn.Module, refusal: str, seen: Tensor) -> int:
+    """How many classes the network tells apart, if it runs on pictures like `seen`."""
     try:
-        base(seen.clone())
+        return int(network(seen.clone()).shape[1])
     except Exception as error:  # whatever the user's code raises
-        raise VariantError(
-            f"variant {variant}: the network takes no pictures of {seen.shape[2]} x {seen.shape[3]} pixels "
-            f"({one_line(error)}); leave it out"
-        ) from error
+        size = f"{seen.shape[2]} x {seen.shape[3]} pixels"
+        raise VariantError(f"{refusal} {size} ({one_line(error)}); leave it out") from error
+
+
+def _shortened(base: nn.Module, variant: str, count: int, example: Tensor) -> tuple[Kept, nn.Module]:
+    """Which blocks are kept, and a copy of `base` without the others that can be left out."""
+    try:
+        blocks = block_shapes(base, example)
+        kept = choose_blocks(blocks, count)
+    except BlockError as error:
+        raise VariantError(f"variant {variant}: {error}") from error
+    network = _copied(base, example)
+    leave_out(network, [block.name for block in blocks if block.keeps_shape and block.name not in kept.names])
+    return kept, network
+
+
+def _trainable(network: nn.Module, example: Tensor) -> nn.Module:
+    folded = trainable_without_normalisation(network, example)
+    return _copied(network, example) if folded is None else folded
+
+
+@torch.no_grad()
+def _head(network: nn.Module, block: str, seen: Tensor, classes: int) -> nn.Module:
+    """From the output of a block, a feature map, to logits."""
+    shape = output_of(network, block, seen).shape
+    if len(shape) != 4:
+        raise VariantError(f"block {block} returns no feature map, so the network cannot end there")
+    channels = min(_WIDER * shape[1], _WIDEST)
+    return nn.Sequential(
+        nn.Conv2d(shape[1], channels, 1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(channels, classes),
+    )
 
 
 def _copied(base: nn.Module, example: Tensor) -> nn.Module:

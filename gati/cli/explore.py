@@ -37,7 +37,7 @@ def explore(
         str | None,
         typer.Option(
             metavar="LIST",
-            help="Such as 'reduced(112),student(48)' or 'default,published'; '' for companions only.",
+            help="Such as 'reduced(128,6),student(48)' or 'default,published'; '' for companions only.",
         ),
     ] = None,
     companion: options.Companions = None,
@@ -88,8 +88,8 @@ def explore(
     """Train and measure learned caches, and write the cache library DIR.
 
     Measures the cost of lookups first. Then trains caches that read the network's input: a student or, for
-    large images, a copy of the network at half the resolution if that is cheap enough. Exits at a few blocks
-    follow. Everything named with --blocks and --variants is trained. Labels are not needed.
+    large images, a copy of the network with fewer pixels and fewer blocks. Exits at a few blocks follow.
+    Everything named with --blocks and --variants is trained. Labels are not needed.
     After an interruption, the same command resumes.
 
     --more trains the caches of an existing library further: those that improve replace the older ones;

@@ -162,12 +162,12 @@ def _pace(
 
 def _learner(module: nn.Module, traced: TracedModel, item: Specification, kind: OutputsKind) -> Learner:
     variant = item.trial.variant
-    if is_reduced(variant):
-        example = torch.cat((traced.example(), traced.example()))
-        predictor: nn.Module = ReducedNetwork.of(module, variant, example, kind)
-    else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if is_reduced(variant):
+            example = torch.cat((traced.example(), traced.example()))
+            predictor: nn.Module = ReducedNetwork.of(module, variant, example, kind)
+        else:
             predictor = build_predictor(variant, item.hidden_shape, traced.classes)
     return Learner(item.trial.trial_id, item.trial.block, predictor)
 

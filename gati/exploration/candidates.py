@@ -1,8 +1,8 @@
 """Candidates: the caches that may pay off, chosen by their cost before any training.
 
 Blocks and variants that the user names are used as they are. The default is students at the input, or the
-network itself at a lower resolution if that costs little, and a few predictors at blocks that are spaced
-evenly in time. Every trial that is skipped has a reason.
+reduced network if that costs little, and a few predictors at blocks that are spaced evenly in time. Every
+trial that is skipped has a reason.
 """
 
 from __future__ import annotations
@@ -216,6 +216,7 @@ class _Chooser:
         self, traced: TracedModel, module: nn.Module, profile: Profile, asked: Wanted, measure: Measure
     ) -> None:
         self.traced, self.profile, self.asked, self.measure = traced, profile, asked, measure
+        self.module = module
         self.limit_bytes = heaviest(_weights(module))
 
     def named(self, block: BlockProfile, variant: str) -> Specification:
@@ -260,11 +261,12 @@ class _Chooser:
             )
 
     def _reduced(self, block: BlockProfile) -> list[Specification]:
-        variant = default_reduced(block.output_shape)
+        variant = default_reduced(self.module, self.traced.example())
         if variant is None:
             if REDUCED in self.asked.named:
                 raise VariantError(
-                    f"the images are so small that {REDUCED} needs a number of pixels, such as {REDUCED}(24)"
+                    f"the images are so small, or the blocks so alike, that {REDUCED} needs a number of "
+                    f"pixels, and of blocks if not all, such as {REDUCED}(24) or {REDUCED}(24,3)"
                 )
             return []
         costs = self.measure(variant, block.output_shape)
@@ -289,7 +291,7 @@ class _Chooser:
         chosen = choose_widths(fitting, count)
         left_out = f"the budget is enough for {len(chosen)} of {len(fitting)} sizes: name it with --variants"
         if not count:
-            left_out = "the network at lower resolution is trained instead: name it with --variants"
+            left_out = "the reduced network is trained instead: name it with --variants"
         reasons |= {width: left_out for width in fitting if width not in chosen}
         return [_row(block, f"{STUDENT}({width})", reasons[width], costs[width]) for width in widths]
 

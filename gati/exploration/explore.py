@@ -70,12 +70,12 @@ def explore(
     """Train and measure caches for a network, and write the cache library.
 
     The cost of lookups is measured first. Then caches that read the network's input are trained: students,
-    or, for images of at least 96 pixels a side, a copy of the network at half the resolution if that takes
-    at most 35 % of the network's time. Exits at a few blocks follow; they concentrate on inputs that the best
-    of these caches does not answer. An interrupted exploration resumes when called again with the same
-    arguments; a finished one is returned unchanged, and `explore_more` trains it further. The network is
-    never changed. On the same machine the same seed gives the same weights, unless the budget cuts training
-    short. Latencies are measured anew, so other variants may be skipped.
+    or, for images of at least 96 pixels a side, a copy of the network with fewer pixels and fewer blocks, if
+    its lookup takes at most 45 % of the network's time. Exits at a few blocks follow; they concentrate on
+    inputs that the best of these caches does not answer. An interrupted exploration resumes when called again
+    with the same arguments; a finished one is returned unchanged, and `explore_more` trains it further. The
+    network is never changed. On the same machine the same seed gives the same weights, unless the budget cuts
+    training short. Latencies are measured anew, so other variants may be skipped.
 
     **Arguments:**
 
@@ -90,9 +90,9 @@ def explore(
     - `blocks`: a pattern over module names; exits are trained at all matching blocks. By default blocks are
       detected, and a few of them chosen.
     - `variants`: such as `["student(48)", "pyramid(64)"]`; all are trained, at all blocks. `"student"` means
-      students of sizes that fit the network, `"published"` the published variants, and `"reduced(112)"` the
-      network itself on images of 112 pixels. `"default"` trains those default variants whose cost allows it,
-      see `gati.exploration.candidates`.
+      students of sizes that fit the network, and `"published"` the published variants. `"reduced(112)"` is
+      the network itself on images of 112 pixels, `"reduced(128,6)"` on 128 pixels with 6 of its blocks.
+      `"default"` trains those default variants whose cost allows it, see `gati.exploration.candidates`.
     - `epochs`: epochs of training for exits; students train three times as long.
     - `budget_s`: end within this many seconds. Without `epochs`, training uses all of them.
     - `sample_rate` (hertz), `seconds`: of recordings, if the network does not define its front end.

@@ -149,13 +149,13 @@ def _learner(
     classroom: Classroom, item: Specification, weights: Mapping[TrialId, Mapping[str, Tensor]]
 ) -> Learner:
     trial = item.trial
-    if is_reduced(trial.variant):
-        predictor: nn.Module = ReducedNetwork.of(
-            classroom.module, trial.variant, _example(classroom), classroom.outputs_kind
-        )
-    else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(zlib.crc32(f"{classroom.seed} {trial.trial_id}".encode()))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(zlib.crc32(f"{classroom.seed} {trial.trial_id}".encode()))
+        if is_reduced(trial.variant):
+            predictor: nn.Module = ReducedNetwork.of(
+                classroom.module, trial.variant, _example(classroom), classroom.outputs_kind
+            )
+        else:
             predictor = build_predictor(trial.variant, item.hidden_shape, classroom.classes)
     if trial.trial_id in weights:
         predictor.load_state_dict(weights[trial.trial_id])

@@ -24,7 +24,7 @@ _EXITS_BEHIND_STUDENTS, _EXITS_ALONE = 4, 8
 _ONE_STUDENT_S, _TWO_STUDENTS_S = 40 * 60.0, 2 * 3600.0
 _MOST_STUDENT_SHARE = 0.7  # of the base model's time: a student rarely has a higher hit rate
 _MOST_REDUCED_SHARE = (
-    0.35  # of the base model's time: above it, a student is cheaper than the reduced network
+    0.45  # of the base model's time; above it, a student is cheaper than the reduced network
 )
 _LEAST_LIMIT_BYTES, MOST_BYTES = 4 << 20, 32 << 20
 # More steps improve almost nothing. The larger of the two limits holds.
@@ -106,14 +106,14 @@ def too_dear(lookup_ms: float, base_ms: float) -> str:
 
 
 def dearer_than_a_student(lookup_ms: float, base_ms: float) -> str:
-    """Why the network at lower resolution is not trained instead of a student, or "" if it is.
+    """Why the reduced network is not trained instead of a student, or "" if it is.
 
-    A lower resolution needs less arithmetic, but the time to read the weights and start each layer remains.
+    Fewer pixels and blocks need less arithmetic, but the time to start each remaining layer stays.
     """
     if lookup_ms <= _MOST_REDUCED_SHARE * base_ms:
         return ""
     return (
-        f"at lower resolution the network still takes {lookup_ms:.3g} of {base_ms:.3g} ms, a student less: "
+        f"reduced, the network still takes {lookup_ms:.3g} of {base_ms:.3g} ms, a student less: "
         "name it with --variants"
     )
 

@@ -50,7 +50,7 @@ from gati.types import Trial, TrialId
 _SAVE_EVERY_S = 60.0
 _SCARCE = 10_000  # with fewer training inputs, students also match hidden outputs
 _SURE_AT = 0.99  # agreement of the earlier cache's answers on inputs that exits may neglect
-_REDUCED, _STUDENTS, _EXITS = "network at fewer pixels", "students", "exits"
+_REDUCED, _STUDENTS, _EXITS = "reduced network", "students", "exits"
 _PROBE_STEPS = 8
 _ALWAYS_AVAILABLE = "torch"  # engine
 _FURTHER_RATE = 0.5  # share of the learning rate for weights that are already trained

@@ -1,4 +1,4 @@
-"""The network itself at fewer pixels: taught, kept, resumed, trained further, refused."""
+"""The network itself, reduced: taught, kept, resumed, trained further, refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from gati.caches import default_reduced, load_cache
+from gati.caches import ReducedNetwork, default_reduced, load_cache
 from gati.composition.load import open_model
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
@@ -130,15 +130,87 @@ def test_it_answers_in_an_engine_or_the_network_does(library: Library) -> None:
     torch.testing.assert_close(given, torch.where(hits[:, None], probabilities, whole))
 
 
-def test_it_is_trained_where_half_of_the_pixels_are_enough_and_a_student_where_not() -> None:
-    assert default_reduced((3, 224, 224)) == "reduced(112)"
-    assert default_reduced((3, 480, 270)) == "reduced(135)"
-    assert default_reduced((3, 95, 300)) is None and default_reduced((64, 192)) is None
+class Stage(nn.Module):
+    """Begins a stage: half of the pixels a side, other channels."""
+
+    def __init__(self, before: int, channels: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(before, channels, 3, 2, 1), nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.conv(x)))
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.3, "reduced(48)"), (0.4, "student(")])
+class Staged(nn.Module):
+    """Three stages of two, three and two blocks, for grey pictures of any size."""
+
+    preprocessing = Pooled.preprocessing
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(
+            *(Stage(1, 16), Block(16)),
+            *(Stage(16, 24), Block(24), Block(24)),
+            *(Stage(24, 32), Block(32)),
+        )
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(x).mean((2, 3)))
+
+
+def test_it_is_trained_where_pictures_are_large_and_there_are_stages() -> None:
+    def chosen(network: nn.Module, *shape: int) -> str | None:
+        return default_reduced(network.eval(), torch.zeros(1, *shape))
+
+    assert chosen(Staged(), 1, 224, 224) == "reduced(128,2)"
+    assert chosen(Staged(), 1, 480, 270) == "reduced(154,2)"
+    assert chosen(Staged(), 1, 95, 300) is None and chosen(Pooled(), 1, 224, 224) is None
+    assert chosen(nn.Linear(8, 2), 8) is None
+
+
+def test_with_all_stages_it_is_the_network_without_some_blocks() -> None:
+    torch.manual_seed(0)
+    network, x = Staged().eval(), torch.randn(3, 1, 16, 16)
+    found = ReducedNetwork.of(network, "reduced(8,4)", x, "logits")
+    kept = nn.Sequential(*(network.blocks[place] for place in (0, 2, 4, 5)))  # one more, in the middle
+    expected = network.head(kept(nn.functional.avg_pool2d(x, 2)).mean((2, 3)))
+    torch.testing.assert_close(found(x), expected)
+    torch.testing.assert_close(found.companion(x)(x), expected)
+    assert all(type(block) is not nn.Identity for block in network.blocks) and len(network.blocks) == 7
+
+
+def test_with_fewer_it_ends_there_and_keeps_nothing_of_what_follows() -> None:
+    network, x = Staged().eval(), torch.randn(3, 1, 16, 16)
+    found = ReducedNetwork.of(network, "reduced(8,2)", x, "probabilities")
+    companion = found.companion(x)
+    torch.testing.assert_close(companion(x), found(x))
+    found(x).sum().backward()
+    head = sum(each.numel() for each in found[1].head.parameters())
+    kept = sum(each.numel() for place in (0, 2) for each in network.blocks[place].conv.parameters())
+    assert sum(each.numel() for each in companion.state_dict().values()) == kept + head
+    behind = [each.grad for each in found[1].network.blocks[5].parameters()]
+    assert behind and all(each is None for each in behind)
+
+
+def test_one_with_a_new_head_learns_and_is_the_same_for_the_same_seed(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    network = fitted_on_digits(Staged, Staged.preprocessing, seed=0, steps=120)
+    save_file(network.state_dict(), tmp_path / "net.safetensors")
+    own = {"model": f"{__file__}:Staged", "checkpoint": tmp_path / "net.safetensors"}
+    found = [
+        explore(**{**given, **own, "variants": ["reduced(8,2)"]}, out=tmp_path / name) for name in ("a", "b")
+    ]
+    taught = [load_cache(each.cache_path(TrialId("input--reduced-8-2"))).predictor for each in found]
+    assert agreement(found[0], taught[0]) > 0.5
+    one, other = (each.state_dict() for each in taught)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.4, "reduced(54,2)"), (0.5, "student(")])
 def test_by_default_it_takes_a_students_place_where_it_costs_little(share: float, expected: str) -> None:
-    network = Pooled().eval()
+    network = Staged().eval()
     model = trace(network, torch.randn(2, 1, 96, 96), ["input", *find_blocks(network)])
     blocks = tuple(
         BlockProfile(at, name, model.block_kinds[name], model.hidden_shapes[name], 1.0, float(at))
@@ -197,8 +269,10 @@ def test_it_is_trained_further(library: Library, tmp_path: Path) -> None:
     ("model", "variant", "message"),
     [
         ("Pooled", "reduced(8)", r"reduced\(8\): the network takes pictures of 8 pixels: name fewer, such"),
-        ("Pooled", "reduced(2,3)", r"reduced\(2,3\): the network takes pictures of 8 pixels: name fewer"),
-        ("Pooled", "reduced", r"the images are so small that reduced needs a number of pixels"),
+        ("Pooled", "reduced(2,3,4)", r"reduced\(2,3,4\): the network takes pictures of 8 pixels: name"),
+        ("Pooled", "reduced(8,3)", r"reduced\(8,3\): the network has 3 distinct blocks: keep"),
+        ("Pooled", "reduced(8,0)", r"reduced\(8,0\): the network has 3 distinct blocks: keep"),
+        ("Pooled", "reduced", r"the images are so small, or the blocks so alike, that reduced needs"),
         ("Flattened", "reduced(4)", r"reduced\(4\): the network takes no pictures of 4 x 4 pixels \("),
     ],
 )  # fmt: skip
