@@ -108,7 +108,7 @@ def test_wrong_usage_is_one_line_that_names_the_help(
     [
         (
             ["explore", "m:f", "--data", "v.npz", "--out", "o", "--mean", "0.5,grey"],
-            "error: --mean '0.5,grey' is not a list of numbers; write one a channel, such as 0.5,0.5,0.5",
+            "error: --mean '0.5,grey' is not a list of numbers; write one per channel, such as 0.5,0.5,0.5",
         ),
         (
             ["explore", "m:f", "--data", "v.npz", "--out", "o", "--budget", "soon"],
@@ -276,7 +276,7 @@ def test_compose_reads_sizes_and_prints_what_was_chosen(
     assert status == 0
     assert (seen["memory_bytes"], seen["accuracy"], seen["name"]) == (256 * 2**20, 0.97, "small")
     shown = capsys.readouterr().out
-    for expected in ("layer2.3", "deep(64)", "41.0 %", "97.80 %", "gain 1.60x", "gap 0.00%", "by highs"):
+    for expected in ("layer2.3", "deep(64)", "41.0 %", "97.80 %", "gain 1.60x", "gap 0.00%", "solver highs"):
         assert expected in shown
     assert "next: gati evaluate runs/x --data TEST --composition small" in shown
 

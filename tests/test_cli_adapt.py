@@ -29,8 +29,8 @@ def test_it_says_how_far_proofs_are_and_when_the_next_retraining_is() -> None:
             "retraining": None}  # fmt: skip
     assert list(lines({"models": [model, away], "error": None}, 1090.0)) == [
         "door",
-        "  version default: serving, answers, lookups rest",
-        "  version 7: probation, waits to take over, setting 1 of 3, "
+        "  version default: serving, active, lookups paused",
+        "  version 7: probation, waiting to take over, setting 1 of 3, "
         "proof 0.99: 212 of about 300 audits, 1 of them disagree",
         "  memory: does not answer yet, 0 answers, 2 places, "
         "proof 0.99: 212 of about 300 audits, 1 of them disagree",

@@ -159,7 +159,7 @@ def test_measuring_on_what_explore_has_seen_is_told(pictures: Path, plain: str) 
     for folder, count in (("val", 7), ("test", 5)):
         for path in sorted((pictures / folder / "two").iterdir())[:count]:
             (pictures / "mixed" / f"another name for {path.name}").write_bytes(path.read_bytes())
-    note = "gati explore has seen 7 of these 12 inputs, which flatters the caches"
+    note = "gati explore has seen 7 of these 12 inputs, so the results are too optimistic"
     assert gati.evaluate(plain, pictures / "mixed").note == note
     assert gati.evaluate(plain, pictures / "test").note.startswith("test has 3 classes")
 

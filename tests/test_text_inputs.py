@@ -411,4 +411,4 @@ def test_the_query_command_asks_in_text(serving: Serving, capsys: pytest.Capture
     said = capsys.readouterr().out
     assert "my fee" in said and "lost" in said
     assert run(["query", "texts", "--url", serving.url]) == 2
-    assert "give one image file, one recording, one text, or one or several --text" in capsys.readouterr().err
+    assert "give one image file, one recording or one text, or repeat --text" in capsys.readouterr().err

@@ -88,14 +88,14 @@ def test_pictures_are_refused(library: Path, tmp_path: Path) -> None:
     from PIL import Image
 
     Image.new("RGB", (4, 4)).save(tmp_path / "picture.png")
-    with pytest.raises(DataError, match=r"reads no images but input_ids int64 \[16\], attention_mask"):
+    with pytest.raises(DataError, match=r"takes input_ids int64 \[16\], attention_mask"):
         gati.predict(library / "library", [tmp_path / "picture.png"])
 
 
 @pytest.mark.parametrize("variant", ["student(8)", "reduced(8)"])
 def test_students_that_read_pixels_are_not_for_ids(tmp_path: Path, variant: str) -> None:
     np.savez(tmp_path / "val.npz", **sentences(100))
-    with pytest.raises(VariantError, match="reads measured values, the network takes whole numbers"):
+    with pytest.raises(VariantError, match="reads floating-point inputs, but the network takes integers"):
         gati.explore(MODEL, data=str(tmp_path / "val.npz"), out=tmp_path / "out", variants=[variant])
     assert not (tmp_path / "out").exists()
 

@@ -1,4 +1,4 @@
-"""`gati adapt`: how the models of a running `gati serve` adapt; `gati.cli` registers the group."""
+"""`gati adapt`: the adaptation of models in a running `gati serve`; `gati.cli` registers the group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EPILOG = examples_below("gati adapt status", "gati adapt status --url http://12
 
 adapt = typer.Typer(
     name="adapt",
-    help="What a running gati serve has learned, and how far it is proven.",
+    help="Show how the models of a running gati serve adapt.",
     no_args_is_help=True,
     epilog=_EPILOG,
 )
@@ -24,7 +24,7 @@ adapt = typer.Typer(
 
 @adapt.callback()
 def _adapt() -> None:
-    """Keep the group a group, though it has one command."""
+    """Without a callback, typer would turn a group of one command into that command."""
 
 
 @adapt.command(epilog=_EPILOG)
@@ -33,7 +33,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
     api_key: ServerKey = None,
 ) -> None:
-    """List models: versions, proofs, memory, the last retraining, and when the next is due."""
+    """List each model's versions, proofs, memory, last retraining, and when the next one is due."""
     document = AskedServer(url, api_key, UnavailableError).ask("GET", "/v1/adaptation", timeout_s=30.0)
     if as_json:
         import json
@@ -45,7 +45,7 @@ def status(
 
 
 def lines(document: Mapping[str, Any], now_s: float) -> Iterator[str]:
-    """What is shown of a status, at `now_s` seconds since 1970."""
+    """The lines that show a status, at `now_s` seconds since 1970."""
     if document.get("error"):
         yield f"retraining: {document['error']}"
     for model in document["models"]:
@@ -60,9 +60,9 @@ def lines(document: Mapping[str, Any], now_s: float) -> Iterator[str]:
 
 def _version(version: Mapping[str, Any]) -> str:
     parts = [version["state"]]
-    parts += ["answers"] if version["active"] else []
-    parts += ["waits to take over"] if version["pending"] else []
-    parts += ["lookups rest"] if version["resting"] else []
+    parts += ["active"] if version["active"] else []
+    parts += ["waiting to take over"] if version["pending"] else []
+    parts += ["lookups paused"] if version["resting"] else []
     if (version["settings"] or 0) > 1:
         parts.append(f"setting {version['level']} of {version['settings']}")
     return ", ".join([*parts, *_proof(version)])
@@ -76,8 +76,8 @@ def _memory(memory: Mapping[str, Any]) -> str:
     return ", ".join([answers, counted, *_proof(memory)])
 
 
-def _proof(of: Mapping[str, Any]) -> list[str]:
-    proof = of["proof"]
+def _proof(entry: Mapping[str, Any]) -> list[str]:
+    proof = entry["proof"]
     if proof is None:
         return []
     return [f"proof {proof['how_far']}, {proof['losses']} of them disagree"]

@@ -1,4 +1,4 @@
-"""What the verbs have in common that ask a running `gati serve`."""
+"""Requests to a running `gati serve`, for the verbs that need them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class AskedServer:
-    """A `gati serve` at `url`; `api_key` if it requires one. What it refuses is raised as `refused`."""
+    """A `gati serve` at `url`, with `api_key` if it requires one. A refusal is raised as `refused`."""
 
     url: str
     api_key: str | None
@@ -31,9 +31,9 @@ class AskedServer:
         head_length: int | None = None,
         timeout_s: float = _TIMEOUT_S,
     ) -> Any:
-        """Its reply as JSON. Raises `UnavailableError` where nothing answers, and `refused`.
+        """Send a request and return the JSON reply. Raises `UnavailableError` without a reply, and `refused`.
 
-        Of `content`, `head_length` bytes are JSON if binary tensors follow it.
+        If binary tensors follow JSON in `content`, `head_length` is the length of the JSON in bytes.
         """
         if find_spec("httpx") is None:
             raise UnavailableError("asking a server needs httpx; install it with pip install 'gati[serve]'")
@@ -56,10 +56,10 @@ class AskedServer:
             document = reply.json()
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise UnavailableError(
-                f"no Gati answers at {self.url} ({error}); start one with gati serve"
+                f"no gati serve answers at {self.url} ({error}); start one with gati serve"
             ) from error
         if reply.is_error:
             again = reply.headers.get("Retry-After")
             message = f"{document.get('error', reply.reason_phrase)} (status {reply.status_code})"
-            raise self.refused(message + (f"; ask again in {again} s" if again else ""))
+            raise self.refused(message + (f"; retry in {again} s" if again else ""))
         return document

@@ -114,7 +114,8 @@ def compose(
         Literal["auto", "inline", "overlapped"], typer.Option(help="Run lookups in sequence or in parallel.")
     ] = "auto",
     backend: Annotated[
-        str, typer.Option(help="Executes the network, such as openvino-bf16; auto tries all available.")
+        str,
+        typer.Option(help="Backend that runs the network, such as openvino-bf16; auto tries all available."),
     ] = "auto",
     slowdown: options.Slowdown = None,
     name: Annotated[str, typer.Option(help="Name of the composition; a library keeps several.")] = "default",
@@ -149,7 +150,9 @@ def compose(
     if objective == "exact":
         options.threads_as_explored(directory)
     if certify_data is not None and (pareto or latency is not None):
-        raise CompositionError("--certify-data goes with --accuracy, neither with --pareto nor --latency")
+        raise CompositionError(
+            "--certify-data requires --accuracy; it works with neither --pareto nor --latency"
+        )
     if pareto:
         render.frontier(gati.pareto(directory, settings), directory)
         return
@@ -188,9 +191,9 @@ def evaluate(
     class_names: options.ClassNamesFile = None,
     label_map: options.LabelMapFile = None,
 ) -> None:
-    """Measure gain, agreement and latency on inputs that Gati has not seen.
+    """Measure gain, agreement and latency on inputs that explore has not seen.
 
-    The network alone and Gati answer every request in turn, in one process.
+    The network alone and Gati take turns at every request, in one process.
     """
     from gati.composition.composition import Composition
     from gati.exploration.library import Library
@@ -256,12 +259,14 @@ def export(
     ] = False,
     length: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Of a network that reads text: only texts of up to N tokens, faster."),
+        typer.Option(
+            metavar="N", help="For a network that reads text: accept only up to N tokens, which is faster."
+        ),
     ] = None,
 ) -> None:
     """Write the whole early-exit network as one file that runs without Gati, one input at a time.
 
-    Its answers are the engine's. ONNX Runtime and OpenVINO run it unchanged.
+    Its answers equal those of Gati's engine. ONNX Runtime and OpenVINO run it unchanged.
     """
     written = gati.export(
         directory, out, composition=composition, format=format, raw_input=raw_input, length=length
@@ -280,7 +285,7 @@ def demo(
 def main() -> None:
     """Run the command line of this process and exit with its status."""
     status = run(sys.argv[1:])
-    gc.freeze()  # ending, the interpreter would search all of torch for garbage: a second of a core
+    gc.freeze()  # at exit, the interpreter would spend a second collecting garbage in torch
     sys.exit(status)
 
 
@@ -314,7 +319,7 @@ def _report(error: Exception) -> int:
     return _fail(f"unexpected {type(error).__name__}: {error}; {ISSUES}", 1)
 
 
-# typer keeps its base of usage errors private; it is the same class under every name it has had.
+# typer's base class of usage errors is private, but its class name is stable.
 _UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 

@@ -25,13 +25,15 @@ def bench(
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads that torch uses.")] = None,
     cascade: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Library of a smaller network that runs first, as a peer."),
+        typer.Option(
+            metavar="DIR", help="Library of a smaller network that runs first: a cascade to compare with."
+        ),
     ] = None,
     label_map: options.LabelMapFile = None,
 ) -> None:
     """Compare Gati with the network on every available backend, and with published early exits.
 
-    All answer every request in turn, in one process. The result is stored as DIR/bench.json for gati report.
+    All take turns at every request, in one process. The result is stored as DIR/bench.json for gati report.
     """
     from gati.files import atomic_write_text
 
@@ -77,9 +79,9 @@ def certify(
     """Certify a composition again on new data, and compare with the earlier certificate.
 
     Assumes that the inputs were drawn independently from what will be served; frames of one video are not.
-    Inputs that explore has seen are left out; a duplicate counts only where the answers differ.
-    Every attempt is recorded, and all attempts of a library together err no more often than one may. The
-    composition keeps serving whatever the verdict; --write stores the verdict in it.
+    Inputs that explore has seen are left out; a duplicate counts only if the answers differ.
+    Every attempt is recorded: all attempts on a library share one error probability. The composition keeps
+    serving whatever the verdict; --write stores the verdict in it.
     """
     import json
 
@@ -111,7 +113,7 @@ def report(
     json_file: options.JsonFile = None,
     composition: options.CompositionName = "default",
 ) -> None:
-    """Write one HTML page: promise, gain, exits, peers, what can be had, class by class."""
+    """Write one HTML page: certificate, gain, exits, comparison with peers, trade-off, and every class."""
     import json
 
     from gati.files import atomic_write_text

@@ -1,8 +1,8 @@
-"""`gati demo`: the whole story on data that is always there, scikit-learn's scans of handwritten digits.
+"""`gati demo`: every step on data that is always available, scikit-learn's scans of handwritten digits.
 
-train.npz    what the base model was trained on; predictors train on it too
-val.npz      what the base model has not seen; selectors, thresholds and the composition come from it
-test.npz     what nothing has seen; only evaluate reads it
+train.npz    inputs that the base model and the predictors train on
+val.npz      inputs that the base model has not seen; for selectors, thresholds, composition and certificate
+test.npz     inputs that only evaluate reads
 model.safetensors   the trained base model
 library/     the cache library
 """
@@ -41,12 +41,11 @@ def demo(
     seed: int = 0,
     say: Callable[[str], None] = print,
 ) -> Evaluation:
-    """Train a small residual network on digits, explore, compose, evaluate; files go to the folder `out`.
+    """Train a small residual network on digits, explore, compose and evaluate; write files to folder `out`.
 
-    Files that `out` already has are reused, so an interrupted demo resumes. `say` receives the text, line by
-    line.
+    Existing files in `out` are reused, so an interrupted demo resumes. `say` receives the text, line by line.
 
-    **Raises:** `StorageError` where `out` cannot be written.
+    **Raises:** `StorageError` if `out` cannot be written.
     """
     from gati.engine.concurrent import one_thread
 
@@ -65,12 +64,12 @@ def _demo(
     checkpoint = folder / "model.safetensors"
     started_s = time.monotonic()
     if checkpoint.is_file():
-        say(f"1. A trained network lies in {checkpoint}; using it (remove {folder}/ to start afresh).")
+        say(f"1. Using the trained network in {checkpoint} (remove {folder}/ to start over).")
     else:
         say(f"1. Training {MODEL}, a network of 9 blocks, on scans of handwritten digits.")
         write_digits(folder, seed)
         accuracy = train_digits(folder, epochs, seed)
-        say(f"   {accuracy:.1%} right on unseen digits, after {time.monotonic() - started_s:.0f} s.")
+        say(f"   {accuracy:.1%} accuracy on unseen digits, after {time.monotonic() - started_s:.0f} s.")
 
     say("2. Training and measuring learned caches, at the input and after some blocks:")
     say(f"   gati explore {MODEL} --checkpoint {checkpoint} --data {folder}/val.npz \\")
@@ -90,7 +89,7 @@ def _demo(
     say(f"3. Choosing caches and thresholds:\n   gati compose {library} {options}")
     render.composition(compose(library, accuracy=ACCURACY, backend="torch"), library)
 
-    say(f"4. Measuring on digits that nothing has seen:\n   gati evaluate {library} --data {folder}/test.npz")
+    say(f"4. Measuring on digits that no step has seen:\n   gati evaluate {library} --data {folder}/test.npz")
     evaluation = evaluate(library, str(folder / "test.npz"))
     render.evaluation(evaluation)
     say(_next_steps(folder, library, time.monotonic() - started_s))
@@ -151,7 +150,7 @@ def _tensors(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _fit(model: ResNet, images: Tensor, labels: Tensor, epochs: int, batch_size: int = 32) -> None:
-    """Stochastic gradient descent on a one-cycle schedule, every image shifted by up to a pixel."""
+    """Stochastic gradient descent on a one-cycle schedule, with images shifted by up to a pixel."""
     import torch
     from torch.nn import functional
 

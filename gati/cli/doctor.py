@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from gati.evaluation.diagnosis import CheapestLookup, DataForecast, Diagnosis, ExploreForecast
 
 _REFUSED = 2
-_WORTH = 1.5  # times as fast: what it takes to get there is said
+_WORTH = 1.5  # gain for which the output states the required hit rate
 
 
 def doctor(
     model: options.Model,
     data: Annotated[
-        str | None, typer.Option(metavar="VAL", help="As for gati explore; without, inputs of noise.")
+        str | None, typer.Option(metavar="VAL", help="As for gati explore; random inputs if not given.")
     ] = None,
     checkpoint: options.Checkpoint = None,
     train_data: Annotated[str | None, typer.Option(metavar="MORE", help="As for gati explore.")] = None,
@@ -29,14 +29,14 @@ def doctor(
         str | None, typer.Option("--blocks", metavar="PATTERN", help="Only blocks that match.")
     ] = None,
     size: Annotated[
-        str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Of the inputs, where there is no --data.")
+        str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Input size, if --data is not given.")
     ] = None,
     budget: Annotated[
-        str, typer.Option(metavar="TIME", help="What gati explore would have.")
+        str, typer.Option(metavar="TIME", help="The time that gati explore would get.")
     ] = options.EXPLORE_BUDGET,
-    confidence: Annotated[float, typer.Option(help="Of the certificates that the data allow.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence of the certificates.")] = 0.95,
     within: Annotated[
-        str, typer.Option(metavar="TIME", help="Ask no further question after so long.")
+        str, typer.Option(metavar="TIME", help="Skip remaining checks after this time.")
     ] = "60s",
     mean: options.Mean = None,
     std: options.Std = None,
@@ -49,11 +49,11 @@ def doctor(
     label_column: options.LabelColumn = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Say what Gati could do for a network, before anything is trained; nothing is written.
+    """Estimate what Gati can do for a network, without training or writing anything.
 
-    Whether it can be cut and where, which engines are here and how fast the plain network is on them, what
-    the cheapest caches could gain at most, how long gati explore takes, and what the data allow to certify.
-    What would be refused says what to do; the exit status is then 2.
+    Shows where the network can be cut, its latency on every available engine, the largest gain that the
+    cheapest caches allow, how long gati explore takes, and which agreement the data can certify. If explore
+    would refuse something, the output says what to do, and the exit status is 2.
     """
     from gati.files import atomic_write_text
 
@@ -94,13 +94,13 @@ def _show(found: Diagnosis) -> None:
         _show_data(found.data)
     for finding in found.findings:
         print(f"{'refused' if finding.refuses else 'note'}: {finding.about}: {finding.message}")
-    print(f"looked at in {found.seconds:.0f} s; nothing was written")
+    print(f"checked in {found.seconds:.0f} s; nothing was written")
 
 
 def _show_network(found: Diagnosis) -> None:
     size = f"{found.parameters / 1e6:.2f} million weights"
     if found.profile is None:
-        print(f"{found.model} ({size}) cannot be explored as it is, see below")
+        print(f"{found.model} ({size}) cannot be explored in this form, see below")
         return
     profile = found.profile
     lookups = {lookup.block: lookup for lookup in found.lookups}
@@ -145,10 +145,10 @@ def _show_bound(best: CheapestLookup | None) -> None:
     if best is None:
         return
     share = best.share_for(_WORTH)
-    takes = "out of reach" if share is None else f"reached if {percent(share, 0)} leave there"
+    required = "out of reach" if share is None else f"reached if {percent(share, 0)} leave there"
     print(
-        f"at most {best.gain(1.0):.1f}x can be gained on torch, if an oracle knew every answer after "
-        f"{best.variant} at {best.block}; {_WORTH:g}x is {takes}"
+        f"the gain on torch is at most {best.gain(1.0):.1f}x, if every input left after "
+        f"{best.variant} at {best.block}; {_WORTH:g}x is {required}"
     )
 
 
@@ -169,19 +169,19 @@ def _show_explore(forecast: ExploreForecast) -> None:
     ]
     print(f"in {_duration(forecast.budget_s)} that is about {' and '.join(passes) or 'no training'}")
     if forecast.usual_s is not None:
-        print(f"as many passes as without a budget take about {_duration(forecast.usual_s)}")
+        print(f"without a budget, the default number of passes takes about {_duration(forecast.usual_s)}")
 
 
 def _show_data(data: DataForecast) -> None:
-    copies = "" if data.exact else ", copies not looked for"
+    copies = "" if data.exact else " (not checked for copies)"
     print(
-        f"of {data.inputs} inputs {data.certify} are left to certify on, {data.select} choose{copies}; "
-        f"{data.train} train"
+        f"{data.inputs} inputs: {data.certify} to certify on, {data.select} to select on, "
+        f"{data.train} to train on{copies}"
     )
     table = new_table(
         "agreement",
         f"certifiable at {percent(data.confidence, 0)} confidence",
-        "inputs of --data it takes",
+        "inputs of --data needed",
         left=(1,),
     )
     for target in data.targets:

@@ -1,4 +1,4 @@
-"""`gati evict`: what a full cache forgets, replayed on traces; `gati.cli` registers the group."""
+"""`gati evict`: eviction policies of prefix and embedding caches; `gati.cli` registers the group."""
 
 from __future__ import annotations
 
@@ -53,25 +53,35 @@ TraceFile = Annotated[
     ),
 ]
 Flat = Annotated[
-    bool, typer.Option("--flat", help="Independent blocks, such as embedding rows: no tree of prefixes.")
+    bool,
+    typer.Option("--flat", help="The trace has independent blocks, such as embedding rows, not prefixes."),
 ]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N requests.")]
 Sizes = Annotated[
-    str | None, typer.Option("--size", metavar="LIST", help="Blocks of each cache; five sizes by default.")
+    str | None, typer.Option("--size", metavar="LIST", help="Cache sizes in blocks; five sizes by default.")
 ]
 Policies = Annotated[
     str,
-    typer.Option("--policy", metavar="LIST", help="Of lru, gati, laru, opt and others; opt is the limit."),
+    typer.Option(
+        "--policy", metavar="LIST", help="Policies: lru, gati, laru, opt and others; opt is the optimum."
+    ),
 ]
 PredictorName = Annotated[
-    str, typer.Option("--predictor", metavar="NAME", help="reuse, oracle, noise:0.3, or what train wrote.")
+    str,
+    typer.Option(
+        "--predictor",
+        metavar="NAME",
+        help="reuse, oracle, noise:0.3, or a folder that gati evict train wrote.",
+    ),
 ]
 ContinuationDir = Annotated[
     Path | None,
-    typer.Option("--continuation", metavar="DIR", help="For lpc: what train --dialogues wrote."),
+    typer.Option(
+        "--continuation", metavar="DIR", help="For lpc: the folder that gati evict train --dialogues wrote."
+    ),
 ]
 Gap = Annotated[
-    str, typer.Option("--gap", metavar="TIME", help="Mean pause of users, by which lpc counts silence.")
+    str, typer.Option("--gap", metavar="TIME", help="Mean pause of users; lpc measures silence in it.")
 ]
 Seeds = Annotated[int, typer.Option("--seeds", metavar="N", help="Replays of randomised policies.")]
 
@@ -80,7 +90,7 @@ Seeds = Annotated[int, typer.Option("--seeds", metavar="N", help="Replays of ran
     epilog=examples_below("gati evict inspect trace.jsonl.gz", "gati evict inspect clicks.txt --flat")
 )
 def inspect(trace: TraceFile, flat: Flat = False, limit: Limit = None, json_file: JsonFile = None) -> None:
-    """Describe a trace: requests, blocks, how many of them return, and how soon."""
+    """Describe a trace: requests, blocks, and how many of them are reused, and how soon."""
     import json
 
     from gati.evict.trace.statistics import statistics
@@ -113,7 +123,7 @@ def replay(
     limit: Limit = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Replay a trace in caches of several sizes, and show each policy's hit rate."""
+    """Replay a trace on caches of several sizes, and show each policy's hit rate."""
     from gati.evict.replays.page import summary
     from gati.files import atomic_write_text
 
@@ -136,16 +146,16 @@ def train(
     trace: TraceFile,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the predictor.")],
     dialogues: Annotated[
-        bool, typer.Option("--dialogues", help="The file holds dialogues: learn which go on, for lpc.")
+        bool, typer.Option("--dialogues", help="TRACE holds dialogues: learn which ones continue, for lpc.")
     ] = False,
     flat: Flat = False,
     limit: Limit = None,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """Fit the predictor to a trace, so that a cache does not start without a model.
+    """Fit a predictor to a trace, so that a cache starts with a model.
 
-    Replay another trace with it than the one it was trained on, whose future it has seen. Of dialogues, one
-    half is learned from and the other judges; synthesise makes streams of the latter.
+    Replay it on another trace, since it has seen the future of this one. With --dialogues, it learns from one
+    half and is tested on the other; gati evict synthesise makes streams from the latter.
     """
     from gati.evict.train import train as fit
 
@@ -169,10 +179,10 @@ def compare(
     seeds: Seeds = 1,
     flat: Flat = False,
     limit: Limit = None,
-    noise: Annotated[bool, typer.Option(help="Also replay predictions that are reversed at random.")] = True,
+    noise: Annotated[bool, typer.Option(help="Also replay with randomly reversed predictions.")] = True,
     json_file: JsonFile = None,
 ) -> None:
-    """Write one HTML page: hit rate against size for all policies, noise curves, the guard's excess."""
+    """Write one HTML page: hit rate by cache size for all policies, effect of noise, cost of the guard."""
     from gati.evict.replays.page import page, summary
     from gati.files import atomic_write_text
 
@@ -206,17 +216,18 @@ def synthesise(
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The trace: .jsonl or .jsonl.gz.")],
     active: Annotated[
-        int, typer.Option(metavar="N", help="Conversations under way at a time, at most.")
+        int, typer.Option(metavar="N", help="Maximum number of concurrent conversations.")
     ] = 200,
     gap: Annotated[str, typer.Option(metavar="TIME", help="Mean pause of users.")] = "100s",
-    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="How long the stream is.")] = "20m",
-    block: Annotated[int, typer.Option(metavar="N", help="Words of a block.")] = 16,
+    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="Duration of the stream.")] = "20m",
+    block: Annotated[int, typer.Option(metavar="N", help="Words per block.")] = 16,
     every: Annotated[
-        bool, typer.Option("--all", help="Every dialogue, not only the half that train does not learn from.")
+        bool,
+        typer.Option("--all", help="Use all dialogues, not only the half that train does not learn from."),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the pauses and of the order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the pauses and of the order.")] = 0,
 ) -> None:
-    """Make a trace of dialogues: users answer after pauses, and each request holds all that was said."""
+    """Make a trace from dialogues: users reply after pauses; each request holds the whole conversation."""
     import gzip
 
     from gati.evict.trace.dialogues import halves, read_dialogues
@@ -275,7 +286,7 @@ def _replayed(
     from gati.evict.replays.replay import replay as run
 
     if seeds < 1:
-        raise EvictError(f"--seeds is {seeds}; replay at least once")
+        raise EvictError(f"--seeds is {seeds}; give at least 1")
     return run(
         trace,
         _sizes(sizes, trace),
@@ -289,7 +300,7 @@ def _replayed(
 
 
 def _sizes(text: str | None, trace: Trace) -> list[int]:
-    """The sizes asked for, else five from a hundredth of the distinct blocks to a fifth."""
+    """The requested sizes, else five from a hundredth to a fifth of the distinct blocks."""
     if text is None:
         shares = (0.01, 0.02, 0.05, 0.1, 0.2)
         return sorted({max(round(share * trace.distinct), 1) for share in shares})
@@ -302,12 +313,12 @@ def _sizes(text: str | None, trace: Trace) -> list[int]:
                 f"--size {part!r} is not a number of blocks; give a list such as 2000,5000"
             ) from None
     if not sizes:
-        raise EvictError("--size names no size; write a list such as 2000,5000")
+        raise EvictError("--size is empty; give a list such as 2000,5000")
     return sizes
 
 
 def _fields(found: Mapping[str, Any]) -> None:
-    """Print names and values, spreads of values in one line."""
+    """Print names and values; a mapping takes one line."""
     table = render.new_table("", "", left=(0, 1))
     for name, value in found.items():
         if isinstance(value, Mapping):
@@ -323,7 +334,7 @@ def _fields(found: Mapping[str, Any]) -> None:
 
 
 def _eviction(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print what each policy hits at each size."""
+    """Print each policy's hit rate at each size."""
     table = render.new_table(
         "size", "policy", "hit rate", "beyond shared", "gap closed", "evicting, p99", "blocks/s", left=(1,)
     )
@@ -338,10 +349,10 @@ def _eviction(rows: Sequence[Mapping[str, Any]]) -> None:
             f"{row['blocks_per_s']:,.0f}",
         )
     render.console().print(table)
-    cut = {row["size"]: row["truncated"] for row in rows if row["truncated"]}
-    if cut:
-        size, count = min(cut.items())
-        print(f"note: {count} requests are longer than {size:,} blocks; what lies beyond is always missed")
+    truncated = {row["size"]: row["truncated"] for row in rows if row["truncated"]}
+    if truncated:
+        size, count = min(truncated.items())
+        print(f"note: {count} requests are longer than {size:,} blocks; their later blocks always miss")
 
 
 def _number(value: float) -> str:

@@ -20,48 +20,54 @@ def engine(
         Path | None,
         typer.Argument(
             metavar="DIR",
-            help="config.json and model.safetensors of a Llama; without it, a small random network.",
+            help="Folder with config.json and model.safetensors of a Llama; default: a small random network.",
         ),
     ] = None,
     budget: Annotated[
-        str, typer.Option(metavar="BYTES", help="For the keys and values of all requests, kept or in use.")
+        str,
+        typer.Option(metavar="BYTES", help="Memory for keys and values of all requests, cached or in use."),
     ] = "256MiB",
     policy: Annotated[
-        str, typer.Option(metavar="NAME", help="What leaves: gati, lru, laru, lpc and others.")
+        str, typer.Option(metavar="NAME", help="Eviction policy: gati, lru, laru, lpc and others.")
     ] = "gati",
     predictor: Annotated[
         str, typer.Option(metavar="NAME", help="reuse, or the folder that gati evict train wrote.")
     ] = "reuse",
     gap: Annotated[
-        str, typer.Option("--gap", metavar="TIME", help="Mean pause of users, by which lpc counts silence.")
+        str, typer.Option("--gap", metavar="TIME", help="Mean pause of users; lpc measures silence in it.")
     ] = "100s",
-    reuse: Annotated[bool, typer.Option(help="Keep prefixes at all; without, to compare.")] = True,
-    page: Annotated[int, typer.Option(metavar="N", help="Tokens of a page.")] = 16,
-    chunk: Annotated[int, typer.Option(metavar="N", help="Tokens of prompts in a step.")] = 256,
-    running: Annotated[int, typer.Option(metavar="N", help="Requests computed at a time, at most.")] = 16,
+    reuse: Annotated[bool, typer.Option(help="Cache prefixes; off to compare.")] = True,
+    page: Annotated[int, typer.Option(metavar="N", help="Tokens per page.")] = 16,
+    chunk: Annotated[int, typer.Option(metavar="N", help="Prompt tokens per step.")] = 256,
+    running: Annotated[
+        int, typer.Option(metavar="N", help="Maximum number of requests computed concurrently.")
+    ] = 16,
     waiting: Annotated[
-        int, typer.Option(metavar="N", help="Requests that may wait; others are refused with status 429.")
+        int, typer.Option(metavar="N", help="Maximum queue length; further requests get status 429.")
     ] = 256,
     service: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="The folder of gati evict serve, which then fits the predictor."),
+        typer.Option(metavar="DIR", help="Folder of a gati evict serve, which then fits the predictor."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What clients call the network; its folder's name.")
+        str | None,
+        typer.Option(metavar="NAME", help="The network's name for clients; default: its folder's name."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the random network, and of policies that draw.")] = 0,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="That compute; torch's choice.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random network and of randomised policies.")] = 0,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", help="Threads that compute; default: torch's choice.")
+    ] = None,
     access_log: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Append a line a request, a trace for gati evict replay and train."
+            metavar="FILE", help="Append one line per request: a trace for gati evict replay and train."
         ),
     ] = None,
     host: Host = None,
     port: Port = None,
     keys: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Of clients, as for gati serve."),
+        typer.Option(metavar="FILE", help="API keys of clients, as for gati serve."),
     ] = None,
     certificate: Certificate = None,
     certificate_key: CertificateKey = None,
@@ -69,8 +75,8 @@ def engine(
 ) -> None:
     """Serve a language model on the CPU over /v1/completions, /v1/models and /metrics.
 
-    Prefixes of prompts that were computed stay in pages until the policy has them leave, so that time to
-    first token can be measured under each policy with OpenAI's clients. What is kept changes no answer.
+    Computed prefixes of prompts stay in pages until the policy evicts them, so time to first token can be
+    measured under each policy with OpenAI's clients. Caching changes no answer.
     """
     missing = [package for package in _NEEDED if find_spec(package) is None]
     if missing:

@@ -23,12 +23,15 @@ EXAMPLES = (
 def serve(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="Where engines log accesses and find versions; made if missing."),
+        typer.Argument(
+            metavar="DIR", help="Folder where engines log accesses and find versions; created if missing."
+        ),
     ],
     continuation: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="What train --dialogues wrote, for /v1/continue; read again when it changes."
+            metavar="DIR",
+            help="Folder that gati evict train --dialogues wrote, for /v1/continue; reread when it changes.",
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -39,24 +42,27 @@ def serve(
     first_fit: Annotated[
         int, typer.Option("--first-fit", metavar="N", help="Samples before the first predictor is fitted.")
     ] = 2_500,
-    step: Annotated[int, typer.Option(metavar="N", help="Samples between fits, at most.")] = 20_000,
+    step: Annotated[int, typer.Option(metavar="N", help="Maximum number of samples between fits.")] = 20_000,
     trial: Annotated[
-        float, typer.Option(metavar="N", help="How long a predictor is tried, in capacities of the caches.")
+        float,
+        typer.Option(
+            metavar="N", help="Length of a predictor's trial, in multiples of the cache's capacity."
+        ),
     ] = 8.0,
     log_limit: Annotated[
-        str, typer.Option("--log-limit", metavar="SIZE", help="What all access logs may hold.")
+        str, typer.Option("--log-limit", metavar="SIZE", help="Size limit of all access logs together.")
     ] = "256MiB",
     look_every: Annotated[
         str, typer.Option("--look-every", metavar="TIME", help="How often access logs are read.")
     ] = "1s",
     log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning, error.")] = "info",
 ) -> None:
-    """Learn what engines should evict, away from them, and answer how likely conversations go on.
+    """Train eviction predictors outside the engines, and predict whether conversations continue.
 
-    Engines log their accesses in DIR and follow the versions that appear there: evict.PrefixCache(...,
+    Engines log their accesses in DIR and load the versions that appear there: evict.PrefixCache(...,
     service=DIR), or GATI_EVICT_CONFIG='{"service": "DIR"}' for plug-ins. A predictor is published once it has
     missed fewer blocks than the active one, or LRU, on requests that came after it was fitted. Engines never
-    wait for this service. The key for all clients is GATI_SERVE_API_KEY.
+    wait for this service. GATI_SERVE_API_KEY is the key for all clients.
     """
     from gati.cli.serve import check_installed
 

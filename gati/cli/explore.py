@@ -31,7 +31,7 @@ def explore(
         typer.Option(metavar="MORE", help="More training inputs; the model's own training set will do."),
     ] = None,
     pattern: Annotated[
-        str | None, typer.Option("--blocks", metavar="PATTERN", help="Only blocks that match.")
+        str | None, typer.Option("--blocks", metavar="PATTERN", help="Only matching blocks.")
     ] = None,
     variants: Annotated[
         str | None,
@@ -81,14 +81,14 @@ def explore(
         ),
     ] = None,
     ray_cores: Annotated[
-        int, typer.Option(metavar="N", help="Cores of each worker. Another number gives another library.")
+        int, typer.Option(metavar="N", help="Cores of each worker. The number affects the trained weights.")
     ] = 1,
     ray_gpus: Annotated[int, typer.Option(metavar="N", help="GPUs of each worker.")] = 0,
 ) -> None:
     """Train and measure learned caches, and write the cache library DIR.
 
     Measures the cost of lookups first. Then trains caches that read the network's input: a student or, for
-    large images, a copy of the network at fewer pixels and with fewer blocks. Exits at a few blocks follow.
+    large images, a copy of the network with fewer pixels and fewer blocks. Exits at a few blocks follow.
     Everything named with --blocks and --variants is trained. Labels are not needed.
     After an interruption, the same command resumes.
 
@@ -98,8 +98,8 @@ def explore(
     A companion is a smaller network for the same classes. It runs first and answers what it is sure of, so
     compose also considers cascades, and certifies them. The library stores all it needs of the companion.
 
-    With --ray, groups of caches train on the cluster's workers, and what dies there goes on elsewhere.
-    Latencies are measured here: run it on the machine that will serve. See docs/ray.md.
+    With --ray, groups of caches train on the cluster's workers; if a worker dies, another one resumes its
+    group. Latencies are measured on this machine: run it on the machine that will serve. See docs/ray.md.
 
     Certificates assume that VAL was drawn independently from what will be served: true for photographs, not
     for frames of one video. Duplicates are kept together; inputs of VAL are left out of MORE.
@@ -164,7 +164,9 @@ def explore(
 
 
 def _refuse_with_more(**given: object) -> None:
-    """A library keeps the settings it was explored with. Raises a usage error."""
+    """Raise a usage error for options that a library already fixes."""
     for name, value in given.items():
         if value is not None:
-            raise click.UsageError(f"'--{name}' does not go with '--more': the library keeps its own")
+            raise click.UsageError(
+                f"'--{name}' cannot be used with '--more': the library keeps its own setting"
+            )

@@ -46,7 +46,7 @@ _ON_THE_PAGE: dict[ChangeKind, EventKind] = {
 
 
 def open_view(*, results_on_stdout: bool = False) -> TerminalView | LineView:
-    """A view that repaints in a terminal, else one that prints a line now and then."""
+    """A view that repaints in a terminal, else one that prints lines."""
     stream = sys.stderr if results_on_stdout else sys.stdout
     return TerminalView(stream) if stream.isatty() else LineView(stream)
 
@@ -61,10 +61,10 @@ class LineView:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to be ended."""
+        """Do nothing."""
 
     def show(self, streamed: Streamed) -> None:
-        """Print the first result, and the counts."""
+        """Print the results of a picture, and the counts, at most once per interval."""
         now_s = time.monotonic()
         if now_s - self._last_s < self._every_s or not streamed.results:
             return
@@ -81,7 +81,7 @@ class LineView:
 
 
 class TerminalView:
-    """Repaints a table of the last answers below a line of counts, with the last changes."""
+    """Repaints a line of counts, a table of the last answers, and the last changes."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
@@ -106,7 +106,7 @@ class TerminalView:
         self._live.update(Group(header, counts, _answers(streamed.results), *self._changes))
 
     def change(self, change: Change) -> None:
-        """Keep it for the next repainting."""
+        """Show the change from the next repaint on."""
         self._changes.append(_sentence(change))
 
 
@@ -165,7 +165,7 @@ def summary(tally: Tally, status: Status, source: Any) -> None:
 
 
 def replayed(report: Replayed) -> None:
-    """Print a row for each version of a replay, then for all of it, and what happened."""
+    """Print a row for each version of a replay, then totals and changes."""
     from rich.console import Console
 
     table = _periods("version", "from")
@@ -230,7 +230,7 @@ class Page(NamedTuple):
 
 
 def open_page(stack: ExitStack, name: str, port: int | None, sinks: list[Sink]) -> Page:
-    """Show a page if requested."""
+    """Serve a live page on `port`; without one, return callbacks that do nothing."""
     if port is None:
         return Page(*[lambda _: None] * 4)
     if find_spec("services.live") is None:
@@ -246,22 +246,22 @@ def open_page(stack: ExitStack, name: str, port: int | None, sinks: list[Sink]) 
     print(f"page at {running.url}", file=sys.stderr)
     audits = _PageAudits(state)
 
-    def told(change: Change) -> None:
+    def on_change(change: Change) -> None:
         audits.changed(change)
         kind = "memory" if "of" in change.details else _ON_THE_PAGE[change.kind]  # of memory, not of caches
         text = f"{change.kind}: {change.message}"
         state.event(kind, text, change.time_s, ends_alarm=change.kind in _SERVE_AGAIN)
 
-    return Page(told, audits.heard, state.source, state.promise)
+    return Page(on_change, audits.heard, state.source, state.promise)
 
 
 def _title(source: str) -> str:
-    """What a source is called: a file by its name, everything else as it was given."""
+    """The title of a source: the name of a file, or the source as it was given."""
     return source if "://" in source or not Path(source).exists() else Path(source).name
 
 
 class _PageAudits:
-    """Counts audits for a page: those of answers given, per version, and those of caches on trial."""
+    """Counts audits for a page: of served answers, per version, and of caches on trial."""
 
     def __init__(self, state: LiveState) -> None:
         self._state = state
@@ -271,8 +271,8 @@ class _PageAudits:
         self._given = self._tried = (0, 0)
 
     def changed(self, change: Change) -> None:
-        """Caches stop, or others serve, or a trial has come to nothing."""
-        if change.kind == "alarm" and "of" not in change.details:  # else memory stops, and the caches go on
+        """Process a change: caches stop, other caches serve, or a trial ends."""
+        if change.kind == "alarm" and "of" not in change.details:  # otherwise only memory stops
             self._stopped = True
         elif change.kind in _TRIAL_ENDS:
             self._stopped &= change.kind == "kept"
@@ -280,7 +280,7 @@ class _PageAudits:
             self._state.proof(None)
 
     def heard(self, audit: Audit) -> None:
-        """Take in an audit."""
+        """Count an audit, and report the counts to the page."""
         if audit.shadow:
             if audit.version != self._tried_version:
                 self._tried_version, self._tried = audit.version, (0, 0)

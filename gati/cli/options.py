@@ -1,4 +1,4 @@
-"""Options that several verbs share, and reading the values of those that are more than a word."""
+"""Options that several verbs share, and the parsers of their values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gati.errors import DataError, GatiError
 from gati.units import parse_duration
 
 EXPLORE_BUDGET = "25m"
-_THIS_CLUSTER = "auto"  # to Ray
+_THIS_CLUSTER = "auto"  # Ray's name for the running cluster
 
 Model = Annotated[
     str,
@@ -43,11 +43,11 @@ Std = Annotated[str | None, typer.Option(metavar="LIST", help="Standard deviatio
 Resize = Annotated[int | None, typer.Option(metavar="PIXELS", help="Resize the shorter side to this.")]
 SampleRate = Annotated[
     int | None,
-    typer.Option("--sample-rate", metavar="HERTZ", help="Of recordings, if the model does not tell."),
+    typer.Option("--sample-rate", metavar="HERTZ", help="Sample rate of recordings, if the model has none."),
 ]
 Seconds = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help="Of each recording: longer ones are cut, shorter ones filled up."),
+    typer.Option(metavar="SECONDS", help="Length of recordings: longer ones are cut, shorter ones padded."),
 ]
 TokenizerFile = Annotated[
     Path | None,
@@ -59,15 +59,18 @@ TokenizerFile = Annotated[
 ]
 MaxLength = Annotated[
     int | None,
-    typer.Option("--max-length", metavar="TOKENS", help="Longer texts are cut; the tokenizer's own limit."),
+    typer.Option(
+        "--max-length", metavar="TOKENS", help="Longer texts are truncated; default: the tokenizer's limit."
+    ),
 ]
 TextColumn = Annotated[
-    str | None, typer.Option("--text-column", metavar="NAME", help="Where tables have texts: 'text'.")
+    str | None,
+    typer.Option("--text-column", metavar="NAME", help="Column of texts in tables; default: 'text'."),
 ]
 LabelColumn = Annotated[
     str | None,
     typer.Option(
-        "--label-column", metavar="NAME", help="Where tables have classes: 'label', if it is there."
+        "--label-column", metavar="NAME", help="Column of classes in tables; default: 'label', if it exists."
     ),
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 and so on.")]
@@ -75,8 +78,8 @@ Slowdown = Annotated[
     float | None,
     typer.Option(
         metavar="SHARE",
-        help="Limit on the cost of all lookups to an input that hits nowhere, as a share of the network: "
-        "0.5 unless given; 0.05 keeps the slowest answers as fast as without caches.",
+        help="Limit on the cost of all lookups for an input that misses every cache, as a share of the "
+        "network's latency; default: 0.5. With 0.05 the slowest answers are as fast as without caches.",
     ),
 ]
 CertifyData = Annotated[
@@ -122,7 +125,7 @@ JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="A
 
 
 def examples_below(*commands: str) -> str:
-    """The end of a help text: commands to copy."""
+    """The end of a help text: example commands."""
     # typer joins the lines of a paragraph, so each example is its own paragraph.
     return "\n\n".join(("Examples:", *(f"  {command}" for command in commands)))
 
@@ -140,7 +143,7 @@ def split_list(text: str) -> tuple[str, ...]:
 
 
 def budget_of(text: str | None, epochs: float | None) -> float | None:
-    """Seconds that `explore` may take: 25 minutes where nothing is said, not even a number of epochs.
+    """Seconds that `explore` may take: 25 minutes if neither a budget nor a number of epochs is given.
 
     Raises GatiError.
     """
@@ -156,12 +159,12 @@ def numbers(option: str, text: str | None) -> tuple[float, ...] | None:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        message = f"{option} {text!r} is not a list of numbers; write one a channel, such as 0.5,0.5,0.5"
+        message = f"{option} {text!r} is not a list of numbers; write one per channel, such as 0.5,0.5,0.5"
         raise DataError(message) from None
 
 
 def pairs(models: list[str] | None, checkpoints: list[str] | None) -> list[tuple[str, str | None]]:
-    """Companions with their checkpoints, all without where none is given. Raises DataError."""
+    """Companions with their checkpoints; all None if no checkpoint is given. Raises DataError."""
     given, weights = models or [], checkpoints or []
     if weights and len(weights) != len(given):
         raise DataError(
@@ -183,9 +186,9 @@ def size_of(text: str | None) -> tuple[int, int] | None:
 
 
 def threads_as_explored(directory: Path) -> None:
-    """Compute with as many threads as `gati explore` did, for which its latencies hold.
+    """Use as many threads as `gati explore`, because its latencies were measured with that many.
 
-    Unless OMP_NUM_THREADS asks for a number, or the library cannot be read: who needs it will say why.
+    Does nothing if OMP_NUM_THREADS is set, or if the library cannot be read: the verb then raises the error.
     """
     if os.environ.get("OMP_NUM_THREADS"):
         return
@@ -199,7 +202,7 @@ def threads_as_explored(directory: Path) -> None:
 
 
 def with_addresses(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a command, with the address that `--ray` stands for where it has none."""
+    """The arguments of a command, with a default address after a `--ray` that has none."""
     found: list[str] = []
     for argument, following in zip_longest(arguments, arguments[1:], fillvalue="-"):
         found.append(argument)
@@ -208,7 +211,7 @@ def with_addresses(arguments: Sequence[str]) -> list[str]:
     return found
 
 
-# Of the verbs that listen for HTTP requests, and of those that ask them.
+# For verbs that serve HTTP, and for verbs that send requests.
 Certificate = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate (PEM).")
 ]
@@ -218,7 +221,7 @@ CertificateKey = Annotated[
 Host = Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless given.")]
 KeysFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Several keys, with rights and quotas; read again on SIGHUP."),
+    typer.Option(metavar="FILE", help="Several keys, with rights and quotas; reread on SIGHUP."),
 ]
 LogLevel = Annotated[
     str | None, typer.Option("--log-level", help="debug, info (one line per request), warning, error.")
@@ -226,6 +229,6 @@ LogLevel = Annotated[
 Port = Annotated[int | None, typer.Option(help="8000 unless given; 0 picks a free port.")]
 ServerUrl = Annotated[str, typer.Option("--url", help="Where gati serve listens.")]
 ServerKey = Annotated[
-    str | None, typer.Option("--api-key", envvar="GATI_API_KEY", help="If the server requires one.")
+    str | None, typer.Option("--api-key", envvar="GATI_API_KEY", help="API key, if the server requires one.")
 ]
 SERVER_URL = "http://127.0.0.1:8000"

@@ -31,7 +31,7 @@ PipelineFile = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline
 
 @pipeline.command()
 def check(file: PipelineFile) -> None:
-    """Say whether FILE is a pipeline, and show its stages with their options."""
+    """Check that FILE is a valid pipeline, and show its stages with their options."""
     from gati.pipelines import load_pipeline
     from gati.pipelines.measurements import measurements_file
 
@@ -46,7 +46,7 @@ def measure(
     ],
     limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N inputs.")] = None,
     device: Device = "cpu",
-    threads: Annotated[int | None, typer.Option(metavar="N", help="That torch computes with.")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads that torch uses.")] = None,
 ) -> None:
     """Measure latency and accuracy of every option on DATA, and store them next to FILE."""
     from gati.pipelines import load_pipeline
@@ -65,7 +65,7 @@ def status(
     url: ServerUrl = SERVER_URL,
     api_key: ServerKey = None,
 ) -> None:
-    """Show what a served pipeline is planned with now, and what that is based on."""
+    """Show the figures that the planner uses for a served pipeline, and their source."""
     found = AskedServer(url, api_key).ask("GET", f"/v1/pipelines/{name}")
     follows = f"planned again {found['replans']} times" if found["live"] else "offline figures only"
     typer.echo(f"{name}: policy {found['policy']}, {follows}")
@@ -77,12 +77,12 @@ def status(
 
 
 def _based_on(live: Mapping[str, Any] | None) -> str:
-    """Where an option's figures come from: the traffic, and how much of the measurement is left in them."""
+    """The source of an option's figures: live traffic, and the remaining weight of the measurement."""
     if live is None:
         return ""
     parts = [f"{live['requests']} requests, {live['prior_share']:.0%} of the figures from the measurement"]
     if live["requests"]:
-        taken = zip(("engine", "queue", "way"), ("engine_ms", "queue_ms", "way_ms"), strict=True)
+        taken = zip(("engine", "queue", "transport"), ("engine_ms", "queue_ms", "way_ms"), strict=True)
         parts.append(" + ".join(f"{what} {live[key] or 0.0:.2f}" for what, key in taken) + " ms")
     if live["hit_rate"] is not None:
         parts.append(f"{live['hit_rate']:.0%} leave early")

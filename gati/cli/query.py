@@ -33,56 +33,54 @@ def query(
     ] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option(
-            "--text", metavar="TEXT", help="A text; repeat the option for several, answered together."
-        ),
+        typer.Option("--text", metavar="TEXT", help="A text; repeat the option for several."),
     ] = None,
     slo: Annotated[
         str | None, typer.Option("--slo", metavar="TIME", help="Latency SLO, such as 80ms.")
     ] = None,
     url: ServerUrl = SERVER_URL,
-    priority: Annotated[int | None, typer.Option(help="1 is served first.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Requests of priority 1 are served first.")] = None,
     api_key: ServerKey = None,
 ) -> None:
-    """Query a served pipeline with an image, or a model with text or a recording: answers, exits, latency."""
+    """Query a served pipeline or model with an image, a text or a recording; show answers, exits, latency."""
     check_installed()
     server = AskedServer(url, api_key, _RefusedError)
-    wishes: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     if slo is not None:
-        wishes["latency_slo_ms"] = 1e3 * parse_duration(slo)
+        parameters["latency_slo_ms"] = 1e3 * parse_duration(slo)
     if priority is not None:
-        wishes["priority"] = priority
+        parameters["priority"] = priority
     if (image is None) == (not text):
-        raise DataError("give one image file, one recording, one text, or one or several --text")
+        raise DataError("give one image file, one recording or one text, or repeat --text")
     if image is not None and _names_a_file(image) and Path(image).suffix.lower() in _RECORDINGS:
-        _query_recording(server, name, Path(image), wishes)
+        _query_recording(server, name, Path(image), parameters)
     elif image is not None and _names_a_file(image):
-        _show_answer(server.ask("POST", _query_of(name), wishes, _read(Path(image)), _BYTES))
+        _show_answer(server.ask("POST", _query_of(name), parameters, _read(Path(image)), _BYTES))
     else:
-        _query_texts(server, name, text or [str(image)], wishes)
+        _query_texts(server, name, text or [str(image)], parameters)
 
 
-def _query_texts(server: AskedServer, name: str, texts: Sequence[str], wishes: Mapping[str, Any]) -> None:
-    """Ask a pipeline one text after the other, or a model all of them at once."""
+def _query_texts(server: AskedServer, name: str, texts: Sequence[str], parameters: Mapping[str, Any]) -> None:
+    """Send texts to a pipeline one by one, or to a model all at once."""
     if _is_pipeline(server, name):
         for one in texts:
-            _show_answer(server.ask("POST", _query_of(name), wishes, one.encode(), _TEXT))
+            _show_answer(server.ask("POST", _query_of(name), parameters, one.encode(), _TEXT))
         return
     taken = {"name": "text", "shape": [len(texts)], "datatype": "BYTES", "data": list(texts)}
-    body = json.dumps({"inputs": [taken], "parameters": dict(wishes)}).encode()
+    body = json.dumps({"inputs": [taken], "parameters": dict(parameters)}).encode()
     _show_answers(texts, server.ask("POST", _inference_of(name), content=body, kind=_JSON))
 
 
-def _query_recording(server: AskedServer, name: str, path: Path, wishes: Mapping[str, Any]) -> None:
-    """Ask a pipeline or a model for what was recorded."""
+def _query_recording(server: AskedServer, name: str, path: Path, parameters: Mapping[str, Any]) -> None:
+    """Send a recording to a pipeline or a model."""
     content = _read(path)
     if _is_pipeline(server, name):
         kind = _RECORDINGS[path.suffix.lower()]
-        _show_answer(server.ask("POST", _query_of(name), wishes, content, kind))
+        _show_answer(server.ask("POST", _query_of(name), parameters, content, kind))
         return
     size = {"binary_data_size": 4 + len(content)}
     taken = {"name": "recording", "shape": [1], "datatype": "BYTES", "parameters": size}
-    head = json.dumps({"inputs": [taken], "parameters": dict(wishes)}).encode()
+    head = json.dumps({"inputs": [taken], "parameters": dict(parameters)}).encode()
     body = head + len(content).to_bytes(4, "little") + content
     answer = server.ask("POST", _inference_of(name), content=body, kind=_BYTES, head_length=len(head))
     _show_answers([path.name], answer)
@@ -101,7 +99,7 @@ def _query_of(pipeline: str) -> str:
 
 
 def _names_a_file(given: str) -> bool:
-    """Whether an argument is a path rather than a text: one word with a suffix, or a file that is there."""
+    """Whether an argument is a path rather than a text: one word with a suffix, or an existing file."""
     return len(given.split()) == 1 and (Path(given).suffix != "" or Path(given).is_file())
 
 

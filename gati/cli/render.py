@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gati.exploration.library import Library
     from gati.formats.export import Exported
 
-_PIPE_WIDTH = 120  # columns where there is no terminal to ask
+_PIPE_WIDTH = 120  # columns without a terminal
 
 
 def error(message: str) -> None:
@@ -37,7 +37,7 @@ def error(message: str) -> None:
 
 
 def blocks(found: ModelBlocks) -> None:
-    """Print the blocks in forward order: output shape, share of the latency, share until there."""
+    """Print the blocks in forward order: output shape, share of the latency, share up to the block."""
     profile = found.profile
     table = new_table("#", "block", "kind", "output", "share", "until here", left=(1, 2, 3))
     for block in profile.blocks:
@@ -136,7 +136,7 @@ def composition(chosen: Composition, directory: Path, explained: Sequence[Explan
 
 def _headroom(found: Headroom) -> None:
     """Print the gain if one exit, or all of them, were perfect in one respect."""
-    columns = ("gain if", "its lookup were free", "it knew when it is right", "always right")
+    columns = ("gain if the exit's", "lookup were free", "selector were perfect", "answers were all right")
     table = new_table(*columns, left=(0,))
     for each in found.exits:
         gains = (each.free.gain, each.knowing.gain, each.right.gain)
@@ -145,15 +145,15 @@ def _headroom(found: Headroom) -> None:
     console().print(table)
     basis = "replayed on the select inputs" if found.inputs else "estimated from the trials table"
     print(
-        f"now {found.chosen.gain:.2f}x; free and knowing everywhere {found.free_oracle.gain:.2f}x; {basis}, "
-        "with the same choice of exits"
+        f"now {found.chosen.gain:.2f}x; with free lookups and perfect selectors "
+        f"{found.free_oracle.gain:.2f}x; {basis}, with the same choice of exits"
     )
 
 
 def frontier(points: Sequence[ParetoPoint], directory: Path) -> None:
-    """Print the frontier, the most careful composition first."""
+    """Print the trade-off, starting with the highest agreement."""
     if not points:
-        print(f"no cache in {directory} pays at any agreement: the trials table has the cost of each")
+        print(f"no cache in {directory} pays off at any agreement: trials.csv has the cost of each")
         return
     table = new_table("mean latency", "gain", "agreement", "certified", "memory", "exits", left=())
     for point in points:
@@ -182,13 +182,13 @@ def _why(chosen: Composition) -> str:
     alpha = "" if chosen.alpha is None else f", alpha {chosen.alpha:g}"
     basis = {"replay": "replayed on the select inputs", "table": "estimated from the trials table"}
     return (
-        f"least expected latency in the {chosen.objective} form{alpha}, by {chosen.solver}, gap {gap}; "
+        f"least expected latency, objective {chosen.objective}{alpha}, solver {chosen.solver}, gap {gap}; "
         f"expectations {basis[chosen.expected_from]}"
     )
 
 
 def evaluation(measured: Evaluation) -> None:
-    """Print the comparison with the base model, then what each exit did."""
+    """Print the comparison with the base model, then hits and agreement of each exit."""
     if measured.note:
         print(f"note: {measured.note}")
     table = new_table("", "base", "gati", "ratio", left=(0,))
@@ -232,23 +232,23 @@ def _marked(disturbed: bool) -> str:
 def _disturbed(note: str) -> None:
     """Print that latencies are not reliable, and why."""
     if note:
-        print(f"not to be quoted: {note}; measure again on an idle machine")
+        print(f"do not quote these latencies: {note}; measure again on an idle machine")
 
 
 def promise(chosen: Composition) -> None:
-    """Print a warning if nothing proves what a composition promises."""
+    """Print a warning if a composition's agreement is not certified."""
     if chosen.warning:
         print(f"note: {chosen.warning}")
 
 
 def classes(measured: Evaluation) -> None:
-    """Print agreement and hit rate of every class, the least agreement first."""
+    """Print agreement and hit rate of every class, lowest agreement first."""
     table = new_table("class", "inputs", "agreement", "95 % interval", "hit rate", "95 % interval", left=(0,))
     for each in sorted(measured.classes, key=lambda each: each.agreement.value):
         row = (*_share(each.agreement), *_share(each.hit_rate))
         table.add_row(each.name, str(each.n), *row)
     console().print(table)
-    print("classes as the base model answers; each interval is exact (Clopper-Pearson) and holds on its own")
+    print("classes are the base model's answers; intervals are exact (Clopper-Pearson), each by itself")
 
 
 def _share(share: Share) -> tuple[str, str]:
@@ -256,7 +256,7 @@ def _share(share: Share) -> tuple[str, str]:
 
 
 def bench(result: Bench) -> None:
-    """Print every way to answer, then those left out and why."""
+    """Print every compared system, then those that were left out and why."""
     if result.note:
         print(f"note: {result.note}")
     table = new_table(
@@ -299,7 +299,7 @@ def _over_repetitions(gain: Spread) -> str:
 
 
 def recertification(found: Recertification, name: str, *, written: bool) -> None:
-    """Print the verdict, what early answers cost, how it compares, and its effect on the composition."""
+    """Print the verdict, the accuracy drop, the earlier certificate, and the effect on the composition."""
     if found.note:
         print(f"note: {found.note}")
     print(f"certificate: {found.sentence()}")
@@ -309,13 +309,13 @@ def recertification(found: Recertification, name: str, *, written: bool) -> None
     print(f"before: {found.comparison}")
     if written and found.certificate.deployed is None:
         print(
-            f"note: NOT CERTIFIED: composition '{name}' keeps serving, marked as such; "
+            f"note: NOT CERTIFIED: composition '{name}' keeps serving, marked as not certified; "
             "compose again, or certify on more data"
         )
 
 
 def counter(what: str) -> Callable[[int, int], None]:
-    """Return a callback that keeps one line on stderr up to date, or stays silent without a terminal."""
+    """Return a callback that updates one line on stderr; it is silent without a terminal."""
 
     def count(done: int, total: int) -> None:
         if sys.stderr.isatty():
@@ -339,7 +339,7 @@ def exported(written: Exported) -> None:
     """Print the file, its inputs and outputs, and its exits."""
     print(f"{written.path}: {written.format}, {format_bytes(written.size_bytes)}")
     takes = f"{written.input_type} {_shape(written.input_shape)}"
-    print(f"takes one input, {takes}; gives probabilities, exit and score")
+    print(f"input: one {takes}; outputs: probabilities, exit and score")
     places = [f"{index} after {block}" for index, block in enumerate(written.exits)]
     print(f"exits: {', '.join([*places, f'{len(places)} at the end'])}")
     print(f"checked: {written.checked_inputs} random inputs give the engine's answers")
@@ -355,7 +355,7 @@ def console() -> Console:
 
 
 def new_table(*columns: str, left: Iterable[int]) -> Table:
-    """An empty table; the columns numbered in `left` are of words, the others of numbers."""
+    """An empty table; the columns numbered in `left` are aligned left, the others right."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

@@ -59,7 +59,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="After SIGTERM, keep answering this long while not ready, for load balancers.",
+            help="After SIGTERM, report not ready but keep answering for this long, for load balancers.",
         ),
     ] = None,
     log_level: LogLevel = None,
@@ -116,7 +116,7 @@ def _show_settings(rows: list[tuple[str, str, str]], models: Mapping[str, Any]) 
 
 
 def check_installed() -> None:
-    """Check that what serving needs is there. Raises `GatiError` naming what is not."""
+    """Check that the packages for serving are installed. Raises `GatiError` naming those that are not."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise GatiError(f"serving needs {', '.join(missing)}; install them with pip install 'gati[serve]'")

@@ -55,14 +55,17 @@ _WindowInputs = Annotated[
     typer.Option(metavar="N", help="Samples kept to retrain on; 700 unless given."),
 ]
 _HeldShare = Annotated[
-    float, typer.Option(metavar="SHARE", help="Of the samples, kept back to lay settings on.")
+    float,
+    typer.Option(metavar="SHARE", help="Share of samples held back from training, to choose settings on."),
 ]
 _Blocks = Annotated[
     str | None,
-    typer.Option(metavar="A,B", help="Where new caches are tried; three early blocks unless given."),
+    typer.Option(
+        metavar="A,B", help="Blocks at which new caches are tried; three early blocks unless given."
+    ),
 ]
 _Variants = Annotated[
-    str, typer.Option(metavar="A,B", help="Kinds of new caches that are tried, for example 'grid(64)'.")
+    str, typer.Option(metavar="A,B", help="Variants of new caches to try, such as 'grid(64)'.")
 ]
 _VARIANTS = "scene(8,64,64)"
 
@@ -204,10 +207,10 @@ def _run(
                 view.show(streamed)
                 shown_on.source(streamed.source.value)
                 shown_on.promise(streamed.status.promise)
-    except KeyboardInterrupt:  # how a stream is ended that does not end by itself
+    except KeyboardInterrupt:  # the way to end an endless stream
         typer.echo("ended by Ctrl-C", err=True)
     if adaptation.status.retraining:
-        typer.echo("a retraining is under way: its version is for the next run; please wait", err=True)
+        typer.echo("waiting for a retraining to finish; the next run will use its version", err=True)
     live.summary(tally, adaptation.status, source)
 
 
@@ -225,23 +228,23 @@ def _sinks(stack: ExitStack, json_file: str | None, webhook: str | None, out: Pa
 
 
 def _hold(stack: ExitStack, path: Path) -> None:
-    """Keep others from the state: what two streams prove, and remember, must not be mixed up.
+    """Lock the state, so that two streams do not mix their proofs and memory.
 
-    Raises AdaptError where another stream has it.
+    Raises AdaptError if another stream holds the lock.
     """
     from services.locks import KEPT, hold
 
     lock = hold(path)
     if lock == KEPT:
         raise AdaptError(
-            f"another gati stream keeps its state in {path.parent}; give this one a folder by --state"
+            f"another gati stream keeps its state in {path.parent}; give this one another folder with --state"
         )
     if not isinstance(lock, str):
         stack.enter_context(lock)
 
 
 def _kept(stack: ExitStack, directory: Path, state: Path) -> dict[str, Any]:
-    """Where versions and samples are kept over restarts, and the samples of the run before."""
+    """Where versions and samples are stored across restarts, and the samples of earlier runs."""
     from gati.adaptation.settings import model_name
     from gati.samples.store import RecordStore
     from gati.samples.writer import BackgroundWriter
@@ -261,7 +264,7 @@ def _kept(stack: ExitStack, directory: Path, state: Path) -> dict[str, Any]:
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:
-    """Names separated by commas; None where none are given."""
+    """Names separated by commas; None if there are none."""
     return split_list(text or "") or None
 
 

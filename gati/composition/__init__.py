@@ -1,1 +1,1 @@
-"""Choosing which learned caches serve together, and proving what they promise."""
+"""Choosing which learned caches serve together, and certifying their agreement."""

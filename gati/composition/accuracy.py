@@ -1,4 +1,4 @@
-"""The loss of true accuracy through early answers, measured where there are labels."""
+"""The loss of true accuracy through early answers, measured on labelled inputs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyDrop:
-    """How many labelled inputs lose the right answer by leaving early, and an upper bound on their share.
+    """How many labelled inputs get a wrong answer by leaving early, and an upper bound on their share.
 
-    The bound is on the share of inputs that the base model has right and Gati wrong. Accuracy drops by no
-    more than that, and usually by less, because some inputs are corrected. It holds with the confidence on
-    its own: together with an agreement certified on the same inputs, the probabilities of error add up.
+    The bound is on the share of inputs that the base model answers correctly and Gati does not. Accuracy
+    drops by at most that, and usually by less, because some inputs are corrected. The confidence is that of
+    this bound alone: if an agreement is certified on the same inputs, the error probabilities add up.
     """
 
     n: int
@@ -33,8 +33,8 @@ class AccuracyDrop:
     def sentence(self) -> str:
         """Return the bound as one plain sentence."""
         return (
-            f"On its own, with {100.0 * self.confidence:g} % confidence early answers cost at most "
-            f"{100.0 * self.upper_bound:.2f} points of accuracy: of {self.n} labelled inputs "
+            f"As a separate statement, with {100.0 * self.confidence:g} % confidence early answers cost "
+            f"at most {100.0 * self.upper_bound:.2f} points of accuracy: of {self.n} labelled inputs "
             f"{self.became_wrong} became wrong and {self.became_right} right."
         )
 
@@ -55,18 +55,18 @@ def accuracy_drop(
 ) -> AccuracyDrop:
     """Bound the drop of true accuracy with confidence 1 - `delta`.
 
-    `settings` is how many compositions were candidates on these inputs: each gets an equal part of `share` of
-    `delta` (Bonferroni), so that the bound still holds for the one chosen. `copies` is how many inputs each
-    stands for; those that became wrong count as often (see `gati.composition.copies`).
+    `settings` is the number of compositions that were candidates on these inputs: each gets an equal part of
+    `share` of `delta` (Bonferroni), so that the bound holds for the chosen one. `copies` is the number of
+    copies of each input; an input that became wrong counts once per copy (see `gati.composition.copies`).
     """
     became_wrong = (base_class == label) & (answer != label)
     became_right = int(((base_class != label) & (answer == label)).sum())
     rows = counted(became_wrong, np.ones(len(label), dtype=np.int64) if copies is None else copies)
-    spoiled = int(became_wrong[rows].sum())
-    bound = rate_upper_bound(spoiled, len(rows), share * delta / max(1, settings))
+    losses = int(became_wrong[rows].sum())
+    bound = rate_upper_bound(losses, len(rows), share * delta / max(1, settings))
     return AccuracyDrop(
         n=len(rows),
-        became_wrong=spoiled,
+        became_wrong=losses,
         became_right=became_right,
         upper_bound=bound,
         confidence=1.0 - delta,

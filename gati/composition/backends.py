@@ -1,4 +1,4 @@
-"""Which backends a composition may be made for."""
+"""Choosing the backends for which a composition is made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gati.errors import BackendError, DataError, ModelError
 from gati.exploration.library import Library
 
 Progress = Callable[[int, int], None]
-WORTH_TRYING = 0.95  # of the fastest float32 network's time: a reduced precision's whole network
+WORTH_TRYING = 0.95  # a reduced precision must take less than this share of the fastest float32 network
 
 
 def choose_backend(
@@ -20,10 +20,10 @@ def choose_backend(
 ) -> Library:
     """Return the library with the latencies of the wanted backend; "auto" is the fastest in float32.
 
-    The fastest backend is the one that runs the base model in the least time: exits save about the same share
-    on each. Where nothing has been measured before and the model is not at hand, the backend that `explore`
-    measured stays. Raises BackendError for a backend that is unknown or not installed here, and, for one
-    requested by name, as `load_model` does.
+    The fastest backend is the one that runs the base model in the least time, since exits save about the same
+    share on each. If nothing was measured before and the model cannot be loaded, the backend stays the one
+    that `explore` measured. Raises BackendError for a backend that is unknown or not installed, and, for one
+    requested by name, as `load_model`.
     """
     measured, name = library.manifest.profile, settings.backend
     pieces = pieces or Pieces(library)
@@ -43,8 +43,8 @@ def reduced_precisions(
 ) -> list[CostedLibrary]:
     """Return the library on each backend of reduced precision that "auto" should try.
 
-    Only those whose whole network takes clearly less time than on the backend that was `chosen`, and the one
-    that differs from it in lookups alone.
+    These are the backends on which the whole network is clearly faster than on the `chosen` one, and the one
+    that differs from `chosen` only in its lookups.
     """
     found: list[CostedLibrary] = []
     try:
@@ -62,9 +62,9 @@ def reduced_precisions(
 
 
 def _others(library: Library, settings: Settings, pieces: Pieces) -> list[str]:
-    """Backends other than the one that `explore` measured; published forms need no model and stay on that.
+    """The backends that "auto" compares with the one that `explore` measured; none for published objectives.
 
-    None of reduced precision where the held-out inputs, on which to check its answers, are no longer there.
+    Reduced precision is left out if the held-out inputs, which check its answers, are missing.
     """
     from gati.engine.backends import BACKENDS
 
@@ -84,7 +84,7 @@ def _others(library: Library, settings: Settings, pieces: Pieces) -> list[str]:
 
 
 def _coarser_lookups(settings: Settings, chosen: str, pieces: Pieces) -> list[str]:
-    """Backends that run the same network as `chosen` does, and lookups in reduced precision."""
+    """Backends that run the same network as `chosen`, but lookups in reduced precision."""
     from gati.engine.backends import BACKENDS
 
     if settings.backend != "auto" or settings.objective != "exact" or not _checkable(pieces):
@@ -93,7 +93,7 @@ def _coarser_lookups(settings: Settings, chosen: str, pieces: Pieces) -> list[st
 
 
 def _checkable(pieces: Pieces) -> bool:
-    """Whether the held-out inputs are still there, to ask an engine for its answers."""
+    """Whether the held-out inputs still exist, so that an engine can answer them."""
     try:
         return bool(pieces.held_out)
     except DataError:

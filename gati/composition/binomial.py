@@ -1,7 +1,7 @@
-"""Exact binomial tests and limits: what a count of losses among a number of inputs proves about a rate.
+"""Exact binomial tests and confidence limits for the rate of losses.
 
-SciPy is imported on first use: it takes a fifth of a second, and who serves a composition seldom counts.
-`scipy.stats` would take a whole one.
+SciPy is imported on first use: the import takes a fifth of a second, and serving rarely needs it. Importing
+`scipy.stats` would take a whole second.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gati.errors import CompositionError
 
 
 def p_value(losses: int, inputs: int, accuracy: float) -> float:
-    """Return P(Bin(inputs, 1 - accuracy) <= losses): how likely so few losses are below the target."""
+    """Return P(Bin(inputs, 1 - accuracy) <= losses): the probability of so few losses at the target."""
     from scipy.special import betainc
 
     return 1.0 if losses >= inputs else float(betainc(inputs - losses, losses + 1, accuracy))
@@ -51,4 +51,4 @@ def check_levels(accuracy: float, delta: float) -> None:
     """Raise CompositionError for a target or delta outside (0, 1)."""
     for name, value in (("accuracy target", accuracy), ("delta", delta)):
         if not 0.0 < value < 1.0:
-            raise CompositionError(f"{name} is {value!r}, must lie strictly between 0 and 1")
+            raise CompositionError(f"{name} is {value!r}, but must lie strictly between 0 and 1")

@@ -1,19 +1,19 @@
-"""A lower bound on what any composition within a disagreement budget can reach.
+"""A lower bound on the latency of any composition within a disagreement budget.
 
-An oracle that lets each input leave at its first trial that is right is a bound, but a very loose one: a
-trial cannot pick inputs one by one, it takes all those of at least a score. Hence, with first exit at some
-block:
+An oracle that lets each input leave at its first correct trial gives a bound, but a very loose one: a trial
+cannot pick single inputs, it takes all inputs that score above its threshold. So, for each possible block of
+the first exit:
 
-1. If a trial at block i takes an input, it takes all inputs it scores higher; each of these has left by
-   block i. Those for which this trial is wrong, and which no trial before i can rightly take, are certain
-   disagreements. A trial can go only as deep as these stay within the budget.
-2. That leaves fewer trials that can take an input early and be right, so more disagreements are certain:
-   repeat.
-3. Each input then leaves no earlier than its first trial that can rightly take it, except at most `budget`
-   inputs that leave wrongly, and the first exit takes exactly what its threshold takes.
+1. If a trial at block i takes an input, it takes all inputs with higher scores, so all of these have left by
+   block i. Those that this trial answers wrongly, and that no trial before i can take correctly, are certain
+   disagreements. The threshold can only fall while the certain disagreements stay within the budget.
+2. Fewer trials can then take an input early and correctly, so more disagreements are certain: repeat.
+3. Each input leaves no earlier than the first trial that can take it correctly, except for at most `budget`
+   inputs that leave wrongly, and the first exit takes exactly the inputs above its threshold.
 
-What is ignored makes the bound smaller, never wrong: that one trial a block and one threshold a trial serve
-all inputs, the penalties of all exits but the first, memory, and one lookup at a time.
+The bound ignores some constraints, which makes it lower but never invalid: one trial per block and one
+threshold per trial for all inputs, the penalties of all exits but the first, memory, and one lookup at a
+time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUNDS = 12
 
 
 def lower_bound_ms(instance: Instance, budget: int) -> float:
-    """Return a mean latency that no composition with at most `budget` disagreements is below."""
+    """Return a lower bound on the mean latency of compositions with at most `budget` disagreements."""
     best = instance.base_ms  # no exits
     in_order = np.take_along_axis(instance.wrong, instance.order, axis=1)
     for block in np.unique(instance.block):
@@ -53,7 +53,7 @@ def _with_first_exit_at(instance: Instance, in_order: NDArray[np.bool_], block: 
 def _deepest_cuts(
     instance: Instance, in_order: NDArray[np.bool_], block: int, budget: int
 ) -> NDArray[np.int64]:
-    """Return [m] how many inputs each trial can take at most when the first exit is at `block`."""
+    """Return [m] the most inputs that each trial can take if the first exit is at `block`."""
     depth = np.where(instance.block >= block, instance.inputs, 0)
     trials = np.flatnonzero(depth)
     order, wrong = instance.order[trials], in_order[trials]
@@ -77,7 +77,7 @@ def _deepest_cuts(
 def _earliest(
     instance: Instance, in_order: NDArray[np.bool_], depth: NDArray[np.int64], trials: NDArray[np.int64]
 ) -> tuple[Floats, Floats]:
-    """Return [n] the least latency at which each input can leave rightly, and in any way."""
+    """Return [n] the least latency at which each input can leave correctly, and at all."""
     right_ms = np.full(instance.inputs, instance.base_ms)
     any_ms = right_ms.copy()
     for trial in trials:

@@ -1,4 +1,4 @@
-"""From the tables of a cache library to the candidates of the optimisation problem."""
+"""Turning the tables of a cache library into candidates of the optimisation problem."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gati.composition.problem import Candidate
 from gati.errors import LibraryError
 from gati.types import BlockProfile, OperatingPoint, Placement, Trial, TrialId
 
-# Levels of accuracy at which the full form may set each variant's threshold, as multiples of the tolerated
-# disagreement 1 - A: caches that err more than the target allows are useful when others err less.
+# Accuracy levels at which the full form may set each variant's threshold, as multiples of the tolerated
+# disagreement 1 - A: a cache that errs more than the target allows is useful if others err less.
 # The first list that keeps the program small is used.
 LEVELS = (
     (3.0, 2.0, 1.5, 1.0, 0.7, 0.4, 0.2, 0.0),
@@ -24,21 +24,21 @@ LEVELS = (
     (1.5, 1.0),
     (1.0,),
 )
-# Measured alone, a lookup in parallel with the network often seems free; several in one request do cost,
-# by shared memory bandwidth, hand-overs and cuts. This share of the lookup fits what whole requests showed.
+# Measured alone, a lookup in parallel with the network often seems free. Several per request do cost time,
+# for shared memory bandwidth, synchronisation and cuts. This share of the lookup fits measured requests.
 LEAST_OVERLAPPED_PENALTY = 0.3
 MOST_CANDIDATES = 600  # the bound on pairs of candidates takes a second for these
 
 
 class LookupCost(NamedTuple):
-    """What one lookup costs under a placement: until its answer, and to every request after a miss."""
+    """The cost of one lookup under a placement: the time to its answer, and the delay after a miss."""
 
     lookup_ms: float
     penalty_ms: float
 
 
 def lookup_cost(trial: Trial, placement: Placement) -> LookupCost | None:
-    """Return the measured cost of `trial` under `placement`, or None where it was not measured."""
+    """Return the measured cost of `trial` under `placement`, or None if it was not measured."""
     if placement == "inline":
         lookup, penalty = trial.lookup_ms, trial.lookup_ms
     else:
@@ -56,9 +56,9 @@ def has_placement(trials: Iterable[Trial], placement: Placement) -> bool:
 
 
 def reach_by_block(blocks: Sequence[BlockProfile]) -> tuple[float, ...]:
-    """Return the time to the end of each block in milliseconds, by block index, made to rise.
+    """Return the time to the end of each block in milliseconds, by block index, made monotonic.
 
-    Measured medians of neighbouring blocks can cross by noise; a later block is never reached earlier.
+    Noise can make the median of a later block lower than that of an earlier one.
     Raises LibraryError for a profile without usable latencies.
     """
     known = {block.index: block.reach_ms for block in blocks}
@@ -88,7 +88,7 @@ def full_candidates(
 
 
 def without_dominated(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Drop each candidate that another at its block beats or equals in everything that is counted."""
+    """Drop each candidate that another one at its block dominates: at least as good in every respect."""
     kept: list[Candidate] = []
     for candidate in sorted(candidates, key=lambda c: (c.block_index, _merits(c), c.trial_id, c.threshold)):
         if not any(c.block_index == candidate.block_index and _dominates(c, candidate) for c in kept):
@@ -142,7 +142,7 @@ def _candidate(trial: Trial, point: OperatingPoint, cost: LookupCost) -> Candida
         trial_id=trial.trial_id,
         block_index=trial.block_index,
         variant=trial.variant,
-        threshold=float(np.float32(point.threshold)),  # scores are float32: compare alike everywhere
+        threshold=float(np.float32(point.threshold)),  # scores are float32, so compare in float32 everywhere
         hit_rate=point.hit_rate,
         accuracy=point.accuracy,
         lookup_ms=cost.lookup_ms,

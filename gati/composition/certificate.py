@@ -1,8 +1,8 @@
 """The certificate: agreement with the base model of at least A, stated with confidence 1 - delta.
 
-`gati.composition.walk` explains how it is obtained and what it assumes. A composition file keeps it with its
-evidence: the counts of each setting, the engines that shared delta, how often the inputs were used, what
-early answers cost in true accuracy.
+`gati.composition.walk` explains how it is obtained and what it assumes. A composition file stores it with its
+evidence: the counts of each setting, the engines that shared delta, how often the inputs were used, and the
+loss of true accuracy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FRESH_DATA = "certify on fresh data with gati certify --data NEW"
 
 
 class LossCounts(NamedTuple):
-    """How many inputs left early with another class than the base model's, and how many there are."""
+    """The number of inputs that left early with another class than the base model's, and of all inputs."""
 
     losses: int
     inputs: int
@@ -26,7 +26,7 @@ class LossCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class Tested:
-    """One setting that the walk came to."""
+    """One setting that the walk tested."""
 
     losses: int
     inputs: int = field(metadata=key("n"))
@@ -36,7 +36,7 @@ class Tested:
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """The counts of one class, as the base model answers."""
+    """The counts of one class, by the base model's answers."""
 
     name: str = field(metadata=key("class"))
     losses: int
@@ -45,9 +45,9 @@ class ClassCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class WalkedOn:
-    """What the walk was taken on: the engine, the seed of the split, a digest of the settings in order.
+    """The inputs of a walk: the engine, the seed of the split, and a digest of the settings in order.
 
-    The figures are of the deployed setting on the certify split, None without exits.
+    The figures are about the deployed setting on the certify split, None without exits.
     """
 
     backend: str
@@ -60,7 +60,7 @@ class WalkedOn:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineWalk:
-    """One of several engines that shared delta. Where nothing was counted, `tested` is None."""
+    """One of several engines that shared delta. `tested` is None if nothing was counted."""
 
     backend: str
     share_of_delta: float
@@ -73,7 +73,7 @@ class EngineWalk:
 
 @dataclass(frozen=True)
 class AttemptCount:
-    """Which attempt on other data this is in its library, and how many compositions used that data."""
+    """The number of this attempt on other data in its library, and of compositions that used that data."""
 
     number: int = field(metadata=key("attempt"))
     compositions: int = field(metadata=key("compositions_on_data"))
@@ -81,7 +81,7 @@ class AttemptCount:
 
 @dataclass(frozen=True)
 class FurtherCount:
-    """Inputs counted with the certify split: their file, how many, what was left out of it."""
+    """Further inputs counted with the certify split: their file, their number, and what was left out."""
 
     data: str
     inputs: int = field(metadata=key("n"))
@@ -90,18 +90,18 @@ class FurtherCount:
 
 @dataclass(frozen=True, kw_only=True)
 class Recount:
-    """What `gati certify` adds: the data, and a comparison with the certificate before."""
+    """What `gati certify` adds: the data, and a comparison with the earlier certificate."""
 
     data: str
     hit_rate: float
     comparison: str
     note: str = ""
-    created: str = ""  # ISO 8601, in UTC; "" where it was not written into a composition
+    created: str = ""  # ISO 8601, in UTC; "" if it was not written into a composition
 
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """What a walk found. `deployed` is the position of the last setting that passed, None if none did.
+    """The result of a walk. `deployed` is the position of the last setting that passed, None if none did.
 
     A walk fills in the counts; its callers add the rest.
     """
@@ -110,9 +110,9 @@ class Certificate:
     delta: float
     deployed: int | None
     tested: tuple[Tested, ...] = field(metadata=key("path"))  # strictest first, up to the first failure
-    settings: int  # how many there were to walk through
+    settings: int  # length of the path
     by_class: tuple[ClassCounts, ...] = ()  # of the same setting as `losses`, if each class was tested
-    # of delta: this walk's, where a command or several attempts make more than one
+    # this walk's share of delta, if a command or several attempts make more than one
     share: float = field(default=1.0, metadata=key("share_of_delta"))
     walked_on: WalkedOn | None = None
     accuracy_drop: AccuracyDrop | None = None
@@ -138,12 +138,12 @@ class Certificate:
 
     @property
     def inputs(self) -> int:
-        """How many certify inputs were counted for the setting that `losses` is of."""
+        """The number of certify inputs counted for the same setting as `losses`."""
         return self.tested[self.deployed or 0].inputs if self.tested else 0
 
     @property
     def losses(self) -> int:
-        """Disagreements of the deployed setting; of the strictest where none is deployed."""
+        """Disagreements of the deployed setting, or of the strictest if none is deployed."""
         return self.tested[self.deployed or 0].losses if self.tested else 0
 
     @property
@@ -157,12 +157,12 @@ class Certificate:
         return self.deployed is not None
 
     def sentence(self) -> str:
-        """Return the certificate as one plain sentence, with what repeated use of the inputs means for it."""
-        told = self._verdict()
+        """Return the certificate as a plain sentence, with caveats if the inputs were used before."""
+        sentence = self._verdict()
         if self.attempt is not None:
-            told += of_attempts(self.attempt.number, self.level, self.delta)
-            told += of_users(self.attempt.compositions)
-        return told + of_uses(self.use or 1)
+            sentence += of_attempts(self.attempt.number, self.level, self.delta)
+            sentence += of_users(self.attempt.compositions)
+        return sentence + of_uses(self.use or 1)
 
     def _verdict(self) -> str:
         confidence = f"{100.0 * self.confidence:g} %"
@@ -248,10 +248,9 @@ class Certificate:
 
     @classmethod
     def from_json(cls, values: Any, kind: DocumentKind, where: str) -> Certificate:
-        """Read what `to_json` wrote, in a document of a kind. Figures that follow from the counts are
-        computed again.
+        """Read what `to_json` wrote. Figures that follow from the counts are computed again.
 
-        Raises the kind's error, with `where` in its message, for what is no certificate.
+        Raises the error of the document's `kind`, with `where` in its message, for an invalid certificate.
         """
         if not isinstance(values, dict):
             return kind.record(cls, values, where)
@@ -267,10 +266,12 @@ class Certificate:
         )
         with kind.reading(where):
             if not (0.0 < found.accuracy < 1.0 and 0.0 < found.delta < 1.0):
-                raise ValueError(f"accuracy is {found.accuracy} and delta {found.delta}, of (0, 1) each")
+                raise ValueError(
+                    f"accuracy is {found.accuracy} and delta {found.delta}, but both must lie in (0, 1)"
+                )
             if found.deployed is not None and not 0 <= found.deployed < len(found.tested):
                 raise ValueError(
-                    f"deployed is {found.deployed}, of {len(found.tested)} settings that were tested"
+                    f"deployed is {found.deployed}, but {len(found.tested)} settings were tested"
                 )
             if "share_of_delta" not in values and "level" in values:  # as older versions wrote it
                 found = replace(found, share=values["level"] / found.delta)
@@ -278,7 +279,7 @@ class Certificate:
 
 
 def of_uses(number: int) -> str:
-    """Return what the sentence of a certificate adds where the certify split has been used before."""
+    """Return the addition to a certificate's sentence if the certify split was used before."""
     if number == 1:
         return ""
     return (
@@ -288,7 +289,7 @@ def of_uses(number: int) -> str:
 
 
 def of_attempts(number: int, level: float, delta: float) -> str:
-    """Return what the sentence of a certificate adds where it was not the library's first attempt."""
+    """Return the addition to a certificate's sentence if it was not the library's first attempt."""
     if number == 1:
         return ""
     return (
@@ -298,7 +299,7 @@ def of_attempts(number: int, level: float, delta: float) -> str:
 
 
 def of_users(compositions: int) -> str:
-    """Return what it adds where the same data has been used for other compositions, too."""
+    """Return the addition to a certificate's sentence if other compositions used the same data."""
     if compositions == 1:
         return ""
     return (

@@ -1,8 +1,8 @@
-"""Exact compositions with a certificate: a path of settings made on one split, walked on another.
+"""Exact compositions with a certificate: a path of settings made on the select split, tested on the other.
 
-The path is a family of compositions, each the fastest the search finds within a rising budget of risk on the
-select split. It is fixed before the certify split is looked at, as the walk demands; the settings need not be
-nested for that. Letting each budget choose its own exits wastes less than shifting the thresholds of one.
+The path is a series of compositions, each the fastest that the search finds within an increasing budget of
+risk on the select split. It is fixed before anything looks at the certify split, as the walk requires; the
+settings need not be nested. Choosing exits anew for each budget is better than only shifting thresholds.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Proposal:
     select: SplitOutcomes
     path: tuple[ExactChoice, ...]
     candidates: tuple[tuple[Candidate, ...], ...]  # of each setting of the path
-    main: tuple[int, ...]  # settings that are always counted; those between where they could fail
+    main: tuple[int, ...]  # settings that are always counted; others only if they could fail
 
     def hoped_ms(self, inputs: int, share: float = 1.0) -> float | None:
-        """The mean latency that a walk over `inputs` should reach at a share of delta, from select alone.
+        """The mean latency that a walk over `inputs` should reach at a share of delta, by the select split.
 
-        The expected error rate is the larger of that on the select split, where thresholds were chosen, and
-        that of the risk model. None if no gain is expected.
+        The expected error rate is the larger one of two: that on the select split, where thresholds were
+        chosen, and that of the risk model. None if no gain is expected.
         """
         instance, count = self.contest.instance, len(self.select)
         if not self.path or inputs == 0:
@@ -89,7 +89,7 @@ class Proposal:
         return None if reached.deployed is None else replays[reached.deployed].mean_latency_ms
 
     def walk(self, certified_on: SplitOutcomes | None, share: float = 1.0) -> tuple[Certificate, int | None]:
-        """Walk through the path on the certify split with a share of delta; and where on it the walk ends."""
+        """Walk the path on the certify split with a share of delta. Returns also the deployed position."""
         if certified_on is None or not self.path:
             return certify([LossCounts(0, 0)], self.settings.accuracy, self._delta, share=share), None
         counted: list[int] = []
@@ -100,7 +100,7 @@ class Proposal:
     def _counts_along(
         self, split: SplitOutcomes, share: float, counted: list[int]
     ) -> Iterator[Sequence[LossCounts]]:
-        """Counts of the settings that the walk comes to; `counted` gets where on the path each is."""
+        """Yield the counts of the settings on the walk; `counted` gets the position of each on the path."""
         before: Replay | None = None
         for at in self.main:
             replay = self._replayed(at, split)
@@ -118,7 +118,7 @@ class Proposal:
         return replay_of(self.library, self.settings, self.candidates[position], split)
 
     def _surely_passes(self, strict: Replay, loose: Replay, split: SplitOutcomes, share: float) -> bool:
-        """Whether every setting between two of the same exits would pass, whatever it answers."""
+        """Whether every setting between two with the same exits is certain to pass."""
         if self.settings.per_class:
             return False
         at_worst = replace(loose, wrong=wrong_in_between(strict, loose))
@@ -126,9 +126,9 @@ class Proposal:
         return all(p_value(*part, self.settings.accuracy) <= share * self._delta for part in parts)
 
     def deploy(self, certified_on: SplitOutcomes | None, share: float = 1.0) -> CandidatePlan:
-        """Return the plan that deploys where the walk on the certify split ends.
+        """Return the plan for the setting at which the walk on the certify split ends.
 
-        Raises CompositionError if the engine loses more than is allowed even without exits.
+        Raises CompositionError if the engine loses more than allowed even without exits.
         """
         library, settings, contest = self.library, self.settings, self.contest
         certificate, position = self.walk(certified_on, share)
@@ -181,8 +181,7 @@ def propose(
 ) -> Proposal:
     """Return the settings to test on `inputs` of the certify split, without looking at them.
 
-    Raises CompositionError if there are too few inputs to prove anything about an engine that loses answers
-    by itself.
+    Raises CompositionError if there are too few inputs to certify an engine of reduced precision.
     """
     if select.coarse:
         _check_inputs(library, settings, inputs)
@@ -217,13 +216,13 @@ def _best_contest(
 
 
 def _check_inputs(library: Library, settings: Settings, count: int) -> None:
-    """Refuse, before the engine runs, a target that this few inputs cannot prove even without a loss."""
+    """Raise, before the engine runs, if the inputs are too few to prove the target even without a loss."""
     needed = required_inputs(settings.accuracy, 1.0 - (settings.confidence or DEFAULT_CONFIDENCE))
     if count < needed:
         raise CompositionError(
             f"backend '{library.manifest.profile.backend}' answers differently than in float32, so "
-            f"{settings.accuracy:g} must be proven even without caches: that takes {needed} inputs to "
-            f"certify on, and there are {count}; explore with more --data, or use another backend"
+            f"{settings.accuracy:g} must be proven even without caches: that needs {needed} inputs to "
+            f"certify on, but there are {count}; explore with more --data, or use another backend"
         )
 
 

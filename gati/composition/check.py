@@ -8,17 +8,19 @@ from itertools import combinations, pairwise
 from gati.composition.problem import Candidate, Problem, estimate
 from gati.errors import SolverError
 
-TOLERANCE = 1e-6  # what solvers are held to
+TOLERANCE = 1e-6  # by how much a solver may violate a limit
 
 
 def check_structure(problem: Problem, chosen: Sequence[Candidate]) -> None:
-    """Check forward order, one variant a block, memory, slowdown and one lookup at a time.
+    """Check forward order, one variant per block, memory, slowdown and one lookup at a time.
 
     Raises SolverError that names the violated constraint.
     """
     for earlier, later in pairwise(chosen):
         if later.block_index <= earlier.block_index:
-            _refuse(f"chose {earlier.trial_id} and {later.trial_id}, not one a block in forward order")
+            _refuse(
+                f"chose {earlier.trial_id} and {later.trial_id}, but exits need different blocks, in order"
+            )
     limit = problem.memory_limit_bytes
     memory = sum(candidate.memory_bytes for candidate in chosen)
     if limit is not None and memory > limit:
@@ -26,7 +28,7 @@ def check_structure(problem: Problem, chosen: Sequence[Candidate]) -> None:
     slowest_ms = problem.slowdown_limit_ms
     penalty_ms = sum(candidate.penalty_ms for candidate in chosen)
     if slowest_ms is not None and penalty_ms > slowest_ms + TOLERANCE:
-        _refuse(f"chose lookups that cost a miss {penalty_ms:.4g} ms, the limit is {slowest_ms:.4g} ms")
+        _refuse(f"chose lookups that delay a miss by {penalty_ms:.4g} ms, the limit is {slowest_ms:.4g} ms")
     for earlier, later in combinations(chosen, 2):
         if problem.conflict(earlier, later):
             _refuse(
@@ -42,7 +44,7 @@ def check_relaxed(problem: Problem, chosen: Sequence[Candidate]) -> None:
         if candidate.accuracy < problem.accuracy:
             _refuse(
                 f"chose {candidate.trial_id} with accuracy {candidate.accuracy:.4f}, "
-                f"the filter asks {problem.accuracy:.4f}"
+                f"the filter requires {problem.accuracy:.4f}"
             )
 
 
@@ -51,7 +53,7 @@ def check_full(problem: Problem, chosen: Sequence[Candidate]) -> None:
     check_structure(problem, chosen)
     for earlier, later in pairwise(chosen):
         if later.hit_rate < earlier.hit_rate - TOLERANCE:
-            _refuse(f"chose {later.trial_id}, which catches nothing that {earlier.trial_id} does not")
+            _refuse(f"chose {later.trial_id}, which has no hits beyond those of {earlier.trial_id}")
     agreement = estimate(problem, chosen).agreement
     if agreement < problem.accuracy - TOLERANCE:
         _refuse(f"chose caches with expected agreement {agreement:.5f}, the target is {problem.accuracy:.5f}")

@@ -48,25 +48,27 @@ def compose(
 ) -> Composition:
     """Choose caches from the library in `directory`, write the composition there, and return it.
 
-    `accuracy` is the wanted agreement with the base model; `memory_bytes` limits the caches' weights and may
-    be written like `"256MiB"`; `backend` executes network and lookups: "auto" takes the fastest installed
-    one, measured on first use (`progress(done, of)` reports it). The published objectives, which need no
-    model, use the backend that `explore` measured. In reduced precision the network itself sometimes differs
-    from the user's. That counts against `accuracy`, too: the certificate is on the engine's answers to the
-    held-out inputs, which must still be where `explore` found them. All engines that "auto" tries share 1 -
-    `confidence`, the probability of error. `placement` "auto" takes the better of those measured. `slowdown`
-    limits what all lookups may add to a request that hits nowhere, as a share of the base model's time:
-    "auto" is 0.5, None no limit. `per_class` certifies the agreement in every class.
+    `accuracy` is the required agreement with the base model. `memory_bytes` limits the caches' weights and
+    may be written like `"256MiB"`. `slowdown` limits the time that all lookups together add to a request that
+    misses every cache, as a share of the base model's time: "auto" is 0.5, None no limit. `per_class`
+    certifies the agreement in every class. `placement` "auto" takes the better one of those measured.
 
-    The default objective "exact" needs the library's per-input outcomes; thresholds are certified on the
-    certify split with the given `confidence`, or, when that is None, set on the select split alone. The
-    published objectives "relaxed" and "full" need the tables only. If there are outcomes, their expectations
+    `backend` runs network and lookups; "auto" takes the fastest installed one, measured on first use
+    (`progress(done, of)` reports it). The published objectives, which need no model, use the backend that
+    `explore` measured. In reduced precision the network's own answers sometimes differ from those in float32.
+    That counts against `accuracy`, too: the certificate is about the engine's answers to the held-out inputs,
+    which must still be where `explore` found them. All engines that "auto" tries share the probability of
+    error, 1 - `confidence`.
+
+    The default objective "exact" needs the library's per-input outcomes. Thresholds are certified on the
+    certify split with the given `confidence`, or, if that is None, set on the select split alone. The
+    published objectives "relaxed" and "full" need only the tables. If there are outcomes, their expectations
     are replayed, and the composition records whether they hold at `confidence`.
 
-    `certify_data`, in any form that `explore` takes and without labels if need be, counts together with the
+    `certify_data`, in any form that `explore` takes, with or without labels, is counted together with the
     certify split: twice as many inputs allow more than twice as many losses. Inputs that explore has seen are
-    left out, the network and the caches must still be there to answer them, and each such command is an
-    attempt that shares delta with all others of the library, as `certify` says.
+    left out. The network and the caches must still exist to answer them. Each such command is an attempt that
+    shares delta with all other attempts on the library, like `certify`.
 
     Raises CompositionError for impossible limits, SolverError, BackendError, LibraryError, DataError.
     """
@@ -104,8 +106,8 @@ def compose(
 def _further(library: Library, data: Any, settings: Settings) -> Further:
     if settings.confidence is None:
         raise CompositionError(
-            "there is nothing to certify without a confidence: give one, such as 0.95, or leave out "
-            "the further inputs to certify on"
+            "nothing is certified without a confidence: give one, such as 0.95, or leave out the further "
+            "inputs to certify on"
         )
     return further_inputs(library, data)
 
@@ -125,10 +127,10 @@ def compose_best(
     further: Further | None = None,
     share: float = 1.0,
 ) -> tuple[Library, Composition]:
-    """Compose on the engine of `library` or on one of `others`, of reduced precision: on the fastest.
+    """Compose on the engine of `library` and on `others`, of reduced precision; return the fastest result.
 
-    All that are tried share the `share` of delta, see `gati.composition.sharing`; `further` counts with
-    the certify split. Nothing is written. Raises as `compose`.
+    All engines that are tried share `share` of delta, see `gati.composition.sharing`. `further` is counted
+    with the certify split. Nothing is written. Raises as `compose`.
     """
     if not others or settings.objective != "exact":
         return library, compose_library(library, settings, further=further, share=share)
@@ -155,7 +157,7 @@ def _fastest_on_select(
     library: Library, others: Sequence[CostedLibrary], settings: Settings
 ) -> tuple[Library, Composition]:
     composition = compose_library(library, settings)
-    # Running an engine takes long, so assume first that it loses nothing: the most promising runs first.
+    # Running an engine takes long, so rank them first as if they lost no answers.
     at_best_ms = [compose_library(each.at_best(), settings).expected.mean_latency_ms for each in others]
     for hoped_ms, _, other in sorted(zip(at_best_ms, range(len(others)), others, strict=True)):
         if hoped_ms > WORTH_ASKING * composition.expected.mean_latency_ms:
@@ -186,7 +188,7 @@ def compose_library(
 def to_composition(
     library: Library, settings: Settings, best: CandidatePlan, created: datetime
 ) -> Composition:
-    """Return the composition that deploys a plan; its note says so where it is not certified."""
+    """Return the composition that deploys a plan; its note says if it is not certified."""
     composition = Composition(
         name=settings.name,
         objective=settings.objective,
@@ -252,19 +254,17 @@ def _outcomes(library: Library, split: int) -> SplitOutcomes | None:
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse values that no library could satisfy. Raises CompositionError or SolverError."""
+    """Raise CompositionError, BackendError or SolverError for values that no library could satisfy."""
     if not 0.0 < settings.accuracy < 1.0:
         raise CompositionError(
-            f"accuracy target is {settings.accuracy!r}, must lie strictly between 0 and 1, for example 0.99"
+            f"accuracy target is {settings.accuracy!r}, but must lie strictly between 0 and 1, such as 0.99"
         )
     if settings.confidence is not None and not 0.0 < settings.confidence < 1.0:
         raise CompositionError(
-            f"confidence is {settings.confidence!r}, must lie strictly between 0 and 1, for example 0.95"
+            f"confidence is {settings.confidence!r}, but must lie strictly between 0 and 1, such as 0.95"
         )
     if settings.per_class and settings.confidence is None:
-        raise CompositionError(
-            "per class means certified in every class, which needs a confidence, such as 0.95"
-        )
+        raise CompositionError("certifying every class needs a confidence, such as 0.95")
     if settings.objective not in get_args(Objective):
         choices = ", ".join(get_args(Objective))
         raise CompositionError(f"unknown objective {settings.objective!r}; choose one of: {choices}")
@@ -278,14 +278,14 @@ def check_settings(settings: Settings) -> None:
         )
     if settings.slowdown is not None and settings.slowdown != "auto" and not settings.slowdown >= 0.0:
         raise CompositionError(
-            f"slowdown is {settings.slowdown!r}, must be 0 or more, for example 0.08 for 8 % of the base "
+            f"slowdown is {settings.slowdown!r}, but must be 0 or more, such as 0.08 for 8 % of the base "
             "model's time"
         )
     check_solver(settings.solver)
 
 
 def check_memory(trials: tuple[Trial, ...], limit_bytes: int | None) -> None:
-    """Refuse a memory limit below the smallest cache. Raises CompositionError."""
+    """Raise CompositionError for a memory limit below the smallest cache."""
     sizes = [(trial.memory_bytes, trial.trial_id) for trial in trials if trial.status == "trained"]
     if limit_bytes is None or not sizes or limit_bytes >= min(sizes)[0]:
         return
@@ -327,6 +327,6 @@ def _note(library: Library, settings: Settings, plan: CandidatePlan) -> str:
     if plan.expected.agreement < settings.accuracy:
         return (
             f"replayed input by input, agreement is {plan.expected.agreement:.4f}, below the target "
-            f"{settings.accuracy:g}: the published form counts averages; use the exact objective"
+            f"{settings.accuracy:g}: the published objective uses averages; use the exact objective"
         )
     return disturbance(library)

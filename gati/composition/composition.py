@@ -18,10 +18,10 @@ from gati.files import atomic_write_text
 from gati.types import Placement, TrialId
 from gati.variants import as_called_now
 
-FORMAT = 2  # up to 1, variants had the names that `as_called_now` knows
+FORMAT = 2  # in format 1, variants had older names; see `as_called_now`
 _DOCUMENT = DocumentKind(FORMAT, CompositionError, "compose again")
-REDUCED = ("-bf16", "-int8")  # suffixes of backends on which the network itself loses some answers
-COARSE_LOOKUPS = "-int8-lookups"  # and of those on which only lookups differ from the tables
+REDUCED = ("-bf16", "-int8")  # suffixes of backends on which the network itself changes some answers
+COARSE_LOOKUPS = "-int8-lookups"  # suffix of backends on which only lookups differ from the tables
 _ROUNDING = 1e-9
 
 Objective = Literal["relaxed", "full", "exact"]
@@ -32,9 +32,9 @@ ExpectedFrom = Literal["replay", "table"]
 class Exit:
     """One chosen learned cache. A lookup is a hit when its score >= `threshold`.
 
-    `expected_hit_rate` is the share of *all* requests that leave here, those that left earlier counted out;
-    `expected_agreement` the share of these that get the base model's class; `exit_ms` the latency of a
-    request that leaves here, all earlier lookups included; `lookup_ms` the paper's T_ij of this placement.
+    `expected_hit_rate` is the share of *all* requests that leave here, without those that left earlier.
+    `expected_agreement` is the share of these that get the base model's class. `exit_ms` is the latency of a
+    request that leaves here, including earlier lookups. `lookup_ms` is the paper's T_ij for this placement.
     """
 
     trial_id: TrialId
@@ -53,7 +53,7 @@ class Exit:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the whole composition should do, on inputs like those of the select split."""
+    """The expected figures of the whole composition, on inputs like those of the select split."""
 
     mean_latency_ms: float
     base_latency_ms: float
@@ -67,11 +67,11 @@ class Expected:
 class Composition:
     """The exits of a cache library that serve together, in forward order.
 
-    `exits` may be empty: then every request is answered by the base model and `note` says why. `gap` is the
-    relative distance to the best provable objective value, None where nothing is proven. `expected_from` says
+    `exits` may be empty: then the base model answers every request, and `note` says why. `gap` is the
+    relative distance to the best provable objective value, None if nothing is proven. `expected_from` says
     whether `expected` was replayed input by input or estimated from the table. `per_class` says that the
-    target is promised in every class, as the base model answers. `headroom` says what perfect exits would
-    gain; None without exits, and in files of older versions.
+    target holds in every class, by the base model's answers. `headroom` is the gain of perfect exits; None
+    without exits, and in files of older versions.
     """
 
     name: str
@@ -96,10 +96,9 @@ class Composition:
 
     @property
     def certified(self) -> bool:
-        """Whether its certificate proves what it promises.
+        """Whether its certificate proves `accuracy_target` with `confidence`, in every class if `per_class`.
 
-        That is `accuracy_target` with `confidence`, in every class if it is `per_class`. False without exits
-        that could be certified, without a confidence, and where the latest certificate did not pass.
+        False without a confidence, without a certificate, and if the latest certificate did not pass.
         """
         if self.certificate is None or self.confidence is None:
             return False
@@ -107,14 +106,14 @@ class Composition:
         return proven and bool(not self.per_class or self.certificate.by_class)
 
     def proves(self, accuracy: float, confidence: float) -> bool:
-        """Whether its certificate passed for at least this agreement and this confidence."""
+        """Whether its certificate passed for at least this agreement and confidence."""
         found = self.certificate
         if found is None or not found.certified:
             return False
         return found.accuracy >= accuracy - _ROUNDING and found.confidence >= confidence - _ROUNDING
 
     def certified_by(self, certificate: Certificate) -> Composition:
-        """Return it with another certificate; a note that quotes the certificate quotes the new one."""
+        """Return a copy with another certificate, which also replaces the old one quoted in the note."""
         before, note = self.certificate, self.note
         if before is not None:
             note = note.replace(before.sentence(), certificate.sentence())
@@ -122,7 +121,7 @@ class Composition:
 
     @property
     def warning(self) -> str:
-        """One line that says that its promise is not proven, and why; "" if it is.
+        """One line that says that its agreement is not proven, and why; "" if it is.
 
         Without exits, in float32, every answer is the base model's, and there is nothing to prove.
         """
@@ -140,8 +139,8 @@ class Composition:
         if self.certificate is None:
             return "there were no inputs to certify it on"
         if not self.certificate.certified:
-            return f"it serves all the same: {self.certificate.sentence()}"
-        return "its certificate is for less"
+            return f"it serves anyway: {self.certificate.sentence()}"
+        return "its certificate proves less"
 
     def to_json(self) -> str:
         """Return the composition as strict JSON text."""
@@ -159,7 +158,7 @@ class Composition:
     def save(self, path: str | Path) -> None:
         """Write the composition to `path` atomically, creating its folder.
 
-        Raises StorageError when the place is full or not writable.
+        Raises StorageError if the disk is full or not writable.
         """
         atomic_write_text(Path(path), self.to_json())
 
@@ -185,14 +184,14 @@ def _composition(values: dict[str, Any], where: str) -> Composition:
     certificate = values.get("certificate")
     if certificate is not None:
         certificate = Certificate.from_json(certificate, _DOCUMENT, f"{where}: certificate")
-    if "per_class" not in values:  # in files of earlier versions the certificate tells
+    if "per_class" not in values:  # files of earlier versions have it only in the certificate
         values["per_class"] = certificate is not None and bool(certificate.by_class)
     found = _DOCUMENT.record(Composition, values, where, certificate=certificate)
     blocks = [leaving.block_index for leaving in found.exits]
     if blocks != sorted(set(blocks)):
         raise CompositionError(
-            f"{where}: exits are at blocks {blocks}, expected forward order, one a block; compose again"
+            f"{where}: exits are at blocks {blocks}, expected forward order, one per block; compose again"
         )
-    called = (as_called_now(leaving.variant, values["format"]) for leaving in found.exits)
-    exits = (replace(each, variant=name) for each, name in zip(found.exits, called, strict=True))
+    names = (as_called_now(leaving.variant, values["format"]) for leaving in found.exits)
+    exits = (replace(each, variant=name) for each, name in zip(found.exits, names, strict=True))
     return replace(found, exits=tuple(exits))

@@ -1,8 +1,9 @@
 """One placement's exact problem on the select split, and the path of settings through it.
 
-Risk, not disagreements: among thousands of cuts some are right by luck on this split and wrong on the next,
-most of all where no disagreement is allowed. So half of what an input counts is whether its answer is wrong,
-half how often answers are wrong at such a score (`smoothed_loss`). Risk also grades the strict end finely.
+The path is limited by risk, not by disagreements. Among thousands of cuts some are correct on this split by
+chance but not on the next, above all if no disagreement is allowed. So the loss of an input is the mean of
+whether its answer is wrong and of the rate of wrong answers at its score (`smoothed_loss`). Risk also allows
+finer steps among strict settings.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from gati.exploration.library import Library
 from gati.types import Placement, Trial
 
 PUBLISHED: tuple[Objective, ...] = ("relaxed", "full")
-# Budgets on the path, as shares of the tolerated disagreements: a few strict ones, for when there is little
-# to certify on, then fine steps, so that the walk stops close to what can be certified.
+# Budgets on the path, as shares of the tolerated disagreements: a few strict ones, in case there are few
+# inputs to certify on, then fine steps, so that the walk stops close to what can be certified.
 STEPS = (0.05, 0.1, 0.2, *np.linspace(0.3, 1.4, 34))
-FEW_STEPS = (0.1, 0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95, 1.05, 1.2, 1.4)  # where each is run by the engine
-TRIFLE = 0.002  # of the mean latency
+FEW_STEPS = (0.1, 0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95, 1.05, 1.2, 1.4)  # if the engine runs each
+TRIFLE = 0.002  # exits that save less than this share of the mean latency are dropped
 
 
 @dataclass(frozen=True)
 class Contest:
-    """One placement's instance of the exact problem, and the trials it is made of."""
+    """One placement's instance of the exact problem, and its trials."""
 
     placement: Placement
     trials: tuple[Trial, ...]
@@ -72,7 +73,7 @@ def contest_of(library: Library, settings: Settings, placement: Placement, selec
         slowdown_limit_ms=settings.slowdown_limit_ms(library.manifest.profile),
     )
     frontier = search_frontier(instance)
-    for objective in PUBLISHED:  # so that the result is never slower than theirs at the agreement they reach
+    for objective in PUBLISHED:  # so that the result is never slower than theirs at the same agreement
         asked = replace(settings, objective=objective, solver="auto")
         plan = plan_published(library, asked, placement, select.tabled())
         frontier.found.add(_cuts(instance, trials, plan.choice.candidates))
@@ -106,10 +107,10 @@ def solve_within(
 def path_within(
     instance: Instance, budget: float, steps: Sequence[float] = STEPS, *, frontier: Frontier | None = None
 ) -> list[ExactChoice]:
-    """Return the settings to walk through, strictest first, each faster than the one before.
+    """Return the settings to walk through, strictest first, each faster than the previous one.
 
-    `budget` is how many disagreements are tolerated among the inputs of `instance`, `steps` are shares of it.
-    `frontier` is the result of `search_frontier` with the smoothed loss, to share among budgets.
+    `budget` is the number of disagreements tolerated among the inputs of `instance`; `steps` are shares of
+    it. `frontier` is the result of `search_frontier` with the smoothed loss, for reuse across budgets.
     """
     if not instance.trials:
         return []
@@ -126,7 +127,7 @@ def path_within(
 
 
 def _without_trifles(instance: Instance, chosen: Chosen, budget: float) -> Chosen:
-    """Drop exits that save next to nothing: each is one more cut through the network, and often luck."""
+    """Drop exits that save almost nothing: each is one more cut in the network, and often due to chance."""
     for pair in chosen:
         fewer = tuple(other for other in chosen if other != pair)
         before, after = instance.outcome(chosen), instance.outcome(fewer)
@@ -139,7 +140,7 @@ def _without_trifles(instance: Instance, chosen: Chosen, budget: float) -> Chose
 
 
 def candidates_of(contest: Contest, chosen: Chosen) -> tuple[Candidate, ...]:
-    """Return what was chosen as candidates, with thresholds instead of cuts."""
+    """Return the chosen trials as candidates, with thresholds instead of cuts."""
     instance = contest.instance
     return tuple(
         Candidate(

@@ -1,7 +1,7 @@
 """Costs of the network and the lookups on a backend other than the one that `explore` measured.
 
-Measured once on this machine, kept as `profiles/BACKEND.json` in the library. Lookups of one architecture on
-one shape of hidden output cost the same, so a few dozen measurements stand for all trials.
+They are measured once on this machine and stored as `profiles/BACKEND.json` in the library. Lookups of the
+same architecture and shape of hidden output cost the same, so a few dozen measurements cover all trials.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from gati.costs.graph import GraphCosts
     from gati.model.segments import TracedModel
 
-FEW_INPUTS = 8  # to calibrate a graph that is only timed: its time hardly depends on the value ranges
-# In 1, lookups were timed outside the network; in 2, noise could make them free; up to 3, variants were
-# called as `as_called_now` knows.
+FEW_INPUTS = 8  # to calibrate a graph that is only timed; value ranges hardly affect its time
+# In format 1, lookups were timed outside the network; in 2, noise could make them free; up to 3, variants had
+# older names (see `as_called_now`).
 FORMAT = 4
 _COSTS = DocumentKind(FORMAT, LibraryError, "delete it, gati compose measures again")
 
 
 @dataclass(frozen=True)
 class BackendCosts:
-    """Latencies of one backend; `lookup_ms` by hidden shape and variant, the decision after it included."""
+    """Latencies of one backend; `lookup_ms` is by hidden shape and variant, and includes the decision."""
 
     profile: Profile
     if_ms: float
@@ -48,7 +48,7 @@ class BackendCosts:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> BackendCosts | None:
-        """Parse what `to_json` wrote, None for what an older Gati measured otherwise. Raises LibraryError."""
+        """Parse what `to_json` wrote; None if an older Gati measured differently. Raises LibraryError."""
         raw = _COSTS.parse(text, where)
         if raw["format"] < 3:
             return None
@@ -60,7 +60,7 @@ class BackendCosts:
 
 
 class CostedLibrary(Library):
-    """A library with the latencies of another backend in place of those that `explore` measured."""
+    """A library with the latencies of another backend instead of those that `explore` measured."""
 
     def __init__(
         self, library: Library, costs: BackendCosts, pieces: Pieces | None = None, *, asks: bool = True
@@ -75,7 +75,7 @@ class CostedLibrary(Library):
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        """As `Library.trials`, with what lookups cost on the other backend."""
+        """As `Library.trials`, with the costs of lookups on the other backend."""
         shapes = {block.index: block.output_shape for block in self._costs.profile.blocks}
         return tuple(
             replace(
@@ -89,7 +89,7 @@ class CostedLibrary(Library):
 
     @cached_property
     def answers(self) -> EngineAnswers | None:
-        """The engine itself, where its precision changes answers and the tables do not hold.
+        """The engine's own answers, if its precision makes them differ from the tables; else None.
 
         Raises as `EngineAnswers`.
         """
@@ -102,12 +102,12 @@ class CostedLibrary(Library):
         return EngineAnswers(self, name, self._pieces or Pieces(self))
 
     def at_best(self) -> CostedLibrary:
-        """The same, as if the engine answered what the tables of outcomes say, without asking it."""
+        """The same library, under the assumption that the engine answers as in the tables of outcomes."""
         return CostedLibrary(self._library, self._costs, self._pieces, asks=False)
 
 
 def disturbance(library: Library) -> str:
-    """Return a line about latencies that other work on the machine disturbed, empty where nothing did."""
+    """Return a warning if other work on the machine disturbed the latencies, else an empty string."""
     profile = library.manifest.profile
     if not profile.disturbance:
         return ""
@@ -119,18 +119,18 @@ def disturbance(library: Library) -> str:
 def as_composed(library: Library, backend: str) -> Library:
     """Return the library with the latencies that a composition for `backend` was made with.
 
-    Raises LibraryError where they are gone.
+    Raises LibraryError if they are missing.
     """
     if backend == library.manifest.profile.backend:
         return library
     costs = _read(library, backend)
     if costs is None:
-        raise LibraryError(f"{_path(library, backend)} is not there; run gati compose again")
+        raise LibraryError(f"{_path(library, backend)} is missing; run gati compose again")
     return CostedLibrary(library, costs)
 
 
 def kept_profile(library: Library, backend: str) -> Profile | None:
-    """Return what was measured on `backend` before. Raises LibraryError where that is damaged."""
+    """Return the profile measured on `backend` before, or None. Raises LibraryError if it is damaged."""
     costs = _read(library, backend)
     return None if costs is None else costs.profile
 
@@ -147,10 +147,10 @@ def on_backend(
     progress: Callable[[int, int], None] | None = None,
     pieces: Pieces | None = None,
 ) -> Library:
-    """Return the library with the latencies of `backend`, measured now unless they were before.
+    """Return the library with the latencies of `backend`, which are measured unless they are stored.
 
-    Several backends tried one after the other can share `pieces`. Raises BackendError for a backend that is
-    unknown or not installed here, and as `load_model` does.
+    Several calls can share `pieces`. Raises BackendError for a backend that is unknown or not installed, and
+    as `load_model`.
     """
     if backend == library.manifest.profile.backend:
         return library
@@ -166,7 +166,7 @@ def on_backend(
 def measure(
     library: Library, backend: str, progress: Callable[[int, int], None] | None, pieces: Pieces | None = None
 ) -> BackendCosts:
-    """Measure base model, blocks, a decision and every architecture of cache on `backend`; none is free."""
+    """Measure base model, blocks, the decision and every cache architecture on `backend`; no cost is zero."""
     from gati.composition.engines import graph_backend
     from gati.costs.graph import measure_graph
     from gati.costs.least import at_least
@@ -177,7 +177,7 @@ def measure(
     from gati.model.lengths import at_lengths
 
     profile, kind = library.manifest.profile, library.manifest.outputs_kind
-    found = get_backend(backend)  # refused before a model is loaded, if at all
+    found = get_backend(backend)  # fails before a model is loaded
     pieces = pieces or Pieces(library)
     if isinstance(found, SegmentBackend):
         traced, caches = traced_network(library, found.devices), _one_of_each(library, pieces)
@@ -194,7 +194,7 @@ def measure(
                 each, profile, executes, kind, caches, progress, convert=convert, cuts=pieces.cuts
             )
 
-    # what computes in less than float32 answers otherwise at another length, and is executed at one
+    # in reduced precision the answers depend on the length, so only one length is executed
     lengths = at_lengths(traced) if found.in_float32() else ((1.0, traced),)
     parts = [(share, at_least(measured(each), profile, each, caches)) for share, each in lengths]
     costs = mean_costs(parts, traced)
@@ -202,7 +202,7 @@ def measure(
 
 
 def to_measure(library: Library, pieces: Pieces) -> tuple[TracedModel, dict[str, tuple[str, LearnedCache]]]:
-    """Return the network and the caches to measure in its graph, each with its block; it is cut for all."""
+    """Return the network, cut at all places to measure, and the caches to measure, each with its block."""
     from gati.costs.graph import places_to_measure
 
     traced, caches = pieces.traced, _one_of_each(library, pieces)
@@ -211,13 +211,13 @@ def to_measure(library: Library, pieces: Pieces) -> tuple[TracedModel, dict[str,
 
 
 def _one_of_each(library: Library, pieces: Pieces) -> dict[str, tuple[str, LearnedCache]]:
-    """One cache, the middle one, for each architecture and shape of hidden output, with its block."""
+    """One cache for each architecture and shape of hidden output, with its block."""
     shapes = {block.index: block.output_shape for block in library.manifest.blocks}
-    alike: dict[str, list[Trial]] = {}
+    trials_by_key: dict[str, list[Trial]] = {}
     for trial in library.trials:
         if trial.status == "trained":
-            alike.setdefault(_key(shapes[trial.block_index], trial.variant), []).append(trial)
-    middle = {key: trials[len(trials) // 2] for key, trials in alike.items()}
+            trials_by_key.setdefault(_key(shapes[trial.block_index], trial.variant), []).append(trial)
+    middle = {key: trials[len(trials) // 2] for key, trials in trials_by_key.items()}
     return {key: (trial.block, pieces.cache(trial.trial_id)) for key, trial in middle.items()}
 
 

@@ -34,8 +34,8 @@ _CHUNK = 64
 class EngineAnswers:
     """The engine's answers to the held-out inputs, for one setting of exits at a time.
 
-    An engine of reduced precision answers differently than the tables of outcomes say, even if nothing hits,
-    so the engine itself runs. Raises DataError where the inputs are gone, else as `traced_network`.
+    The answers of an engine of reduced precision differ from the tables of outcomes, even without hits, so
+    the engine itself runs. Raises DataError if the inputs are missing, and as `traced_network`.
     """
 
     def __init__(self, library: Library, backend: str, pieces: Pieces) -> None:
@@ -48,19 +48,19 @@ class EngineAnswers:
         self._models: dict[Setting, bytes] = {}
 
     def __call__(self, candidates: Sequence[Candidate]) -> Answers:
-        """Return where each held-out input leaves (the number of exits: nowhere) and its class, [n] both."""
+        """Return the exit of each held-out input (the number of exits for none) and its class, both [n]."""
         self.ask([candidates])
         return self._answers[_setting(candidates)]
 
     def elsewhere(self, inputs: Data) -> EngineAnswers:
-        """Return what the same engine answers to other inputs; networks are converted once for both."""
+        """Return the answers of the same engine to other inputs; both share converted networks."""
         other = copy.copy(self)
         other._inputs = inputs
         other._answers = {}
         return other
 
     def ask(self, path: Iterable[Sequence[Candidate]]) -> None:
-        """Run many settings at once: those that differ only in thresholds are converted once."""
+        """Run many settings; those that differ only in thresholds are converted once."""
         self._ask(_setting(candidates) for candidates in path)
 
     def _ask(self, path: Iterable[Setting]) -> None:
@@ -92,7 +92,7 @@ class EngineAnswers:
             atomic_write_bytes(path, self._models[setting])
 
     def _answered(self, setting: Setting) -> Answers:
-        """The engine's answers with these exits; what neighbouring settings decide does not run."""
+        """The engine's answers with these exits; inputs that neighbouring settings decide are not run."""
         neighbours = _neighbours(setting, self._answers)
         if neighbours is None:
             return self._run(self._models[setting], np.arange(len(self._inputs)))
@@ -121,10 +121,10 @@ class EngineAnswers:
 
 
 def _neighbours(setting: Setting, known: Mapping[Setting, Answers]) -> tuple[Answers, Answers] | None:
-    """Answers of a stricter and of a looser setting of the same exits, the nearest; None without both.
+    """Answers of the nearest stricter and the nearest looser setting of the same exits; None without both.
 
-    At falling thresholds an input leaves at the same exit or an earlier one. So one that leaves at the same
-    exit at both leaves there in between, too.
+    When thresholds fall, an input leaves at the same exit or an earlier one. So an input that leaves at the
+    same exit in both settings also leaves there in all settings between them.
     """
     names = [trial_id for trial_id, _ in setting]
     strict: Setting | None = None
@@ -140,15 +140,15 @@ def _neighbours(setting: Setting, known: Mapping[Setting, Answers]) -> tuple[Ans
 
 
 def _at_least(strict: Setting, loose: Setting) -> bool:
-    """Whether no threshold of the one is below the other's."""
+    """Whether no threshold of `strict` is below that of `loose`."""
     return all(a >= b for (_, a), (_, b) in zip(strict, loose, strict=True))
 
 
 def graph_backend(library: Library, name: str, *, calibrate_on: int = _CALIBRATION_INPUTS) -> GraphBackend:
-    """Return a backend that compiles graphs, calibrated on a number of select inputs if it needs that.
+    """Return a backend that compiles graphs, calibrated on `calibrate_on` select inputs if necessary.
 
-    Raises BackendError for one that is unknown, not installed here or of another kind, DataError where it is
-    to be calibrated and the held-out inputs are gone.
+    Raises BackendError for a backend that is unknown, not installed or of another kind, and DataError if it
+    needs calibration and the held-out inputs are missing.
     """
     executes = get_backend(name)
     if isinstance(executes, GraphBackend) and executes.calibrated:
@@ -163,7 +163,7 @@ def graph_backend(library: Library, name: str, *, calibrate_on: int = _CALIBRATI
 def graph_files(
     library: Library, setting: Sequence[tuple[TrialId, float]], backend: str
 ) -> tuple[Path, Path]:
-    """Return the files of converted networks, with these exits and without, named by their content."""
+    """Return the files of the converted networks with and without these exits, named by a content hash."""
     kind = BACKENDS.get(backend)
     stored_as = kind.stored_as if kind is not None and issubclass(kind, GraphBackend) else "onnx"
     origin = f"{__version__} {torch.__version__} {library.manifest.checkpoint_sha256} {stored_as}"

@@ -1,14 +1,15 @@
-"""The exact form: thresholds and caches chosen on what really happens to each held-out input.
+"""The exact form: thresholds and caches chosen by the real outcome of each held-out input.
 
     minimise   mean latency, each input leaving at its first hit
-    subject to disagreements <= budget, one variant a block, memory, and one lookup at a time when overlapped
+    subject to disagreements <= budget, one variant per block, memory, and, overlapped, one lookup at a time
 
-Small instances are solved to optimality as a mixed-integer program. Larger ones are searched
-(`search`): no proof of optimality, but the result is at least as good as every composition reached on the
-way, and `bound` and `priced_bound` give a latency below which no composition can be. The gap reported is the
-distance to the higher of them, so part of it is what those relax, not what the search missed.
-(Saved latency is not submodular in the set of exits: an early exit takes inputs from a later one and may
-waste the budget, so greedy's guarantee does not hold and none is claimed.)
+Small instances are solved to optimality as a mixed-integer program. Larger ones are solved by local search
+(`search`), without a proof of optimality. `bound` and `priced_bound` give lower bounds on the latency of any
+composition. The reported gap is the distance to the higher of the two, so part of it is due to their
+relaxation rather than to the search.
+
+Saved latency is not submodular in the set of exits: an early exit takes inputs from a later one and may waste
+the budget. So the guarantee of greedy algorithms does not hold here.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SEARCH = "search"
 
 @dataclass(frozen=True)
 class ExactChoice:
-    """A composition with its replayed outcome, and the latency that no composition can be below."""
+    """A composition with its replayed outcome, and a lower bound on the latency of any composition."""
 
     chosen: Chosen
     outcome: ReplayOutcome
@@ -43,7 +44,7 @@ class ExactChoice:
 
     @property
     def gap(self) -> float | None:
-        """Relative distance to the bound; 0 where proven optimal, None where no bound was sought."""
+        """Relative distance to the bound; 0 if proven optimal, None if no bound was computed."""
         return None if self.bound_ms <= 0.0 else max(0.0, 1.0 - self.bound_ms / self.outcome.mean_latency_ms)
 
 
@@ -58,11 +59,11 @@ def solve_exact(
 ) -> ExactChoice:
     """Return the fastest composition found with at most `budget` disagreements.
 
-    `frontier` is the result of `search_frontier`, to share among budgets; `prove` False searches even small
-    instances and leaves the bound at 0. If solver "auto" runs out of time, the result is that of the search.
-    Raises SolverError.
+    `frontier` is the result of `search_frontier`, for reuse across budgets. With `prove` False even small
+    instances are searched, and the bound is 0. If solver "auto" runs out of time, the result is that of the
+    search. Raises SolverError.
     """
-    if not instance.trials:  # every lookup takes longer than what it could save
+    if not instance.trials:  # every lookup takes longer than it could save
         return ExactChoice((), instance.outcome(()), instance.base_ms, SEARCH)
     if prove and fits_program(instance):
         with suppress(*((SolverError,) if solver == "auto" else ())):
@@ -85,10 +86,10 @@ def fits_program(instance: Instance) -> bool:
 def merge_inputs(
     instance: Instance,
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
-    """Merge inputs that every trial scores and answers alike.
+    """Merge inputs that are equal for every trial.
 
-    Returns the group of equal scores [m, rows], 0 the highest; whether the trial is wrong [m, rows]; and how
-    many inputs each row stands for [rows].
+    Returns the group of equal scores [m, rows], 0 for the highest; whether the trial is wrong [m, rows]; and
+    the number of inputs per row [rows].
     """
     groups_in_order: NDArray[np.int64] = np.cumsum(instance.may_cut, axis=1) - instance.may_cut
     groups: NDArray[np.int64] = np.empty_like(groups_in_order)
@@ -114,10 +115,10 @@ def _proven(solution: Solution) -> float:
 
 
 def exact_program(instance: Instance, budget: int) -> tuple[MixedIntegerProgram, dict[tuple[int, int], int]]:
-    """Return the program and its variables of choice, by (trial, cut).
+    """Return the program and its decision variables, by (trial, cut).
 
     y_tc: trial t serves with cut c. inside_sb: row s is still inside after block b. leaves_st: row s leaves
-    at trial t. misses_st: row s looked up t and continues.
+    at trial t. misses_st: row s misses trial t and continues.
     """
     groups, wrong, count = merge_inputs(instance)
     share = count / instance.inputs
@@ -148,7 +149,7 @@ def exact_program(instance: Instance, budget: int) -> tuple[MixedIntegerProgram,
                 served = {y: -1.0 for y in ys.values()}
                 program.row("misses_if_served", {misses: 1.0, inside: -1.0, **served}, lower=-1.0)
                 leaving[leaves] = 1.0
-                # an exit later than others costs what these made it pay: their misses count that already
+                # the penalties of earlier exits are already counted by their misses
                 if wrong[trial, row]:
                     disagreements[leaves] = float(count[row])
             hits = {

@@ -1,9 +1,9 @@
 """Why each exit of a composition was chosen, the loss without it, and its remaining potential.
 
-With and without an exit are both replayed in float32, also for an engine of reduced precision, which would
-have to be converted and run again for each exit that is left out. What that engine loses by itself is in
-neither figure, so the two can be compared with each other, but not with what was expected of the engine; the
-sentence says so.
+The composition is replayed in float32 with and without each exit. An engine of reduced precision would have
+to be converted and run again for each exit, so it is replayed in float32, too. Neither figure then includes
+the answers that the engine changes by itself: the two can be compared with each other, but not with the
+engine's expected figures. The sentence says so.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from gati.exploration.library import SELECT, Library
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """One exit, and what the composition comes to with it and without it, all other exits as they are.
+    """One exit, and the figures of the composition with and without it, all other exits unchanged.
 
-    `headroom` is what it would come to if this exit were free, if it knew when it is right, or always were.
-
-    `as_float32` says that the engine loses some answers by itself, which these numbers leave out.
+    `headroom` has the figures if this exit's lookup were free, its selector perfect, or all its answers
+    right. `as_float32` says that the engine changes some answers by itself, which these figures leave out.
     """
 
     exit: Exit
@@ -42,9 +41,9 @@ class Explanation:
 
 
 def explain(composition: Composition, library: Library | str | Path) -> tuple[Explanation, ...]:
-    """Explain every exit, on the select split's outcomes where the library has them, else from its table.
+    """Explain every exit, from the outcomes of the select split if the library has them, else from its table.
 
-    Raises CompositionError when an exit's trial is not in the library.
+    Raises CompositionError if an exit's trial is not in the library.
     """
     if not isinstance(library, Library):
         library = Library.open(library)
@@ -96,7 +95,11 @@ def _sentence(
     share = exit_.exit_ms / composition.expected.base_latency_ms
     slower = without.mean_latency_ms / whole.mean_latency_ms - 1.0
     against = f", chosen from {rivals + 1} variants there" if rivals else ""
-    basis = f"; as float32 answers, without what {composition.backend} loses by itself" if as_float32 else ""
+    basis = (
+        f"; in float32, without the answers that {composition.backend} changes by itself"
+        if as_float32
+        else ""
+    )
     return (
         f"{exit_.expected_hit_rate:.1%} of requests leave after {share:.0%} of the network's time{against}; "
         f"without it the mean would be {abs(slower):.1%} {'longer' if slower >= 0 else 'shorter'} "

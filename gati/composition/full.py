@@ -1,19 +1,19 @@
-"""The published full form: expected latency itself is minimised, on effective hit rates.
+"""The published full form: it minimises expected latency, based on effective hit rates.
 
     minimise   sum_i EH_i (reach_i + T_i) + (1 - sum_i EH_i) base + sum_i P_i (1 - H_i)
     subject to EH_i = H_i - (effective hits of the caches before i) > 0     for every chosen i
                sum_i EH_i A_i + (1 - sum_i EH_i) >= A
-               one variant a block, memory, slowdown, one lookup at a time
+               one variant per block, memory, slowdown, one lookup at a time
 
-The last term of the objective is ours: what a lookup that missed costs every request that goes on (P; the
-lookup itself when inline). A cache that would catch nothing new is excluded: it could only cost.
+The last term of the objective is our addition: the penalty P of a miss for every request that continues (the
+lookup itself if inline). A cache without new hits is excluded, since it could only cost time.
 
-Effective hits telescope: with the chosen cache i exactly H_i of the requests left, so EH_i = H_i - H_prev
-with prev the chosen cache before i, and 1 - H_i go on. Cost and disagreement thus belong to pairs of
+Effective hits telescope: after cache i, exactly H_i of the requests have left, so EH_i = H_i - H_prev, where
+prev is the chosen cache before i, and 1 - H_i continue. Cost and disagreement thus belong to pairs of
 consecutive caches: a composition is a path through the candidates, with three limits (disagreement, memory,
-slowdown). Two candidates are joined where the later one catches more and their lookups do not overlap. The
-mixed-integer program chooses the joints; those that a Lagrangian bound proves useless are left out first
-(`paths`), which makes it small enough for any licence and its relaxation tight.
+slowdown). Two candidates have a joint if the later one has more hits and their lookups do not overlap. The
+mixed-integer program chooses the joints. Those that a Lagrangian bound proves useless are removed first
+(`paths`), which makes the program small enough for any licence and its relaxation tight.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gati.errors import SolverError
 
 
 def solve_full(problem: Problem, *, solver: str = "auto") -> Selection:
-    """Solve the full form; `Choice.objective` is the expected mean latency in milliseconds.
+    """Solve the full form; `Selection.objective` is the expected mean latency in milliseconds.
 
     Raises SolverError.
     """

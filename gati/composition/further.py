@@ -1,15 +1,14 @@
-"""Further inputs to certify on, given to `gati compose` after `explore` has split its own.
+"""Further inputs to certify on, given to `gati compose` in addition to those of `explore`.
 
-They count as part of the library's certify split, as if they had always been there: more inputs allow
-a larger share of losses. What explore has seen is left out, copies count as they do everywhere, labels are
-not needed. The base model and the caches on the path are run on them, in float32 as in `explore`; an engine
-of reduced precision runs itself.
+They are counted as part of the library's certify split: more inputs allow a larger share of losses. Inputs
+that explore has seen are left out, copies count as everywhere, and labels are not needed. The base model and
+the caches on the path are run on them, in float32 as in `explore`; an engine of reduced precision runs
+itself.
 
-Every command that counts further inputs is an attempt in the library's ledger, as one of `gati certify` is,
-and the k-th of all attempts takes a share of delta: inputs may be added until one attempt passes, and all
-attempts together still err with probability at most delta. The attempt is entered before anything is counted,
-and is named by all that decides what will be counted. Earlier use of the library's own split is counted
-separately, as a use.
+Every command that counts further inputs is an attempt in the library's ledger, like `gati certify`, and the
+k-th attempt gets a share of delta: inputs may be added until one attempt passes, and all attempts together
+still err with probability at most delta. An attempt is entered before anything is counted; its key covers
+everything that determines the counts. Uses of the library's own split are counted separately.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ _BATCH = 64
 class Further:
     """Distinct inputs that explore has not seen, and the answers of base model and caches to them.
 
-    `copies` [n] is how many there were of each; `data` and `identity` name what was given, by its file and by
-    what is in it; `note` says what was left out. Answers are computed on first use.
+    `copies` [n] is the number of copies of each. `data` names the file, `identity` is a hash of the content.
+    `note` says what was left out. Answers are computed on first use.
     """
 
     inputs: Data
@@ -61,9 +60,9 @@ class Further:
         return len(self.copies)
 
     def answer(self, library: Library, trials: Iterable[TrialId]) -> NDArray[np.int64]:
-        """Run the base model, and with it the caches of `trials`; return the base model's classes [n].
+        """Run the base model and the caches of `trials`; return the base model's classes [n].
 
-        Raises as `load_network` and `load_cache` do.
+        Raises as `load_network` and `load_cache`.
         """
         missing = sorted(set(trials) - self.outcomes.keys())
         if self.base_class is None or missing:
@@ -72,7 +71,7 @@ class Further:
         return self.base_class
 
     def after(self, own: SplitOutcomes, path: Sequence[Sequence[Candidate]]) -> ExtendedOutcomes:
-        """Return the outcomes of the certify split with these inputs after it, for settings of `path`."""
+        """Return the outcomes of the certify split followed by these inputs, for the settings of `path`."""
         if isinstance(own, EngineOutcomes):
             return ExtendedOutcomes(own, self, self.answer(own.library, ()))
         trials = {candidate.trial_id for setting in path for candidate in setting}
@@ -96,7 +95,7 @@ class Further:
         return Ledger(library.directory).attempt(name, self.identity, settings)
 
     def told(self, composition: Composition, attempt: Attempt) -> Composition:
-        """Return the composition with a certificate that tells of these inputs and of the attempt."""
+        """Return the composition with a certificate that records these inputs and the attempt."""
         if composition.certificate is not None:
             certificate = replace(
                 composition.certificate,
@@ -108,7 +107,7 @@ class Further:
 
 
 class ExtendedOutcomes(SplitOutcomes):
-    """The outcomes of a certify split, and after them those of further inputs."""
+    """The outcomes of a certify split, followed by those of further inputs."""
 
     def __init__(self, own: SplitOutcomes, further: Further, base_class: NDArray[np.int64]) -> None:
         self.library = own.library
@@ -169,16 +168,16 @@ class ExtendedOutcomes(SplitOutcomes):
 def further_inputs(library: Library, data: Any) -> Further:
     """Open further inputs and leave out what explore has seen.
 
-    Raises DataError for no inputs, none that is new, or inputs of another kind than the network takes, and
-    CompositionError for a library without outcomes of its own.
+    Raises DataError if there are no inputs, no new ones, or inputs that the network does not take, and
+    CompositionError for a library without outcomes.
     """
     from gati.exploration.fresh import fresh_inputs
     from gati.model.data import load_data
 
     if not library.has_outcomes:
         raise CompositionError(
-            "further inputs to certify on go with the outcomes of the library's own, which this one does not "
-            "have (outcomes/); explore again"
+            "further inputs to certify on need the library's own outcomes, which are missing (outcomes/); "
+            "explore again"
         )
     given = load_data(data, library.preprocessing, what="further certification data")
     fresh = fresh_inputs(library, given)
@@ -194,7 +193,7 @@ def further_inputs(library: Library, data: Any) -> Further:
 def _answers(
     library: Library, inputs: Data, trials: Sequence[TrialId]
 ) -> tuple[NDArray[np.int64], dict[TrialId, TrialOutcomes]]:
-    """Return the base model's class of each input [n], and what each trial answers, from one pass."""
+    """Return the base model's class of each input [n], and the outcomes of each trial, from one pass."""
     import torch
 
     from gati.caches import load_cache

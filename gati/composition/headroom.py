@@ -1,14 +1,15 @@
-"""The gain of a composition if one thing about it were perfect: this shows the next bottleneck.
+"""The gain of a composition if one part of it were perfect, which shows the next bottleneck.
 
-Of every exit, and of all together. Thresholds, and all that is not named, stay as they were chosen:
+It is computed for every exit, and for all together. Everything else, such as thresholds, stays unchanged:
 
-* free: its lookup takes no time, neither of those who leave there nor of those who go on;
-* knowing: its score tells whether its answer is the base model's, so that inputs leave where it is, and only
-  there (the best that a selector could do for this predictor);
-* right: its answer always is, so that all that reach it leave there (the best that a predictor could do).
+* free: the lookup takes no time, neither for hits nor for misses;
+* knowing: the selector is perfect, so that an input leaves if and only if the cache's answer is the base
+  model's (the best that a selector could do for this predictor);
+* right: every answer is the base model's, so that all inputs that reach the exit leave there (the best that a
+  predictor could do).
 
 If `free` gains most, the lookup is too expensive; if `knowing` does, improve the selector; if only `right`
-does, improve the predictor. Knowing at every exit is the oracle of this composition.
+does, improve the predictor. `knowing` at every exit is the oracle of this composition.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gati.types import TrialId
 
 @dataclass(frozen=True, kw_only=True)
 class Prospect:
-    """What the whole composition would come to."""
+    """The figures of the whole composition under an assumption."""
 
     mean_latency_ms: float
     gain: float  # over the base model
@@ -29,7 +30,7 @@ class Prospect:
 
 @dataclass(frozen=True)
 class ExitHeadroom:
-    """What the composition would come to if this one exit were free, knowing or right."""
+    """The figures of the composition if this exit were free, knowing or right."""
 
     trial_id: TrialId
     block: str
@@ -40,11 +41,11 @@ class ExitHeadroom:
 
 @dataclass(frozen=True)
 class Headroom:
-    """What the composition would come to with a perfect exit, or with all of them perfect.
+    """The figures of the composition with one perfect exit, or with all of them perfect.
 
-    `inputs` is how many inputs of the select split were replayed; 0 where the trials table estimated instead.
-    `chosen` is the composition as it is, computed in the same way: on an engine of reduced precision it
-    differs from what is expected, because the answers that the engine loses by itself are left out.
+    `inputs` is the number of replayed inputs of the select split; 0 if estimated from the trials table.
+    `chosen` is the actual composition, computed in the same way: on an engine of reduced precision it differs
+    from the expected figures, because the answers that the engine changes by itself are left out.
     """
 
     inputs: int
@@ -55,5 +56,5 @@ class Headroom:
     free_oracle: Prospect  # both
 
     def of(self, trial_id: TrialId) -> ExitHeadroom:
-        """Return the headroom of the exit with that trial, which must be there."""
+        """Return the headroom of the exit with that trial, which must exist."""
         return next(each for each in self.exits if each.trial_id == trial_id)

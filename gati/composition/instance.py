@@ -1,7 +1,7 @@
-"""The exact composition problem as arrays: what every trial says of every held-out input.
+"""The exact composition problem as arrays: the outcome of every trial for every held-out input.
 
-A hit set of a trial is determined by how many of its best-scored inputs it takes (a *cut*), so every
-threshold worth considering is a cut after a group of equal scores.
+The hits of a trial are its inputs with the highest scores. Their number is a *cut*, so every relevant
+threshold is a cut after a group of equal scores.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gati.composition.problem import SLACK_MS
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-Chosen = tuple[tuple[int, int], ...]  # (trial, cut) in forward order; cut >= 1 inputs of the trial hit
+Chosen = tuple[tuple[int, int], ...]  # (trial, cut) in forward order; the trial has cut >= 1 hits
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Instance:
     score: NDArray[np.float32]  # [m, n] falling
     may_cut: Bools  # [m, n] whether a threshold can lie after this position: the next score is lower
     wrong: Bools  # [m, n] by input: the trial's class is not the base model's
-    loss: Floats  # [m, n] by input: what leaving there counts against the budget; `wrong`, or a risk
+    loss: Floats  # [m, n] by input: cost of leaving there against the budget; `wrong`, or a risk
     reach_ms: Floats  # [m] to the end of the trial's block
     lookup_ms: Floats  # [m]
     penalty_ms: Floats  # [m] of a miss
@@ -40,16 +40,16 @@ class Instance:
 
     @property
     def trials(self) -> int:
-        """How many trials there are."""
+        """The number of trials."""
         return int(self.order.shape[0])
 
     @property
     def inputs(self) -> int:
-        """How many inputs there are."""
+        """The number of inputs."""
         return int(self.order.shape[1])
 
     def hits(self, trial: int, cut: int) -> Bools:
-        """Return which inputs [n] score at or above the threshold at `cut`."""
+        """Return whether each input [n] scores at or above the threshold at `cut`."""
         mask = np.zeros(self.inputs, dtype=bool)
         mask[self.order[trial, :cut]] = True
         return mask
@@ -64,12 +64,12 @@ class Instance:
         return float(middle) if following < middle <= last else float(last)
 
     def compatible(self, earlier: int, later: int) -> bool:
-        """Say whether the lookup of `earlier` is done when `later` begins."""
+        """Whether the lookup of `earlier` has ended when that of `later` begins."""
         window_ms = float(self.reach_ms[later] - self.reach_ms[earlier])
         return not self.one_lookup_at_a_time or float(self.lookup_ms[earlier]) <= window_ms + SLACK_MS
 
     def slowdown_fits(self, penalty_ms: float) -> bool:
-        """Say whether a request that never hits may pay `penalty_ms` more than without caches."""
+        """Whether a request that misses every cache may take `penalty_ms` longer than without caches."""
         return self.slowdown_limit_ms is None or penalty_ms <= self.slowdown_limit_ms + SLACK_MS
 
     def outcome(self, chosen: Chosen) -> ReplayOutcome:
@@ -87,7 +87,7 @@ class Instance:
         return ReplayOutcome(spent_ms / self.inputs, disagreements)
 
     def allows(self, chosen: Chosen) -> bool:
-        """Say whether `chosen` keeps to one trial a block, memory, slowdown, and one lookup at a time."""
+        """Whether `chosen` satisfies one trial per block, memory, slowdown, and one lookup at a time."""
         trials = [trial for trial, _ in chosen]
         blocks = [int(self.block[trial]) for trial in trials]
         limit = self.memory_limit_bytes
@@ -101,7 +101,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class ReplayOutcome:
-    """What a choice does to the inputs of an instance."""
+    """The outcome of a choice on the inputs of an instance."""
 
     mean_latency_ms: float
     disagreements: float  # sum of losses: inputs that leave early with another class than the base model's

@@ -1,31 +1,30 @@
 """The ledger of a cache library: how often inputs were used to certify, and with what outcome.
 
-A confidence of 95 % holds for one look at the data. Composing again and again on one certify split until the
-result is good enough, or certifying on one data set after another until one passes, is many looks. So
-`certify_ledger.json` keeps them:
+A confidence of 95 % holds for one look at the data. Composing repeatedly on one certify split until the
+result is good enough, or certifying on one data set after another until one passes, means many looks. So
+`certify_ledger.json` records them:
 
-* `uses` of the library's own certify split by `gati compose`, with `--pareto` and `--latency` too. Each use
+* `uses` of the library's own certify split by `gati compose`, also with `--pareto` and `--latency`. Each use
   errs with probability at most its delta; the certificate says which use it is. After many uses, certify on
   fresh data.
-* `attempts` on other data, of `gati certify`, whether written into the composition or not, and of `gati
-  compose --certify-data`, which counts that next to the library's own split (a use of it as well): one that
-  was seen to fail may decide what is written next. Attempt k gets the share `share_of_attempt(k)` of delta,
-  and all shares add up to 1. So with probability at least 1 - delta no certificate that these ever give for
-  this library with confidence 1 - delta or more is false: an attempt at its own delta_k <= delta gives a
-  false one with probability at most delta_k share(k) <= delta share(k), whatever came before, if its data was
-  not looked at.
+* `attempts` on other data, by `gati certify`, whether written into the composition or not, and by `gati
+  compose --certify-data`, which counts that data together with the library's own split (so it is also a use).
+  A failed attempt counts, too, since it may influence what is tried next. Attempt k gets the share
+  `share_of_attempt(k)` of delta, and all shares add up to 1. So with probability at least 1 - delta, none of
+  the certificates that attempts ever give for this library with confidence 1 - delta or more is false: an
+  attempt at its own delta_k <= delta gives a false one with probability at most delta_k share(k) <=
+  delta share(k), whatever came before, if its data was not looked at.
 
-What was looked at: the same composition on the same data is one attempt, with one lower limit of agreement,
-so any accuracy may be requested, before or after. Another confidence is another attempt: limits from the
-same counts lie within each other, so that of those at delta_k <= delta the loosest errs for all. So is
-certifying every class, which is one more test of these inputs, at a share of its own. The same data for
-another composition is another attempt as well, but is covered only if that composition was not chosen for
-what was seen on this data: the certificate says how many compositions have used it.
+What counts as one attempt: the same composition on the same data is one attempt with one lower limit of
+agreement, so any accuracy may be requested, before or after. Another confidence is another attempt: limits
+from the same counts are nested, so if any limit at delta_k <= delta errs, the loosest does. Certifying every
+class is another attempt, too: it is one more test of these inputs, with its own share. The same data for
+another composition is another attempt as well, but it is covered only if that composition was not chosen by
+results on this data: the certificate says how many compositions have used it.
 
-Identical repetitions are no new look and are not counted twice. Entries are never removed. A copy of a
-library has a copy of its ledger: what is counted in one from then on is not known in the other. The file is
-replaced as a whole, under a lock, before the result is shown or saved; a command that is killed leaves it
-whole.
+Identical repetitions are not a new look and are not counted twice. Entries are never removed. A copy of a
+library has its own copy of the ledger; the two do not share later entries. The file is replaced as a whole,
+under a lock, before the result is shown or saved, so a killed command leaves it intact.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ from gati.exploration.library import Library
 _LEDGER = DocumentKind(
     1,
     LibraryError,
-    "restore a backup; without it, it is unknown how often inputs were used to certify on, "
-    "so explore on other data rather than delete it",
+    "restore a backup; without one, nobody knows how often inputs were used to certify, "
+    "so explore on other data instead of deleting it",
 )
 FIRST_ATTEMPT = 0.75
 
@@ -59,7 +58,7 @@ Values = dict[str, Any]  # JSON values that are compared, never interpreted
 
 @dataclass(frozen=True, kw_only=True)
 class EnteredUse:
-    """A use of the split `split`: which verb, when (ISO 8601), what decided the counts, what came of them."""
+    """A use of the split `split`: the verb, the time (ISO 8601), what determined the counts, the verdict."""
 
     key: str
     split: str
@@ -71,7 +70,7 @@ class EnteredUse:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptResult:
-    """What came of an attempt, when (ISO 8601), and whether it was written into the composition."""
+    """The result of an attempt, its time (ISO 8601), and whether it was written into the composition."""
 
     at: str
     written: bool
@@ -92,7 +91,7 @@ class EnteredAttempt:
 
 @dataclass(frozen=True, kw_only=True)
 class _Entries:
-    """All of the file, oldest first."""
+    """The entries of the file, oldest first."""
 
     uses: tuple[EnteredUse, ...]
     attempts: tuple[EnteredAttempt, ...]
@@ -100,9 +99,9 @@ class _Entries:
 
 @dataclass(frozen=True)
 class Attempt:
-    """Which attempt on other data in this library this is, from 1, and its share of delta.
+    """The number of an attempt on other data in its library, from 1, and its share of delta.
 
-    `compositions` is how many compositions have been certified on this data by now, this one included.
+    `compositions` is the number of compositions certified on this data so far, including this one.
     """
 
     key: str
@@ -111,14 +110,14 @@ class Attempt:
 
     @property
     def share(self) -> float:
-        """The probability with which it may err, as a share of delta."""
+        """Its share of delta, the probability of error."""
         return share_of_attempt(self.number)
 
 
 def share_of_attempt(number: int) -> float:
     """Return the share of delta of attempt `number`: 3/4 for the first, then 1 / (4 k (k - 1)); the sum is 1.
 
-    The first is nearly always the only one, and a level of 3/4 delta costs it next to nothing.
+    The first is nearly always the only one, and 3/4 of delta costs it almost nothing.
     """
     return FIRST_ATTEMPT if number == 1 else (1.0 - FIRST_ATTEMPT) / (number * (number - 1))
 
@@ -143,8 +142,8 @@ class Ledger:
     def use(self, split: str, verb: str, look: Mapping[str, Any], verdict: Mapping[str, Any]) -> int:
         """Enter a use of the certify split `split`, and return its number, from 1.
 
-        `look` is all that decides what was counted, settings and candidates; `verdict` what came of it. A
-        repetition, by any verb, keeps the number of its first time. Raises LibraryError, StorageError.
+        `look` is everything that determines the counts, such as settings and candidates; `verdict` is the
+        result. A repetition by any verb keeps its first number. Raises LibraryError, StorageError.
         """
         key = _digest({"split": split, "look": look, "verdict": verdict})
         with self._locked():
@@ -159,11 +158,11 @@ class Ledger:
             return len(known) + 1
 
     def attempt(self, composition: str, data: str, settings: Mapping[str, Any]) -> Attempt:
-        """Enter an attempt to certify `composition` on `data`, both by what is in them, before it is counted.
+        """Enter an attempt to certify `composition` on `data`, both content hashes, before counting.
 
-        Where the composition is still to be chosen, it is named by all that it will be chosen by.
+        If the composition is not chosen yet, `composition` is a hash of everything that determines it.
 
-        A repetition keeps the number of its first time. Raises LibraryError, StorageError.
+        A repetition keeps its first number. Raises LibraryError, StorageError.
         """
         key = _digest({"composition": composition, "data": data, "settings": settings})
         with self._locked():
@@ -180,7 +179,7 @@ class Ledger:
 
     def conclude(self, attempt: Attempt, certificate: Mapping[str, Any], *, written: bool) -> None:
         """Record the outcome of an attempt; earlier ones are kept. Raises LibraryError, StorageError."""
-        counted: Values = json.loads(json.dumps(dict(certificate)))  # as it is read again
+        counted: Values = json.loads(json.dumps(dict(certificate)))  # as it will be read back
         with self._locked():
             entries = self._read()
             at = [entry.key for entry in entries.attempts].index(attempt.key)
@@ -194,12 +193,12 @@ class Ledger:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        # the lock is on the folder: nothing to clean up, and free again when its process is killed
+        # a lock on the folder needs no cleanup and is released when its process is killed
         try:
             folder = os.open(self.path.parent, os.O_RDONLY)
         except OSError as error:
             raise StorageError(
-                f"cannot write {self.path}: {error.strerror}; is the library there?"
+                f"cannot write {self.path}: {error.strerror}; does the library exist?"
             ) from error
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
@@ -220,9 +219,9 @@ class Ledger:
 
 
 def enter_use(library: Library, verb: str, composition: Composition) -> Composition:
-    """Enter what was counted for a composition as a use; its certificate then says which use it is.
+    """Enter the counts of a composition as a use; its certificate then says which use it is.
 
-    A composition that nothing was counted for is returned as it is. Raises LibraryError, StorageError.
+    A composition without counts is returned unchanged. Raises LibraryError, StorageError.
     """
     certificate = composition.certificate
     if certificate is None or not certificate.inputs:
@@ -248,7 +247,7 @@ def enter_use(library: Library, verb: str, composition: Composition) -> Composit
 
 
 def split_identity(library: Library) -> str:
-    """Name the certify split by the base model's answers to the held-out inputs and their split."""
+    """Return a hash of the certify split: the base model's answers to the held-out inputs, and the split."""
     base = library.base_outcomes()
     content = base.base_class.tobytes() + base.split.tobytes()
     return hashlib.sha256(content).hexdigest()[:16]

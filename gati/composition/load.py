@@ -1,4 +1,4 @@
-"""From a cache library and a composition to an engine that serves it."""
+"""Loading a cache library and a composition as an engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gati.types import OutputsKind
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A base model from which engines are made: they share its weights. `library` None has no caches.
+    """A base model from which engines are made; they share its weights. Without `library` it has no caches.
 
     `module` is the base model as the user's code built it.
     """
@@ -68,7 +68,7 @@ class OpenedModel:
         if composition.checkpoint_sha256 != self.checkpoint_sha256:
             raise CompositionError(
                 f"composition '{composition.name}' was made for checkpoint "
-                f"{composition.checkpoint_sha256[:12]}, the library in {library.directory} is of "
+                f"{composition.checkpoint_sha256[:12]}, but the library in {library.directory} is for "
                 f"{self.checkpoint_sha256[:12]}; run gati compose again, or retrain"
             )
         folder = library.directory / "caches" if caches is None else caches
@@ -81,7 +81,9 @@ class OpenedModel:
         backend: str,
         graphs: tuple[Path, Path] | None = None,
     ) -> Engine:
-        """An engine with these exits; `graphs` are the engine's. Answers bear `name` and the checkpoint.
+        """An engine with these exits. `graphs` are files of converted networks, as `Engine` takes them.
+
+        The version in its answers consists of `name` and the checkpoint's hash.
 
         **Raises:** `BackendError`.
         """
@@ -103,8 +105,8 @@ class OpenedModel:
         expected = self.traced.hidden_shapes.get(leaving.block)
         if expected != tuple(cache.hidden_shape):
             raise LibraryError(
-                f"cache {leaving.trial_id} in {caches} takes {list(cache.hidden_shape)}, "
-                f"block '{leaving.block}' gives {expected and list(expected)}; "
+                f"cache {leaving.trial_id} in {caches} takes {list(cache.hidden_shape)}, but "
+                f"block '{leaving.block}' outputs {expected and list(expected)}; "
                 "run gati explore again, or retrain"
             )
         return EngineExit(
@@ -141,11 +143,11 @@ def load(
 ) -> Engine:
     """Load the base model and the composed caches of a cache library as an engine.
 
-    `threads` sets how many threads torch computes with, for the whole process; None leaves it.
-    The model's own code runs (its source is named in the manifest), its checkpoint is checked by sha256.
+    `threads` sets the number of threads that torch uses, for the whole process; None leaves it unchanged.
+    This runs the model's own code, which the manifest names, and checks the checkpoint's sha256.
 
     Raises:
-        LibraryError: no library, a newer one, or one made from another checkpoint.
+        LibraryError: no library, one of a newer format, or one made from another checkpoint.
         CompositionError: no composition of that name, or one for another checkpoint.
         BackendError: unknown or unavailable device or backend.
     """
@@ -199,9 +201,9 @@ def open_plain_model(
     device: str = "cpu",
     threads: int | None = None,
 ) -> OpenedModel:
-    """Load a network as `gati explore` would take it; `size` is the height and width of its inputs.
+    """Load a network as `gati explore` does; `size` is the height and width of its inputs.
 
-    It is traced on `images`, two or more uint8 [N, H, W, C], if there are any, else on noise.
+    It is traced on `images`, two or more uint8 [N, H, W, C], if given, else on noise.
 
     **Raises:** `ModelError`, `CheckpointError`, `BackendError`, `DataError` for a single image.
     """
@@ -221,7 +223,7 @@ def open_plain_model(
 
 
 def parse_device(name: str) -> torch.device:
-    """The device called `name`. Raises BackendError if there is none."""
+    """Return the device named `name`. Raises BackendError if it is not available."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -238,5 +240,5 @@ def _set_threads(threads: int | None) -> None:
     if threads is None:
         return
     if threads < 1:
-        raise BackendError(f"threads is {threads}; at least 1 is needed")
+        raise BackendError(f"threads is {threads}; give at least 1")
     torch.set_num_threads(threads)

@@ -1,7 +1,7 @@
-"""Latency of the whole network on each backend: a short race finds those worth measuring in full.
+"""Latency of the graph_names network on each backend: a short comparison finds those worth measuring in full.
 
-They take turns, a few requests at a time, so that a slow moment of the machine affects all of them and each
-finds its weights in the processor's caches. Kept as `profiles/networks.json` in the library.
+The backends take turns, a few requests at a time, so that a slow phase of the machine affects all of them and
+each has its weights in the processor's caches. The result is stored as `profiles/networks.json`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _NETWORKS = DocumentKind(1, LibraryError, "delete it, gati compose measures agai
 def network_times(library: Library, backends: Iterable[str], pieces: Pieces) -> dict[str, float]:
     """Return the milliseconds that the base model takes for one request on each of `backends`.
 
-    Measured now unless it was before, with as many threads. Where the model is not at hand, or the inputs to
-    calibrate one of them are gone, only of those measured before. Raises LibraryError for a damaged file.
+    They are measured unless they are stored for this number of threads. If the model cannot be loaded, or the
+    inputs to calibrate a backend are missing, only stored ones are returned. Raises LibraryError for a
+    damaged file.
     """
     import torch
 
@@ -41,7 +42,7 @@ def network_times(library: Library, backends: Iterable[str], pieces: Pieces) -> 
         kept = {name: p.base_ms for name, p in profiles.items() if p is not None and p.threads == threads}
     if not names <= kept.keys():
         try:
-            kept = _race(library, names, pieces, notes)
+            kept = _compare(library, names, pieces, notes)
         except (BackendError, DataError, ModelError) as error:
             _log.info("backends are not compared: %s", error)
         else:
@@ -50,27 +51,27 @@ def network_times(library: Library, backends: Iterable[str], pieces: Pieces) -> 
     return {name: base_ms for name, base_ms in kept.items() if name in names}
 
 
-def _race(library: Library, names: Iterable[str], pieces: Pieces, notes: list[str]) -> dict[str, float]:
-    """`notes` gets a line if other work on the machine disturbed the measurement."""
+def _compare(library: Library, names: Iterable[str], pieces: Pieces, notes: list[str]) -> dict[str, float]:
+    """Measure the backends in turns; `notes` gets a line if other work disturbed the measurement."""
     from gati.composition.engines import graph_backend
     from gati.costs.graph import by_turns_ms
     from gati.engine.backends import BACKENDS, GraphBackend
 
-    whole = [name for name in sorted(names) if issubclass(BACKENDS[name], GraphBackend)]
-    others = [name for name in sorted(names) if name not in whole]
+    graph_names = [name for name in sorted(names) if issubclass(BACKENDS[name], GraphBackend)]
+    others = [name for name in sorted(names) if name not in graph_names]
     alone_ms = {name: on_backend(library, name, pieces=pieces).manifest.profile.base_ms for name in others}
-    if not whole:
+    if not graph_names:
         return alone_ms
     traced, _ = to_measure(library, pieces)
     graphs: list[Graph] = []
-    for name in whole:
+    for name in graph_names:
         backend = graph_backend(library, name, calibrate_on=FEW_INPUTS)
         (model,) = backend.assembled(
             traced, [[]], library.manifest.outputs_kind, convert=pieces.convert, cuts=pieces.cuts
         )
         graphs.append(backend.compile(model))
     times_ms = by_turns_ms(graphs, traced.example(), notes)
-    return alone_ms | dict(zip(whole, times_ms, strict=True))
+    return alone_ms | dict(zip(graph_names, times_ms, strict=True))
 
 
 def _read(library: Library, threads: int) -> dict[str, float]:

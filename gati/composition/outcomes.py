@@ -1,4 +1,4 @@
-"""The held-out outcomes of a cache library, cut to one split and ready to be replayed."""
+"""The held-out outcomes of a cache library for one split, ready for replay."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ class SplitOutcomes:
 
     @property
     def coarse(self) -> bool:
-        """Whether an input may lose the base model's class even where nothing hits."""
+        """Whether an input may get another class than the base model's even if it misses every cache."""
         return False
 
     @property
     def lost_without_exits(self) -> int:
-        """How many inputs do."""
+        """The number of inputs that get another class than the base model's without any exit."""
         return int(self._lost_alone.sum())
 
     @property
     def _lost_alone(self) -> NDArray[np.bool_]:
-        """Which inputs do, [n]."""
+        """Whether each input [n] gets another class than the base model's without any exit."""
         return np.zeros(len(self), dtype=bool)
 
     def costs_agreement(self, predicted: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Say which inputs lose the base model's class by being answered `predicted` [n] instead of later."""
+        """Whether each input loses the base model's class if its answer is `predicted` [n]."""
         lost: NDArray[np.bool_] = (predicted != self.base_class) & ~self._lost_alone
         return lost
 
     def expect(self, path: Sequence[Sequence[Candidate]]) -> None:
-        """Make ready for these settings to be replayed, all at once where that is cheaper."""
+        """Prepare to replay these settings, all at once if that is cheaper."""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -59,7 +59,7 @@ class SplitOutcomes:
     def trial(self, trial_id: TrialId) -> TrialOutcomes:
         """Return score and predicted class of one trial on the inputs of this split, [n] each.
 
-        Raises LibraryError when the library has no outcomes of it.
+        Raises LibraryError if the library has no outcomes for it.
         """
         if trial_id not in self._trials:
             whole = self.library.outcomes(trial_id)
@@ -67,7 +67,7 @@ class SplitOutcomes:
         return self._trials[trial_id]
 
     def tabled(self) -> SplitOutcomes:
-        """Return the outcomes as the tables have them, which many settings can be replayed on in no time."""
+        """Return the outcomes from the tables, on which replay is fast."""
         return self
 
     def replay(self, problem: Problem, chosen: Sequence[Candidate]) -> Replay:
@@ -87,10 +87,10 @@ class SplitOutcomes:
 
 
 class EngineOutcomes(SplitOutcomes):
-    """Outcomes of an engine of reduced precision: its own answers where whole settings are replayed.
+    """Outcomes of an engine of reduced precision, which uses the engine's own answers to replay settings.
 
-    Single trials are still read from the tables, which is accurate enough for choosing. Certificates and
-    expectations never use those.
+    Single trials are read from the tables, which is accurate enough for choosing. Certificates and
+    expectations never use the tables.
     """
 
     def __init__(self, library: Library, split: int, answers: EngineAnswers) -> None:
@@ -129,11 +129,11 @@ class EngineOutcomes(SplitOutcomes):
 
 
 def outcomes_of(library: Library, split: int) -> SplitOutcomes:
-    """Return the outcomes of one split on the backend that the library's latencies are of."""
+    """Return the outcomes of one split on the backend of the library's latencies."""
     answers = library.answers if isinstance(library, CostedLibrary) else None
     return SplitOutcomes(library, split) if answers is None else EngineOutcomes(library, split, answers)
 
 
 def cost_of(problem: Problem, candidate: Candidate) -> ExitCost:
-    """Return what an exit at this candidate costs."""
+    """Return the costs of an exit at this candidate."""
     return ExitCost(problem.reach_ms[candidate.block_index], candidate.lookup_ms, candidate.penalty_ms)

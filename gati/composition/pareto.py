@@ -1,4 +1,4 @@
-"""The frontier of latency, certified agreement and memory, for an operator who chooses by looking."""
+"""The trade-off between latency, certified agreement and memory, for an operator to choose from."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from gati.errors import CompositionError, LibraryError
 from gati.exploration.library import CERTIFY, SELECT, Library
 
 _KIND = DocumentKind(1, LibraryError, "run gati compose --pareto again")
-LARGEST_SHARE = 0.15  # of inputs answered differently; more would never be deployed
+LARGEST_SHARE = 0.15  # of inputs answered differently; nobody would deploy more
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParetoPoint:
-    """One composition of the frontier; the certified agreements of all points hold together."""
+    """One composition of the frontier; the certified agreements of all points hold jointly."""
 
     mean_latency_ms: float  # on the select split
     gain: float
@@ -56,12 +56,12 @@ class _Frontier:
 def pareto(
     directory: str | Path, settings: Settings | None = None, *, points: int = 16
 ) -> tuple[ParetoPoint, ...]:
-    """Return up to `points` compositions from the most careful to the fastest, and write `pareto.json`.
+    """Return up to `points` compositions from the highest agreement to the fastest; write `pareto.json`.
 
-    Each is the fastest found for its number of disagreements on the select split, and faster than all before
-    it. As the operator looks at all before choosing, each limit takes an equal share of delta (Bonferroni).
-    With `settings.per_class` the limits are of the worst class. The ledger counts it as one use of the split.
-    Raises as `compose`.
+    Each is the fastest one found for its number of disagreements on the select split, and faster than all
+    before it. The operator sees all of them before choosing, so each limit gets an equal share of delta
+    (Bonferroni). With `settings.per_class` the limits are those of the worst class. The ledger counts one use
+    of the split. Raises as `compose`.
     """
     library, settings, select, certified_on = _open(directory, settings or Settings())
     contest = _best_contest(library, settings, select)
@@ -80,7 +80,7 @@ def read_frontier(path: Path) -> tuple[ParetoPoint, ...]:
 
 
 def frontier_of(contest: Contest, select: SplitOutcomes, points: int) -> list[ExactChoice]:
-    """Return the compositions of the frontier, which the select split alone decides."""
+    """Return the compositions of the frontier, from the select split alone."""
     largest = LARGEST_SHARE * len(select)
     budgets = sorted({round(float(b)) for b in np.geomspace(1.0, max(1.0, largest), points - 1)} | {0})
     chosen: list[ExactChoice] = []
@@ -100,7 +100,7 @@ def count_frontier(
     select: SplitOutcomes,
     certified_on: SplitOutcomes,
 ) -> list[tuple[ParetoPoint, tuple[LossCounts, ...]]]:
-    """Return the points with the counts of each; each limit takes an equal share of delta."""
+    """Return the points, each with its counts; each limit gets an equal share of delta."""
     share = 1.0 / max(1, len(chosen))
     return [_point(library, settings, contest, select, certified_on, choice, share) for choice in chosen]
 
@@ -139,8 +139,8 @@ def _limit(counts: Sequence[LossCounts], level: float) -> float:
 def _confidence(settings: Settings) -> float:
     if settings.confidence is None:
         raise CompositionError(
-            "--pareto and --latency certify what they find, which needs a confidence, such as 0.95; "
-            "to compose without one give an accuracy"
+            "--pareto and --latency certify their results, which needs a confidence, such as 0.95; to "
+            "compose without one, give --accuracy"
         )
     return settings.confidence
 
@@ -166,15 +166,15 @@ def _enter_use(
 def compose_within_latency(
     directory: str | Path, latency_ms: float, settings: Settings | None = None
 ) -> Composition:
-    """Return, and write, the most careful composition whose mean latency is at most `latency_ms`.
+    """Write and return the composition of highest agreement whose mean latency is at most `latency_ms`.
 
-    It is chosen on the select split alone, so the agreement certified for it needs no correction; that
-    becomes the composition's accuracy target, of every class with `settings.per_class`. Raises
-    CompositionError when nothing is that fast or nothing can be certified, else as `compose`.
+    It is chosen on the select split alone, so its certified agreement needs no correction. That agreement
+    becomes the composition's accuracy target, for every class with `settings.per_class`. Raises
+    CompositionError if no composition is that fast or nothing can be certified, else as `compose`.
     """
     library, settings, select, certified_on = _open(directory, settings or Settings())
     contest = _best_contest(library, settings, select)
-    choice = _most_careful(contest, latency_ms, len(select))
+    choice = _highest_agreement(contest, latency_ms, len(select))
     candidates = candidates_of(contest, choice.chosen)
     counts = count_losses(library, settings, candidates, certified_on)
     limit = math.floor(_limit(counts, 1.0 - _confidence(settings)) * 1e4) / 1e4
@@ -194,7 +194,7 @@ def compose_within_latency(
     return composition
 
 
-def _most_careful(contest: Contest, latency_ms: float, inputs: int) -> ExactChoice:
+def _highest_agreement(contest: Contest, latency_ms: float, inputs: int) -> ExactChoice:
     def solve(budget: int) -> ExactChoice:
         return solve_exact(contest.instance, budget, frontier=contest.frontier, prove=False)
 

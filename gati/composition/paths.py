@@ -1,9 +1,10 @@
-"""Compositions as paths through the candidates, and which joints of them a bound proves useless.
+"""Compositions as paths through the candidates, and a bound that excludes useless joints.
 
-Node 0 is the start of a request, node c + 1 candidate c, the last node its end. Limits on disagreement and
-memory are priced (Lagrangian relaxation); the cheapest path through each joint under these prices bounds
-every composition that uses the joint from below. A joint whose bound exceeds a composition already found
-cannot be part of a better one (Handler and Zang 1980, constrained shortest paths).
+A joint is a pair of consecutive nodes on a path. Node 0 is the start of a request, node c + 1 is candidate c,
+and the last node is the end. Limits on disagreement, memory and slowdown are priced (Lagrangian relaxation).
+The cheapest path through a joint under these prices is a lower bound on every composition that uses the
+joint. A joint whose bound exceeds a composition already found cannot be part of a better one (Handler and
+Zang 1980, constrained shortest paths).
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from gati.composition.shared import BYTES_PER_UNIT
 
 Floats = NDArray[np.float64]
 ROUNDS = 80
-SAFETY = 1e-6  # solvers may break limits by this much: joints of such compositions are kept
+SAFETY = 1e-6  # solvers may violate limits by this much; joints of such compositions are kept
 
 
 @dataclass(frozen=True)
 class Joints:
-    """Every pair of consecutive nodes, as matrices [nodes, nodes]; `cost_ms` is infinite where not joined.
+    """Every pair of nodes as matrices [nodes, nodes]; `cost_ms` is infinite if they cannot be consecutive.
 
-    `disagreement` is in shares of what is tolerated (limit 1), `memory` in KiB, costs relative to no caches.
+    `disagreement` is a share of the tolerated one (limit 1), `memory` is in KiB, costs are relative to no
+    caches.
     """
 
     cost_ms: Floats
@@ -38,22 +40,22 @@ class Joints:
 
     @property
     def limited(self) -> tuple[Floats, Floats, Floats]:
-        """What has a limit: disagreement, memory, slowdown."""
+        """The limited quantities: disagreement, memory, slowdown."""
         return self.disagreement, self.memory, self.slowdown_ms
 
     @property
     def start(self) -> int:
-        """The node every request starts at."""
+        """The node at which every request starts."""
         return 0
 
     @property
     def end(self) -> int:
-        """The node every request ends at."""
+        """The node at which every request ends."""
         return len(self.cost_ms) - 1
 
 
 def joints_of(problem: Problem) -> Joints:
-    """Return which candidates may follow each other, and what that costs."""
+    """Return which candidates may follow each other, and the cost of each such pair."""
     candidates = problem.candidates
     nodes = len(candidates) + 2
     block = np.array([-1, *(c.block_index for c in candidates), len(problem.reach_ms)])
@@ -86,7 +88,7 @@ def joints_of(problem: Problem) -> Joints:
 
 
 def useful_joints(joints: Joints) -> list[tuple[int, int]]:
-    """Return the joints (earlier, later) that some best composition may use; never all of one are lost."""
+    """Return the joints (earlier, later) that a best composition may use, and at least all of one such."""
     useful = np.isfinite(joints.cost_ms)
     best_found = 0.0  # no caches
     highest_bound = -np.inf
@@ -114,10 +116,10 @@ def useful_joints(joints: Joints) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class _Tree:
-    """Cheapest priced way from the start to each node (or from each node to the end)."""
+    """The cheapest priced path from the start to each node (or from each node to the end)."""
 
     total: Floats  # [nodes] priced
-    sums: Floats  # [nodes, 4] cost, disagreement, memory, slowdown along that way
+    sums: Floats  # [nodes, 4] cost, disagreement, memory, slowdown along that path
 
 
 def _cheapest(priced: Floats, joints: Joints, *, forward: bool) -> _Tree:

@@ -1,4 +1,4 @@
-"""Shared by the backends that `compose` tries: a library's network, caches and inputs."""
+"""The network, caches and inputs of a library, shared by the backends that `compose` tries."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class Pieces:
-    """A library's network, caches and held-out inputs, loaded on first use, and converted once.
+    """A library's network, caches and held-out inputs, loaded on first use and converted once.
 
-    Every graph is cut after the blocks `cuts`, which may become more, so that graphs have pieces in common.
+    Every graph is cut after the blocks in `cuts`, to which callers may add, so that graphs share pieces.
     """
 
     def __init__(self, library: Library) -> None:
@@ -45,7 +45,7 @@ class Pieces:
 
     @cached_property
     def convert(self) -> Converter:
-        """Remembers what has been converted."""
+        """The converter, which keeps what it has converted."""
         from gati.engine.graph.convert import Converter
 
         return Converter()

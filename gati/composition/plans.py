@@ -17,14 +17,14 @@ from gati.exploration.library import Library
 from gati.types import Placement, Profile, Trial
 
 CLEARLY_FASTER = 0.85
-# What lookups may add to an input that hits nowhere, as a share of the network's time: a student or companion
-# at the input that answers four of five inputs may well take a third of it.
+# Time that lookups may add to an input that misses every cache, as a share of the network's time. A student
+# or companion that answers four of five inputs may well take a third.
 SLOWDOWN = 0.5
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the operator asks of a composition."""
+    """The operator's settings for a composition."""
 
     accuracy: float = 0.99
     confidence: float | None = 0.95
@@ -38,7 +38,7 @@ class Settings:
     per_class: bool = False  # certify the agreement of each class on its own
 
     def slowdown_limit_ms(self, profile: Profile) -> float | None:
-        """What all lookups together may add to a request that never hits."""
+        """The time that all lookups together may add to a request that misses every cache; None: no limit."""
         share = SLOWDOWN if self.slowdown == "auto" else self.slowdown
         return None if share is None else share * profile.base_ms
 
@@ -56,10 +56,10 @@ class CandidatePlan:
 
 
 def placement_rank(placement: Placement, mean_latency_ms: float) -> tuple[float, bool]:
-    """Return the key by which "auto" prefers a placement; the least wins.
+    """Return the key by which "auto" chooses a placement; the smallest wins.
 
-    Overlapped lookups take a core or a stream and their cost is measured with more noise, so they
-    must be expected to be clearly faster, not just a little.
+    Overlapped lookups take a core or a stream, and their cost is measured with more noise. So they are chosen
+    only if they are expected to be clearly faster.
     """
     inline = placement == "inline"
     return (mean_latency_ms if inline else mean_latency_ms / CLEARLY_FASTER, not inline)
@@ -71,7 +71,7 @@ def plan_published(
     """Solve one of the published forms for one placement."""
     make = relaxed_candidates if settings.objective == "relaxed" else full_candidates
     candidates = make(library.trials, library.operating_points, placement, settings.accuracy)
-    # as published, one lookup at a time for either placement
+    # as published: one lookup at a time for both placements
     problem = problem_of(library, settings, candidates, one_lookup_at_a_time=True)
 
     def expect(chosen: tuple[Candidate, ...]) -> Estimate | Replay:
@@ -89,7 +89,7 @@ def plan_published(
 def problem_of(
     library: Library, settings: Settings, candidates: tuple[Candidate, ...], *, one_lookup_at_a_time: bool
 ) -> Problem:
-    """Return the problem of choosing among those `candidates` that fit the memory limit at all."""
+    """Return the problem of choosing among the `candidates` that fit the memory limit by themselves."""
     limit = settings.memory_limit_bytes
     return Problem(
         reach_ms=reach_by_block(library.manifest.blocks),
@@ -105,7 +105,7 @@ def problem_of(
 def describe(
     library: Library, problem: Problem, placement: Placement, choice: Selection, select: SplitOutcomes | None
 ) -> CandidatePlan:
-    """Return the plan for a choice: each exit and the whole, replayed where outcomes are there."""
+    """Return the plan for a choice, with figures for each exit and the whole, replayed if possible."""
     table = estimate(problem, choice.candidates)
     rates, exit_ms = table.effective_hit_rates, table.exit_ms
     accuracies = tuple(candidate.accuracy for candidate in choice.candidates)

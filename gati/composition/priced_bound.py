@@ -1,22 +1,24 @@
-"""A lower bound on exact compositions that keeps one threshold a trial and one trial a block.
+"""A lower bound on exact compositions that respects one threshold per trial and one trial per block.
 
-Lagrangian relaxation. Write a composition as one choice a block (none, or a trial with a cut), and for every
-input whether it arrives at each block and whether it continues. Arriving at block b is the same as continuing
-from the block before; give that equation a multiplier `worth[b]`, what an input's being on its way there is
-taken to cost from there on, and give prices to a loss, to the slowdown and to memory. What is left falls
-apart into blocks: at each, the choice with the least sum over inputs of
+It is a Lagrangian relaxation. Write a composition as one choice per block (none, or a trial with a cut), and,
+for every input, whether it arrives at each block and whether it continues. Arriving at block b equals
+continuing from the block before. That equation gets a multiplier `worth[b]`, the assumed cost of an input
+from its arrival at b on. Losses, slowdown and memory get prices. The rest separates into blocks: at each,
+take the choice with the least sum over inputs of
 
     leaving: exit_ms + price of a loss if wrong - worth[b]      going on: penalty_ms + worth[b + 1] - worth[b]
 
-where an input whose term is positive need not arrive (at the first block all do), and `worth` after the last
-block is `base_ms`. The terms of all cuts of a trial are one cumulative sum, as in `search`. The sum of the
-blocks' least, plus `worth` at the first block, less prices times limits, is below every composition for any
-multipliers and any prices of at least zero (weak duality), so how they are found does not matter for the
-proof. Here: by gradient ascent (Adam; Kingma and Ba 2015) with the least over choices smoothed ever less,
-because plain subgradients oscillate with this many ties. The start is that every input leaves at the first
-trial that is right for it, where nothing seems worth choosing: the oracle's bound.
+An input whose term is positive need not arrive (at the first block all inputs do), and `worth` after the last
+block is `base_ms`. The terms of all cuts of a trial are one cumulative sum, as in `search`. The sum of these
+minima, plus `worth` at the first block, minus prices times limits, is a lower bound for every composition,
+for any multipliers and any prices of at least zero (weak duality). So the proof does not depend on how they
+are found. They are found by gradient ascent (Adam; Kingma and Ba 2015) on a smoothed minimum over choices,
+with decreasing smoothing, because plain subgradients oscillate with this many ties. At the start every input
+leaves at the first trial that is right for it, and no choice seems better than none: this is the oracle's
+bound.
 
-Ignored are one lookup at a time, and that choices at different blocks must fit all inputs at once.
+The relaxation ignores one lookup at a time, and that choices at different blocks must suit all inputs
+together.
 """
 
 from __future__ import annotations
@@ -31,23 +33,23 @@ from gati.composition.problem import SLACK_MS
 from gati.composition.shared import BYTES_PER_UNIT
 
 STEPS = 400
-WORK = 1e8  # at most this many terms, trials times inputs times steps: five seconds on one core
+WORK = 1e8  # most terms (trials x inputs x steps): five seconds on one core
 STEP_MS = 1.4  # the first step, as a share of base_ms over the root of the blocks; the last is 1 % of it
-COARSE, FINE = 0.02, 0.0005  # by how much a choice may be worse and still count: first and last, per input
+COARSE, FINE = 0.02, 0.0005  # smoothing width, first and last: how much worse a choice may be and still count
 FIRST_PRICE = 2.0  # of a loss, as a multiple of base_ms
 SAFETY = 1e-9  # rounding of sums
 
 
 @dataclass
 class _Multipliers:
-    """What the relaxation is priced with; the same shape holds the slopes of its value."""
+    """The multipliers of the relaxation; the slopes of its value have the same shape."""
 
     worth: Floats  # [blocks, n] of arriving at each block
     prices: Floats  # [3] of a loss, of a millisecond of slowdown, of memory
 
 
 def priced_bound_ms(instance: Instance, budget: int, *, steps: int = STEPS) -> float:
-    """Return a mean latency that no composition with at most `budget` disagreements is below."""
+    """Return a lower bound on the mean latency of compositions with at most `budget` disagreements."""
     if not instance.trials or not instance.inputs:
         return instance.base_ms
     relaxation = _Relaxation(instance, budget)
@@ -66,8 +68,7 @@ def priced_bound_ms(instance: Instance, budget: int, *, steps: int = STEPS) -> f
 class _Relaxation:
     def __init__(self, instance: Instance, budget: int) -> None:
         self._instance = instance
-        blocks, self._block = np.unique(instance.block, return_inverse=True)
-        self._blocks = len(blocks)
+        _, self._block = np.unique(instance.block, return_inverse=True)
         self._starts = np.flatnonzero(np.diff(self._block, prepend=-1))
         self._exit_ms = (instance.reach_ms + instance.lookup_ms)[:, None]
         self._penalty_ms = instance.penalty_ms[:, None]
@@ -75,7 +76,7 @@ class _Relaxation:
         positions = np.broadcast_to(np.arange(instance.inputs), instance.order.shape)
         np.put_along_axis(self._rank, instance.order, positions, axis=1)
         self._at_first = (self._block == 0)[:, None]
-        # what each trial uses of what is limited, losses apart; a limit of nothing wanted is never reached
+        # what each trial uses of the limited quantities except losses; without a limit, it is infinite
         memory = instance.memory_bytes / BYTES_PER_UNIT
         self._used = np.stack([instance.penalty_ms, memory])  # [2, m]
         slowest_ms, limit = instance.slowdown_limit_ms, instance.memory_limit_bytes
@@ -91,7 +92,7 @@ class _Relaxation:
 
     @property
     def scale(self) -> Floats:
-        """How large a step of each price is where one of `worth` is 1 ms."""
+        """The step of each price relative to a step of 1 ms in `worth`."""
         limits = self._limits[1:]
         bounded = np.isfinite(limits) & (limits > 0.0)
         others = np.where(bounded, 0.01 * self._instance.inputs / np.where(bounded, limits, 1.0), 0.0)
@@ -128,7 +129,7 @@ class _Relaxation:
         charged = float(sum(p * limit for p, limit in zip(at.prices, self._limits, strict=True) if p > 0.0))
         value = float(here[0].sum() + least.sum()) - charged
 
-        # choices that are nearly the least count, too: weights that fall with how much worse they are
+        # choices that are nearly the best also count, with weights that decrease with their distance
         softness = width * instance.base_ms * instance.inputs
         weight = np.exp(-np.minimum((with_trial - least[block]) / softness, 60.0))
         weight_without = np.exp(-np.minimum((without - least) / softness, 60.0))
@@ -148,7 +149,7 @@ class _Relaxation:
 
 
 class _Ascent:
-    """Adam, upwards, with prices kept at zero or more."""
+    """Gradient ascent with Adam; prices stay at zero or more."""
 
     def __init__(self, scale: NDArray[np.float64], fast: float = 0.9, slow: float = 0.99) -> None:
         self._scale = scale
@@ -158,7 +159,7 @@ class _Ascent:
         self._square: _Multipliers | None = None
 
     def move(self, at: _Multipliers, slope: _Multipliers, length: float) -> None:
-        """Change `at` in place, by about `length` in each of its numbers."""
+        """Change each number of `at` in place by about `length`."""
         fast, slow = self._rates
         if self._mean is None or self._square is None:
             self._mean = _Multipliers(np.zeros_like(slope.worth), np.zeros_like(slope.prices))

@@ -1,4 +1,4 @@
-"""The optimisation problem as pure data, and the figures that its table of averages predicts for a choice.
+"""The optimisation problem as pure data, and the figures that averages predict for a choice.
 
 Letters of the published system: H hit rate, A accuracy among hits, T lookup latency, M memory,
 L block latency (here summed up: `reach_ms[i]` = L_0 + ... + L_i, everything before block 0 included).
@@ -14,7 +14,7 @@ from itertools import pairwise
 from gati.errors import CompositionError
 from gati.types import TrialId
 
-SLACK_MS = 1e-9  # rounding of sums of latencies is no violation
+SLACK_MS = 1e-9  # tolerance for rounding in sums of latencies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Problem:
-    """Which candidates may serve together, and what a request costs.
+    """The candidates, the latencies of the network, and the limits.
 
-    `reach_ms[i]` is the time to the end of block i, rising; `base_ms` the whole network without caches.
+    `reach_ms[i]` is the time to the end of block i, ascending; `base_ms` the whole network without caches.
     Leaving at a chosen candidate costs `reach_ms` of its block, the penalties of the earlier chosen ones, and
     its own lookup; running to the end costs `base_ms` and all penalties.
     """
@@ -47,18 +47,18 @@ class Problem:
     accuracy: float
     memory_limit_bytes: int | None = None
     one_lookup_at_a_time: bool = True
-    slowdown_limit_ms: float | None = None  # what all penalties together may add to a request that never hits
+    slowdown_limit_ms: float | None = None  # limit on the sum of all penalties
 
     def __post_init__(self) -> None:
         if not 0.0 < self.accuracy < 1.0:
             raise CompositionError(
-                f"accuracy target is {self.accuracy!r}, must lie strictly between 0 and 1, for example 0.99"
+                f"accuracy target is {self.accuracy!r}, but must lie strictly between 0 and 1, such as 0.99"
             )
         if any(later < earlier for earlier, later in pairwise(self.reach_ms)):
             raise CompositionError("block latencies in the profile are not cumulative; explore again")
 
     def conflict(self, first: Candidate, second: Candidate) -> bool:
-        """Say whether two candidates of different blocks would have lookups running at the same time."""
+        """Whether the lookups of two candidates at different blocks would run at the same time."""
         if not self.one_lookup_at_a_time:
             return False
         earlier, later = sorted((first, second), key=lambda candidate: candidate.block_index)
@@ -68,7 +68,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a formulation chose, in forward order, with the solver's word on it."""
+    """The choice of a formulation, in forward order, with the solver's objective and gap."""
 
     candidates: tuple[Candidate, ...]
     objective: float
@@ -79,7 +79,7 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What the averages of the trials table expect: inputs that hit early are taken to hit later too."""
+    """Figures expected from the trials table's averages, if inputs that hit early would also hit later."""
 
     mean_latency_ms: float
     hit_rate: float
@@ -91,7 +91,7 @@ class Estimate:
 def estimate(problem: Problem, chosen: Sequence[Candidate]) -> Estimate:
     """Return the expectation for `chosen` (forward order) under nested hits.
 
-    A cache whose hit rate is below that of an earlier one catches nothing new and still costs its penalty.
+    A cache whose hit rate is below that of an earlier one has no new hits but still costs its penalty.
     """
     caught = wrong = spent_ms = penalty_ms = 0.0
     effective: list[float] = []

@@ -1,6 +1,6 @@
 """Computing the headroom of a composition, by replay on the select split or, without outcomes, by the table.
 
-Replayed in float32 also for an engine of reduced precision, as `gati.composition.explain` says.
+The replay is in float32 even for an engine of reduced precision, see `gati.composition.explain`.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from gati.types import Trial, TrialId
 
 
 @dataclass(frozen=True)
-class _Wish:
-    """What of an exit is to be perfect."""
+class _Assumption:
+    """The perfect properties that an exit is assumed to have; see `gati.composition.headroom`."""
 
     free: bool = False
     knowing: bool = False
     right: bool = False
 
 
-_AS_IT_IS = _Wish()
-_FREE, _KNOWING, _RIGHT = _Wish(free=True), _Wish(knowing=True), _Wish(right=True)
-_FREE_AND_KNOWING = _Wish(free=True, knowing=True)
+_UNCHANGED = _Assumption()
+_FREE, _KNOWING, _RIGHT = _Assumption(free=True), _Assumption(knowing=True), _Assumption(right=True)
+_FREE_AND_KNOWING = _Assumption(free=True, knowing=True)
 
-_LEAST = 1e-3  # of the network's time: a free lookup at the input that everything hits takes none at all
+_LEAST = 1e-3  # least share of the network's time: with a free lookup at the input, the latency could be 0
 
-_Reckon = Callable[[Sequence[_Wish]], Prospect]
+_Compute = Callable[[Sequence[_Assumption]], Prospect]
 
 
 def with_headroom(composition: Composition, library: Library) -> Composition:
-    """Return the composition with its headroom, where it has exits. Raises CompositionError as `explain`."""
+    """Return the composition with its headroom, if it has exits. Raises CompositionError as `explain`."""
     if not composition.exits:
         return composition
     library = as_composed(library, composition.backend)
@@ -53,15 +53,15 @@ def with_headroom(composition: Composition, library: Library) -> Composition:
 def headroom_of(problem: Problem, library: Library, select: SplitOutcomes | None) -> Headroom:
     """Return the headroom of the composition of all `problem.candidates`, which are in forward order."""
     trials = {trial.trial_id: trial for trial in library.trials}
-    reckon = _by_table(problem, trials) if select is None else _by_replay(problem, select)
+    compute = _by_table(problem, trials) if select is None else _by_replay(problem, select)
     count = len(problem.candidates)
 
-    def one(position: int, wish: _Wish) -> Prospect:
-        return reckon([wish if at == position else _AS_IT_IS for at in range(count)])
+    def one(position: int, assumption: _Assumption) -> Prospect:
+        return compute([assumption if at == position else _UNCHANGED for at in range(count)])
 
     return Headroom(
         inputs=0 if select is None else len(select),
-        chosen=reckon([_AS_IT_IS] * count),
+        chosen=compute([_UNCHANGED] * count),
         exits=tuple(
             ExitHeadroom(
                 candidate.trial_id,
@@ -72,53 +72,55 @@ def headroom_of(problem: Problem, library: Library, select: SplitOutcomes | None
             )
             for position, candidate in enumerate(problem.candidates)
         ),
-        free=reckon([_FREE] * count),
-        oracle=reckon([_KNOWING] * count),
-        free_oracle=reckon([_FREE_AND_KNOWING] * count),
+        free=compute([_FREE] * count),
+        oracle=compute([_KNOWING] * count),
+        free_oracle=compute([_FREE_AND_KNOWING] * count),
     )
 
 
-def _by_replay(problem: Problem, select: SplitOutcomes) -> _Reckon:
+def _by_replay(problem: Problem, select: SplitOutcomes) -> _Compute:
     everything = np.ones(len(select), dtype=np.float32)
 
-    def wished(candidate: Candidate, wish: _Wish) -> ReplayExit:
+    def under(candidate: Candidate, assumption: _Assumption) -> ReplayExit:
         outcomes, cost = select.trial(candidate.trial_id), cost_of(problem, candidate)
         found = ReplayExit(outcomes.score, outcomes.predicted, candidate.threshold, cost)
-        if wish.free:
+        if assumption.free:
             found = replace(found, cost=ExitCost(cost.reach_ms, lookup_ms=0.0, penalty_ms=0.0))
-        if wish.knowing:
+        if assumption.knowing:
             agrees = (outcomes.predicted == select.base_class).astype(np.float32)
             found = replace(found, score=agrees, threshold=1.0)
-        if wish.right:
+        if assumption.right:
             found = replace(found, score=everything, predicted=select.base_class, threshold=1.0)
         return found
 
-    def reckon(wishes: Sequence[_Wish]) -> Prospect:
-        exits = [wished(*pair) for pair in zip(problem.candidates, wishes, strict=True)]
+    def compute(assumptions: Sequence[_Assumption]) -> Prospect:
+        exits = [under(*pair) for pair in zip(problem.candidates, assumptions, strict=True)]
         outcome = replay(exits, select.base_class, problem.base_ms)
         return _prospect(problem, outcome.mean_latency_ms, outcome.agreement)
 
-    return reckon
+    return compute
 
 
-def _by_table(problem: Problem, trials: dict[TrialId, Trial]) -> _Reckon:
-    def wished(candidate: Candidate, wish: _Wish) -> Candidate:
-        if wish.free:
+def _by_table(problem: Problem, trials: dict[TrialId, Trial]) -> _Compute:
+    def under(candidate: Candidate, assumption: _Assumption) -> Candidate:
+        if assumption.free:
             candidate = replace(candidate, lookup_ms=0.0, penalty_ms=0.0)
-        if wish.knowing:
-            # of all inputs, those it answers as the base model; at least those that it has right already
+        if assumption.knowing:
+            # the share of all inputs with the base model's class, at least that of its correct hits
             agreement = trials[candidate.trial_id].agreement or 0.0
             rate = max(agreement, candidate.hit_rate * candidate.accuracy)
             candidate = replace(candidate, hit_rate=rate, accuracy=1.0)
-        if wish.right:
+        if assumption.right:
             candidate = replace(candidate, hit_rate=1.0, accuracy=1.0)
         return candidate
 
-    def reckon(wishes: Sequence[_Wish]) -> Prospect:
-        outcome = estimate(problem, [wished(*pair) for pair in zip(problem.candidates, wishes, strict=True)])
+    def compute(assumptions: Sequence[_Assumption]) -> Prospect:
+        outcome = estimate(
+            problem, [under(*pair) for pair in zip(problem.candidates, assumptions, strict=True)]
+        )
         return _prospect(problem, outcome.mean_latency_ms, outcome.agreement)
 
-    return reckon
+    return compute
 
 
 def _prospect(problem: Problem, mean_latency_ms: float, agreement: float) -> Prospect:
@@ -129,7 +131,7 @@ def _prospect(problem: Problem, mean_latency_ms: float, agreement: float) -> Pro
 def problem_deployed(composition: Composition, library: Library) -> Problem:
     """Return the problem whose candidates are the composition's exits, in forward order.
 
-    `library` has the latencies of the composition's backend. Raises CompositionError when an exit's trial is
+    `library` has the latencies of the composition's backend. Raises CompositionError if an exit's trial is
     not in it.
     """
     return Problem(

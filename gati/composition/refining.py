@@ -1,16 +1,15 @@
 """Settings between those of a path, so that a walk ends closer to the target.
 
-They have the same exits, at thresholds in between. Where the engine itself answers, each setting costs
-seconds to minutes, so a path has few, and the walk often ends far from what could be certified. Settings
-between two neighbours of the same exits cost little:
+They have the same exits, with thresholds in between. If the engine itself answers, each setting takes seconds
+to minutes, so a path has few settings, and the walk often ends far from what could be certified. Settings
+between two neighbours with the same exits are cheap:
 
-- `EngineAnswers` runs only the inputs that leave elsewhere at one neighbour than at the other. At falling
-  thresholds an input leaves at the same exit or an earlier one, so the other inputs keep the answer that both
-  give.
-- A walk may skip settings that are certain to pass. With one exit, an input that is answered wrongly in
-  between is answered wrongly at one of the neighbours; with several, it may also leave at an exit between the
-  two. If even all of these together pass, so does each setting in between: the walk is as if it had counted
-  them.
+- `EngineAnswers` runs only the inputs that leave at different exits in the two neighbours. When thresholds
+  fall, an input leaves at the same exit or an earlier one, so all other inputs keep the common answer.
+- A walk may skip settings that are certain to pass. With one exit, an input that a setting in between answers
+  wrongly is answered wrongly by one of the neighbours; with several exits, it may also leave at an exit
+  between those of the neighbours. If the test passes even with all of these inputs counted as wrong, so does
+  each setting in between, and the walk ends as if it had counted them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ MOST = 8  # settings between two neighbours
 
 
 def refined(instance: Instance, path: Sequence[ExactChoice]) -> tuple[list[ExactChoice], tuple[int, ...]]:
-    """The path with settings in between, each faster than the one before, and where its own are in it."""
+    """The path with settings in between, each faster than the previous one, and the positions of its own."""
     fine: list[ExactChoice] = []
     own: list[int] = []
     for choice in path:
@@ -40,7 +39,7 @@ def refined(instance: Instance, path: Sequence[ExactChoice]) -> tuple[list[Exact
 
 
 def wrong_in_between(strict: Replay, loose: Replay) -> NDArray[np.bool_]:
-    """Which inputs [n] a setting between two neighbours might answer wrongly."""
+    """Whether a setting between two neighbours might answer each input [n] wrongly."""
     passed_over = strict.left_at - loose.left_at > 1
     wrong: NDArray[np.bool_] = strict.wrong | loose.wrong | passed_over
     return wrong
@@ -55,7 +54,7 @@ def _between(instance: Instance, strict: ExactChoice, loose: ExactChoice) -> lis
     found: list[ExactChoice] = []
     fastest_ms = strict.outcome.mean_latency_ms
     for step in range(1, steps):
-        chosen = _part_of_the_way(instance, pairs, step / steps)
+        chosen = _interpolated(instance, pairs, step / steps)
         outcome = instance.outcome(chosen)
         if loose.outcome.mean_latency_ms < outcome.mean_latency_ms < fastest_ms:
             found.append(ExactChoice(chosen, outcome, 0.0, SEARCH))
@@ -63,7 +62,7 @@ def _between(instance: Instance, strict: ExactChoice, loose: ExactChoice) -> lis
     return found
 
 
-def _part_of_the_way(
+def _interpolated(
     instance: Instance, pairs: Sequence[tuple[tuple[int, int], tuple[int, int]]], share: float
 ) -> Chosen:
     chosen = []

@@ -1,13 +1,13 @@
-"""The published relaxed form: each variant gets a score, the best-scored set of caches is chosen.
+"""The published relaxed form: each variant gets a score, and the set of caches with the best score is chosen.
 
 Maximise `sum b_ij S_ij` with `S_ij = alpha * H_ij + (1 - alpha) * LG_ij`, the latency gain
-`LG_ij = base / (reach_i + T_ij)`, subject to the accuracy filter `A_ij >= A`, at most one variant a block,
-memory, and one lookup at a time. Alpha is swept and the composition of least expected latency kept.
+`LG_ij = base / (reach_i + T_ij)`, subject to the accuracy filter `A_ij >= A`, at most one variant per block,
+memory, and one lookup at a time. Alpha is swept, and the composition of least expected latency is kept.
 
-Two additions keep this usable. Every score is positive, so as published the optimum takes a cache at every
-block that the constraints leave free, though each lookup costs time: the number of caches is capped, the cap
-swept too, and expected latency decides. And the sweep of alpha bisects: the optimal score is convex in alpha,
-so where both ends of a range choose the same caches, all between them do.
+We add two things. Every score is positive, so the published optimum takes a cache at every block that the
+constraints allow, although each lookup costs time. So the number of caches is capped, the cap is swept, too,
+and expected latency decides. And the sweep of alpha bisects: the optimal score is convex in alpha, so if both
+ends of a range choose the same caches, all values between them do.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gati.errors import SolverError
 
 ALPHA_STEPS = 20  # alpha = 0, 1/20, ..., 1
 MOST_CACHES = 6
-_LEAST_SHARE = 0.001  # of the network's time that an exit takes at least: measured differences may be zero
+_LEAST_SHARE = 0.001  # least time of an exit, as a share of the network's: measured differences may be zero
 
 
 class Expectation(Protocol):
-    """What the sweep asks of an expectation; an `Estimate` and a `Replay` both have it."""
+    """The figures that the sweep needs; both `Estimate` and `Replay` have them."""
 
     @property
     def mean_latency_ms(self) -> float:
@@ -49,9 +49,9 @@ def relaxed_score(problem: Problem, candidate: Candidate, alpha: float) -> float
 def solve_relaxed(
     problem: Problem, alpha: float, *, most_caches: int | None = None, solver: str = "auto"
 ) -> Selection:
-    """Solve the relaxed form for one alpha; `Choice.objective` is the reached sum of scores.
+    """Solve the relaxed form for one alpha; `Selection.objective` is the sum of scores.
 
-    `most_caches` caps the number of caches; None leaves it free, as published. Raises SolverError.
+    `most_caches` caps the number of caches; None means no cap, as published. Raises SolverError.
     """
     allowed = replace(problem, candidates=_accurate(problem))
     program = MixedIntegerProgram()
@@ -80,9 +80,9 @@ def sweep_relaxed(
 ) -> Selection:
     """Solve for every alpha and cap, and return the choice of least expected latency.
 
-    `expect` gives mean latency and agreement of a choice, by default the table's estimate. Choices expected
-    below the accuracy target come last: each cache passes the filter, yet those after the first get the
-    harder inputs. No cache at all competes too. Ties go to fewer caches. Raises SolverError.
+    `expect` returns mean latency and agreement of a choice, by default the table's estimate. Choices expected
+    below the accuracy target come last: each cache passes the filter, but later ones get the harder inputs.
+    The empty choice competes, too. Ties go to fewer caches. Raises SolverError.
     """
     expect = expect or (lambda chosen: estimate(problem, chosen))
 

@@ -1,4 +1,4 @@
-"""Replay of a composition on each held-out input: the exact first-hit outcome, not an average."""
+"""Replaying a composition on each held-out input, for exact outcomes instead of averages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Replay:
 def replay(exits: Sequence[ReplayExit], base_class: NDArray[np.int64], base_ms: float) -> Replay:
     """Send every input through `exits` (forward order); each leaves at its first score >= threshold.
 
-    `base_class` [n] is what the base model answers. Raises DataError without inputs.
+    `base_class` [n] is the base model's class of each input. Raises DataError without inputs.
     """
     count = len(base_class)
     left_at = np.full(count, len(exits), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The risk of letting an input leave: its charge against the budget while a path is built."""
+"""The risk of letting an input leave, which is charged against the budget while a path is built."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ NEWTON_STEPS = 30
 
 
 def smoothed_loss(instance: Instance) -> Floats:
-    """Return [m, n] the mean of whether an answer is wrong and of how often it is at its rank of score.
+    """Return [m, n] the mean of whether an answer is wrong and of the rate of wrong answers at its rank.
 
-    The rate is a logistic regression of each trial's wrong answers on the logit of the rank.
+    The rank is by score; the rate is a logistic regression of each trial's wrong answers on its logit.
     """
     wrong = np.take_along_axis(instance.wrong, instance.order, axis=1).astype(np.float64)
     rank = (np.arange(instance.inputs) + 0.5) / instance.inputs

@@ -1,12 +1,12 @@
-"""Local search over exact compositions: one pass weighs every trial with every threshold at every block.
+"""Local search over exact compositions: one pass evaluates every trial with every threshold at every block.
 
-A move sets one block to any (trial, cut) or to none, all others staying. With the exits before the block
-known, an input either reaches it or not; with those after, the cost of continuing is known. The
-effect of all cuts of a trial is then one cumulative sum over the inputs in order of falling score, so all
-moves of all blocks together take a few milliseconds.
+A move sets one block to any (trial, cut) or to none; all others stay. The exits before the block determine
+which inputs reach it, and those after it determine the cost of continuing. The effect of all cuts of a trial
+is then one cumulative sum over the inputs in order of descending score, so all moves of all blocks together
+take a few milliseconds.
 
-Disagreements are priced first (each costs `price_ms`), which lets exits share them out, then held to a
-hard budget.
+Disagreements are first priced (each costs `price_ms`), which distributes them among the exits, and then
+limited by a hard budget.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gati.composition.problem import SLACK_MS
 
 PRICES = 16
 _STARTS = 3  # compositions that are improved within a budget
-SHARED_LIMIT = (1, 2, 3)  # exits that the limit on slowdown should have room for
+SHARED_LIMIT = (1, 2, 3)  # number of exits among which the slowdown limit is divided
 TIGHTER = (1, 2, 4, 8)  # disagreements a tightened exit gives up for others to use
 EPSILON = 1e-9
 ROUNDING = 1e-6  # of sums of losses
@@ -29,7 +29,7 @@ ROUNDING = 1e-6  # of sums of losses
 
 @dataclass(frozen=True)
 class Moves:
-    """For every trial and cut, the whole composition's outcome if that were its block's exit."""
+    """For every trial and cut, the whole composition's outcome if that were the exit at its block."""
 
     latency_ms: Floats  # [m, n] summed over inputs; infinite where not allowed
     disagreements: Floats  # [m, n]
@@ -38,9 +38,9 @@ class Moves:
 
 
 class Searcher:
-    """Arrays that every pass over one instance needs, and the memory it works in.
+    """Arrays that every pass over one instance needs, and its preallocated buffers.
 
-    A pass would otherwise allocate ten arrays of trials times inputs, which takes longer than the arithmetic.
+    Otherwise a pass would allocate ten arrays of trials x inputs, which takes longer than the arithmetic.
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -51,11 +51,11 @@ class Searcher:
         shape = instance.order.shape
         self._flat = np.empty(shape, dtype=np.int64)
         self._hit, self._latency, self._wrong = (np.empty(shape) for _ in range(3))
-        # real parts latency, imaginary ones disagreements: one cumulative sum takes as long as either alone
+        # latency in the real part, disagreements in the imaginary: one cumulative sum for both costs no more
         self._terms, self._sums = (np.empty(shape, dtype=np.complex128) for _ in range(2))
 
     def moves(self, chosen: Chosen) -> Moves:
-        """Return the outcome of every move from `chosen`; its arrays hold until the next call."""
+        """Return the outcome of every move from `chosen`; its arrays are valid until the next call."""
         instance = self.instance
         inside, left_ms, left_wrong, paid_ms = self._before(chosen)
         onward_ms, onward_wrong = self._after(chosen)
@@ -75,7 +75,7 @@ class Searcher:
         np.add(instance.order, (way * instance.inputs)[:, None], out=self._flat)
         np.take(reached.astype(np.float64), self._flat, out=self._hit, mode="clip")
         np.take(go_on_ms + 1j * go_on_wrong, self._flat, out=self._terms, mode="clip")
-        # each hit's going on is replaced by leaving
+        # for each hit, replace the cost of continuing by that of leaving
         hit_ms = self.exit_ms - instance.penalty_ms + paid_ms[before]
         np.subtract(self._hit * hit_ms[:, None], self._terms.real, out=self._terms.real)
         np.subtract(self._hit * self.loss_in_order, self._terms.imag, out=self._terms.imag)
@@ -89,7 +89,7 @@ class Searcher:
         return Moves(latency, wrong, without_ms[way], without_wrong[way])
 
     def _before(self, chosen: Chosen) -> tuple[Bools, Floats, Floats, Floats]:
-        # after k exits: who is inside, and what the leavers and the misses so far have cost
+        # after k exits: which inputs are inside, and the cost so far of inputs that left and of misses
         instance = self.instance
         inside = np.ones((len(chosen) + 1, instance.inputs), dtype=bool)
         left_ms, left_wrong, paid_ms = (np.zeros(len(chosen) + 1) for _ in range(3))
@@ -115,7 +115,7 @@ class Searcher:
         return onward_ms, onward_wrong
 
     def _fits(self, chosen: Chosen) -> Bools:
-        # trials that keep the limits in place of their own block's exit
+        # trials that satisfy the limits if they replace the exit at their block
         instance = self.instance
         fits = np.ones(instance.trials, dtype=bool)
         if instance.memory_limit_bytes is not None:
@@ -141,9 +141,9 @@ class Searcher:
 
 
 def improve_priced(searcher: Searcher, chosen: Chosen, price_ms: float) -> Chosen:
-    """Return a composition that no move, nor dropping one exit and then any move, makes cheaper.
+    """Return a composition that neither a move, nor dropping an exit and then a move, makes cheaper.
 
-    Cheaper means latency plus `price_ms` for each disagreement, both summed over the inputs.
+    The cost is latency plus `price_ms` for each disagreement, both summed over the inputs.
     """
 
     def pick(moves: Moves) -> tuple[float, int, int]:
@@ -158,7 +158,7 @@ def improve_priced(searcher: Searcher, chosen: Chosen, price_ms: float) -> Chose
 def improve_within(searcher: Searcher, chosen: Chosen, budget: float, *, thorough: bool = True) -> Chosen:
     """Return a composition of at most `budget` disagreements that no move makes faster.
 
-    `chosen` must itself keep the budget. `thorough` also tightens one exit so that others may loosen.
+    `chosen` must be within the budget. `thorough` also tightens one exit so that others can be loosened.
     """
 
     def pick(moves: Moves) -> tuple[float, int, int]:
@@ -178,7 +178,7 @@ Value = Callable[[float, float], float]
 def _least(
     costs: Floats, moves: Moves, price_ms: float, budget: float | None = None
 ) -> tuple[float, int, int]:
-    """Return (cost, trial, cut) of the best move; cut 0 takes the exit at the trial's block away."""
+    """Return (cost, trial, cut) of the best move; cut 0 removes the exit at the trial's block."""
     without = moves.without_ms + price_ms * moves.without_disagreements
     if budget is not None:
         without = np.where(moves.without_disagreements <= budget + ROUNDING, without, np.inf)
@@ -197,7 +197,7 @@ def _descend(searcher: Searcher, chosen: Chosen, pick: Pick, value: Value, *, ti
         outcome = instance.outcome(option)
         return value(outcome.mean_latency_ms * instance.inputs, outcome.disagreements)
 
-    if instance.trials == 0:  # no lookup pays here: there are no moves
+    if instance.trials == 0:  # no lookup can pay off, so there are no moves
         return chosen
     best = worth(chosen)
     while True:
@@ -233,7 +233,7 @@ def _apply(instance: Instance, chosen: Chosen, trial: int, cut: int) -> Chosen:
 
 
 class Frontier:
-    """Compositions found by pricing, kept for warm starts, and the best within any budget."""
+    """Compositions found by pricing, from which the best one within any budget is searched."""
 
     def __init__(self, instance: Instance) -> None:
         self.searcher = Searcher(instance)
@@ -257,10 +257,10 @@ class Frontier:
 
 
 def search_frontier(instance: Instance) -> Frontier:
-    """Search with falling prices of a disagreement, each from where the last one ended.
+    """Search with decreasing prices of a disagreement, each starting from the previous result.
 
-    Where what lookups may add to a miss is limited, search again among the cheaper ones: one expensive lookup
-    that uses up the limit leaves no room for a second, and no single move leads from there to two cheap ones.
+    If slowdown is limited, search again among cheaper lookups only: one expensive lookup can use up the whole
+    limit, and no single move leads from there to two cheap ones.
     """
     frontier = Frontier(instance)
     limit_ms = instance.slowdown_limit_ms

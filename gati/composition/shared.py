@@ -21,7 +21,7 @@ def by_block(candidates: Sequence[Candidate]) -> dict[int, list[int]]:
 
 
 def add_structure(program: MixedIntegerProgram, problem: Problem, chosen: Sequence[int]) -> None:
-    """Constrain the binaries `chosen`: one variant a block, memory, slowdown, one lookup at a time."""
+    """Constrain the binaries `chosen`: one variant per block, memory, slowdown, one lookup at a time."""
     groups = by_block(problem.candidates)
     for block, positions in groups.items():
         program.row(f"one_variant_at_block_{block}", {chosen[p]: 1.0 for p in positions}, upper=1.0)
@@ -41,9 +41,9 @@ def add_structure(program: MixedIntegerProgram, problem: Problem, chosen: Sequen
 def _add_one_lookup_at_a_time(
     program: MixedIntegerProgram, problem: Problem, chosen: Sequence[int], groups: Mapping[int, Sequence[int]]
 ) -> None:
-    # The published constraint looks at the next chosen block only. Block latencies add up, so a lookup that
-    # is done before the next chosen block is done before all later ones: pairs of blocks say the same.
-    # One row a pair of blocks is the clique of all its conflicting pairs, tighter than a row for each.
+    # The published constraint is about the next chosen block only. Block latencies add up, so a lookup that
+    # ends before the next chosen block ends before all later ones: constraining all pairs is equivalent.
+    # One row per pair of blocks is the clique of all conflicting pairs, which is tighter than a row for each.
     blocks = list(groups)
     for at, earlier in enumerate(blocks):
         for later in blocks[at + 1 :]:

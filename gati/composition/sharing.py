@@ -1,30 +1,29 @@
 """Several engines certified on the same inputs by one command that errs with probability at most delta.
 
-Whether an engine of reduced precision loses too many answers shows on the certify split alone. Trying three
+Only the certify split shows whether an engine of reduced precision changes too many answers. Trying three
 engines at the full delta each, and keeping the fastest that passes, would deploy a composition below the
 target with probability up to 3 delta. Instead:
 
-1. On the select split alone: estimate what each engine can reach, the mean latency at which a walk over this
-   many inputs should end. Asking an engine takes long, so first as if it lost nothing; the most promising are
-   asked for what they lose, until no other could hope for less. Engines that hope for no less than float32
-   are dropped. Those left are put in order, and each gets a share of delta: the first `FIRST`, the others the
-   rest in equal parts; an engine left alone gets all of it.
-2. On the certify split: the first walks at its share. The next is walked only if it hopes for less than what
-   has been reached so far. The fastest of those that passed is deployed.
+1. On the select split alone, estimate for each engine the mean latency at which a walk over this many inputs
+   should end. Running an engine takes long, so the first estimate assumes that it changes no answers. The
+   most promising engines then run on the select split, until no other engine's estimate is lower. Engines
+   that are not expected to be faster than float32 are dropped. The others are ordered, and each gets a share
+   of delta: the first gets `FIRST`, the others equal parts of the rest; a single engine gets all of it.
+2. On the certify split, the first engine's path is walked at its share. The next one is walked only if its
+   estimate is below the best latency reached so far. The fastest engine that passed is deployed.
 
 Proof. Call an engine's walk wrong if it passes the first setting of its path whose true agreement is below
-the target. Its path depends on the select split alone, even if it is laid later, and its share w was fixed
+the target. The path depends on the select split alone, even if it is made later, and its share w was fixed
 before the certify inputs were looked at. So a walk at w delta is wrong with probability at most w delta
-(`gati.composition.certificate`), whether or not it is taken in the end. A setting below the target is
-deployed only where the walk that passed it was wrong. The shares add up to at most 1, so that happens with
-probability at most delta, whichever engines were walked, for whatever reason, and however the one to deploy
-was picked among them.
+(`gati.composition.walk`), whether or not it is used in the end. A setting below the target is deployed only
+if the walk that passed it was wrong. The shares add up to at most 1, so that happens with probability at most
+delta, whichever engines were walked, and however the deployed one was chosen among them.
 
-The shares. What a walk gains falls by about the same amount whenever the logarithm of its level falls by one.
-The expected loss, the sum of p log(1 / w) over engines, p how likely it is that this one is deployed, is
-least where w = p. The most promising is deployed nine times out of ten or more, hence `FIRST`. With 1,500
-inputs and delta 0.05, nine tenths of delta allow the same 33 disagreements at 0.97, and 8 at 0.99; a third 31
-and 6.
+The shares. The gain of a walk falls by about the same amount whenever the logarithm of its level falls by
+one. The expected loss is the sum of p log(1 / w) over engines, where p is the probability that an engine is
+deployed. It is least for w = p. The most promising engine is deployed nine times out of ten or more, hence
+`FIRST`. With 1,500 inputs and delta 0.05, nine tenths of delta allow as many disagreements as all of it: 33
+at 0.97 and 8 at 0.99; a third of delta allows 31 and 6.
 """
 
 from __future__ import annotations
@@ -39,22 +38,22 @@ from gati.composition.outcomes import SplitOutcomes
 from gati.composition.plans import CandidatePlan
 from gati.errors import CompositionError
 
-FIRST = 0.9  # of delta: the most promising engine's share, where there are several
-WORTH_ASKING = 0.97  # of the least latency hoped for so far: what an engine of reduced precision may hope for
+FIRST = 0.9  # the most promising engine's share of delta, if there are several
+WORTH_ASKING = 0.97  # an engine of reduced precision must be expected below this share of float32's latency
 
 
 @dataclass(frozen=True)
 class Hope:
-    """An engine of reduced precision before it runs: running it takes long."""
+    """An engine of reduced precision that has not run yet, since running it takes long."""
 
     backend: str
-    at_best_ms: float  # its latency if it answered as float32 does
-    ask: Callable[[], Proposal]  # raises CompositionError where it cannot promise the accuracy
+    at_best_ms: float  # expected mean latency if it answered as in float32
+    ask: Callable[[], Proposal]  # raises CompositionError if it cannot reach the accuracy
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """An engine that takes part: the latency it hopes for, its share of delta, how its path is laid."""
+    """An engine that takes part: its expected latency, its share of delta, and how its path is made."""
 
     backend: str
     hoped_ms: float
@@ -72,7 +71,7 @@ def shares(engines: int) -> tuple[float, ...]:
 def enter(reference: Proposal, others: Sequence[Hope], inputs: int) -> tuple[Entrant, ...]:
     """Return the engines that take part, the most promising first, from the select split alone.
 
-    `reference` is the proposal in float32, which always does; `inputs` is how many there are to certify on.
+    `reference` is the proposal in float32, which always takes part; `inputs` is the number to certify on.
     """
     profile = reference.library.manifest.profile
     alone_ms = reference.hoped_ms(inputs)
@@ -102,10 +101,10 @@ def _same(proposal: Proposal) -> Proposal:
 def deploy_one(
     entrants: Sequence[Entrant], certified_on: Callable[[Proposal], SplitOutcomes | None]
 ) -> tuple[Proposal, CandidatePlan]:
-    """Walk the engines on the certify split, in order, and return the one to deploy with its plan.
+    """Walk the engines' paths on the certify split, in order; return the one to deploy with its plan.
 
-    The plan's certificate lists under "engines" what was tried, if several took part. Float32 always has a
-    plan, if need be one without caches.
+    If several took part, the plan's certificate lists them under "engines". Float32 always has a plan, if
+    necessary one without caches.
     """
     best: tuple[Proposal, CandidatePlan] | None = None
     tried: list[EngineWalk] = []

@@ -1,4 +1,4 @@
-"""Verdicts: settings counted on the certify split, and plans that carry their certificate."""
+"""Counting settings on the certify split, and adding certificates to plans."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def certify_published(
     certified_on: SplitOutcomes | None,
     share: float = 1.0,
 ) -> CandidatePlan:
-    """Record whether the one setting a published form planned holds, at a share of the wanted delta."""
+    """Certify the single setting that a published form planned, at a share of delta."""
     if settings.confidence is None or certified_on is None or not plan.exits:
         return plan
     chosen = plan.choice.candidates
@@ -39,9 +39,9 @@ def certify_published(
 def count_losses(
     library: Library, settings: Settings, candidates: tuple[Candidate, ...], split: SplitOutcomes
 ) -> tuple[LossCounts, ...]:
-    """Return how many inputs of `split` get another class with these exits, and how many there are.
+    """Return how many inputs of `split` get another class with these exits, and the number of inputs.
 
-    One pair for all, or where every class is to be certified one a class.
+    There is one pair for all inputs, or one per class if every class is certified.
     """
     return counts_of(library, settings, replay_of(library, settings, candidates, split), split)
 
@@ -49,7 +49,7 @@ def count_losses(
 def counts_of(
     library: Library, settings: Settings, replay: Replay, split: SplitOutcomes
 ) -> tuple[LossCounts, ...]:
-    """Counts as those of `count_losses`, from a replay of `split`, copies counted by `copies`."""
+    """Return the counts of `count_losses` from a replay of `split`, as `gati.composition.copies` counts."""
     rows = counted(replay.wrong, split.copies)
     if not settings.per_class:
         return (LossCounts(int(replay.wrong[rows].sum()), len(rows)),)
@@ -59,7 +59,7 @@ def counts_of(
 def certify_one(
     library: Library, settings: Settings, counts: Sequence[LossCounts], share: float = 1.0
 ) -> Certificate:
-    """Certify one setting, fixed beforehand, from its counts as `count_losses` returns them."""
+    """Certify one setting that was fixed beforehand, from its `count_losses`."""
     return walk_through(library, settings, [counts], 1, share)
 
 
@@ -89,9 +89,9 @@ def with_certificate(
     split: SplitOutcomes | None,
     path: Sequence[Sequence[Candidate]],
 ) -> CandidatePlan:
-    """Return the plan with its certificate, and how fast it is on the certify split.
+    """Return the plan with its certificate and its latency on the certify split.
 
-    `path` is what was walked through: the certificate names it, so that a repetition can be told.
+    The certificate stores a hash of `path`, the settings of the walk, so that repetitions are recognised.
     """
     on = WalkedOn(
         backend=library.manifest.profile.backend,

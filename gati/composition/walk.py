@@ -1,27 +1,29 @@
 """The walk that certifies agreement with the base model of at least A, stated with confidence 1 - delta.
 
-Settings are ordered from the strictest to the loosest before the certify split is looked at. From the
-strictest on, a setting with k disagreements among n inputs passes if P(Bin(n, 1 - A) <= k) <= delta; the walk
-stops at the first that does not, and the last that passed is deployed (fixed-sequence testing; Angelopoulos,
-Bates, Candes, Jordan, Lei: Learn then Test, 2021). To deploy a setting whose true agreement is below A, the
-walk must have passed the first such setting of the sequence, which has probability at most delta. So no
-correction for the number of settings is needed.
+Settings are ordered from the strictest to the loosest before anything looks at the certify split. Starting
+with the strictest, a setting with k disagreements among n inputs passes if P(Bin(n, 1 - A) <= k) <= delta.
+The walk stops at the first setting that does not pass, and the last one that passed is deployed
+(fixed-sequence testing; Angelopoulos, Bates, Candes, Jordan, Lei: Learn then Test, 2021). To deploy a setting
+whose true agreement is below A, the walk must have passed the first such setting of the sequence, which has
+probability at most delta. So no correction for the number of settings is needed.
 
-Class by class the same walk is taken, and a setting passes if each class passes on its own inputs (classes as
-the base model answers). That "some class is below A" is rejected only if the test of every class rejects, the
-bad one's among them, which happens with probability at most delta: an intersection-union test (Berger 1982).
-So the number of classes needs no correction either; what it needs is enough inputs of every class.
+To certify every class, the same walk is taken, and a setting passes if each class passes on its own inputs
+(classes are the base model's answers). The hypothesis that some class is below A is rejected only if the test
+of every class rejects, including that of the bad class, which has probability at most delta: an
+intersection-union test (Berger 1982). So the number of classes needs no correction either, but every class
+needs enough inputs.
 
-All of this assumes that the inputs were drawn independently of each other from what will be served. Frames of
-one video, or crops of one picture, were not: a hundred of them may prove no more than one. Exact copies are
-found and counted with care (`gati.composition.copies`); near ones cannot be.
+All of this assumes that the inputs were drawn independently from the distribution that will be served. Frames
+of one video, or crops of one image, are not independent: a hundred of them may prove no more than one. Exact
+copies are detected and counted conservatively (`gati.composition.copies`); near copies cannot be detected.
 
-A command that walks several paths on the same inputs, one an engine, takes each at a `level` of its own; the
-levels add up to at most delta, and are fixed before these inputs are looked at (`gati.composition.sharing`).
+A command that walks several paths on the same inputs, one per engine, walks each at its own `level`. The
+levels add up to at most delta and are fixed before these inputs are looked at (`gati.composition.sharing`).
 
-What a walk through several settings proves is the target and no more: the exact lower limit (Clopper,
-Pearson) of the setting it ends at would not hold, as the walk ended there because of these counts. Where one
-setting was fixed beforehand it holds; of several classes the least of their limits, by the argument above.
+A walk through several settings proves the target and no more. The exact lower limit (Clopper, Pearson) of the
+setting at which it ends would not hold, because the walk ended there due to these counts. For a single
+setting that was fixed beforehand the limit holds; with several classes it is the lowest of their limits, by
+the argument above.
 """
 
 from __future__ import annotations
@@ -51,9 +53,9 @@ def certify(
 ) -> Certificate:
     """Walk through `path`, (losses, inputs) of each setting, strictest first, fixed before counting.
 
-    It is counted no further than the walk goes; `settings` is how many there are, if `path` does not tell.
-    `share` of `delta` is what this walk may err with. Raises CompositionError for a target, delta or share
-    outside (0, 1), or counts that cannot be.
+    `path` is consumed only as far as the walk goes; `settings` is its length, needed if it has no `len`.
+    This walk errs with probability at most `share` of `delta`. Raises CompositionError for a target or delta
+    outside (0, 1), a share outside (0, 1], or impossible counts.
     """
     return _walk(([counts] for counts in path), accuracy, delta, share, _length(path, settings))[0]
 
@@ -82,7 +84,7 @@ def _length(path: Iterable[object], settings: int | None) -> int:
     if settings is not None:
         return settings
     if not isinstance(path, Sized):
-        raise TypeError("give settings, how many there are, with a path that has no length")
+        raise TypeError("a path without a length needs settings, the number of its settings")
     return len(path)
 
 
@@ -92,14 +94,14 @@ def _walk(
     # a setting passes if each of its parts does
     check_levels(accuracy, delta)
     if not 0.0 < share <= 1.0:
-        raise CompositionError(f"share of delta is {share!r}, must be above 0 and at most 1")
+        raise CompositionError(f"share of delta is {share!r}, but must be above 0 and at most 1")
     tested: list[Tested] = []
     counted: list[Sequence[LossCounts]] = []
     deployed: int | None = None
     for position, parts in enumerate(path):
         for lost, count in parts:
             if not 0 <= lost <= count:
-                raise CompositionError(f"{lost} losses among {count} inputs: there cannot be; count again")
+                raise CompositionError(f"{lost} losses among {count} inputs are impossible; count again")
         probability = max(p_value(*part, accuracy) for part in parts)
         passed = probability <= share * delta
         losses, inputs = (sum(column) for column in zip(*parts, strict=True))
@@ -121,7 +123,7 @@ def _walk(
 def count_by_class(
     answer: Int[NDArray[np.int64], " n"], base_class: Int[NDArray[np.int64], " n"], classes: int
 ) -> tuple[LossCounts, ...]:
-    """Return (losses, inputs) of each class of the base model's, from both answers to all inputs."""
+    """Return (losses, inputs) of each class of the base model, from Gati's and the base model's answers."""
     inputs = np.bincount(base_class, minlength=classes)
     losses = np.bincount(base_class[answer != base_class], minlength=classes)
     return tuple(LossCounts(int(lost), int(count)) for lost, count in zip(losses, inputs, strict=True))

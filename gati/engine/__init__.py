@@ -1,1 +1,1 @@
-"""Running a network with learned caches: the engine, its backends, and the graphs they run."""
+"""Running a network with learned caches: the engine, its backends, and their graphs."""

@@ -15,7 +15,7 @@ Answer = tuple[Tensor, str]  # class scores or probabilities [1, K], and where t
 
 
 class BatchStage(NamedTuple):
-    """A segment and the lookup at its end; `batched` tells which carried tensors have a row an input."""
+    """A segment and the lookup at its end; `batched` says which carried tensors have one row per input."""
 
     run: Callable[..., tuple[Tensor, ...]]
     lookup: Lookup
@@ -26,10 +26,10 @@ class BatchStage(NamedTuple):
 
 @dataclass(frozen=True)
 class SegmentOutcome:
-    """The outcome of one segment for the rows of a batch; those neither answered nor unsure go on.
+    """The outcome of one segment for the rows of a batch; rows neither answered nor unsure continue.
 
-    A row is unsure if it is too close to call (a score near the threshold, or two classes nearly equal): it
-    has to be computed alone, because the kernels for batches round differently.
+    A row is unsure if a score is near the threshold, or two classes are nearly equal. It must be computed
+    alone, because kernels for batches round differently.
     """
 
     answers: dict[int, Answer]
@@ -38,7 +38,7 @@ class SegmentOutcome:
     batched: tuple[bool, ...] = ()
 
     def row(self, row: int) -> tuple[Tensor, ...]:
-        """What the next segment takes for one row."""
+        """The next segment's inputs for one row."""
         return tuple(
             tensor[row : row + 1] if is_batched else tensor
             for tensor, is_batched in zip(self.carried, self.batched, strict=True)
@@ -47,7 +47,7 @@ class SegmentOutcome:
 
 @dataclass(frozen=True)
 class BatchedSegment:
-    """One segment for batches; `takes_rows` tells which of its inputs have a row an input."""
+    """One segment for batches; `takes_rows` says which of its inputs have one row per input."""
 
     run: Callable[[tuple[Tensor, ...]], SegmentOutcome]
     takes_rows: tuple[bool, ...]
@@ -88,7 +88,7 @@ def segments_of(
 
 
 def answer_rows(segments: Sequence[BatchedSegment], x: Tensor) -> list[Answer | None]:
-    """The answer of each row of `x` [B, ...], None for a row that has to be computed alone."""
+    """The answer of each row of `x` [B, ...], None for a row that must be computed alone."""
     answers: list[Answer | None] = [None] * x.shape[0]
     waiting = list(range(x.shape[0]))  # original row of each row still in the batch
     carried: tuple[Tensor, ...] = (x,)

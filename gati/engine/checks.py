@@ -1,4 +1,4 @@
-"""Whether exits fit a network and a backend; checked when an engine is built."""
+"""Checks, when an engine is built, that exits fit the network and the backend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gati.errors import BackendError, LibraryError, first_line
 
 
 def listed(shape: Sequence[int]) -> str:
-    """A shape as it stands in a message."""
+    """A shape as text for messages."""
     return ", ".join(map(str, shape))
 
 
@@ -21,7 +21,7 @@ def check_placement(leaving: EngineExit, backend: str) -> None:
     """Raise BackendError for a placement that is unknown, or not possible on the backend."""
     if leaving.placement == "overlapped" and not isinstance(get_backend(backend), SegmentBackend):
         raise BackendError(
-            f"backend '{backend}' looks up inside its graph; compose with --placement inline for it"
+            f"backend '{backend}' runs lookups inside its graph; compose with --placement inline"
         )
     if leaving.placement not in ("inline", "overlapped"):
         raise BackendError(

@@ -1,11 +1,11 @@
-"""Many concurrent clients: waiting inputs join others at the ends of segments, and inputs that hit make room.
+"""Serving many concurrent clients: inputs form batches at every segment, and hits make room for others.
 
-Every core gets a worker that computes on one thread: small batches share a core better than they share work.
+Every core has a worker that computes on one thread, because small batches do not parallelise well.
 
-A backend that runs segments keeps a queue in front of each. A worker takes the longest as one batch: hits
-leave, misses join the queue of the next segment, and new inputs need not wait for the whole network. A
-backend that compiles the network into one graph has one queue and a graph per worker: leaving early frees a
-core for the next request.
+With a backend that runs segments, each segment has a queue. A worker takes the longest queue as one batch:
+hits leave, misses join the queue of the next segment, and new inputs need not wait for the whole network.
+With a backend that compiles the network into one graph, there is one queue, and each worker has a graph: an
+early exit frees a core for the next request.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from gati.engine.engine import Engine
 from gati.engine.exits import Prediction
 from gati.errors import BackendError
 
-_PATIENCE_S = 0.05  # how long an input waits before its queue goes ahead of longer ones
+_PATIENCE_S = 0.05  # an input that waits longer gives its queue priority over longer ones
 
 
 @dataclass(eq=False)
 class _Request:
-    """One input on its way: the tensors that the next segment takes."""
+    """One input in progress, with the tensors that the next segment takes."""
 
     carried: tuple[Tensor, ...]
     x: Tensor
@@ -43,11 +43,11 @@ class _Request:
 
 
 class ConcurrentEngine:
-    """An engine for any number of concurrent threads; a context manager, or use `start` and `close`.
+    """An engine for many concurrent threads; a context manager, or use `start` and `close`.
 
-    With `early` False it is the base model, executed in the same way. Answers are those of the engine itself.
-    Lookups are inline. `largest_batch` bounds how many inputs a segment takes at a time. Workers with a
-    `niceness` above 0 let other threads of the machine go first.
+    Answers equal those of `engine`; lookups are inline. With `early` False it runs the base model in the same
+    way. `largest_batch` limits the number of inputs of a segment's batch. A `niceness` above 0 lowers the
+    priority of the workers.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class ConcurrentEngine:
         return self
 
     def submit(self, x: Tensor) -> Future[Prediction]:
-        """Ask for the answer to one preprocessed input [1, ...].
+        """Submit one preprocessed input [1, ...] and return a future of its answer.
 
-        A cancelled future's input is dropped at the next segment. Raises DataError as the engine does, and
-        BackendError before `start` and once closed.
+        The input of a cancelled future is dropped at the next segment. Raises DataError as the engine does,
+        and BackendError before `start` and after `close`.
         """
         x = self._engine.checked(x)
         request = _Request((self._engine.to_run_on(x),), x)
@@ -115,12 +115,12 @@ class ConcurrentEngine:
 
     @property
     def waiting(self) -> int:
-        """How many inputs wait, at the beginning or at the end of a segment."""
+        """The number of inputs that wait in a queue."""
         with self._changed:
             return sum(map(len, self._queues))
 
     def close(self) -> None:
-        """Answer what waits, then stop."""
+        """Answer all waiting inputs, then stop the workers."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -137,7 +137,7 @@ class ConcurrentEngine:
         return (engine.inline(x) if self._early else engine.base(x))[0]
 
     def _run(self, engine: Engine) -> None:
-        torch.set_num_threads(1)  # of this thread: a team of threads a worker would fight over the cores
+        torch.set_num_threads(1)  # per thread: with more, workers would compete for the cores
         let_others_first(self._niceness)
         self._ready.wait()
         most = 1 if engine.compiled else self._largest_batch
@@ -172,7 +172,7 @@ class ConcurrentEngine:
     # Queues ---------------------------------------------------------------------------------------------
 
     def _take(self, most: int) -> tuple[int, list[_Request]] | None:
-        """Wait for inputs and take those of one queue; None when closed and empty."""
+        """Wait for inputs and take those of one queue; None if closed and empty."""
         with self._changed:
             while True:
                 for queue in self._queues:
@@ -188,7 +188,7 @@ class ConcurrentEngine:
                 self._changed.wait()
 
     def _next(self) -> int:
-        """The longest queue, the later of equals, unless another has waited too long."""
+        """The longest queue, or the later one of equal length, unless another one has waited too long."""
         filled = [position for position, queue in enumerate(self._queues) if queue]
         oldest = min(filled, key=lambda position: self._queues[position][0].since_s)
         if time.monotonic() - self._queues[oldest][0].since_s > _PATIENCE_S:
@@ -197,7 +197,7 @@ class ConcurrentEngine:
 
 
 def _settle(request: _Request, work: Callable[[], Prediction]) -> None:
-    """Answer a request, unless its client has gone."""
+    """Answer a request, unless its client has cancelled it."""
     if not request.answer.set_running_or_notify_cancel():
         return
     try:
@@ -207,7 +207,7 @@ def _settle(request: _Request, work: Callable[[], Prediction]) -> None:
 
 
 def _together(rows: Sequence[tuple[Tensor, ...]], takes_rows: Sequence[bool]) -> tuple[Tensor, ...]:
-    """Tensors of single inputs as those of a batch; what has no row an input is the same for all."""
+    """Join the tensors of single inputs into a batch; tensors without one row per input are equal for all."""
     if len(rows) == 1:
         return rows[0]
     return tuple(
@@ -217,14 +217,14 @@ def _together(rows: Sequence[tuple[Tensor, ...]], takes_rows: Sequence[bool]) ->
 
 
 def let_others_first(niceness: int) -> None:
-    """Lower the priority of the calling thread, where the system has one for each thread."""
+    """Lower the priority of the calling thread, if the system has priorities per thread."""
     if niceness and sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch on a single thread inside the context; graphs compiled there and new threads use one, too."""
+    """Run torch on a single thread inside the context, including graphs compiled there and new threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

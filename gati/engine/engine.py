@@ -1,4 +1,4 @@
-"""The engine: segments and lookups in turn, until a lookup hits."""
+"""The engine, which runs segments and lookups in turn until a lookup hits."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ _ALONE = threading.RLock()  # held while a network runs that writes to tensors o
 class Engine:
     """Answers requests with the base model and its learned caches.
 
-    A request goes through the segments in order. After each it is looked up; at the first hit its answer
-    is returned and the remaining segments are not executed. Which exit answers depends on the input alone,
-    never on its batch nor on timing: an overlapped lookup that is late is waited for before the next one,
-    and before the base model's answer is given. Batches larger than one look up inline.
+    A request passes through the segments in order, with a lookup after each. At the first hit its answer is
+    returned, and the remaining segments do not run. The exit that answers depends only on the input, not on
+    its batch or on timing: the engine waits for an overlapped lookup before the next lookup starts, and
+    before it returns the base model's answer. In batches larger than one, lookups are inline.
 
-    Sequences are executed at their real length, see `gati.model.lengths`; the first of a length waits until
-    that is ready (`examples` has one of each). Engines of reduced precision, and with overlapped lookups, run
-    the longest only.
+    Sequences run at their real length, see `gati.model.lengths`; the first one of a length waits until that
+    length is prepared (`examples` has one of each). Engines of reduced precision, and engines with overlapped
+    lookups, run only the longest length.
 
-    `graphs` are files where a backend that compiles graphs keeps those of the early-exit network and of the
-    base model, so that the next engine need not convert them again.
+    `graphs` are files in which a backend that compiles graphs stores those of the early-exit network and of
+    the base model, so that the next engine need not convert them again.
 
-    Any number of threads may call an engine at the same time; each request has buffers of its own. On most
-    backends they share the cores, so `ConcurrentEngine` answers more of them a second. Cores for overlapped
-    lookups serve one request at a time: another that comes meanwhile is looked up inline. It is a context
-    manager: `close` gives back the cores that overlapped lookups take at the first request (CPU: the calling
-    thread is confined to the other cores until then).
+    The engine is thread-safe: each request has its own buffers. On most backends concurrent requests share
+    the cores, so `ConcurrentEngine` has a higher throughput. The cores for overlapped lookups serve one
+    request at a time; lookups of concurrent requests are inline. The engine is a context manager: `close`
+    releases the cores that overlapped lookups take at the first request (on the CPU, the calling thread is
+    confined to the other cores until then).
     """
 
     def __init__(
@@ -73,31 +73,31 @@ class Engine:
         self.preprocessing = preprocessing
         self._tensors = None if preprocessing is None else preprocessing.tensors
         self.traced = traced
-        self.outputs_kind: OutputsKind = outputs_kind  # what the base model ends with
+        self.outputs_kind: OutputsKind = outputs_kind  # of the base model
         self._graphs = graphs
         self._tolerance = tie_tolerance(traced.device, traced.computes_in)
         self._one_network: AbstractContextManager[Any] = _ALONE if traced.changes_itself else nullcontext()
         self._path = path_for(backend, traced, self.exits, outputs_kind, graphs)
-        # reduced precision rounds differently at other lengths; cores for lookups are taken for one length
-        alike = get_backend(backend).in_float32() and not self._path.overlapped
-        self._lengths = traced.lengths if isinstance(traced, TracedSequences) and alike else None
+        # reduced precision rounds differently at other lengths; cores for lookups are for one length only
+        any_length = get_backend(backend).in_float32() and not self._path.overlapped
+        self._lengths = traced.lengths if isinstance(traced, TracedSequences) and any_length else None
         self._shorter: dict[int, Engine] = {}
         self._making = threading.Lock()
 
     def __call__(self, x: Shaped[Tensor, "b ..."]) -> list[Prediction]:
-        """Classify preprocessed inputs [B, ...]; predictions come in their order.
+        """Classify preprocessed inputs [B, ...]; predictions are in the same order.
 
         Raises:
-            DataError: inputs of another shape or dtype than the network's, or ids that it does not have.
+            DataError: inputs with a wrong shape or dtype, or with token ids out of range.
         """
         return self._by_length(x, lambda engine, rows: engine._answers(rows, engine._path.answer))
 
     def inline(self, x: Shaped[Tensor, "b ..."]) -> list[Prediction]:
-        """As calling it, but no lookup takes cores of its own."""
+        """As `__call__`, with all lookups inline."""
         return self._by_length(x, lambda engine, rows: engine._answers(rows, engine._path.inline))
 
     def _by_length(self, x: Tensor, ask: Callable[[Engine, Tensor], Iterable[_T]]) -> list[_T]:
-        """Ask for the rows of `x` [B, ...], each at its real length; answers in the order of rows."""
+        """Call `ask` for the rows of `x` [B, ...] at their real lengths; answers are in the order of rows."""
         x = self.checked(x)
         if self._lengths is None:
             return list(ask(self, x))
@@ -113,24 +113,24 @@ class Engine:
         """The engine for inputs of that length."""
         if length == self.traced.input_shape[-1] or not isinstance(self.traced, TracedSequences):
             return self
-        with self._making:  # it takes seconds: other requests wait for the same engine
+        with self._making:  # takes seconds; other requests wait for the same engine
             if length not in self._shorter:
                 self._shorter[length] = self._like(self.traced.at(length), f"-{length}")
             return self._shorter[length]
 
     def examples(self) -> list[Tensor]:
-        """An input [1, ...] of each length that the network is executed at; of most networks the only one."""
+        """An input [1, ...] of each length at which the network runs; most networks have only one."""
         if self._lengths is None:
             return [self.traced.example()]
         lengths = self._lengths
         return [lengths.example(length).to(self.traced.device) for length in lengths.every]
 
     def shortened(self, x: Tensor) -> Tensor:
-        """An input [1, ...] as the network is executed with it, cut to its real length."""
+        """An input [1, ...], cut to the length at which the network runs it."""
         return x if self._lengths is None else x[..., : self._lengths.of(x)[0]].contiguous()
 
     def _answers(self, x: Tensor, one: Callable[[Tensor], Answer]) -> list[Prediction]:
-        """Answers to inputs that were checked, of one length."""
+        """Answers to checked inputs of one length."""
         with torch.inference_mode(), self._one_network:
             if x.shape[0] == 1:
                 return [self.prediction(*one(x))]
@@ -144,7 +144,7 @@ class Engine:
             ]
 
     def base(self, x: Shaped[Tensor, "b ..."]) -> list[Prediction]:
-        """Classify with the whole base model, executed the same way, no lookups."""
+        """Classify with the whole base model, which runs in the same way, without lookups."""
         return self._by_length(x, Engine._base_answers)
 
     def _base_answers(self, x: Tensor) -> list[Prediction]:
@@ -152,9 +152,9 @@ class Engine:
             return [self.prediction(row, BASE) for row in rows_of(self._path.base(x))]
 
     def reference(self, x: Shaped[Tensor, "b ..."]) -> Int[Tensor, " b"]:
-        """Classes [B] of the base model as the user gave it, which agreement is about.
+        """Classes [B] of the base model as the user gave it, to which agreement refers.
 
-        They are those of `base`, up to rounding, unless the backend computes in reduced precision.
+        Up to rounding they equal those of `base`, unless the backend computes in reduced precision.
         """
         found = self._by_length(x, Engine._reference_classes)
         return torch.stack(found) if found else torch.empty(0, dtype=torch.int64)
@@ -167,25 +167,25 @@ class Engine:
 
     @property
     def precision(self) -> Literal["f32", "bf16", "int8"]:
-        """What the backend computes in."""
+        """The backend's precision."""
         return get_backend(self.backend).precision
 
     def segments(self, *, early: bool = True) -> tuple[BatchedSegment, ...]:
-        """The path of a batch in pieces, to be run one by one; whole where the backend or network has none.
+        """The path of a batch as segments, to run one by one; a single one if it cannot be divided.
 
-        Rows come out as class scores or probabilities: `prediction` makes an answer of them. With `early`
-        False it is the base model. Call them in inference mode.
+        They return class scores or probabilities, which `prediction` turns into an answer. With `early`
+        False they are the base model. Call them in inference mode.
         """
         whole = self.traced.changes_itself or self._lengths is not None
         pieces = None if whole else self._path.pieces(early=early)
         return pieces or (BatchedSegment(_each_alone, (True,)),)
 
     def twin(self) -> Engine:
-        """Another engine like this one, with as many threads as torch has now."""
+        """Another engine like this one, for the number of threads that torch has now."""
         return self._like(self.traced)
 
     def _like(self, traced: TracedModel, suffix: str = "") -> Engine:
-        """Another engine with the same exits; its graphs are kept in files with that suffix."""
+        """Another engine with the same exits; its graphs are stored in files with that suffix."""
         graphs = self._graphs
         if graphs is not None and suffix:
             early, base = (path.with_stem(f"{path.stem}{suffix}") for path in graphs)
@@ -203,7 +203,7 @@ class Engine:
 
     @property
     def compiled(self) -> bool:
-        """Whether the backend runs the network as one graph, a request at a time."""
+        """Whether the backend runs the network as one graph, one request at a time."""
         return self._path.compiled
 
     @property
@@ -212,11 +212,11 @@ class Engine:
         return self._path.overlapped
 
     def open(self) -> None:
-        """Take what overlapped lookups need; the first request does it, too."""
+        """Take the cores or stream for overlapped lookups; otherwise the first request does it."""
         self._path.open()
 
     def close(self) -> None:
-        """Give back cores and streams; call it from the thread that made the requests."""
+        """Release cores and streams; call it from the thread that made the requests."""
         self._path.close()
 
     def __enter__(self) -> Engine:
@@ -227,7 +227,7 @@ class Engine:
         self.close()
 
     def checked(self, x: Tensor) -> Tensor:
-        """`x` [B, ...] where the network is. Raises `DataError` for what it does not take."""
+        """`x` [B, ...], checked and on the network's device. Raises `DataError` as `__call__`."""
         traced = self.traced
         if self._lengths is not None and isinstance(x, Tensor):
             x = self._lengths.padded(x)
@@ -235,7 +235,7 @@ class Engine:
             found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise DataError(
                 f"the network takes a tensor of shape [batch, {listed(traced.input_shape)}], "
-                f"got {found}; preprocess inputs and put them in a batch"
+                f"got {found}; preprocess inputs and stack them into a batch"
             )
         if x.dtype != traced.dtype:
             raise DataError(
@@ -249,11 +249,11 @@ class Engine:
         return self.to_run_on(x)
 
     def to_run_on(self, x: Tensor) -> Tensor:
-        """`x`, or a copy of it where the network works in place on what it is given."""
+        """`x`, or a copy of it if the network modifies its input in place."""
         return x.clone() if self.traced.changes_input else x
 
     def prediction(self, scores: Tensor, exit: str) -> Prediction:
-        """`scores` [1, K]: class scores of the base model, or probabilities of a lookup."""
+        """Make an answer from `scores` [1, K]: the base model's class scores or a lookup's probabilities."""
         if exit == BASE and self._path.logits:
             scores = scores.softmax(1)
         probabilities = scores[0].cpu()

@@ -1,4 +1,4 @@
-"""Predictions, the exits that give them, and ties that are too close to call."""
+"""Predictions, the exits that give them, and results that are too close to decide in a batch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gati.types import Placement
 
 BASE = "base"  # Prediction.exit of a request that ran the whole network
 
-# Kernels for one row and for many round differently. Scores and class scores this close to deciding the
-# other way are worked out again for the single input, so the batch never changes an answer.
+# Kernels for one row and for many round differently. If scores or class scores are this close to a different
+# decision, they are computed again for the single input, so the batch never changes an answer.
 # Reduced precision (TF32 on CUDA, half types) rounds more coarsely.
 _TIE_TOLERANCE = 1e-4
 _COARSE_TIE_TOLERANCE = 1e-2
@@ -50,19 +50,19 @@ Lookup = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def tie_tolerance(device: torch.device, dtype: torch.dtype) -> float:
-    """How close is too close to call, for a network computing there in that type."""
+    """The tolerance for a network that computes on `device` in `dtype`."""
     exact = device.type == "cpu" and dtype in (torch.float32, torch.float64)
     return _TIE_TOLERANCE if exact else _COARSE_TIE_TOLERANCE
 
 
 def doubtful_score(scores: Tensor, threshold: float, tolerance: float) -> Tensor:
-    """Which scores [B] are so close to the threshold that rounding may decide: bool [B]."""
+    """Whether each score [B] is so close to the threshold that rounding may decide: bool [B]."""
     if not math.isfinite(threshold):
         return torch.zeros_like(scores, dtype=torch.bool)
     return (scores - threshold).abs() <= tolerance * max(1.0, abs(threshold))
 
 
 def doubtful_class(class_scores: Tensor, tolerance: float) -> Tensor:
-    """Which rows [B, K] have two largest values so close that rounding may decide: bool [B]."""
+    """Whether the two largest values of each row [B, K] are so close that rounding may decide: bool [B]."""
     first, second = class_scores.topk(2, dim=1).values.unbind(1)
     return first - second <= tolerance * first.abs().clamp(min=1.0)

@@ -1,8 +1,8 @@
-"""Lookups that do not run inside their segment, but in parallel with the next one.
+"""Lookups that run in parallel with the next segment instead of inside their own.
 
-On the CPU a worker thread with a core of its own runs it, on CUDA a second stream. One lookup at a time.
-The engine hands a hidden output over, continues with the network, and checks between blocks whether the
-answer has come.
+They run on a worker thread with its own core on the CPU, and on a second stream on CUDA, one at a time. The
+engine submits a hidden output, continues with the network, and checks between blocks whether the answer has
+arrived.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from torch import Tensor
 
 from gati.engine.backends.base import Lookup
 
-# How many blocks the host may queue on the device ahead of the one that is running. Without a bound a
-# fast host queues the whole network before the first lookup has ended, and a hit would save nothing.
+# The number of blocks that the host may queue ahead of the running one. Without a limit, a fast host queues
+# the whole network before the first lookup has ended, and a hit saves nothing.
 _BLOCKS_AHEAD = 2
-_FIRST_WAIT_S = 0.01  # for a lookup that was never timed
+_FIRST_WAIT_S = 0.01  # for a lookup that has no measured time yet
 
 
 class Answer(NamedTuple):
-    """What a lookup found: probabilities [B, K] and the score of the first row."""
+    """The result of a lookup: probabilities [B, K] and the score of the first row."""
 
     probabilities: Tensor
     score: float
 
 
 class ParallelLookups(ABC):
-    """Runs one lookup at a time, parallel to the base model. A context manager: `close` frees everything."""
+    """Runs one lookup at a time in parallel with the base model. A context manager: `close` frees all."""
 
     @abstractmethod
     def submit(self, lookup: Lookup, hidden: Tensor) -> None:
@@ -44,18 +44,18 @@ class ParallelLookups(ABC):
 
     @abstractmethod
     def finished(self) -> bool:
-        """Whether the answer is there; does not wait."""
+        """Whether the answer has arrived; does not wait."""
 
     @abstractmethod
     def answer(self) -> Answer:
-        """Take the answer; waits for it. Raises whatever the lookup raised."""
+        """Wait for the answer and take it. Raises whatever the lookup raised."""
 
-    def keep_pace(self) -> None:  # noqa: B027 - most kinds need nothing here
-        """Called between blocks: keeps the host from running far ahead of the device."""
+    def keep_pace(self) -> None:  # noqa: B027 - only streams need it
+        """Keep the host from running far ahead of the device; called between blocks."""
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """What the caller gave up is back for a while, to measure the base model alone."""
+        """Return the taken cores inside the context, to measure the base model alone."""
         yield
 
     @abstractmethod
@@ -64,7 +64,7 @@ class ParallelLookups(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what `open` took; may be called twice."""
+        """Release what `open` took; may be called twice."""
 
     def __enter__(self) -> Self:
         self.open()
@@ -75,12 +75,12 @@ class ParallelLookups(ABC):
 
 
 def parallel_lookups(device: torch.device) -> ParallelLookups:
-    """The way to run lookups in parallel with the base model on `device`."""
+    """Return the class that runs lookups in parallel with the base model on `device`."""
     return StreamLookups(device) if device.type == "cuda" else WorkerLookups()
 
 
 class _Work:
-    """One lookup, done by the worker or by a caller that cannot wait for it; the first answer counts."""
+    """One lookup, run by the worker or by a caller that cannot wait for it; the first answer counts."""
 
     __slots__ = ("done", "elapsed_s", "found", "hidden", "lookup", "wanted")
 
@@ -98,7 +98,7 @@ class _Work:
         try:
             probabilities, score = self.lookup(self.hidden)
             found: Answer | BaseException = Answer(probabilities, score.item())
-        except BaseException as error:  # handed to the caller of `answer`
+        except BaseException as error:  # raised again in `answer`
             found = error
         self.elapsed_s = time.perf_counter() - start
         self.found = self.found or found
@@ -107,11 +107,10 @@ class _Work:
 class WorkerLookups(ParallelLookups):
     """A worker thread pinned to the last core of the process; the calling thread keeps the others.
 
-    An answer that is wanted and does not come within the time that the lookup takes at its best is worked
-    out by the calling thread, so a worker without a free core delays a request by little more than an
-    inline lookup would. While open, the calling thread computes with at most as many threads as it has
-    cores left. `close`, to be called from the thread that called `open`, restores affinity and thread
-    count. With a single core nothing is pinned.
+    If the answer does not arrive within the lookup's best time so far, the calling thread computes it itself.
+    So a worker without a free core delays a request by little more than an inline lookup. While open, the
+    calling thread uses at most as many threads as it has cores left. `close` restores affinity and thread
+    count; call it from the thread that called `open`. With a single core nothing is pinned.
     """
 
     def __init__(self) -> None:
@@ -124,18 +123,18 @@ class WorkerLookups(ParallelLookups):
         self._best_s: dict[Lookup, float] = {}
 
     def open(self) -> None:
-        """Start and pin the worker, confine the calling thread to the other cores."""
+        """Start and pin the worker, and confine the calling thread to the other cores."""
         if self._thread is not None:
             return
         self._cores, self._threads = _own_cores(), torch.get_num_threads()
         self._started.clear()
         self._thread = threading.Thread(target=self._serve, name="gati-lookup", daemon=True)
         self._thread.start()
-        self._started.wait()  # the worker sets its thread count first: torch makes it every new thread's
+        self._started.wait()  # the worker sets its thread count first, since torch applies it to new threads
         self._confine()
 
     def close(self) -> None:
-        """Stop the worker, give the cores back."""
+        """Stop the worker and release the cores."""
         if self._thread is None:
             return
         self._inbox.put(None)
@@ -145,7 +144,7 @@ class WorkerLookups(ParallelLookups):
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """The calling thread has all of its cores and threads, as if nothing were open."""
+        """Give the calling thread all of its cores and threads inside the context."""
         if self._thread is None:
             yield
             return
@@ -156,7 +155,7 @@ class WorkerLookups(ParallelLookups):
             self._confine()
 
     def submit(self, lookup: Lookup, hidden: Tensor) -> None:
-        """Hand the lookup to the worker."""
+        """Submit the lookup to the worker."""
         self._work = _Work(lookup, hidden)
         self._inbox.put(self._work)
 
@@ -165,7 +164,7 @@ class WorkerLookups(ParallelLookups):
         return self._work is not None and self._work.found is not None
 
     def answer(self) -> Answer:
-        """Take the worker's answer, or work it out here if the worker has not begun."""
+        """Take the worker's answer, or compute it here if it does not arrive in time."""
         work = self._work
         if work is None:
             raise RuntimeError("no lookup was submitted")
@@ -200,11 +199,11 @@ class WorkerLookups(ParallelLookups):
                 if work.wanted:
                     work.run()
                     work.done.release()
-                del work  # its hidden output must not stay alive until the next one comes
+                del work  # free its hidden output before the next one arrives
 
 
 class StreamLookups(ParallelLookups):
-    """A second CUDA stream: events order it after the hidden output, its score is polled between blocks."""
+    """A second CUDA stream: an event orders it after the hidden output, and its score is polled."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -242,18 +241,18 @@ class StreamLookups(ParallelLookups):
         hidden.record_stream(stream)  # its memory must not be reused while the lookup reads it
 
     def finished(self) -> bool:
-        """Whether the score has reached the host; asks the event, does not synchronise."""
+        """Whether the score has reached the host; queries the event without synchronising."""
         return _is_complete(self._done)
 
     def answer(self) -> Answer:
-        """Wait for the second stream alone; what the first one still has queued is not waited for."""
+        """Wait for the second stream only, not for work that is still queued on the first one."""
         self._done.synchronize()
         if self._probabilities is None:
             raise RuntimeError("no lookup was submitted")
         return Answer(self._probabilities.clone(), self._score.item())
 
     def keep_pace(self) -> None:
-        """Let the host queue a few blocks at most while a lookup is under way."""
+        """Let the host queue only a few blocks during a lookup."""
         mark = self._marks[self._blocks % _BLOCKS_AHEAD]
         if self._blocks >= _BLOCKS_AHEAD:
             while not _is_complete(mark) and not _is_complete(self._done):
@@ -283,6 +282,6 @@ def _own_cores() -> set[int]:
 
 
 def _pin(cores: set[int]) -> None:
-    """Bind the calling thread, where the system can."""
+    """Pin the calling thread, if the system supports it."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)

@@ -1,9 +1,9 @@
 """A warning about sequential inputs, such as frames of a video, which a certificate does not cover.
 
-Neighbours in the data are compared with random pairs of the same label. Frames one apart differ a fifth as
-much or less on the traffic videos of the benchmarks, five apart up to a half; pictures that were drawn by
-themselves differ as much, three quarters where similar ones were sorted together (scikit-learn's digits).
-Shuffled data cannot be detected this way.
+Neighbours in the data are compared with random pairs of the same label. On the traffic videos of the
+benchmarks, adjacent frames differ at most a fifth as much as random pairs, and frames five apart up to half
+as much. Neighbours among independent images differ as much as random pairs, or three quarters as much if
+similar images were sorted together (scikit-learn's digits). A shuffled sequence cannot be detected this way.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gati.model.identity import group_copies
 from gati.model.sequence import Data
 
 _PAIRS = 100
-_NEARLY = 0.4  # of how much random pairs differ
+_NEARLY = 0.4  # neighbours that differ by less than this share of random pairs are nearly the same
 _LEAST = 30
 
 
 def warning_of_neighbours(data: Data) -> str:
-    """Return a line where neighbours are nearly the same, else an empty one. Reads 300 inputs."""
+    """Return a warning if neighbours are nearly the same, else an empty string. Reads 300 inputs."""
     first, _ = group_copies(data.identities)
     rows = np.flatnonzero(first == np.arange(len(data)))  # copies are reported elsewhere
     if len(rows) < _LEAST:
@@ -38,12 +38,12 @@ def warning_of_neighbours(data: Data) -> str:
     if len(far) < _LEAST // 2 or np.median(near) >= _NEARLY * np.median(far):
         return ""
     return (
-        f"neighbours in {data.name} are nearly the same, as frames of a video are: a certificate assumes "
-        "inputs drawn independently from what will be served"
+        f"neighbours in {data.name} are nearly the same, like frames of a video: a certificate assumes "
+        "inputs drawn independently from those that will be served"
     )
 
 
 def _difference(first: Tensor, second: Tensor) -> float:
-    """How far values are apart; of whole numbers, which are names of something, how many differ."""
+    """The mean difference of values; for integers, which are ids, the share that differ."""
     apart = (first - second).abs() if first.is_floating_point() else (first != second).float()
     return float(apart.mean())

@@ -21,18 +21,18 @@ from gati.types import OutputsKind
 Engine = Callable[[Tensor], Tensor]
 
 ENGINES = ("openvino-bf16", "openvino", "torch")  # in the order of preference
-_CLEARLY = 1.3  # times as fast: a smaller gain may be noise
+_CLEARLY = 1.3  # times faster; a smaller gain may be noise
 _TIMED = 3
-_SAME_CLASS_SHARE = 0.9  # of a batch: in reduced precision a few inputs change their class, not many
+_SAME_CLASS_SHARE = 0.9  # of a batch: reduced precision changes the class of a few inputs, not of many
 
 
 class BaseAnswers(nn.Module):
     """The base model as a function from inputs [B, ...] to rows [B, K + D]: logits and pooled hidden outputs.
 
-    The largest logit of each row is 0, so that few digits are enough for them.
+    The logits of each row are shifted so that the largest is 0; half precision is then enough to store them.
 
-    `feature_block` names the block whose hidden output is pooled to D numbers: maps and tokens are averaged
-    for each channel. Without it D is 0. The base model is not changed: its block is watched during a call.
+    `feature_block` names the block whose hidden output is pooled to D numbers: each channel is averaged over
+    its map or tokens. Without it D is 0. The base model is not changed; a temporary hook reads the block.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ def _pooled(hidden: Tensor) -> Tensor:
 def open_engine(name: str, base: BaseAnswers, example: Tensor) -> Engine:
     """Return `base` compiled for batches of the shape of `example` by one of `ENGINES`.
 
-    **Raises:** `BackendError` for an engine that is not installed here or cannot run the network.
+    **Raises:** `BackendError` for an engine that is not installed or cannot run the network.
     """
     if name == "torch":
         return _torch_engine(base, example.device)
     if name not in ENGINES:
-        raise BackendError(f"unknown engine {name!r} for base answers: choose out of {', '.join(ENGINES)}")
+        raise BackendError(f"unknown engine {name!r} for base answers: choose one of {', '.join(ENGINES)}")
     if find_spec("openvino") is None:
         raise BackendError(
             f"engine {name!r} needs openvino, not installed here: pip install 'gati[openvino]'"
@@ -101,7 +101,7 @@ def _openvino_engine(base: BaseAnswers, example: Tensor, precision: str) -> Engi
 
     try:
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # tracing warns of every Python number it meets
+            warnings.simplefilter("ignore")  # tracing warns about every Python number
             model = openvino.convert_model(base, example_input=example[:2])
         model.reshape(list(example.shape))
         settings = {
@@ -112,7 +112,7 @@ def _openvino_engine(base: BaseAnswers, example: Tensor, precision: str) -> Engi
             "ENABLE_CPU_PINNING": False,
         }
         request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
-    except Exception as error:  # a converter fails in more ways than it has classes of errors
+    except Exception as error:  # the converter raises many unrelated types
         raise BackendError(f"OpenVINO cannot convert the network: {one_line(error)}") from error
 
     def answer(images: Tensor) -> Tensor:
@@ -125,10 +125,10 @@ def _openvino_engine(base: BaseAnswers, example: Tensor, precision: str) -> Engi
 def fastest_engine(
     base: BaseAnswers, example: Tensor, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[str, Engine]:
-    """Return the first of `ENGINES` that no other clearly outruns on batches like `example` [B, ...].
+    """Return the first of `ENGINES` that no other is clearly faster than, on batches like `example` [B, ...].
 
-    Those that cannot run the network, or give many inputs another class than torch does, are left out. On
-    other devices than the CPU it is torch.
+    Engines that cannot run the network, or give many inputs another class than torch, are left out. On
+    devices other than the CPU the result is torch.
     """
     plain = open_engine("torch", base, example)
     if example.device.type != "cpu":
@@ -145,7 +145,7 @@ def fastest_engine(
         same = engine(example)[:, :classes].argmax(1) == expected[:, :classes].argmax(1)
         if float(same.float().mean()) >= _SAME_CLASS_SHARE:
             usable[name] = min(_timed(engine, example, clock) for _ in range(_TIMED)), engine
-    if not usable:  # torch alone is left, and computes badly in bfloat16: nothing here is better
+    if not usable:  # even torch changes many classes in bfloat16, and no other engine works
         return "torch", plain
     fastest = min(seconds for seconds, _ in usable.values())
     chosen = next(name for name in ENGINES if name in usable and usable[name][0] <= _CLEARLY * fastest)

@@ -1,4 +1,4 @@
-"""Seeded augmentation of training inputs, kept to what the base model itself takes for the same thing."""
+"""Seeded augmentation of training inputs, limited to changes under which the base model keeps its answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 _SAME_CLASS_SHARE = 0.75  # of inputs that must keep their class for a transformation to be harmless
-_LEAST_SIDES = (0.6, 0.75, 0.85)  # of a crop, boldest first
+_LEAST_SIDES = (0.6, 0.75, 0.85)  # of a crop, strongest first
 _LIGHTS = (0.4, 0.25, 0.1)  # strongest first
 
 
@@ -19,10 +19,10 @@ class Augmentation(NamedTuple):
 
     flip: bool = False
     shift_pixels: int = 0
-    least_side: float = 1.0  # of a crop that is enlarged to the whole again, as a share of the input's side
-    light: float = (
-        0.0  # how far brightness, contrast and the balance of channels may go, in standard deviations
+    least_side: float = (
+        1.0  # smallest side of a crop, as a share of the input's; crops are enlarged to full size
     )
+    light: float = 0.0  # largest change of brightness, contrast and colour balance, in standard deviations
 
     def __call__(self, images: Tensor, generator: np.random.Generator) -> Tensor:
         """Transform a batch [B, C, H, W]; the same generator state gives the same batch."""
@@ -53,7 +53,7 @@ def _shift(images: Tensor, generator: np.random.Generator, pixels: int) -> Tenso
 
 
 def _crop(images: Tensor, generator: np.random.Generator, least_side: float) -> Tensor:
-    """Half of the inputs: a part of them, from anywhere, enlarged to the whole."""
+    """Crop a random part of half of the inputs, and enlarge it to full size."""
     batch = images.shape[0]
     sides = np.where(generator.random(batch) < 0.5, generator.uniform(least_side, 1, batch), 1.0)
     centres = generator.uniform(-1, 1, (batch, 2)) * (1 - sides)[:, None]
@@ -64,7 +64,7 @@ def _crop(images: Tensor, generator: np.random.Generator, least_side: float) -> 
 
 
 def _relight(images: Tensor, generator: np.random.Generator, light: float) -> Tensor:
-    """Contrast around each input's own mean, brightness, and what each channel gets of it."""
+    """Change the contrast around each input's mean, the brightness, and the balance of the channels."""
     batch, channels = images.shape[:2]
     contrast = torch.from_numpy(generator.uniform(1 - light, 1 + light, (batch, 1, 1, 1)).astype(np.float32))
     added = (
@@ -78,10 +78,10 @@ def _relight(images: Tensor, generator: np.random.Generator, light: float) -> Te
 
 @torch.inference_mode()
 def choose_augmentation(module: nn.Module, images: Tensor, *, bold: bool = False) -> Augmentation:
-    """Keep the transformations under which the base model mostly gives the same class.
+    """Choose the transformations under which the base model mostly keeps its class.
 
-    A mirrored cat is a cat; a mirrored 3 is no digit. `images` is a sample [B, C, H, W] on its device.
-    `bold` tries crops and light, too, and keeps of each the strongest that is harmless.
+    A mirrored cat is a cat, but a mirrored 3 is not a digit. `images` is a sample [B, C, H, W] on the base
+    model's device. `bold` also tries crops and changes of light, and keeps the strongest harmless ones.
     """
     if images.dim() != 4 or images.shape[0] < 16:
         return Augmentation()

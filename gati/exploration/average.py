@@ -1,4 +1,4 @@
-"""A running average of weights: the result of many small steps, without the noise of each."""
+"""A running average of weights, which removes the noise of single training steps."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 
 class RunningAverage:
-    """Exponential average of everything in a module's state that is a fraction; counters are copied.
+    """Exponential moving average of the floating-point tensors in a module's state; counters are copied.
 
-    The statistics of batch normalisation are averaged as the weights are: they belong to the weights of the
-    same steps. Early on the average follows faster, so that nothing of the untrained weights stays in it.
+    The statistics of batch normalisation are averaged like the weights, since they belong to the weights of
+    the same steps. The decay is smaller at first, so that the untrained weights are soon forgotten.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
@@ -19,7 +19,7 @@ class RunningAverage:
 
     @torch.no_grad()
     def update(self, module: nn.Module, step: int) -> None:
-        """Take in the module's state after that step, counted from 0."""
+        """Add the module's state after step `step`, counted from 0."""
         decay = min(self.decay, (1 + step) / (10 + step))
         for name, tensor in module.state_dict().items():
             if tensor.is_floating_point():
@@ -29,12 +29,12 @@ class RunningAverage:
 
     @torch.no_grad()
     def copy_to(self, module: nn.Module) -> None:
-        """Give the module the average for its state."""
+        """Replace the module's state by the average."""
         for name, tensor in module.state_dict().items():
             tensor.copy_(self.tensors[name])
 
     @torch.no_grad()
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from `tensors` of an earlier average of the same module."""
+        """Continue from `tensors` of an earlier average of the same module."""
         for name, tensor in self.tensors.items():
             tensor.copy_(tensors[name])

@@ -10,9 +10,9 @@ Clock = Callable[[], float]
 
 
 class Budget:
-    """Seconds of wall clock from `began` on, those of earlier runs that were interrupted included.
+    """A limit on wall-clock seconds since `began`; time spent by interrupted earlier runs counts, too.
 
-    `budget_s` None never ends.
+    A `budget_s` of None means no limit.
     """
 
     def __init__(self, budget_s: float | None, clock: Clock, began: float, state: RunState) -> None:
@@ -21,15 +21,15 @@ class Budget:
 
     @property
     def spent_s(self) -> float:
-        """Used so far."""
+        """Seconds used so far."""
         return self.clock() - self._began
 
     def left_s(self) -> float | None:
-        """What is left, at least 0; None without a budget."""
+        """Seconds left, at least 0; None without a limit."""
         return None if self.budget_s is None else max(0.0, self.budget_s - self.spent_s)
 
     def is_spent(self) -> bool:
-        """Whether nothing is left."""
+        """Whether no time is left."""
         return self.left_s() == 0.0
 
     def note(self) -> None:

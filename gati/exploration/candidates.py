@@ -1,8 +1,8 @@
-"""Candidates: caches that may pay, decided by their cost, before any training.
+"""Candidates: the caches that may pay off, chosen by their cost before any training.
 
-What the user names, blocks and variants, is taken as it is. By default there are students at the input, or
-the network itself, reduced, where that costs little, and a few predictors at blocks at even distances
-of time. Everything that is left out says why.
+Blocks and variants that the user names are used as they are. The default is students at the input, or the
+reduced network if that costs little, and a few predictors at blocks that are spaced evenly in time. Every
+trial that is skipped has a reason.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from gati.model.lengths import at_lengths
 from gati.model.segments import TracedModel
 from gati.types import BlockProfile, Profile, Trial, TrialId
 
-STUDENT = "student"  # without a number, it stands for sizes that fit the base model
+STUDENT = "student"  # without a number: sizes that fit the base model
 
 
 @dataclass(frozen=True)
@@ -64,21 +64,21 @@ class Specification:
 
 
 class Wanted(NamedTuple):
-    """The user's request: `defaults` are chosen from, all of `named` is trained if it can pay."""
+    """The user's request: trials are chosen from `defaults`; all of `named` that can pay off are trained."""
 
     defaults: tuple[str, ...]
     named: tuple[str, ...]
-    all_blocks: bool  # exits by default go to every block, since these were named
-    students: int  # how many of our sizes
+    all_blocks: bool  # default exits go to every block, because the user named the blocks
+    students: int  # how many sizes of students to train by default
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """All of them, in order."""
+        """Defaults, then named variants."""
         return (*self.defaults, *self.named)
 
 
 class UntrainedCosts(NamedTuple):
-    """What a predictor costs before it is trained: weights, and milliseconds of one lookup if measured."""
+    """The cost of an untrained predictor: its number of weights, and milliseconds per lookup if measured."""
 
     parameters: int
     lookup_ms: float | None = None
@@ -90,22 +90,22 @@ _UNKNOWN = UntrainedCosts(0)
 
 
 def wanted(variants: Iterable[str] | None, blocks: str | None, students: int) -> Wanted:
-    """Tell what is chosen among from what was named; `default` among `variants` stands for our choice.
+    """Turn the user's options into a request; `default` among `variants` stands for the default choice.
 
-    Where blocks are named and variants are not, there are no students: these sit before all blocks.
+    If blocks are named and variants are not, there are no students, since these sit before all blocks.
     """
     names = ("default",) if variants is None else tuple(variants)
-    chosen_among: tuple[str, ...] = DEFAULT_VARIANTS if "default" in names else ()
+    defaults: tuple[str, ...] = DEFAULT_VARIANTS if "default" in names else ()
     if blocks is not None and variants is None:
-        chosen_among = tuple(each for each in chosen_among if not reads_input(each))
+        defaults = tuple(each for each in defaults if not reads_input(each))
     named = expand_variants(name for name in names if name != "default")
     return Wanted(
-        chosen_among, tuple(each for each in named if each not in chosen_among), blocks is not None, students
+        defaults, tuple(each for each in named if each not in defaults), blocks is not None, students
     )
 
 
 def trial_name(block: str, variant: str) -> TrialId:
-    """A name for files: `layer2.3` and `conv(3,1)` give `layer2.3--conv-3-1`."""
+    """A trial's name, usable in file names: `layer2.3` and `conv(3,1)` give `layer2.3--conv-3-1`."""
     if is_companion(variant):
         return TrialId(f"{block}--{variant.replace('(', '-').rstrip(')')}")
     family, numbers = parse_variant(variant)
@@ -113,9 +113,9 @@ def trial_name(block: str, variant: str) -> TrialId:
 
 
 def measured_costs(traced: TracedModel, module: nn.Module) -> Measure:
-    """Measure untrained lookups, each variant once for hidden outputs of one shape.
+    """Return a function that measures untrained lookups, once per variant and shape of hidden output.
 
-    What it gives raises `VariantError` for a variant that cannot be built.
+    That function raises `VariantError` for a variant that cannot be built.
     """
     known: dict[tuple[str, tuple[int, ...]], UntrainedCosts] = {}
 
@@ -124,7 +124,7 @@ def measured_costs(traced: TracedModel, module: nn.Module) -> Measure:
             predictor = _untrained_reduced(traced, module, variant) if is_reduced(variant) else None
             cache = LearnedCache(variant, shape, traced.classes, BASELINE, predictor=predictor)
             cache.to(traced.device)
-            place = None if reads_input(variant) else _place_of(traced, shape)
+            place = None if reads_input(variant) else _block_of_shape(traced, shape)
             lookup_ms = sum(
                 share
                 * measure_lookup(
@@ -140,7 +140,7 @@ def measured_costs(traced: TracedModel, module: nn.Module) -> Measure:
     return measure
 
 
-def _place_of(traced: TracedModel, shape: tuple[int, ...]) -> str:
+def _block_of_shape(traced: TracedModel, shape: tuple[int, ...]) -> str:
     """A block whose hidden output has that shape."""
     kinds = traced.block_kinds
     return next(
@@ -160,8 +160,8 @@ def _untrained_reduced(traced: TracedModel, module: nn.Module, variant: str) -> 
         return ReducedNetwork.of(module, variant, example, "logits").companion(example)
     except VariantError:
         raise
-    except Exception as error:  # whatever copying and tracing the user's network raises
-        raise VariantError(f"variant {variant} cannot be made ({one_line(error)}); leave it out") from error
+    except Exception as error:  # copying and tracing the user's network may raise anything
+        raise VariantError(f"variant {variant} cannot be built ({one_line(error)}); leave it out") from error
 
 
 def specify(
@@ -192,13 +192,13 @@ def specify(
             elif place in places:
                 found.append(chooser.default(block, variant))
             else:
-                where = f"not one of the {len(places)} blocks at even distances of time"
+                where = f"not one of the {len(places)} blocks that are spaced evenly in time"
                 found.append(_row(block, variant, f"{where}: name it with --blocks"))
     return tuple(found)
 
 
 def for_tokens(asked: Wanted, traced: TracedModel, tensors: TensorInputs | None) -> Wanted:
-    """What is chosen among for a network that reads tokens: not what reads pixels or maps."""
+    """Replace the defaults for a network that reads tokens by variants that read sequences."""
     shapes = [traced.hidden_shapes[name] for name in traced.blocks if traced.block_kinds[name] != INPUT_KIND]
     if tensors is None or traced.dtype.is_floating_point:
         return asked
@@ -210,7 +210,7 @@ def for_tokens(asked: Wanted, traced: TracedModel, tensors: TensorInputs | None)
 
 
 class _Chooser:
-    """Makes rows of the trials table, by what base model, blocks and lookups cost."""
+    """Makes rows of the trials table from the costs of the base model, its blocks and the lookups."""
 
     def __init__(
         self, traced: TracedModel, module: nn.Module, profile: Profile, asked: Wanted, measure: Measure
@@ -220,12 +220,12 @@ class _Chooser:
         self.limit_bytes = heaviest(_weights(module))
 
     def named(self, block: BlockProfile, variant: str) -> Specification:
-        """A variant that the user named: only a lookup slower than what it saves is skipped."""
+        """A variant that the user named; it is skipped only if its lookup takes longer than a hit saves."""
         costs = self.measure(variant, block.output_shape)
         return _row(block, variant, too_slow(costs.lookup_ms or 0.0, block, self.profile.base_ms), costs)
 
     def default(self, block: BlockProfile, variant: str) -> Specification:
-        """An exit of ours at one of the places that were chosen."""
+        """A default exit at one of the chosen blocks."""
         try:
             parameters = self._weights_of(variant, block)
         except VariantError as error:
@@ -235,7 +235,7 @@ class _Chooser:
         return self.named(block, variant)
 
     def at_the_input(self, block: BlockProfile) -> list[Specification]:
-        """What was named of students and of the reduced network, and as many of ours as requested."""
+        """The variants that read the input: all that were named, and as many default ones as requested."""
         rows: list[Specification] = []
         for variant in (each for each in self.asked.variants if reads_input(each)):
             try:
@@ -245,7 +245,7 @@ class _Chooser:
                 elif variant == STUDENT:
                     instead = any(is_reduced(row.trial.variant) and not row.trial.reason for row in rows)
                     instead = instead and variant not in self.asked.named
-                    rows += self._of_our_sizes(block, self.asked.students - instead)
+                    rows += self._default_students(block, self.asked.students - instead)
                 else:
                     rows.append(self.named(block, variant))
             except VariantError as error:
@@ -257,7 +257,7 @@ class _Chooser:
     def _check_readable(self, variant: str) -> None:
         if parse_variant(variant)[0] in (STUDENT, REDUCED) and not self.traced.dtype.is_floating_point:
             raise VariantError(
-                f"{variant} reads measured values, the network takes whole numbers: leave it out"
+                f"{variant} reads floating-point inputs, but the network takes integers: leave it out"
             )
 
     def _reduced(self, block: BlockProfile) -> list[Specification]:
@@ -265,15 +265,15 @@ class _Chooser:
         if variant is None:
             if REDUCED in self.asked.named:
                 raise VariantError(
-                    "its pictures are so small, or its blocks so alike: say how many pixels, and blocks if "
-                    f"not all, such as {REDUCED}(24) or {REDUCED}(24,3)"
+                    f"the images are so small, or the blocks so alike, that {REDUCED} needs a number of "
+                    f"pixels, and of blocks if not all, such as {REDUCED}(24) or {REDUCED}(24,3)"
                 )
             return []
         costs = self.measure(variant, block.output_shape)
         reason = dearer_than_a_student(costs.lookup_ms or 0.0, self.profile.base_ms)
         return [_row(block, variant, reason, costs)]
 
-    def _of_our_sizes(self, block: BlockProfile, count: int) -> list[Specification]:
+    def _default_students(self, block: BlockProfile, count: int) -> list[Specification]:
         shape, classes = block.output_shape, self.traced.classes
         widths = student_widths(shape, classes, Arithmetic(self.traced).base)
         if not widths:
@@ -289,14 +289,14 @@ class _Chooser:
                 reasons[width] = too_dear(costs[width].lookup_ms or 0.0, self.profile.base_ms)
         fitting = [width for width in widths if not reasons[width]]
         chosen = choose_widths(fitting, count)
-        left_out = f"the budget is for {len(chosen)} of {len(fitting)} sizes: name it with --variants"
+        left_out = f"the budget is enough for {len(chosen)} of {len(fitting)} sizes: name it with --variants"
         if not count:
-            left_out = "the network itself, reduced, is trained in its place: name it with --variants"
+            left_out = "the reduced network is trained instead: name it with --variants"
         reasons |= {width: left_out for width in fitting if width not in chosen}
         return [_row(block, f"{STUDENT}({width})", reasons[width], costs[width]) for width in widths]
 
     def _weights_of(self, variant: str, block: BlockProfile) -> int:
-        """Counted without making them: a hundred megabytes take their time."""
+        """The number of weights, counted on the meta device: allocating large predictors takes time."""
         with torch.device("meta"):
             return _weights(build_predictor(variant, block.output_shape, self.traced.classes))
 

@@ -1,7 +1,8 @@
 """Companions of an exploration: networks that the user already has, measured as caches at the input.
 
-They need no training. Their input is derived from both networks' preprocessing, their answers from
-both networks' classes; a selector is chosen on the select inputs, as for any cache.
+They need no training. The preprocessing of both networks determines how a companion's input is derived from
+the base model's, and the class names of both how its outputs are ordered. A selector is chosen on the select
+inputs, as for any cache.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from gati.model.packed import fit_tensors
 from gati.model.preprocess import Preprocessing
 from gati.types import Trial
 
-_TRIED = 64  # inputs that tell whether it is usable
+_TRIED = 64  # inputs on which a companion is checked
 _ROW_TOLERANCE = 1e-3
 
 
 class NamedNetwork(NamedTuple):
-    """A network that is to be a companion, and the variant it will be."""
+    """A network that will become a companion, and the name of its variant."""
 
     variant: str
     loaded: LoadedModel
@@ -47,11 +48,11 @@ class NamedNetwork(NamedTuple):
 def load_companions(
     given: Sequence[tuple[str | Path, str | Path | None]], tensors: TensorInputs | None = None
 ) -> tuple[NamedNetwork, ...]:
-    """Load (model, checkpoint) pairs, as `load_model` takes them; those of one name get numbers.
+    """Load (model, checkpoint) pairs, as `load_model` takes them; networks of the same name are numbered.
 
-    `tensors` is what the base model takes, where that is no pictures.
+    `tensors` describes the base model's input if it is not images.
 
-    **Raises:** as `load_model`, saying which.
+    **Raises:** as `load_model`.
     """
     candidates: list[NamedNetwork] = []
     for source, checkpoint in given:
@@ -81,7 +82,7 @@ def measure_companions(
     seed: int,
     progress: Progress,
 ) -> list[FinishedTrial]:
-    """Make each a cache of the library, with its record on the held-out inputs.
+    """Add each network to the library as a cache, with its outcomes on the held-out inputs.
 
     **Raises:** `ModelError` for a network that cannot stand in for the base model.
     """
@@ -133,9 +134,9 @@ def _measured(prepared: PreparedModel, library: Library, candidate: NamedNetwork
 
 
 def fit_companion(candidate: NamedNetwork, prepared: PreparedModel) -> Companion:
-    """The companion for the inputs of the base model of `prepared`, on the CPU.
+    """Turn a network into a companion that takes the base model's inputs, on the CPU.
 
-    **Raises:** `ModelError` for other channels or classes, or a network that cannot be run or traced.
+    **Raises:** `ModelError` if channels or classes differ, or if the network cannot be run or traced.
     """
     variant, loaded = candidate
     inputs, classes = prepared.inputs.held_out, prepared.held_out.classes
@@ -157,25 +158,28 @@ def fit_companion(candidate: NamedNetwork, prepared: PreparedModel) -> Companion
         raise ModelError(f"{variant}: {error}") from error
     expected = _outputs(variant, loaded.module, given)
     if not torch.allclose(companion.network(given), expected, _ROW_TOLERANCE, _ROW_TOLERANCE):
-        raise ModelError(f"{variant}: its traced program computes something else than it does; leave it out")
+        raise ModelError(
+            f"{variant}: its traced program computes something else than the network; leave it out"
+        )
     return companion
 
 
 def reading_of(variant: str, base: Preprocessing, loaded: LoadedModel, example: Tensor) -> Reading:
-    """How to make of what the base model is given, such as `example` [B, C, H, W], what the other wants.
+    """How to turn the base model's input, such as `example` [B, C, H, W], into the companion's input.
 
-    A network without preprocessing gets the same input. Pictures of another size are averaged by a
-    whole factor where one fits, and stretched for the rest; what a crop has left out stays left out.
+    A network without preprocessing gets the same input. If the companion takes images of another size, they
+    are first average-pooled by an integer factor, if one fits, and then resized. Pixels that the base model's
+    crop removed are not restored.
 
-    **Raises:** `ModelError` for another number of channels.
+    **Raises:** `ModelError` if the numbers of channels differ.
     """
     if example.ndim != 4 or not loaded.preprocessing_known:
         return Reading("logits")
     own = loaded.preprocessing
     if own.channels != base.channels:
         raise ModelError(
-            f"{variant} takes {own.channels} channels and the network {base.channels}; give one that takes "
-            "as many"
+            f"{variant} takes {own.channels} channels and the network {base.channels}; give a companion "
+            "with the same number"
         )
     height, width = example.shape[2:]
     size = _size_of(own, height, width)
@@ -191,7 +195,7 @@ def reading_of(variant: str, base: Preprocessing, loaded: LoadedModel, example: 
 
 
 def _size_of(preprocessing: Preprocessing, height: int, width: int) -> tuple[int, int]:
-    """Height and width of what a network's own preprocessing ends with."""
+    """The height and width that a network's own preprocessing produces."""
     if preprocessing.crop is not None:
         return preprocessing.crop, preprocessing.crop
     if preprocessing.resize is not None:
@@ -207,32 +211,34 @@ def class_order(
     classes: int,
     names: Sequence[str] | None,
 ) -> tuple[int, ...] | None:
-    """Which of a companion's `own` outputs is each of the network's `classes`, None for the same in order.
+    """The index of each of the network's `classes` among a companion's `own` outputs; None for equal order.
 
-    By names where all of the network's are among the companion's; else there must be as many, and no name
-    may stand elsewhere.
+    Classes are matched by name if the companion has all of the network's names. Otherwise both must have the
+    same number of classes, and no name may occur at different indices.
 
-    **Raises:** `ModelError`.
+    **Raises:** `ModelError` if the classes cannot be matched.
     """
     where = {name: index for index, name in enumerate(own_names or ())}
-    clear = len(where) == own  # no name twice, and one for every output
+    clear = len(where) == own  # every output has a name of its own
     found = [where.get(name) if clear else None for name in names or ()]
     if found and None not in found:
         order = tuple(index for index in found if index is not None)
         return None if order == tuple(range(own)) else order
     if own != classes:
         missing = [name for name, index in zip(names or (), found, strict=True) if index is None]
-        reason = f"has no class named {missing[0]!r}" if clear and missing else "does not name all of them"
+        reason = (
+            f"has no class named {missing[0]!r}" if clear and missing else "does not name all of its classes"
+        )
         raise ModelError(
-            f"{variant} tells {own} classes apart and the network {classes}, and {reason}; give a network of "
+            f"{variant} has {own} classes and the network {classes}, and it {reason}; give a network of "
             "the same classes"
         )
     if elsewhere := [name for index, name in zip(found, names or (), strict=True) if index is not None]:
         moved = [name for name in elsewhere if where[name] != list(names or ()).index(name)]
         if moved:
             raise ModelError(
-                f"{variant} has class {moved[0]!r} at another place than the network, and not all of the "
-                "network's names; give a network of the same classes"
+                f"{variant} has class {moved[0]!r} at another index than the network, and lacks some of the "
+                "network's class names; give a network of the same classes"
             )
     return None
 
@@ -241,7 +247,7 @@ def class_order(
 def _outputs(variant: str, module: nn.Module, given: Tensor) -> Tensor:
     try:
         outputs = module(given.clone())
-    except Exception as error:  # whatever the user's code raises
+    except Exception as error:  # user code may raise anything
         raise ModelError(
             f"{variant} does not accept inputs of shape {list(given.shape)} ({one_line(error)}); give its "
             "callable an attribute preprocessing, or leave it out"

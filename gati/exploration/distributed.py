@@ -1,11 +1,10 @@
-"""The executor that trains groups on a Ray cluster. Nothing else in this room knows of Ray.
+"""The executor that trains groups on a Ray cluster. No other module of this room knows about Ray.
 
-Groups, steps and engines are decided on the driver before anything trains, and are the same however many
-workers there are. A worker is an actor with a process of its own; it gets a group, trains it in short slices,
-and every minute hands back the state of the training, which the driver keeps where a run without Ray keeps
-it. When a worker dies, its group goes on from there on another one; when the driver dies, the same command
-goes on from there, too. Latencies are measured by the driver, before the first worker is started and after
-the last has ended.
+The driver decides on groups, steps and engines before training starts; they do not depend on the number of
+workers. A worker is a Ray actor with its own process. It trains a group in short slices and returns the
+training state every minute. The driver stores that state in the same place as a run without Ray. When a
+worker dies, another one resumes its group from the stored state; when the driver dies, the same command
+resumes all of them. The driver measures latencies before the first worker starts and after the last one ends.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from gati.model.source import UserFile, install_user_files, user_files
 from gati.version import __version__
 
 _SLICE_S = 2.0
-_MOST_DEATHS = 3  # of workers, one after the other, without any progress
+_MOST_DEATHS = 3  # of workers in a row without any progress
 _PATIENCE_S = 20.0
 
 
 def trained_on(address: str | None, cores: int, gpus: int) -> dict[str, str]:
-    """What of the workers decides the weights of a library; empty without Ray.
+    """The settings of workers that affect the weights of a library; empty without Ray.
 
-    **Raises:** `BackendError` for numbers that no worker has, and where Ray is not installed.
+    **Raises:** `BackendError` for impossible numbers, or if Ray is not installed.
     """
     if cores < 1 or gpus < 0:
-        raise BackendError(f"a worker has at least 1 core and no fewer than 0 GPUs (got {cores} and {gpus})")
+        raise BackendError(f"a worker needs at least 1 core and 0 or more GPUs (got {cores} and {gpus})")
     if address is None:
         return {}
     if find_spec("ray") is None:
@@ -55,12 +54,12 @@ def trained_on(address: str | None, cores: int, gpus: int) -> dict[str, str]:
 
 @contextmanager
 def opened_executor(address: str | None, *, cores: int = 1, gpus: int = 0) -> Iterator[Executor]:
-    """Connect to the Ray cluster at `address`, whose workers get so many cores and GPUs; None: this process.
+    """Open an executor on the Ray cluster at `address`, or in this process if `address` is None.
 
-    `"auto"` is the cluster that runs on this machine or that RAY_ADDRESS names, `"local"` one that is started
-    on this machine and ends with the block. Workers are stopped at the end.
+    Each worker gets `cores` cores and `gpus` GPUs. `"auto"` is the cluster on this machine or the one that
+    RAY_ADDRESS names; `"local"` starts one on this machine and stops it on exit. Workers are stopped on exit.
 
-    **Raises:** `BackendError` where there is no such cluster.
+    **Raises:** `BackendError` if there is no such cluster.
     """
     if address is None:
         yield LocalExecutor()
@@ -81,7 +80,7 @@ def opened_executor(address: str | None, *, cores: int = 1, gpus: int = 0) -> It
 
 @dataclass
 class _Worker:
-    """A worker as the driver knows it; `host` is empty until it has started."""
+    """The driver's record of a worker; `host` is empty until it has started."""
 
     actor: Any
     host: str = ""
@@ -90,7 +89,7 @@ class _Worker:
 
 
 class _Stage:
-    """The tasks of a stage: waiting, begun, finished; and how far each has come."""
+    """The tasks of a stage, which of them wait for a worker, and the progress of each."""
 
     def __init__(self, tasks: Iterable[GroupTask], run: OngoingRun) -> None:
         self.run = run
@@ -101,7 +100,7 @@ class _Stage:
         self._end_s: float | None = None
 
     def allowed_s(self, task: GroupTask, at_once: int) -> float | None:
-        """Seconds for all steps of a task that begins now, one of `at_once`; None without a budget."""
+        """Seconds that a task may take if `at_once` tasks run in parallel; None without a budget."""
         if task.plan.planned_s is None:
             return None
         if self._end_s is None:
@@ -112,14 +111,14 @@ class _Stage:
         return allowance(left_s, task.plan.planned_s, waiting_s, at_once)
 
     def reach(self, task: GroupTask, step: int, detail: str) -> None:
-        """Report progress; steps that are done again do not count."""
+        """Report progress; repeated steps do not count."""
         further = step - self.steps[task.name]
         if further > 0:
             self.steps[task.name] = step
             self.run.progress.advance(further, detail)
 
     def finish(self, task: GroupTask) -> None:
-        """Strike a task off."""
+        """Remove a finished task."""
         del self.tasks[task.name]
 
 
@@ -135,15 +134,15 @@ class RayExecutor:
         self._shared: tuple[Classroom, Any] | None = None
         self._places: set[str] = set()
         self._failed_starts = 0
-        self._told = False
+        self._reported_waiting = False
 
     def groups(self, items: Sequence[Specification], traced: TracedModel) -> list[list[Specification]]:
-        """Small ones, decided by arithmetic and not by the cluster."""
+        """Small groups, which do not depend on the cluster."""
         return divided(items, traced)
 
     @contextmanager
     def probing(self) -> Iterator[None]:
-        """With as many threads as a worker."""
+        """Use as many threads as a worker while the context is open."""
         threads = torch.get_num_threads()
         torch.set_num_threads(self._cores)
         try:
@@ -154,9 +153,9 @@ class RayExecutor:
     def train(
         self, classroom: Classroom, tasks: Iterable[GroupTask], run: OngoingRun
     ) -> Iterator[tuple[GroupTask, list[TrainedTrial]]]:
-        """Train all of them, as many at the same time as there are workers.
+        """Train all tasks, one at a time on each worker.
 
-        **Raises:** `BackendError` when workers keep dying or cannot start; what a training raises.
+        **Raises:** `BackendError` if workers keep dying or cannot start, and any error of a training.
         """
         stage = _Stage(tasks, run)
         if not stage.tasks:
@@ -168,29 +167,29 @@ class RayExecutor:
         for worker in self._workers:
             if worker.host and worker.task is None:
                 self._give(worker, stage)
-        self._hire(classroom, len(stage.tasks))
+        self._request_workers(classroom, len(stage.tasks))
         while stage.tasks:
             ready, _ = self._ray.wait(list(self._calls), num_returns=1, timeout=_PATIENCE_S)
             if not ready:
-                self._tell_if_none_started(run)
+                self._report_if_none_started(run)
                 continue
             worker, called = self._calls.pop(ready[0])
             answer = self._answer(ready[0], worker, called, stage)
             if answer is None:
-                self._hire(classroom, len(stage.tasks))
+                self._request_workers(classroom, len(stage.tasks))
             elif called == "install":
                 device = "cuda" if self._gpus else "cpu"
                 self._call(worker, "start", self._share(classroom), self._cores, device)
             elif isinstance(answer, WorkerPlace):
-                self._welcome(worker, answer, run)
+                self._register(worker, answer, run)
                 self._give(worker, stage)
             elif isinstance(answer, list):
-                task, worker.task = _of(worker), None
+                task, worker.task = _task_of(worker), None
                 stage.finish(task)
                 self._give(worker, stage)
                 yield task, answer
             else:
-                self._go_on(worker, answer, stage)
+                self._continue(worker, answer, stage)
 
     def close(self) -> None:
         """Stop all workers."""
@@ -200,8 +199,8 @@ class RayExecutor:
 
     # Workers --------------------------------------------------------------------------------------------
 
-    def _hire(self, classroom: Classroom, count: int) -> None:
-        """Ask for workers until there are `count`; the cluster starts them as it has room."""
+    def _request_workers(self, classroom: Classroom, count: int) -> None:
+        """Request workers until there are `count`; the cluster starts them when it has capacity."""
         remote = self._ray.remote(
             num_cpus=self._cores,
             num_gpus=self._gpus,
@@ -222,7 +221,7 @@ class RayExecutor:
                 reference = self._ray.put(replace(classroom, module=classroom.module.cpu()))
             except Exception as error:  # pickling fails with whatever the user's objects raise
                 raise BackendError(
-                    f"the network or its data cannot travel to Ray workers ({one_line(error)}): name the "
+                    f"the network or its data cannot be sent to Ray workers ({one_line(error)}): name the "
                     "network as package.module:callable or file.py:callable, and the data as .npz or folder"
                 ) from error
             finally:
@@ -233,24 +232,24 @@ class RayExecutor:
     def _call(self, worker: _Worker, method: str, *arguments: Any) -> None:
         self._calls[getattr(worker.actor, method).remote(*arguments)] = worker, method
 
-    def _welcome(self, worker: _Worker, place: WorkerPlace, run: OngoingRun) -> None:
-        """Take in a worker that has started. Raises `BackendError` for other versions than ours."""
+    def _register(self, worker: _Worker, place: WorkerPlace, run: OngoingRun) -> None:
+        """Register a worker that has started. Raises `BackendError` if its versions differ from ours."""
         self._failed_starts = 0
         worker.host = place.host
         if (place.gati, place.torch) != (__version__, torch.__version__):
             raise BackendError(
                 f"the Ray worker on {place.host} has gati {place.gati} and torch {place.torch}, this machine "
-                f"{__version__} and {torch.__version__}: install the same on all"
+                f"{__version__} and {torch.__version__}: install the same versions everywhere"
             )
         self._places.add(place.processor)
         if len(self._places) > 1:
             run.progress.note(
-                f"the worker on {place.host} computes with {place.processor}, others do not: the same seed "
-                "may give other weights the next time"
+                f"the worker on {place.host} computes with {place.processor}, others do not: another run "
+                "with the same seed may give different weights"
             )
 
     def _give(self, worker: _Worker, stage: _Stage) -> None:
-        """The next task for a worker without one, if any waits."""
+        """Give an idle worker the next waiting task, if there is one."""
         if not stage.waiting:
             return
         task = worker.task = stage.waiting.popleft()
@@ -260,11 +259,11 @@ class RayExecutor:
         worker.saved_at = stage.run.budget.clock()
         self._call(worker, "begin", _on_cpu(task), state, stage.allowed_s(task, at_once))
 
-    def _go_on(self, worker: _Worker, answer: int | Slice, stage: _Stage) -> None:
-        """After a group has begun or a slice of it has ended: the next slice or, at the end, measuring."""
-        task, run = _of(worker), stage.run
+    def _continue(self, worker: _Worker, answer: int | Slice, stage: _Stage) -> None:
+        """Process a worker's progress, and request the next slice or, at the end, the measurements."""
+        task, run = _task_of(worker), stage.run
         if isinstance(answer, int):
-            stage.reach(task, answer, f"{worker.host} begins")
+            stage.reach(task, answer, f"{worker.host} starts")
         else:
             stage.reach(task, answer.step, f"loss {answer.loss:.3f} on {worker.host}")
             if answer.state is not None:
@@ -277,57 +276,57 @@ class RayExecutor:
                 return
         self._call(worker, "advance", _SLICE_S, run.budget.clock() - worker.saved_at >= run.save_every_s)
 
-    # What goes wrong ------------------------------------------------------------------------------------
+    # Failures -------------------------------------------------------------------------------------------
 
     def _answer(self, reference: Any, worker: _Worker, called: str, stage: _Stage) -> Any:
-        """What a worker answered, or None when it has died and its task waits again."""
+        """A worker's answer, or None if the worker died; its task then waits for another one."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(reference)
         except errors.RayTaskError as error:
             raise _own_error(error.cause, worker.host, called) from error
-        except errors.RayError as error:  # whatever else: the worker, its node or the way there is gone
-            self._bury(worker, stage, first_line(error))
+        except errors.RayError as error:  # the worker, its node or the connection is lost
+            self._replace_worker(worker, stage, first_line(error))
             return None
 
-    def _bury(self, worker: _Worker, stage: _Stage, reason: str) -> None:
-        """Have another worker go on with the task of a dead one. Raises `BackendError` where that is vain."""
+    def _replace_worker(self, worker: _Worker, stage: _Stage, reason: str) -> None:
+        """Hand the task of a dead worker to another one. Raises `BackendError` if too many died."""
         self._workers.remove(worker)
-        self._ray.kill(worker.actor)  # where it was only out of reach, it must not go on
+        self._ray.kill(worker.actor)  # it may only be unreachable; it must stop
         task = worker.task
         if task is None:
             self._failed_starts += 1
             if self._failed_starts >= _MOST_DEATHS:
                 raise BackendError(
-                    f"{self._failed_starts} Ray workers in a row did not start ({reason}): see that gati is "
-                    "installed on every node; the same command resumes"
+                    f"{self._failed_starts} Ray workers in a row did not start ({reason}): check that gati "
+                    "is installed on every node; the same command resumes"
                 )
             return
         stage.deaths[task.name] += 1
         if stage.deaths[task.name] >= _MOST_DEATHS:
             raise BackendError(
                 f"{_MOST_DEATHS} Ray workers in a row died while training {task.name} ({reason}): give each "
-                "more memory or fewer neighbours (--ray-cores); the same command resumes"
+                "more memory, or run fewer per node (--ray-cores); the same command resumes"
             )
-        stage.run.progress.note(f"lost the worker on {worker.host}: {task.name} goes on elsewhere")
+        stage.run.progress.note(f"lost the worker on {worker.host}: another one resumes {task.name}")
         stage.waiting.appendleft(task)
         idle = next((each for each in self._workers if each.host and each.task is None), None)
         if idle is not None:
             self._give(idle, stage)
 
-    def _tell_if_none_started(self, run: OngoingRun) -> None:
-        if self._told or any(worker.host for worker in self._workers):
+    def _report_if_none_started(self, run: OngoingRun) -> None:
+        if self._reported_waiting or any(worker.host for worker in self._workers):
             return
-        self._told = True
-        there = self._ray.cluster_resources()
+        self._reported_waiting = True
+        resources = self._ray.cluster_resources()
         run.progress.note(
             f"waiting for a Ray worker with {self._cores} cores and {self._gpus} GPUs: the cluster has "
-            f"{there.get('CPU', 0):g} cores and {there.get('GPU', 0):g} GPUs in all"
+            f"{resources.get('CPU', 0):g} cores and {resources.get('GPU', 0):g} GPUs in all"
         )
 
 
 class _Process:
-    """The actor. The user's files are installed before anything that needs them is unpickled."""
+    """The Ray actor. It installs the user's files before it unpickles anything that needs them."""
 
     def __init__(self) -> None:
         self._trainer: GroupTrainer | None = None
@@ -338,7 +337,7 @@ class _Process:
         return True
 
     def start(self, classroom: Classroom, threads: int, device: str) -> WorkerPlace:
-        """Get ready to train with so many threads on that device."""
+        """Prepare to train on `device` with `threads` threads."""
         self._trainer = GroupTrainer(classroom, threads=threads, device=device)
         return self._trainer.place()
 
@@ -362,18 +361,18 @@ class _Process:
 
 
 def _own_error(cause: BaseException, host: str, called: str) -> GatiError:
-    """What a call on a worker failed with, as an error of ours in one line."""
+    """Turn the exception of a call on a worker into a one-line `GatiError`."""
     if isinstance(cause, GatiError):
         return cause
     where = f"on {host}" if host else "on a Ray worker"
-    hint = "packages and folders that the network and its data need must be on every node"
+    hint = "every node needs the packages and folders that the network and its data use"
     if called in ("install", "start"):
         return BackendError(f"the network or its data do not load {where} ({one_line(cause)}): {hint}")
     return BackendError(f"training failed {where} ({one_line(cause)}): {hint}; the same command resumes")
 
 
 def _work_of(task: GroupTask) -> float:
-    """How long a task takes, next to others."""
+    """The relative duration of a task, to start long ones first."""
     if task.plan.planned_s is not None:
         return task.plan.planned_s
     return task.plan.steps * sum(item.trial.lookup_ms or 0.0 for item in task.specifications)
@@ -383,10 +382,10 @@ def _on_cpu(task: GroupTask) -> GroupTask:
     emphasis = task.lesson.emphasis
     if emphasis is None:
         return task
-    there = replace(emphasis, predictor=emphasis.predictor.cpu())
-    return replace(task, lesson=task.lesson._replace(emphasis=there))
+    on_cpu = replace(emphasis, predictor=emphasis.predictor.cpu())
+    return replace(task, lesson=task.lesson._replace(emphasis=on_cpu))
 
 
-def _of(worker: _Worker) -> GroupTask:
-    assert worker.task is not None, "only a worker with a task was asked for this"
+def _task_of(worker: _Worker) -> GroupTask:
+    assert worker.task is not None, "the worker has no task"
     return worker.task

@@ -1,4 +1,4 @@
-"""Executors: where groups of learners train. Here is the one that trains them in this process, in turn."""
+"""Executors, which train groups of learners, and the one that trains them in this process, one by one."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from gati.exploration.progress import Progress
 from gati.exploration.state import RunState
 from gati.model.segments import TracedModel
 
-_GROUP_PARAMETERS = 60_000_000  # weights, gradients and two moments of these take 1 GB
+_GROUP_PARAMETERS = 60_000_000  # with gradients and two moments, these take 1 GB
 _GROUP_TRIALS = 80
-_BACKWARD = 3.0  # times the arithmetic of answering is what a step of training takes
+_BACKWARD = 3.0  # arithmetic of a training step, relative to a forward pass
 
 
 class OngoingRun(NamedTuple):
-    """What an executor keeps states in, looks at the time with, and reports to."""
+    """What an executor needs of a run: where to keep states, the budget, and where to report progress."""
 
     state: RunState
     budget: Budget
@@ -37,10 +37,10 @@ class OngoingRun(NamedTuple):
 
 
 class Executor(Protocol):
-    """Trains groups. `concurrent` says that all groups it is given are planned before the first one trains.
+    """Trains groups. If `concurrent`, all groups are planned before the first one trains.
 
-    Whoever trains concurrently must give the same trials however many train at the same time: groups, steps
-    and engines are decided before, and no clock decides after that as long as the budget lasts.
+    A concurrent executor must give the same trials however many groups train in parallel: groups, steps and
+    engines are decided in advance, and as long as the budget lasts, timing decides nothing after that.
     """
 
     concurrent: bool
@@ -49,35 +49,35 @@ class Executor(Protocol):
         """Divide trials with the same lesson into groups, each trained as a whole."""
 
     def probing(self) -> AbstractContextManager[None]:
-        """While this is open, this process computes as the one that will train does."""
+        """While this context is open, this process computes like the one that will train."""
 
     def train(
         self, classroom: Classroom, tasks: Iterable[GroupTask], run: OngoingRun
     ) -> Iterator[tuple[GroupTask, list[TrainedTrial]]]:
         """Train each task to its end and yield it with its trials, in the order in which they end.
 
-        A task whose state lies in `run.state` goes on from there. Whoever takes the result removes the state.
+        A task with a saved state in `run.state` resumes from it. The caller removes the state afterwards.
         """
 
 
 class LocalExecutor:
-    """Trains groups in this process: each is planned when the one before it has ended."""
+    """Trains groups in this process; each is planned when the previous one has ended."""
 
     concurrent = False
 
     def groups(self, items: Sequence[Specification], traced: TracedModel) -> list[list[Specification]]:
-        """As few as memory allows: all share the forward pass of the base model."""
+        """As few groups as memory allows: the trials of a group share the base model's forward pass."""
         del traced
         return packed(items)
 
     def probing(self) -> AbstractContextManager[None]:
-        """Nothing to do: it is this process that trains."""
+        """Do nothing: this process does the training."""
         return nullcontext()
 
     def train(
         self, classroom: Classroom, tasks: Iterable[GroupTask], run: OngoingRun
     ) -> Iterator[tuple[GroupTask, list[TrainedTrial]]]:
-        """Train one after the other."""
+        """Train one task after the other."""
         for task in tasks:
             yield task, self._train(classroom, task, run)
 
@@ -87,7 +87,7 @@ class LocalExecutor:
         path = state.training_path(task.name)
         if path.is_file():
             training.restore(path)
-            progress.note(f"going on at step {training.step} of {training.total_steps}")
+            progress.note(f"resuming at step {training.step} of {training.total_steps}")
         progress.note(announcement(classroom, task))
         progress.stage(task.lesson.name, task.plan.steps, training.step)
         began, start = budget.clock(), training.step / task.plan.steps
@@ -108,7 +108,7 @@ class LocalExecutor:
 
 
 def announcement(classroom: Classroom, task: GroupTask) -> str:
-    """One line on what a task trains, and for how long."""
+    """One line about what a task trains, and for how long."""
     plan, items = task.plan, task.specifications
     what = ", ".join(dict.fromkeys(item.trial.variant for item in items))
     places = len({item.trial.block for item in items})
@@ -119,7 +119,7 @@ def announcement(classroom: Classroom, task: GroupTask) -> str:
 
 
 def packed(items: Sequence[Specification]) -> list[list[Specification]]:
-    """Consecutive trials whose training fits into memory together."""
+    """Group consecutive trials whose training fits into memory together."""
     groups: list[list[Specification]] = []
     size = 0
     for item in items:
@@ -133,11 +133,11 @@ def packed(items: Sequence[Specification]) -> list[list[Specification]]:
 
 
 def divided(items: Sequence[Specification], traced: TracedModel) -> list[list[Specification]]:
-    """Groups small enough to be spread, and the same on every cluster.
+    """Divide trials into small groups that can be distributed; they do not depend on the cluster.
 
-    What reads the input is a group of its own. Exits share the base model's forward pass: as many follow one
-    another in a group as it takes until their own training costs as much as that pass, so that splitting them
-    never doubles the work.
+    Each trial that reads the input is a group of its own. Exits of a group share the base model's forward
+    pass. A group is filled until training its exits costs as much as that pass, so that splitting them into
+    groups never doubles the work.
     """
     arithmetic = Arithmetic(traced)
     groups: list[list[Specification]] = []

@@ -69,53 +69,54 @@ def explore(
 ) -> Library:
     """Train and measure caches for a network, and write the cache library.
 
-    The cost of lookups is measured first. Then caches that read the network's input are trained: students or,
-    for pictures of 96 or more pixels a side, a copy of the network at fewer pixels and with fewer blocks,
-    where a lookup takes at most 45 % of the network's time. Exits at a few blocks follow, mainly for inputs
-    that the best of those does not answer. An interrupted exploration resumes when called again with the same
-    arguments; a finished one is returned unchanged, and `explore_more` trains it further. The network is
-    never changed. The same seed trains the same weights again on the same machine, if time does not decide;
-    latencies are measured again, which decides which variants are skipped.
+    The cost of lookups is measured first. Then caches that read the network's input are trained: students,
+    or, for images of at least 96 pixels a side, a copy of the network with fewer pixels and fewer blocks, if
+    its lookup takes at most 45 % of the network's time. Exits at a few blocks follow; they concentrate on
+    inputs that the best of these caches does not answer. An interrupted exploration resumes when called again
+    with the same arguments; a finished one is returned unchanged, and `explore_more` trains it further. The
+    network is never changed. On the same machine the same seed gives the same weights, unless the budget cuts
+    training short. Latencies are measured anew, so other variants may be skipped.
 
     **Arguments:**
 
     - `model`, `checkpoint`: what `gati.model.load.load_model` takes.
-    - `data`: inputs the network was *not* trained on. They are split by `seed` into inputs to select on
-      and inputs to certify on, half and half up to 800 and a third and two thirds from 1,200 on, after a
-      third for training when there is no `train_data`; copies of an input stay together. Certificates
-      assume that they were drawn independently from what will be served.
-    - `train_data`: more inputs, for the predictors alone; they may be the network's own training set. Inputs
-      of `data` are left out.
+    - `data`: inputs the network was *not* trained on. Without `train_data`, a third of them is for training.
+      `seed` splits the others into inputs to select on and inputs to certify on: one half each up to 800,
+      one third and two thirds from 1,200 on. Copies of an input stay together. Certificates assume that
+      these inputs were drawn independently from those that will be served.
+    - `train_data`: more inputs, only for training predictors; they may be the network's own training set.
+      Inputs that are also in `data` are left out.
     - `out`: the cache library's directory.
-    - `blocks`: a pattern over module names; exits go to all of these. By default blocks are detected, and a
-      few of them chosen.
-    - `variants`: such as `["student(48)", "pyramid(64)"]`, all trained, at all blocks; `student` stands for
-      students of sizes that fit the network, `"published"` for the published variants. `"reduced(112)"` is
-      the network itself on pictures of 112 pixels, `"reduced(128,6)"` the same on 128 with 6 of its blocks.
-      Of `"default"`, the default, those are trained whose cost allows it, see `gati.exploration.candidates`.
+    - `blocks`: a pattern over module names; exits are trained at all matching blocks. By default blocks are
+      detected, and a few of them chosen.
+    - `variants`: such as `["student(48)", "pyramid(64)"]`; all are trained, at all blocks. `"student"` means
+      students of sizes that fit the network, and `"published"` the published variants. `"reduced(112)"` is
+      the network itself on images of 112 pixels, `"reduced(128,6)"` on 128 pixels with 6 of its blocks.
+      `"default"` trains those default variants whose cost allows it, see `gati.exploration.candidates`.
     - `epochs`: epochs of training for exits; students train three times as long.
-    - `budget_s`: end within this many seconds. Without `epochs`, training uses all of it.
-    - `sample_rate` (hertz), `seconds`: of recordings, where the network does not say what it takes.
-    - `tokenizer`: a local `tokenizer.json` for networks that take text, copied into the library; `data` is
-      then a CSV or Parquet file with the columns `text_column` and `label_column`, by default `text` and, if
-      it is there, `label`. Texts are cut after `max_length` tokens: by default the tokenizer's own limit, at
-      most 512, at most what the network takes, and no more than `data` needs.
-    - `class_names`: the network's, in the order of its outputs: a list, or a file with one per line or a
-      JSON list. By default those of the model, or those of the data if there are as many.
-    - `label_map`: which class of the network each label of `data` is, by folder name or label number: a
-      mapping, or a file with a JSON object. Labels without a class are left out.
-    - `companions`: (model, checkpoint) of smaller networks for the same classes, or for more of which the
-      same names pick them. Each is a cache at the input, kept in the library, which needs neither code nor
-      checkpoint of it afterwards. With them `variants` may be empty: then nothing is trained.
-    - `ray`: train on the Ray cluster at this address, `"auto"` for the one of this machine, `"local"` to
-      start one here for as long as it takes (`pip install 'gati[ray]'`). Each worker gets `ray_cores` cores
-      and `ray_gpus` GPUs. Latencies are measured here alone. The library does not depend on how many
-      workers there are; it is another one than without Ray.
+    - `budget_s`: end within this many seconds. Without `epochs`, training uses all of them.
+    - `sample_rate` (hertz), `seconds`: of recordings, if the network does not define its front end.
+    - `tokenizer`: a local `tokenizer.json` for networks that take text; it is copied into the library. `data`
+      is then a CSV or Parquet file with the columns `text_column` and `label_column`, by default `text` and,
+      if it exists, `label`. Texts are truncated to `max_length` tokens: by default the tokenizer's own limit,
+      at most 512, at most what the network takes, and no more than `data` needs.
+    - `class_names`: the network's class names in the order of its outputs: a list, or a file with one name
+      per line or a JSON list. By default those of the model, or those of the data if their number matches.
+    - `label_map`: the network's class for each label of `data`, by folder name or label number: a mapping,
+      or a file with a JSON object. Every label needs an entry.
+    - `companions`: (model, checkpoint) pairs of smaller networks with the network's classes. If they have
+      more classes, names must identify the network's among them. Each becomes a cache at the input and is
+      stored in the library, which then needs neither its code nor its checkpoint. With companions, `variants`
+      may be empty: then nothing is trained.
+    - `ray`: train on the Ray cluster at this address; `"auto"` means the cluster of this machine, `"local"`
+      starts one here for the duration of the call (`pip install 'gati[ray]'`). Each worker gets `ray_cores`
+      cores and `ray_gpus` GPUs. Only this machine measures latencies. The library does not depend on the
+      number of workers, but it differs from one that was made without Ray.
 
     **Returns:** the finished library.
 
-    **Raises:** `ModelError`, `DataError`, `VariantError`, `BackendError`, `StorageError`; `LibraryError` when
-    `out` holds another exploration, unfinished or with compositions, or another process writes to it.
+    **Raises:** `ModelError`, `DataError`, `VariantError`, `BackendError`, `StorageError`; `LibraryError` if
+    `out` holds another exploration that is unfinished or has compositions, or another process writes to it.
     """
     began = clock()
     directory = Path(out)
@@ -154,7 +155,7 @@ def explore(
         }
         library, state = Library(directory), RunState(directory)
         if library.manifest_path.is_file() and library.manifest.settings == settings:
-            reporter.note(f"{directory} is finished already: gati explore --more trains it further")
+            reporter.note(f"{directory} is already finished: gati explore --more trains it further")
             return library
         _check_nothing_depends_on(library)
         state.claim({**settings, "families": FAMILIES})
@@ -176,7 +177,7 @@ def explore(
         )
         if loaded.preprocessing.text is not None:
             library.write_tokenizer(loaded.preprocessing.text)
-        library.manifest_path.unlink(missing_ok=True)  # of another exploration: nothing is composed of both
+        library.manifest_path.unlink(missing_ok=True)  # of another exploration: the two must not mix
         library.write_input_record(prepared.inputs.record)
         library.write_base_outcomes(
             BaseOutcomes(prepared.held_out.base_class, prepared.labels, prepared.inputs.split)
@@ -203,11 +204,11 @@ def explore(
 
 
 def _check_nothing_depends_on(library: Library) -> None:
-    """Refuse to replace the caches of compositions: their certificates count what these caches answer."""
+    """Refuse to replace caches that compositions use: their certificates are about these caches."""
     named = sorted(path.stem for path in library.composition_path().parent.glob("*.json"))
     if library.manifest_path.is_file() and named:
         raise LibraryError(
-            f"{library.directory} holds another exploration, and its caches serve in {', '.join(named)}: "
+            f"{library.directory} holds another exploration, whose caches are used by {', '.join(named)}: "
             f"choose another --out, or delete {library.composition_path().parent} first"
         )
 
@@ -223,7 +224,7 @@ def _settings(
     budget_s: float | None,
     seed: int,
 ) -> dict[str, Any]:
-    """What makes two explorations the same one. JSON types only."""
+    """The settings that identify an exploration, as JSON types."""
     return {
         "model": loaded.source,
         "checkpoint_sha256": loaded.checkpoint_sha256,
@@ -241,22 +242,22 @@ def _settings(
 
 
 def _named(class_names: ClassNames | None, label_map: LabelMap | None) -> dict[str, Any]:
-    """The given names and labels themselves, not their file; empty if none were given."""
-    said: dict[str, Any] = {}
+    """The contents of the class names and the label map, not their files; empty if none were given."""
+    settings: dict[str, Any] = {}
     if class_names is not None:
-        said["class_names"] = list(read_class_names(class_names))
+        settings["class_names"] = list(read_class_names(class_names))
     if label_map is not None:
-        said["label_map"] = read_label_map(label_map)
-    return said
+        settings["label_map"] = read_label_map(label_map)
+    return settings
 
 
 def _accompanied(candidates: Sequence[NamedNetwork]) -> dict[str, Any]:
-    """Which companions there are, nothing where there are none."""
-    said = [
+    """The settings that identify the companions; empty if there are none."""
+    settings = [
         [each.variant, each.loaded.source, each.loaded.checkpoint_sha256, each.loaded.preprocessing.to_json()]
         for each in candidates
     ]
-    return {"companions": said} if said else {}
+    return {"companions": settings} if settings else {}
 
 
 def _manifest(

@@ -1,4 +1,4 @@
-"""Finding inputs that explore has not seen: only those may certify a composition, and each once."""
+"""Finding inputs that explore has not seen: only these may certify a composition, and each counts once."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gati.model.sequence import Data
 
 @dataclass(frozen=True)
 class Fresh:
-    """Different inputs that explore has not seen, and how many copies there were of each, [n].
+    """Distinct inputs that explore has not seen, and the number of copies of each, [n].
 
-    `identity` names them by their content, in any order or file; `note` says what was left out, or is
+    `identity` is a hash of their content, independent of order and file. `note` says what was left out, or is
     empty.
     """
 
@@ -30,11 +30,11 @@ class Fresh:
 
 
 def fresh_inputs(library: Library, inputs: Data) -> Fresh:
-    """Leave out what explore has trained, chosen or counted on, under whatever name, label or order.
+    """Leave out inputs that explore has used, under any name or label and in any order.
 
-    A library of an older Gati does not know what it has seen; then only the very same data is refused.
+    A library of an older Gati has no record of its inputs; then only identical data is refused.
 
-    **Raises:** `DataError` for no inputs, or none that is new.
+    **Raises:** `DataError` if there are no inputs, or no new ones.
     """
     if len(inputs) == 0:
         raise DataError("the certification data is empty; give at least one input")
@@ -49,34 +49,33 @@ def fresh_inputs(library: Library, inputs: Data) -> Fresh:
     rows = np.flatnonzero(new & (first == np.arange(len(inputs))))
     notes = []
     if record is None:
-        notes.append(
-            "explored by an older Gati, which kept no record of its inputs: that these are new is unknown"
-        )
+        notes.append("explored by an older Gati, which kept no record of its inputs: these may not be new")
     if not new.all():
         notes.append(
-            f"left {int((~new).sum())} of {len(inputs)} inputs out, which gati explore has seen already"
+            f"left out {int((~new).sum())} of {len(inputs)} inputs, which gati explore has already seen"
         )
     if len(rows) < new.sum():
         notes.append(
-            f"{int(new.sum()) - len(rows)} inputs are copies of another and count only where the answers "
-            "differ"
+            f"{int(new.sum()) - len(rows)} inputs are copies of others and count only if their answers differ"
         )
     notes += [warning] if (warning := warning_of_neighbours(inputs)) else []
-    return Fresh(inputs.subset(rows), copies[rows], _named(identities[rows], copies[rows]), "; ".join(notes))
+    return Fresh(
+        inputs.subset(rows), copies[rows], _content_hash(identities[rows], copies[rows]), "; ".join(notes)
+    )
 
 
-def _named(identities: NDArray[np.uint64], copies: NDArray[np.int64]) -> str:
+def _content_hash(identities: NDArray[np.uint64], copies: NDArray[np.int64]) -> str:
     order = np.argsort(identities)
     return hashlib.sha256(identities[order].tobytes() + copies[order].tobytes()).hexdigest()
 
 
 def note_of_seen(library: Library, inputs: Data) -> str:
-    """Return a line for inputs to measure on of which explore has seen some, else an empty one."""
+    """Return a warning if explore has seen some of the inputs to measure on, else an empty string."""
     record = library.input_record()
     seen = 0 if record is None else int(np.isin(inputs.identities, record.seen).sum())
     if seen == 0:
         return ""
-    return f"gati explore has seen {seen} of these {len(inputs)} inputs, which flatters the caches"
+    return f"gati explore has seen {seen} of these {len(inputs)} inputs, so the results are too optimistic"
 
 
 def _refuse_same_data(library: Library, inputs: Data) -> None:
@@ -90,6 +89,6 @@ def _refuse_same_data(library: Library, inputs: Data) -> None:
 
 def _not_new(inputs: Data) -> DataError:
     return DataError(
-        f"{inputs.name} is data that this composition was made from, so it proves nothing; "
+        f"this composition was made from {inputs.name}, so it proves nothing; "
         "give inputs that gati explore has not seen"
     )

@@ -1,7 +1,7 @@
-"""The first layers of predictors without weights: pooling, done once per batch for all that share it.
+"""The weightless first layers of predictors, such as pooling, run once per batch for all that share them.
 
-A hidden output of 56 x 56 pixels holds ten times the numbers that a predictor looks at. What is trained needs
-the pooled one alone, so the large one is neither copied to float32 nor kept for the backward pass.
+A hidden output of 56 x 56 pixels holds ten times as many values as a predictor reads. Training needs only the
+pooled output, so the large one is neither copied to float32 nor kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _WITHOUT_WEIGHTS = (
     nn.ZeroPad2d,
 )
 
-Front = tuple[str, str]  # the block that is read, and the operation on its hidden output
+Front = tuple[str, str]  # a block, and the operation on its hidden output
 
 
 def split_front(predictor: nn.Module) -> tuple[nn.Sequential, nn.Module]:
-    """Split off the layers that a predictor begins with and that hold no weights; maybe none.
+    """Split off the weightless first layers of a predictor; there may be none.
 
-    Both parts share the predictor's layers; one after the other they are the predictor.
+    Both parts share the predictor's layers; run one after the other, they equal the predictor.
     """
     if not isinstance(predictor, nn.Sequential):
         return nn.Sequential(), predictor
@@ -55,15 +55,15 @@ class Fronts:
 
     @torch.no_grad()
     def look(self, hidden: Mapping[str, Tensor]) -> dict[Front, Tensor]:
-        """Return what each front makes of the hidden outputs, by block, in float32."""
+        """Return the output of each front for the hidden outputs, by block, in float32."""
         return {front: layers(hidden[front[0]]).float() for front, layers in self._layers.items()}
 
     def read(self, looked: Mapping[Front, Tensor]) -> dict[str, Tensor]:
-        """Return the input for the rest of each predictor, from the result of `look`."""
+        """Return the input of the rest of each predictor, from the result of `look`."""
         return {name: looked[front] for name, front in self._front_of.items()}
 
 
 def _described(layer: nn.Module) -> str:
-    """Layers of one description compute the same."""
+    """A text that is equal for layers that compute the same."""
     settings = {name: value for name, value in vars(layer).items() if not name.startswith("_")}
     return f"{type(layer).__name__}{sorted(settings.items(), key=lambda each: each[0])}"

@@ -1,12 +1,12 @@
-"""Training on what an exploration has trained: another round for a finished library.
+"""Training the caches of a finished library further, in rounds.
 
-A round begins with the weights that the last one ended with, and the learning rate rises and falls once
-more. Its caches get names and files of their own, `layer2.3--pyramid-64--r2`: nothing that a composition
-names ever changes. Where a cache of the round is better on the select split, its row takes the place of the
-older one, which stays in the table as `replaced`: compositions that use it go on, new ones choose among the
-better ones. Inputs, split and ledger stay as they are.
+A round starts from the weights at the end of the previous one; the learning rate rises and falls once more.
+Its caches get new names and files, such as `layer2.3--pyramid-64--r2`, so a cache that a composition uses
+never changes. If a cache of the round is better on the select split, its row replaces the older one, which
+stays in the table as `replaced`: compositions that use it keep working, and new ones choose the better cache.
+Inputs, split and ledger stay the same.
 
-    training/TRIAL.safetensors  weights to go on from
+    training/TRIAL.safetensors  weights to resume training from
     training/rounds.json        what each further round did
 """
 
@@ -74,19 +74,20 @@ def explore_more(
     progress: Progress | None = None,
     clock: Clock = time.monotonic,
 ) -> Library:
-    """Train the caches of a finished library further, and keep those that get better.
+    """Train the caches of a finished library further, and keep those that improve.
 
-    After an interruption, the same call resumes; called again after that, it begins another round. The
-    library can be used meanwhile, and what it holds stays: caches that compositions name never change.
+    After an interruption, the same call resumes; once finished, it starts another round. The library can be
+    used meanwhile: caches that compositions use never change.
 
-    - `budget_s`, `epochs`: as for `explore`; one of them is needed.
-    - `data`, `train_data`: the same inputs as then; needed when they were given as objects or have moved.
+    - `budget_s`, `epochs`: as for `explore`; one of them is required.
+    - `data`, `train_data`: the inputs of the exploration; required if they were given as objects or have
+      moved.
     - `ray`, `ray_cores`, `ray_gpus`: as for `explore`.
 
     **Returns:** the library.
 
-    **Raises:** `LibraryError` for a library that is unfinished, busy, or has nothing to go on from;
-    `DataError` when its inputs are gone or others; otherwise as `explore`.
+    **Raises:** `LibraryError` for a library that is unfinished, in use by another process, or has no weights
+    to train further; `DataError` if its inputs are missing or have changed; otherwise as `explore`.
     """
     began = clock()
     if budget_s is None and epochs is None:
@@ -98,14 +99,14 @@ def explore_more(
     with locked(library.directory), freed_memory_kept(), progress or SilentProgress() as reporter:
         state, rounds = RunState(library.directory), _rounds(library)
         if state.claimed().get("round") in [each["number"] for each in rounds]:
-            state.clear()  # all that was left to do when it was interrupted
+            state.clear()  # the round had finished; only this was left to do
             return library
         number = 2 + len(rounds)
         state.claim({"round": number, "budget_s": budget_s, "epochs": epochs, **workers})
         budget = Budget(budget_s, clock, began, state)
         specifications, before = _to_train(library, number)
         prepared = _prepare(library, data, train_data, specifications, clock, state)
-        reporter.note(f"round {number}: {len(specifications)} caches are trained further")
+        reporter.note(f"round {number}: training {len(specifications)} caches further")
         with opened_executor(ray, cores=ray_cores, gpus=ray_gpus) as executor:
             TrainingStages(
                 prepared,
@@ -126,19 +127,19 @@ def explore_more(
             _with_points(library.operating_points, points_of(finished, new)),
         )
         _enter(library, FurtherRound(number, budget_s, epochs, budget.spent_s, *_outcome(finished, new)))
-        for row in new:  # the older weights are not gone on from any more
+        for row in new:  # training no longer continues from the older weights
             library.training_path(before[row.trial_id].trial_id).unlink(missing_ok=True)
         state.clear()
     return library
 
 
 def named_in_round(trial_id: TrialId, number: int) -> TrialId:
-    """The name of a trial's cache of round `number`: `a--grid-8` and `a--grid-8--r2` give `a--grid-8--r3`."""
+    """The name of a trial in round `number`: for 3, `a--grid-8` and `a--grid-8--r2` give `a--grid-8--r3`."""
     return TrialId(f"{_OF_ROUND.sub('', trial_id)}--r{number}")
 
 
 def with_round(trials: Sequence[Trial], new: Sequence[Trial], before: Mapping[TrialId, Trial]) -> list[Trial]:
-    """The trials table after a round: each new row before the one it replaces. It is idempotent."""
+    """The trials table after a round, with each new row before the one it replaces. Idempotent."""
     replacing = {before[row.trial_id].trial_id: row for row in new}
     added = {row.trial_id for row in new}
     rows: list[Trial] = []
@@ -160,13 +161,15 @@ def _with_points(old: Sequence[OperatingPoint], new: Sequence[OperatingPoint]) -
 
 
 def _to_train(library: Library, number: int) -> tuple[tuple[Specification, ...], dict[TrialId, Trial]]:
-    """Specifications under the names of this round, and the trial that each of them continues."""
+    """The specifications of this round, and the earlier trial that each of them continues."""
     shapes = {block.index: block.output_shape for block in library.manifest.blocks}
     found, before = [], {}
     for trial in library.trials:
         started = trial
         if trial.status == "replaced" and trial.reason.endswith(f"--r{number}"):
-            started = replace(trial, status="trained", reason="")  # by this round, which was interrupted
+            started = replace(
+                trial, status="trained", reason=""
+            )  # replaced by this round before it was interrupted
         if started.status != "trained" or named_in_round(trial.trial_id, number) == trial.trial_id:
             continue
         if not library.training_path(trial.trial_id).is_file():
@@ -228,7 +231,7 @@ def _inputs(library: Library, data: Any | None, train_data: Any | None) -> Input
     manifest, record = library.manifest, library.input_record()
     if record is None:
         raise LibraryError(
-            f"{library.directory} does not say which inputs it has seen: an older Gati explored it; "
+            f"{library.directory} has no record of its inputs: an older Gati explored it; "
             "run gati explore again"
         )
     preprocessing = library.preprocessing
@@ -237,7 +240,7 @@ def _inputs(library: Library, data: Any | None, train_data: Any | None) -> Input
     measured_on = recorded_inputs(held, record, source)
     more = manifest.settings.get("train_data") if train_data is None else train_data
     train = held if more is None else load_data(more, preprocessing, what="--train-data")
-    # Without training data of their own, copies of a held-out input are held out with it.
+    # Without separate training data, copies of a held-out input are held out, too.
     train = left_over(train, record.identities if more is None else held.identities)
     if train.fingerprint != manifest.data["train"].rpartition(" ")[2]:
         raise DataError(
@@ -248,11 +251,11 @@ def _inputs(library: Library, data: Any | None, train_data: Any | None) -> Input
 
 
 def _seed(seed: int, number: int) -> int:
-    """Another order and other views than in the rounds before."""
+    """A seed of its own for each round, which gives other orders and views."""
     return seed + 1_000_003 * (number - 1)
 
 
-# What was done ----------------------------------------------------------------------------------------------
+# Record of rounds -------------------------------------------------------------------------------------------
 
 
 def _outcome(

@@ -1,8 +1,8 @@
-"""Groups of learners: what the training of one needs and gives, wherever it takes place.
+"""Groups of learners: the inputs and results of their training, on this machine or another one.
 
-A `Classroom` is the same for every group of an exploration; a `GroupTask` is one group with its lesson, its
-number of steps and the weights it starts from. Everything random follows from the seed and from names, so a
-task gives the same `TrainedTrial`s on every machine whose processor computes alike.
+All groups of an exploration share one `Classroom`. A `GroupTask` is one group with its lesson, its number of
+steps and its initial weights. Random numbers depend only on the seed and on names, so a task gives the same
+`TrainedTrial`s on all machines whose processors compute the same bits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class GroupLesson(NamedTuple):
 
 @dataclass(frozen=True)
 class Classroom:
-    """What all groups of an exploration are trained and measured with."""
+    """The network, the data and the settings that all groups of an exploration share."""
 
     module: nn.Module  # the base model
     train: Data
@@ -57,7 +57,7 @@ class Classroom:
 
 @dataclass(frozen=True)
 class GroupTask:
-    """One group to train; `weights` are what its learners start from where they do not start anew."""
+    """One group to train. `weights` are the initial weights of learners that continue an earlier training."""
 
     name: str
     lesson: GroupLesson
@@ -67,7 +67,7 @@ class GroupTask:
 
 
 class TrainedTrial(NamedTuple):
-    """A trained cache with its record, and the weights to go on from."""
+    """A trained cache with its measurements, and the weights to resume training from."""
 
     measured: Measured
     weights: dict[str, Tensor]
@@ -82,7 +82,7 @@ def group_training(
     *,
     inputs: Data | None = None,
 ) -> SharedTraining:
-    """The training of a group, at its first step; on `inputs` in place of the training inputs."""
+    """The training of a group, at its first step; on `inputs` instead of the training inputs, if given."""
     lesson = task.lesson
     return SharedTraining(
         classroom.module,
@@ -103,16 +103,16 @@ def group_training(
 
 
 def batch_size_of(classroom: Classroom, lesson: GroupLesson) -> int:
-    """Inputs a step."""
+    """Inputs per step."""
     return min(classroom.batch_size, lesson.recipe.most_inputs or classroom.batch_size)
 
 
 def measured_trials(
     classroom: Classroom, training: SharedTraining, specifications: Sequence[Specification]
 ) -> list[TrainedTrial]:
-    """Measure what a finished training has taught, trial by trial, on the held-out inputs.
+    """Measure the trials of a finished training on the held-out inputs.
 
-    **Raises:** `ModelError` where a learner gives NaN.
+    **Raises:** `ModelError` if a predictor gives NaN.
     """
     folded = [
         learner._replace(predictor=_folded(classroom, learner.predictor)) for learner in training.learners

@@ -1,4 +1,4 @@
-"""The verb `gati blocks`: positions for caches in a network, and the latency up to each."""
+"""The verb `gati blocks`: where caches can sit in a network, and the latency up to each block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gati.model.segments import trace
 from gati.types import Profile
 
 _REPETITIONS = 15
-_SMALL, _LARGE = 32, 224  # pixels: what networks for CIFAR and for ImageNet take
+_SMALL, _LARGE = 32, 224  # pixels; input sizes for CIFAR and ImageNet
 _ZOO_SIZES = {"gati.zoo:digits_resnet": 8}
 
 
@@ -38,8 +38,8 @@ def blocks(
 ) -> ModelBlocks:
     """Find the blocks of `model` that caches can sit after, and measure their latencies for one input.
 
-    `pattern` names blocks as `explore(blocks=...)` does. `size` is the height and width of the inputs; by
-    default the size that the model's preprocessing names, else 32 or 224, whichever suits its first layer.
+    `pattern` selects blocks like `explore(blocks=...)`. `size` is the height and width of the inputs, by
+    default the size in the model's preprocessing, else 32 or 224, whichever suits its first layer.
 
     **Raises:** `ModelError`, `CheckpointError`, `BlockError`; `CutError` for a network that cannot be cut.
     """
@@ -68,8 +68,8 @@ def example_inputs(loaded: LoadedModel, size: tuple[int, int] | None = None) -> 
     tried = ", ".join(f"{height}x{width}" for height, width in sizes)
     reason = one_line(refusal) if refusal else "none tried"
     raise ModelError(
-        f"{loaded.source} takes no inputs of {tried} pixels ({reason}); give --size HEIGHTxWIDTH, or "
-        "gati explore with an .npz of `inputs` where it reads no pictures"
+        f"{loaded.source} takes no inputs of {tried} pixels ({reason}); give --size HEIGHTxWIDTH, or, if it "
+        "does not take images, run gati explore with an .npz of `inputs`"
     ) from refusal
 
 

@@ -1,4 +1,4 @@
-"""The names and labels that a library's network knows, for data of any verb."""
+"""Class names and labels of a library's network, fitted to the data of any verb."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gati.model.sequence import Data
 
 @dataclass(frozen=True)
 class Named:
-    """Data labelled as the network numbers its classes, and their names; `note` says what is missing."""
+    """Data whose labels are the network's class numbers, and the class names; `note` says what is missing."""
 
     data: Data
     class_names: tuple[str, ...] | None
@@ -24,10 +24,10 @@ def name_and_label(
     class_names: ClassNames | None = None,
     label_map: LabelMap | None = None,
 ) -> Named:
-    """Fit the labels of data to the network, with the names and the label map that explore was given.
+    """Fit the labels of data to the network, with the class names and the label map of the exploration.
 
-    `class_names` and `label_map` take precedence over those. What explore knows about its own data is not
-    held against data that has other labels.
+    `class_names` and `label_map` override these. The exploration's label map is ignored if the data has
+    labels that it does not contain.
 
     **Raises:** `DataError` as `read_class_names`, `read_label_map` and `fit_labels` do.
     """

@@ -1,8 +1,8 @@
 """Training examples for learners at the input: the inputs of a step and their targets.
 
-They need nothing of the base model but its answers: these are computed by the fastest engine here, and kept
-for when a view comes round again. So is the view itself, where all learners begin by making fewer numbers
-of it.
+From the base model these need only its answers. The fastest engine available computes them, and they are
+kept for when the same view is shown again. If all learners first reduce a view to fewer values, the reduced
+view is kept, too.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gati.exploration.remembered import BatchMemory, rounded
 from gati.exploration.views import ViewedBatch, Viewer
 from gati.model.entry import INPUT
 
-_WORTH_KEEPING = 0.5  # of an input's numbers: views that are read in more are made again
+_WORTH_KEEPING = 0.5  # views that hold more than this share of an input's values are computed again
 
 
 class BatchLesson(NamedTuple):
-    """What is read in a step, and what all learners are to imitate."""
+    """The inputs of a step, and the targets that all learners imitate."""
 
     read: Mapping[str, Tensor]  # by trial
     rows: Tensor  # [B, K + D], the base model's logits and pooled hidden outputs
@@ -35,11 +35,11 @@ class BatchLesson(NamedTuple):
 
 
 class InputLessons:
-    """Lessons on the batches of `viewer` for learners at the input, whose beginnings are `fronts`.
+    """Lessons on the batches of `viewer` for learners at the input, whose first layers are `fronts`.
 
-    `rounds` is after how many rounds views come again, None for never or for not in this training. `engine`
-    computes base answers, or the fastest one here. After a lesson `fresh_s` says how many seconds of it went
-    into what is computed once a view.
+    Views repeat after `rounds` rounds; None if they do not repeat in this training. `engine` computes base
+    answers, by default the fastest one available. After a lesson, `fresh_s` is the number of seconds spent on
+    what is computed once per view.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class InputLessons:
                 began_s = self._clock() if kept_since_s is None else kept_since_s
                 known = self._answer(batch, images)
                 self.fresh_s = self._clock() - began_s
-        views = {front: _as_liked(view.to(self.device)) for front, view in views.items()}
+        views = {front: _channels_last(view.to(self.device)) for front, view in views.items()}
         rows, weights = known.to(self.device), None
         if self.emphasis is not None:
             rows, weights = rows[:, :-1], rows[:, -1]
@@ -110,6 +110,6 @@ class InputLessons:
         return rounded(rows)
 
 
-def _as_liked(view: Tensor) -> Tensor:
+def _channels_last(view: Tensor) -> Tensor:
     """Convolutions of the input are fastest with channels last."""
     return view.contiguous(memory_format=torch.channels_last) if view.dim() == 4 else view

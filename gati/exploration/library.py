@@ -5,9 +5,9 @@
     trials.csv                one row per variant and block: cost, agreement, why skipped
     operating_points.csv      hit rate and agreement of every trained variant at many thresholds
     caches/TRIAL.safetensors  weights of predictor and selector
-    outcomes/base.safetensors what the base model said of every held-out input, and its split
+    outcomes/base.safetensors the base model's class of every held-out input, and its split
     outcomes/TRIAL.safetensors  score and class of every held-out input
-    training/TRIAL.safetensors  weights as they were trained, to go on from
+    training/TRIAL.safetensors  weights to resume training from
     compositions/NAME.json    what `gati compose` chose
     tokenizer.json            of a network that takes text
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gati.model.preprocess import Preprocessing
     from gati.model.text import TextTokens
 
-FORMAT = 2  # up to 1, `pool` and `conv` named what are `pool-linear` and `conv2d` now
+FORMAT = 2  # in format 1, `pool-linear` and `conv2d` were called `pool` and `conv`
 _MANIFEST = DocumentKind(FORMAT, LibraryError, "run gati explore again")
 SELECT, CERTIFY = 0, 1  # values of BaseOutcomes.split
 
@@ -60,19 +60,19 @@ class TrialOutcomes(NamedTuple):
 
 
 class InputRecord(NamedTuple):
-    """Which inputs explore has seen. Identities are those of `gati.model.identity`: labels are no part."""
+    """Which inputs explore has seen. Identities are those of `gati.model.identity`, which ignore labels."""
 
-    rows: npt.NDArray[np.int64]  # [n]: where in the data each held-out input stands
+    rows: npt.NDArray[np.int64]  # [n], the index in the data of each held-out input
     identities: npt.NDArray[np.uint64]  # [n], of the held-out inputs
-    copies: npt.NDArray[np.int64]  # [n]: how many there were of each certify input; 1 in the select split
-    seen: npt.NDArray[np.uint64]  # everything that was trained, chosen or counted on, sorted
+    copies: npt.NDArray[np.int64]  # [n], number of copies of each certify input; 1 in the select split
+    seen: npt.NDArray[np.uint64]  # identities of all inputs used to train, select or certify, sorted
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkProbe:
-    """What the network answers to one made-up input: it tells another network with the same weights.
+    """The network's answer to one random input, which detects changed code with the same weights.
 
-    `input_sha256` identifies the input, `scores` are those of the first classes.
+    `input_sha256` identifies the input, `scores` are the scores of the first classes.
     """
 
     input_sha256: str
@@ -81,7 +81,7 @@ class NetworkProbe:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What the library was made from, and what the base model costs on this machine."""
+    """What the library was made from, and the base model's costs on this machine."""
 
     model_source: str
     checkpoint_path: str | None
@@ -93,7 +93,7 @@ class Manifest:
     input_shape: tuple[int, ...]  # without the batch dimension
     profile: Profile
     seed: int
-    counts: dict[str, int]  # inputs in: train, select, certify
+    counts: dict[str, int]  # number of inputs in train, select and certify
     data: dict[str, str]  # name and fingerprint of each data set
     settings: dict[str, Any]
     versions: dict[str, str]
@@ -118,12 +118,10 @@ class Manifest:
         found = _MANIFEST.record(cls, _MANIFEST.parse(text, where), where)
         with _MANIFEST.reading(where):
             if variants := found.settings.get("variants"):
-                called = [as_called_now(each, found.format) for each in variants]
-                found = replace(found, settings={**found.settings, "variants": called})
+                renamed = [as_called_now(each, found.format) for each in variants]
+                found = replace(found, settings={**found.settings, "variants": renamed})
         if found.class_names is not None and len(found.class_names) != found.classes:
-            return replace(
-                found, class_names=None
-            )  # an older Gati took the names of folders for those of outputs
+            return replace(found, class_names=None)  # an older Gati stored folder names as class names
         return found
 
 
@@ -188,20 +186,20 @@ class Library:
 
     @cached_property
     def preprocessing(self) -> Preprocessing:
-        """What is done to inputs before the network; needs torch. A tokenizer is the library's own.
+        """The preprocessing of the network's inputs; needs torch. A tokenizer is read from the library.
 
-        **Raises:** `DataError` for a tokenizer that is gone or has changed.
+        **Raises:** `DataError` for a tokenizer that is missing or has changed.
         """
         from gati.model.preprocess import Preprocessing
 
         found = Preprocessing.from_json(self.manifest.preprocessing, self.directory)
         if found.text is not None:
-            found.text.content()  # refused here rather than at the first text
+            found.text.content()  # fail here rather than at the first text
         return found
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        """Every row of the trials table, in forward order of blocks; variants as they are called today."""
+        """Every row of the trials table, in forward order of blocks, with the current names of variants."""
         rows = _read_csv(self.directory / "trials.csv", Trial, self._text)
         families = self.manifest.format if self.manifest_path.is_file() else FORMAT
         return tuple(replace(row, variant=as_called_now(row.variant, families)) for row in rows)
@@ -227,7 +225,7 @@ class Library:
         return TrialOutcomes(arrays["score"], arrays["predicted"])
 
     def input_record(self) -> InputRecord | None:
-        """Which inputs explore has seen; None where an older Gati kept no record."""
+        """Which inputs explore has seen; None if an older Gati kept no record."""
         if not self.inputs_path.is_file():
             return None
         arrays = self._arrays(self.inputs_path)
@@ -240,7 +238,7 @@ class Library:
             return np.ones(count, dtype=np.int64)
         if len(record.copies) != count:
             raise LibraryError(
-                f"{self.inputs_path} is of {len(record.copies)} inputs, the outcomes of {count}; "
+                f"{self.inputs_path} has {len(record.copies)} inputs, but the outcomes have {count}; "
                 "run gati explore again"
             )
         return record.copies
@@ -269,7 +267,7 @@ class Library:
         self.__dict__.pop("preprocessing", None)
 
     def write_tokenizer(self, text: TextTokens) -> None:
-        """Write a copy of the tokenizer of a network that takes text. Raises `DataError` as reading it."""
+        """Write a copy of the tokenizer. Raises `DataError` if it is missing or has changed."""
         from gati.model.text import TOKENIZER
 
         atomic_write_bytes(self.directory / TOKENIZER, text.content())

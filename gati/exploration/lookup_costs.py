@@ -14,7 +14,7 @@ from gati.model.segments import TracedModel
 
 
 def lookup_seconds(traced: TracedModel, specifications: Sequence[Specification], clock: Clock) -> float:
-    """Seconds to measure one lookup as `explore` does at its end, for lookups built from a name."""
+    """Seconds that `explore` needs at its end to measure one lookup, measured on a typical one."""
     trained = [item for item in specifications if item.trial.status == "trained"]
     costly = [item for item in trained if not is_reduced(item.trial.variant)]
     if not costly:
@@ -29,15 +29,14 @@ def lookup_seconds(traced: TracedModel, specifications: Sequence[Specification],
 def lookup_costs(
     traced: TracedModel, block: str, cache: LearnedCache, notes: list[str] | None = None
 ) -> tuple[float, float | None, float | None]:
-    """Milliseconds of a lookup inline, of one overlapped, and what that one costs the base model.
+    """Milliseconds of an inline lookup, of an overlapped one, and the delay that this causes the base model.
 
-    Of sequences of many lengths it is the mean over these; lookups are not overlapped there.
+    For sequences of varying length, the first is the mean over the lengths; lookups are never overlapped.
     """
     inline_ms = sum(share * _inline_ms(each, block, cache, notes) for share, each in at_lengths(traced))
     if isinstance(traced, TracedSequences):
         return inline_ms, None, None
-    # Each measurement takes the worker's core away from the base model by itself, as serving will: what
-    # that costs the base model is part of the penalty.
+    # As in serving, the lookup's worker takes a core from the base model; the penalty includes that.
     overlap = measure_overlap(traced, block, cache, repetitions=10, notes=notes)
     return inline_ms, overlap.lookup_ms, overlap.penalty_ms
 

@@ -22,10 +22,10 @@ def finish_trials(
     notes: list[str],
     late: Callable[[], bool],
 ) -> list[Trial]:
-    """Every row of the trials table, its lookup measured as it will run: trained, with its selector.
+    """Every row of the trials table, with the measured cost of its trained lookup, selector included.
 
-    `notes` gets a line for each measurement that other work on the machine disturbed. Once `late` says that
-    time is up, what an untrained lookup took stands for the rest, and nothing is known of overlapped ones.
+    `notes` gets a line for each measurement that other work on the machine disturbed. Once `late` returns
+    True, the remaining rows keep the cost of the untrained lookup, and have no cost of overlapped ones.
     """
     measured: dict[tuple[str, tuple[int, ...], str], tuple[float, float | None, float | None]] = {}
     specified = {item.trial.trial_id: item.trial for item in prepared.specifications}
@@ -57,7 +57,7 @@ def finish_trials(
             )
         )
     if unmeasured:
-        progress.note(f"the time is up: {unmeasured} lookups were measured untrained and inline only")
+        progress.note(f"out of time: {unmeasured} lookups were only measured untrained and inline")
     return rows
 
 

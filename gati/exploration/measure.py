@@ -22,12 +22,12 @@ from gati.types import OperatingPoint, TrialId
 
 ACCURACY_LEVELS = (0.95, 0.96, 0.965, 0.97, 0.975, 0.98, 0.985, 0.99, 0.9925, 0.995, 0.9975, 1.0)
 _TARGETS = (0.97, 0.985, 0.99)
-_WORTH_A_NETWORK = 0.005  # hit rate a selector must gain over the plain maximum probability
+_LEAST_GAIN = 0.005  # hit rate that a selector must gain over the plain maximum probability
 _BATCH = 250
 
 
 class Measured(NamedTuple):
-    """A finished learned cache with its held-out record; the three numbers are of the select split."""
+    """A finished learned cache with its held-out outcomes; the three numbers are about the select split."""
 
     cache: LearnedCache
     outcomes: TrialOutcomes
@@ -51,7 +51,7 @@ def base_answers(module: nn.Module, inputs: InputSource, device: torch.device) -
 def held_out_probabilities(
     module: nn.Module, inputs: InputSource, learners: Sequence[Learner], device: torch.device
 ) -> dict[TrialId, Tensor]:
-    """Class probabilities [n, K] of each (folded) predictor, from one forward pass a batch."""
+    """Class probabilities [n, K] of each (folded) predictor, from one forward pass per batch."""
     blocks = sorted({learner.block for learner in learners})
     found: dict[TrialId, list[Tensor]] = {learner.trial_id: [] for learner in learners}
     for start in range(0, len(inputs), _BATCH):
@@ -71,10 +71,10 @@ def held_out_probabilities(
 def accuracy_curve(
     score: npt.NDArray[np.float32], agrees: npt.NDArray[np.bool_]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Every distinct threshold with its hits and the agreement among them, strictest first.
+    """Every distinct threshold with its number of hits and their agreement, strictest first.
 
-    Thresholds lie half-way between neighbouring scores, so that rounding elsewhere cannot turn an
-    input of this set from hit to miss.
+    Thresholds lie half-way between adjacent scores, so that rounding on another backend cannot turn a hit of
+    this set into a miss.
     """
     order = np.argsort(-score, kind="stable")
     ranked = score[order].astype(np.float64)
@@ -100,10 +100,11 @@ def measure_cache(
     split: npt.NDArray[np.uint8],
     seed: int,
 ) -> Measured:
-    """Pick the best selector for a predictor and record what the cache does on the held-out inputs.
+    """Choose the best selector for a predictor, and measure the cache on the held-out inputs.
 
-    `cache_parts` is (variant, hidden shape, folded predictor). Selectors are chosen, thresholds tabulated and
-    agreement counted on the select split alone: what chooses among caches must not know the certify split.
+    `cache_parts` is (variant, hidden shape, folded predictor). Only the select split is used to choose the
+    selector, tabulate thresholds and count agreement: the choice among caches must not depend on the certify
+    split.
     """
     variant, hidden_shape, predictor = cache_parts
     classes = probabilities.shape[1]
@@ -128,7 +129,7 @@ def measure_cache(
 def selector_seconds(
     outputs: Tensor, split: npt.NDArray[np.uint8], seed: int, clock: Callable[[], float]
 ) -> float:
-    """How long choosing a selector takes: tried on the base model's outputs [n, K] with noise."""
+    """Seconds that choosing a selector takes, measured on the base model's outputs [n, K] with noise."""
     noise = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(seed)) * outputs.std()
     began = clock()
     _choose_selector((outputs + noise).softmax(1), outputs.argmax(1).numpy(), split == SELECT, seed)
@@ -152,7 +153,7 @@ def _choose_selector(
             selector = build_selector(name, classes).eval()
         candidates[name] = (selector, selector(probabilities).numpy().astype(np.float32))
     if select.sum() >= 200:
-        with one_thread():  # such small networks gain nothing from more
+        with one_thread():  # these networks are too small to gain from more
             fitted = fit_selector_networks(
                 probabilities[inside].clone(), torch.from_numpy(agrees[select]), seed=seed
             )
@@ -165,7 +166,7 @@ def _choose_selector(
         return float(np.mean([hit_rate_at(score, agrees[select], target) for target in _TARGETS]))
 
     best = max(candidates, key=lambda name: (worth(name), name == BASELINE))
-    if worth(best) < worth(BASELINE) + _WORTH_A_NETWORK:
+    if worth(best) < worth(BASELINE) + _LEAST_GAIN:
         best = BASELINE
     return best, *candidates[best]
 

@@ -16,13 +16,13 @@ _TINY = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose direction is made orthogonal where a parameter is the kernel of a convolution.
+    """Momentum whose update is orthogonalised for the kernels of convolutions.
 
     After Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024). A kernel
-    [out, in, height, width] is taken as a matrix [out, in x height x width] and is kept at the norm
-    sqrt(out), as scale means nothing to the normalisation that follows it; `lr` is then the share of itself
-    by which a kernel turns in a step. Parameters of other shapes learn by Nesterov's momentum with
-    `weight_decay`, at `lr_ratio` times that rate.
+    [out, in, height, width] is treated as a matrix [out, in x height x width]. It keeps the norm sqrt(out),
+    because the normalisation that follows ignores its scale; `lr` is therefore the relative change of a
+    kernel per step. Parameters of other shapes use Nesterov momentum with `weight_decay`, at `lr_ratio` times
+    that rate.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    learn = self._turn if parameter.dim() == 4 else self._move
+                    learn = self._update_kernel if parameter.dim() == 4 else self._update_other
                     learn(parameter, parameter.grad, self._momentum_of(parameter), group)
 
     def _momentum_of(self, parameter: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Muon(torch.optim.Optimizer):
         return found
 
     @staticmethod
-    def _turn(kernel: Tensor, gradient: Tensor, average: Tensor, group: dict[str, Any]) -> None:
+    def _update_kernel(kernel: Tensor, gradient: Tensor, average: Tensor, group: dict[str, Any]) -> None:
         average.lerp_(gradient, 1 - group["momentum"])
         ahead = gradient.lerp(average, group["momentum"])
         out = kernel.shape[0]
@@ -63,7 +63,7 @@ class Muon(torch.optim.Optimizer):
         kernel.sub_(direction, alpha=group["lr"])
 
     @staticmethod
-    def _move(parameter: Tensor, gradient: Tensor, average: Tensor, group: dict[str, Any]) -> None:
+    def _update_other(parameter: Tensor, gradient: Tensor, average: Tensor, group: dict[str, Any]) -> None:
         gradient = gradient.add(parameter, alpha=group["weight_decay"])
         average.mul_(group["momentum"]).add_(gradient)
         ahead = gradient.add(average, alpha=group["momentum"])
@@ -71,9 +71,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
-    """Return the matrix [R, C] with its singular values brought near 1, by Newton-Schulz iterations.
+    """Return the matrix [R, C] with its singular values brought close to 1, by Newton-Schulz iterations.
 
-    In bfloat16 where the hardware gains by it: near is enough. A matrix of zeros stays one.
+    Uses bfloat16 if the hardware gains from it, since close is enough. A matrix of zeros stays zero.
     """
     first, second, third = _COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]

@@ -20,22 +20,22 @@ from gati.model.segments import TracedModel, trace
 
 _EXAMPLE_SEED = 0
 _PROBED = 16  # classes
-# Engines and devices round differently, by less than this share of the largest score.
+# Differences between engines and devices due to rounding are below this share of the largest score.
 _ROUNDING = {"cpu": 1e-2, "cuda": 5e-2}
 
 
 class Network(NamedTuple):
-    """A base model as the user's code built it, and the same ready to be cut; they share their weights."""
+    """A base model as the user's code built it, and the same model traced; they share their weights."""
 
     module: nn.Module
     traced: TracedModel
 
 
 def load_network(library: Library, device: torch.device) -> Network:
-    """Load the base model on `device`; the model's own code runs.
+    """Load the base model on `device`; this runs the model's own code.
 
-    **Raises:** `LibraryError` for other weights than the library was made from, and for other code that
-    computes something else with them; and as `load_model` does.
+    **Raises:** `LibraryError` if the weights are not those the library was made from, or if the code has
+    changed and computes something else; and as `load_model`.
     """
     manifest = library.manifest
     loaded = load_model(manifest.model_source, manifest.checkpoint_path)
@@ -54,15 +54,15 @@ def load_network(library: Library, device: torch.device) -> Network:
     traced = trace(module, example, names)
     if manifest.probe is not None and _computes_otherwise(manifest.probe, probe_of(traced, example), device):
         raise LibraryError(
-            f"{manifest.model_source} computes something else than when the library in {library.directory} "
-            "was made, although its weights are the same: caches and certificates are not about it; restore "
-            "its code or run gati explore again"
+            f"{manifest.model_source} has the same weights as when the library in {library.directory} was "
+            "made, but computes something else: caches and certificates do not apply to it; restore its code "
+            "or run gati explore again"
         )
     return Network(module, with_lengths(traced, module, example, preprocessing))
 
 
 def probe_of(traced: TracedModel, example: Tensor) -> NetworkProbe:
-    """What a network answers to the first input of `example_of`."""
+    """The network's scores for the first input of `example_of`."""
     x = example[:1]
     with torch.inference_mode():
         scores = traced.base(x.to(traced.device, copy=True))[0, :_PROBED]
@@ -71,7 +71,7 @@ def probe_of(traced: TracedModel, example: Tensor) -> NetworkProbe:
 
 
 def _computes_otherwise(known: NetworkProbe, found: NetworkProbe, device: torch.device) -> bool:
-    """False also where the input is another, made by another version of NumPy."""
+    """Whether the scores differ. False if the inputs differ, as with another version of NumPy."""
     if known.input_sha256 != found.input_sha256:
         return False
     if len(known.scores) != len(found.scores):
@@ -81,24 +81,25 @@ def _computes_otherwise(known: NetworkProbe, found: NetworkProbe, device: torch.
 
 
 def example_of(preprocessing: Preprocessing, input_shape: tuple[int, ...]) -> Tensor:
-    """Two inputs of noise, or of random values that the network's arrays may have; the same everywhere."""
+    """Two inputs of noise, or of random values in the range of the network's arrays; the same everywhere."""
     if preprocessing.tensors is not None:
         return preprocessing.tensors.example()
-    noise = np.random.RandomState(_EXAMPLE_SEED).standard_normal((2, *input_shape))  # the same in any version
+    noise = np.random.RandomState(_EXAMPLE_SEED).standard_normal(
+        (2, *input_shape)
+    )  # RandomState is stable across versions
     return torch.from_numpy(noise.astype(np.float32))
 
 
 def traced_network(library: Library, devices: Collection[str] = ("cpu",)) -> TracedModel:
-    """Load the base model and make it ready to be cut, on the device that the library was measured on.
+    """Load and trace the base model on the device that the library was measured on.
 
-    Raises BackendError for a library measured on another kind of device than `devices`, and as
-    `load_network` does.
+    Raises BackendError if that device is not of a kind in `devices`, and as `load_network`.
     """
     device = torch.device(library.manifest.profile.device)
     if device.type not in devices and device.type == "cpu":
         raise BackendError("this library was measured on the cpu; run gati explore again with --device cuda")
     if device.type not in devices:
         raise BackendError(
-            "this library was measured on a GPU, that backend runs on the cpu; use torch or cuda-graph"
+            "this library was measured on a GPU, but that backend runs on the cpu; use torch or cuda-graph"
         )
     return load_network(library, device).traced

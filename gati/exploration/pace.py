@@ -6,11 +6,11 @@ import statistics
 from collections import deque
 from typing import NamedTuple
 
-_KEPT = 50  # of the latest times: machines change while they train
+_KEPT = 50  # latest times only: the speed of a machine changes while it trains
 
 
 class Pace(NamedTuple):
-    """Seconds a batch: for the base model's answers, where they are computed, and for all else."""
+    """Seconds per batch: for the base model's answers, if they are computed, and for the rest of a step."""
 
     answer_s: float
     learn_s: float
@@ -24,14 +24,14 @@ class Stopwatch:
         self._rest: deque[float] = deque(maxlen=_KEPT)
 
     def note(self, whole_s: float, answer_s: float) -> None:
-        """Take in a step, of which base answers took `answer_s`: 0 where they were remembered."""
+        """Record a step; base answers took `answer_s` of it, or 0 if they were kept from before."""
         self._rest.append(whole_s - answer_s)
         if answer_s > 0:
             self._answers.append(answer_s)
 
     @property
     def pace(self) -> Pace:
-        """Medians, so that the first steps, which build what the others use, do not count."""
+        """The median times, which ignore the slow first steps."""
         if not self._rest:
             return Pace(0.0, 0.0)
         answer_s = statistics.median(self._answers) if self._answers else 0.0
@@ -39,13 +39,13 @@ class Stopwatch:
 
 
 def affordable_steps(budget_s: float, pace: Pace, *, steps_per_round: int, rounds: int | None) -> int:
-    """Return how many steps fit into a budget, when base answers are computed once for each of `rounds`.
+    """Return how many steps fit into a budget if base answers are computed only in the first `rounds` rounds.
 
-    `rounds` None stands for answers that are computed in every step.
+    If `rounds` is None, they are computed in every step.
     """
     fresh_s = pace.answer_s + pace.learn_s
     if fresh_s <= 0:
-        raise ValueError("a pace of no seconds: train a few steps first")
+        raise ValueError("the pace is 0 seconds: train a few steps first")
     fresh = int(budget_s / fresh_s)
     if rounds is None or fresh < rounds * steps_per_round or pace.learn_s <= 0:
         return fresh
@@ -53,10 +53,10 @@ def affordable_steps(budget_s: float, pace: Pace, *, steps_per_round: int, round
 
 
 def allowance(left_s: float, planned_s: float, waiting_s: float, at_once: int) -> float:
-    """Seconds that a training may take so that all end within `left_s`, if `at_once` train concurrently.
+    """Seconds that a training may take so that all end within `left_s`, if `at_once` run in parallel.
 
-    It was planned for `planned_s`; others that are planned for `waiting_s` in all have not begun. With one
-    at a time, each gets its share; with more, time is left over, and a slow worker need not hurry.
+    It is planned for `planned_s`; those that have not started are planned for `waiting_s` in total. If one
+    runs at a time, each gets its share; if several do, there is time to spare for a slow worker.
     """
     share = planned_s / max(planned_s + waiting_s, 1e-9)
     return max(0.0, min(left_s, at_once * share * left_s))

@@ -1,4 +1,4 @@
-"""Places of a network that caches may take: its blocks in forward order, and the input before them."""
+"""The positions in a network where caches can sit: its blocks in forward order, and the input before them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gati.model.entry import INPUT, means_input
 
 
 class FoundPlaces(NamedTuple):
-    """Names in forward order, and a line to tell of what has no place, or ""."""
+    """Names in forward order; `note` says what cannot be placed, or is empty."""
 
     names: tuple[str, ...]
     note: str = ""
@@ -27,28 +27,28 @@ def find_places(
     variants: Sequence[str],
     companions: Sequence[str] = (),
 ) -> FoundPlaces:
-    """Find the blocks that `pattern` names, or all, and the input where a variant or a companion reads it.
+    """Find the blocks that `pattern` selects, or all, and the input if a variant or a companion reads it.
 
-    A network without blocks that we know has the input alone, unless blocks were asked for. `example` is an
-    input [B, ...] of the network.
+    If no blocks are found and there is no pattern, the input is the only position. `example` is an input
+    [B, ...] of the network.
 
-    **Raises:** `BlockError` where there is no place at all, `VariantError` where only the input would do and
-    the network has a module of that name.
+    **Raises:** `BlockError` if there is no position at all; `VariantError` if only the input would do, but
+    the network has a module named `input`.
     """
     reading = [variant for variant in variants if reads_input(variant)]
     at_the_input = bool(reading or companions)
-    reason = "" if means_input(module, INPUT) else f"the network has a module of its own called '{INPUT}'"
+    reason = "" if means_input(module, INPUT) else f"the network has a module named '{INPUT}'"
     try:
         blocks = find_blocks(module, pattern, example=example)
     except BlockError as error:
         if pattern is not None or reason or not at_the_input:
             raise
-        return FoundPlaces((INPUT,), f"{error}; until then there are caches at the input alone")
+        return FoundPlaces((INPUT,), f"{error}; until then there are only caches at the input")
     if not at_the_input:
         return FoundPlaces(blocks)
     if not reason:
         return FoundPlaces((INPUT, *blocks))
     if companions or len(reading) == len(variants):
         without = ", ".join((*reading, *companions))
-        raise VariantError(f"{reason}, so {without} cannot be placed before it: leave that out")
-    return FoundPlaces(blocks, f"left {', '.join(reading)} out: {reason}")
+        raise VariantError(f"{reason}, so {without} cannot sit at the network's input: leave that out")
+    return FoundPlaces(blocks, f"left out {', '.join(reading)}: {reason}")

@@ -17,7 +17,7 @@ def bfloat16_pays() -> bool:
 
 
 def gains_by_bfloat16(module: nn.Module) -> bool:
-    """Whether a network is trained faster in bfloat16 on such a CPU: depthwise convolutions are slower."""
+    """Whether a network trains faster in bfloat16 on such a CPU; depthwise convolutions are slower in it."""
     convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     return 4 * sum(layer.groups > 1 for layer in convolutions) <= len(convolutions)
 

@@ -1,4 +1,4 @@
-"""Everything explore needs before it trains: network, data, splits, blocks, latencies."""
+"""What explore does before training: it prepares the network, data, splits, blocks and latencies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from gati.model.sequence import Data
 from gati.types import BlockProfile, OutputsKind, Profile, Trial
 
 _TRIED = 128  # inputs used to find allowed augmentations
-KEPT_PICTURES_BYTES = 1 << 30  # of decoded training pictures
+KEPT_PICTURES_BYTES = 1 << 30  # of decoded training images
 
 
 @dataclass(frozen=True)
@@ -57,20 +57,20 @@ class HeldOut:
 
 
 class MeasuringTimes(NamedTuple):
-    """Seconds to reserve for measuring at the end of a budget, estimated from measurements so far."""
+    """Seconds of each kind of measurement, estimated to reserve time at the end of a budget."""
 
     held_out_s: float  # all held-out inputs through the base model
     selector_s: float  # choosing one trial's selector
     lookup_s: float  # the costs of one lookup, inline and overlapped
 
     def all_of(self, trials: int, lookups: int, passes: int) -> float:
-        """Of so many trials with so many different lookups, in so many passes over the held-out inputs."""
+        """Seconds for `trials` trials, `lookups` different lookups and `passes` over the held-out inputs."""
         return passes * 1.5 * self.held_out_s + trials * self.selector_s + lookups * self.lookup_s
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The stage is set: what all training shares."""
+    """What all training shares."""
 
     module: nn.Module  # the base model
     traced: TracedModel
@@ -79,18 +79,18 @@ class Prepared:
     profile: Profile
     specifications: tuple[Specification, ...]
     augmentation: Augmentation
-    bold_augmentation: Augmentation  # for students, which have time to learn from stronger changes
+    bold_augmentation: Augmentation  # for students, which train long enough to learn from stronger changes
     device: torch.device
     expected: MeasuringTimes
 
 
 @dataclass(frozen=True)
 class PreparedModel(Prepared):
-    """The preparation of a network that was just loaded, with its class names."""
+    """What `prepare` returns for a network that was just loaded, with its class names and labels."""
 
     loaded: LoadedModel
     class_names: tuple[str, ...] | None
-    labels: npt.NDArray[np.int64] | None  # of the held-out inputs, as the network numbers its classes
+    labels: npt.NDArray[np.int64] | None  # the network's class numbers of the held-out inputs
 
 
 def resolve_device(name: str) -> torch.device:
@@ -109,7 +109,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def fitted(loaded: LoadedModel, data: Any) -> tuple[LoadedModel, Data]:
-    """Open the held-out data, and the network as one that takes what it holds.
+    """Open the held-out data, and adapt the network to the arrays or texts in it.
 
     **Raises:** `DataError`; `ModelError` for arrays that the network does not take.
     """
@@ -138,10 +138,10 @@ def prepare(
     companions: Sequence[str] = (),
     clock: Clock = time.monotonic,
 ) -> PreparedModel:
-    """Check model and data, measure the base model and what could be trained, say what cannot pay.
+    """Check model and data, measure the base model and untrained lookups, and skip what cannot pay off.
 
-    `loaded` and `held` are what `fitted` gave. `companions` are variants that read the input, too, and are
-    not specified here.
+    `loaded` and `held` are the results of `fitted`. `companions` are variants that also read the input; they
+    have no specification.
     """
     more = None if train_data is None else load_data(train_data, loaded.preprocessing, what="--train-data")
     inputs = split_inputs(held, more, seed)
@@ -151,7 +151,7 @@ def prepare(
     places = find_places(module, blocks, example, asked.variants, companions)
     traced = trace(module, example, places.names)
     asked = for_tokens(asked, traced, tensors)
-    if not all(map(of_any_length, (*asked.variants, *companions))):  # these know one length only
+    if not all(map(of_any_length, (*asked.variants, *companions))):  # some variants support one length only
         loaded = replace(loaded, preprocessing=replace(loaded.preprocessing, lengths=()))
     traced = with_lengths(traced, module, example, loaded.preprocessing)
     named, labelled = _name_classes(loaded, held, traced.classes, class_names, label_map)
@@ -167,7 +167,7 @@ def prepare(
     held_out = _answers(outputs)
     stored = state.costs()
     if stored is None:
-        progress.note(f"measuring {len(places.names)} blocks and what lookups cost on {device}")
+        progress.note(f"measuring {len(places.names)} blocks and the cost of lookups on {device}")
         profile = profile_at_lengths(traced)
         specifications = specify(traced, module, profile, asked, measured_costs(traced, module))
         expected = MeasuringTimes(
@@ -205,7 +205,7 @@ def prepare(
 def choose_augmentations(
     inputs: Inputs, module: torch.nn.Module, device: torch.device
 ) -> tuple[Augmentation, Augmentation]:
-    """What training inputs may be changed by, for exits and for students; nothing if they are no images."""
+    """The augmentations for exits and for students; none if the training inputs are not images."""
     if not inputs.train.is_images:
         return Augmentation(), Augmentation()
     sample = inputs.train.images(np.arange(min(_TRIED, len(inputs.train)))).to(device)

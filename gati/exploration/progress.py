@@ -9,16 +9,16 @@ from typing import Protocol, TextIO
 
 
 class Progress(Protocol):
-    """Where `explore` reports to. `stage` begins a piece of work of `total` steps, `done` of them earlier."""
+    """Receives the progress of `explore`. A stage has `total` steps, of which earlier runs did `done`."""
 
     def stage(self, name: str, total: int, done: int = 0) -> None:
-        """Begin a stage; the one before it has ended."""
+        """Begin a stage; the previous one has ended."""
 
     def advance(self, steps: int, detail: str = "") -> None:
-        """Say that `steps` more steps are done; `detail` is the latest loss or hit rate."""
+        """Report `steps` more finished steps; `detail` is the latest loss or hit rate."""
 
     def note(self, text: str) -> None:
-        """Say one thing that stays on the screen."""
+        """Print a line that stays on the screen."""
 
     def __enter__(self) -> Progress: ...
 
@@ -28,7 +28,7 @@ class Progress(Protocol):
 
 
 class SilentProgress:
-    """Says nothing: the default of library calls."""
+    """Reports nothing; the default of library calls."""
 
     def stage(self, name: str, total: int, done: int = 0) -> None:
         """Begin a stage, silently."""
@@ -37,7 +37,7 @@ class SilentProgress:
         """Advance, silently."""
 
     def note(self, text: str) -> None:
-        """Swallow the note."""
+        """Ignore the note."""
 
     def __enter__(self) -> SilentProgress:
         return self
@@ -47,7 +47,7 @@ class SilentProgress:
 
 
 class PlainProgress(SilentProgress):
-    """One line at most every `interval_s` seconds: for logs and pipes."""
+    """Prints at most one line every `interval_s` seconds, for logs and pipes."""
 
     def __init__(self, stream: TextIO | None = None, interval_s: float = 10.0) -> None:
         self.stream = stream or sys.stderr
@@ -62,7 +62,7 @@ class PlainProgress(SilentProgress):
         self.note(name)
 
     def advance(self, steps: int, detail: str = "") -> None:
-        """Print share, detail and time left when the interval has passed."""
+        """Print steps, detail and time left if the interval has passed."""
         self._done += steps
         now = time.monotonic()
         if now - self._spoke < self.interval_s or self._done == self._start:
@@ -72,12 +72,12 @@ class PlainProgress(SilentProgress):
         self.note(f"{self._name}: {self._done}/{self._total}  {detail}  {left_s:.0f} s left")
 
     def note(self, text: str) -> None:
-        """Print a line at once."""
+        """Print a line immediately."""
         print(text, file=self.stream, flush=True)
 
 
 class LiveProgress(SilentProgress):
-    """A bar that redraws itself, followed by the loss or hit rate."""
+    """A progress bar that redraws itself, with the loss or hit rate."""
 
     def __init__(self) -> None:
         from rich.console import Console

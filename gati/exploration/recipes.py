@@ -14,24 +14,25 @@ from gati.exploration.muon import Muon
 
 @dataclass(frozen=True)
 class Recipe:
-    """One way to train.
+    """How to train predictors.
 
-    On rows that are not mixed `soft_weight` of the loss is divergence from the base model, the rest the
-    cross-entropy of its class; mixed rows have no class, so there it is divergence alone.
+    For inputs that are not mixed, `soft_weight` of the loss is the divergence from the base model's
+    probabilities, the rest the cross-entropy of its class. Mixed inputs have no class: their loss is the
+    divergence alone.
     """
 
     optimiser: Literal["adamw", "sgd", "muon"] = "adamw"
     learning_rate: float = 4e-3
     weight_decay: float = 1e-2
     warm_up: float = 0.15  # share of training in which the learning rate rises
-    mixed: float = 0.0  # share of batches whose inputs are mixed with others
-    rounds: int | None = None  # of views, after which the first come again; None: never
+    mixed: float = 0.0  # share of batches whose inputs are mixed with each other
+    rounds: int | None = None  # rounds of views, after which the first ones repeat; None: never
     soft_weight: float = 0.5
-    average_decay: float = 0.0  # of the average of weights that training ends with; 0: the last weights
-    feature_weight: float = 1.0  # of matching hidden outputs, where a block is named for it
+    average_decay: float = 0.0  # of the running average of weights, which is the result; 0: no average
+    feature_weight: float = 1.0  # of the loss on hidden outputs, if a block is named for it
     temperature: float = 2.0  # of the divergence
-    longest_gradient: float | None = None  # the norm that a step's gradient is cut down to
-    most_inputs: int | None = None  # a batch
+    longest_gradient: float | None = None  # gradients are clipped to this norm
+    most_inputs: int | None = None  # per batch
 
 
 EXITS = Recipe()
@@ -45,14 +46,14 @@ STUDENTS = Recipe(
     average_decay=0.998,
 )
 _VECTOR_STUDENTS = replace(STUDENTS, optimiser="adamw", learning_rate=3e-3, weight_decay=1e-2)
-_TOKEN_STUDENTS = Recipe(  # words are not mixed, and one round of views has them all
+_TOKEN_STUDENTS = Recipe(  # tokens are neither mixed nor augmented, so one round holds all views
     learning_rate=3e-3,
     weight_decay=1e-2,
     rounds=1,
     soft_weight=1.0,
     average_decay=0.998,
 )
-REDUCED_NETWORK = Recipe(  # it knows nearly everything already: small steps, few views
+REDUCED_NETWORK = Recipe(  # it starts from trained weights: small steps, few views
     optimiser="sgd",
     learning_rate=0.02,
     weight_decay=1e-4,
@@ -68,7 +69,7 @@ REDUCED_NETWORK = Recipe(  # it knows nearly everything already: small steps, fe
 
 
 def recipe_of_students(example: Tensor) -> Recipe:
-    """How students of inputs like `example` [B, ...] learn: pictures and sequences, vectors, or tokens."""
+    """The recipe for students of inputs like `example` [B, ...]: images and sequences, vectors, or tokens."""
     if not example.is_floating_point():
         return _TOKEN_STUDENTS
     return _VECTOR_STUDENTS if example.dim() == 2 else STUDENTS
@@ -76,10 +77,10 @@ def recipe_of_students(example: Tensor) -> Recipe:
 
 @dataclass(frozen=True)
 class Emphasis:
-    """Less weight for the inputs that an earlier cache answers anyway.
+    """Gives less weight to inputs that an earlier cache already answers.
 
-    `predictor` is a trained one that reads the network's input and does not change. Inputs whose largest
-    class probability is at least `threshold` count `sure_weight`, others 1.
+    `predictor` is trained, reads the network's input, and does not change. Inputs whose largest class
+    probability is at least `threshold` have the weight `sure_weight`, others 1.
     """
 
     predictor: nn.Module
@@ -94,7 +95,7 @@ class Emphasis:
 
 
 def make_optimiser(recipe: Recipe, parameters: Iterable[nn.Parameter], device: torch.device) -> Any:
-    """Build the optimiser of a recipe for those parameters."""
+    """Build the optimiser of a recipe for `parameters`."""
     given = list(parameters)
     fused = device.type in ("cpu", "cuda")
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {

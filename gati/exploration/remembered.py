@@ -1,4 +1,4 @@
-"""Tensors that belong to batches that come round again: kept, so that they are computed once."""
+"""Tensors of batches that repeat, kept so that they are computed only once."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from gati.exploration.views import ViewedBatch
 
 
 class BatchMemory:
-    """A tensor [B, ...] a batch, kept as float16 in at most `limit_bytes`; further batches are not kept.
+    """One tensor [B, ...] per batch, in float16, up to `limit_bytes`; further batches are not kept.
 
-    A returned tensor equals the stored one as `rounded` makes it, so that it makes no difference whether
-    rows come from here or are computed again.
+    Callers apply `rounded` to newly computed tensors, so that these equal the kept ones.
     """
 
     def __init__(self, rounds: int, places: int, limit_bytes: int = 2**30) -> None:
@@ -31,7 +30,7 @@ class BatchMemory:
         return self._rows[slot].float() if self._rows is not None and slot in self._known else None
 
     def put(self, batch: ViewedBatch, rows: Tensor) -> None:
-        """Keep the tensor of a batch, of one shape for all."""
+        """Keep the tensor of a batch; all tensors have the same shape."""
         if self._rows is None:
             fitting = min(self._slots, self._limit_bytes // max(1, 2 * rows.numel()))
             self._rows = torch.empty((fitting, *rows.shape), dtype=torch.float16)
@@ -45,5 +44,5 @@ class BatchMemory:
 
 
 def rounded(rows: Tensor) -> Tensor:
-    """Return a tensor as `BatchMemory` gives it back."""
+    """Return a tensor as `BatchMemory.get` would return it."""
     return rows.half().float()

@@ -1,8 +1,8 @@
-"""Where to train and for how long: pure decisions, so that a reader can check them.
+"""Where to train and for how long, as pure functions.
 
-What serves is one composition: a student at the input and a few exits behind it. So time goes there. Costs
-come first, they need no training; of the budget that is left when they are known, students get most, then
-exits at a few places along the network, at even distances of time.
+A composition typically has one student at the input and a few exits after it, so the time goes to these.
+Costs are measured first, since they need no training. Students get most of the remaining budget, then exits
+at a few blocks that are spaced evenly in time.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ from collections.abc import Sequence
 
 from gati.types import BlockProfile
 
-DEFAULT_EPOCHS = 9.0  # of exits; students get so many times more
-STUDENT_EPOCHS = 3.0  # for each epoch of exits
-DEFAULT_STUDENT_EPOCHS = 60.0  # where there is neither a budget nor a number
-LEAST_EXIT_STEPS = 420  # fewer teach a predictor little, however small the data
+DEFAULT_EPOCHS = 9.0  # of exits, without a budget or a number of epochs
+STUDENT_EPOCHS = 3.0  # for each epoch of exits, if the number of epochs is given
+DEFAULT_STUDENT_EPOCHS = 60.0  # without a budget or a number of epochs
+LEAST_EXIT_STEPS = 420  # with fewer, a predictor learns little even from small data
 LEAST_STUDENT_STEPS = 1200
 
 _STUDENT_SHARE, _EXIT_SHARE = 0.70, 0.15  # of a budget; costs, selectors and measuring take the rest
 _MOST_MEASURING = 0.35
-_EARLIEST, _LATEST = 0.08, 0.75  # share of the base model's time at which an exit by default may sit
+_EARLIEST, _LATEST = 0.08, 0.75  # range of default exits, as a share of the base model's time
 _EXITS_BEHIND_STUDENTS, _EXITS_ALONE = 4, 8
 _ONE_STUDENT_S, _TWO_STUDENTS_S = 40 * 60.0, 2 * 3600.0
-_DEAREST = 0.7  # share of the base model's time: a student rarely answers more
-_DEAREST_REDUCED = 0.45  # of the reduced network, in whose place a student would be cheaper
+_MOST_STUDENT_SHARE = 0.7  # of the base model's time: a student rarely has a higher hit rate
+_MOST_REDUCED_SHARE = (
+    0.45  # of the base model's time; above it, a student is cheaper than the reduced network
+)
 _LEAST_LIMIT_BYTES, MOST_BYTES = 4 << 20, 32 << 20
-# More teach next to nothing. In epochs, but small sets are walked more often.
+# More steps improve almost nothing. The larger of the two limits holds.
 _MOST_STUDENT_EPOCHS, _MOST_STUDENT_STEPS = 200, 4000
 _MOST_EXIT_EPOCHS, _MOST_EXIT_STEPS = 60, 1500
 
@@ -34,16 +36,16 @@ _MOST_EXIT_EPOCHS, _MOST_EXIT_STEPS = 60, 1500
 
 
 def students_for(budget_s: float | None) -> int:
-    """How many students to train: more than one share the time, so only where there is plenty of it."""
+    """How many students to train. They share the time, so there are several only if there is plenty of it."""
     if budget_s is None:
         return 2
     return 1 if budget_s <= _ONE_STUDENT_S else 2 if budget_s <= _TWO_STUDENTS_S else 3
 
 
 def choose_widths(widths: Sequence[int], count: int) -> tuple[int, ...]:
-    """The middle one of the rising `widths`, and with more `count` also those next to it, larger ones first.
+    """The middle one of the ascending `widths`; for a larger `count` also its neighbours, larger ones first.
 
-    One student is a compromise; where there is time for another, it is better spent on knowing more.
+    A single student is a compromise between cost and hit rate. A second one should have a higher hit rate.
     """
     middle = len(widths) // 2
     nearest = sorted(range(len(widths)), key=lambda place: (abs(place - middle), -place))
@@ -51,16 +53,16 @@ def choose_widths(widths: Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def places_for(students: int) -> int:
-    """At how many blocks exits are trained by default."""
+    """The default number of blocks at which exits are trained."""
     return _EXITS_BEHIND_STUDENTS if students else _EXITS_ALONE
 
 
 def choose_places(reach_shares: Sequence[float], limit: int) -> tuple[int, ...]:
-    """Indices of at most `limit` blocks at even distances of time, rising.
+    """Indices of at most `limit` blocks that are spaced evenly in time, ascending.
 
-    `reach_shares` says for every block, in forward order, which share of the base model's time has passed
-    at its end. Blocks before 8 % know too little, those after 75 % have nothing left to save; if all are
-    there, the one nearest to that range is taken.
+    `reach_shares` is, for every block in forward order, the share of the base model's time that has passed
+    at its end. Before 8 % the hidden output says too little; after 75 % there is too little left to save. If
+    no block is in between, the one nearest to that range is chosen.
     """
     eligible = [place for place, share in enumerate(reach_shares) if _EARLIEST <= share <= _LATEST]
     if not eligible:
@@ -72,7 +74,7 @@ def choose_places(reach_shares: Sequence[float], limit: int) -> tuple[int, ...]:
     chosen: list[int] = []
     for number in range(limit):
         wanted = first + (last - first) * number / max(1, limit - 1)
-        # the rest must be enough for the remaining places
+        # leave enough blocks for the remaining choices
         usable = eligible[len(chosen) : len(eligible) - (limit - number - 1)]
         usable = [place for place in usable if not chosen or place > chosen[-1]]
         chosen.append(min(usable, key=lambda place: abs(reach_shares[place] - wanted)))
@@ -83,9 +85,9 @@ def choose_places(reach_shares: Sequence[float], limit: int) -> tuple[int, ...]:
 
 
 def too_slow(lookup_ms: float, block: BlockProfile, base_ms: float) -> str:
-    """Why a lookup at this block cannot pay, or "" if it may.
+    """Why a lookup at this block cannot pay off, or "" if it may.
 
-    A hit saves the rest of the network; a lookup slower than that never pays.
+    A hit saves the rest of the network; a lookup that takes longer never pays off.
     """
     left_ms = base_ms - block.reach_ms
     if lookup_ms < left_ms:
@@ -94,21 +96,21 @@ def too_slow(lookup_ms: float, block: BlockProfile, base_ms: float) -> str:
 
 
 def too_dear(lookup_ms: float, base_ms: float) -> str:
-    """Why a student is not worth training unless requested, or "" if it may be."""
-    if lookup_ms < _DEAREST * base_ms:
+    """Why a student is not trained by default, or "" if it is."""
+    if lookup_ms < _MOST_STUDENT_SHARE * base_ms:
         return ""
     return (
         f"a lookup takes {lookup_ms:.3g} ms of the network's {base_ms:.3g} ms: more than it can save "
-        f"unless it answers more than {_DEAREST:.0%} of all inputs"
+        f"unless it answers more than {_MOST_STUDENT_SHARE:.0%} of all inputs"
     )
 
 
 def dearer_than_a_student(lookup_ms: float, base_ms: float) -> str:
-    """Why the reduced network is not trained in a student's place, or "" if it is.
+    """Why the reduced network is not trained instead of a student, or "" if it is.
 
-    Arithmetic falls with pixels and blocks; what starting each remaining layer takes does not.
+    Fewer pixels and blocks need less arithmetic, but the time to start each remaining layer stays.
     """
-    if lookup_ms <= _DEAREST_REDUCED * base_ms:
+    if lookup_ms <= _MOST_REDUCED_SHARE * base_ms:
         return ""
     return (
         f"reduced, the network still takes {lookup_ms:.3g} of {base_ms:.3g} ms, a student less: "
@@ -117,17 +119,17 @@ def dearer_than_a_student(lookup_ms: float, base_ms: float) -> str:
 
 
 def heaviest(base_parameters: int) -> int:
-    """How many bytes of weights an exit may hold by default: as many as the base model, 4 to 32 MiB."""
+    """The largest weights of a default exit in bytes: as large as the base model's, within 4 to 32 MiB."""
     return min(MOST_BYTES, max(_LEAST_LIMIT_BYTES, 4 * base_parameters))
 
 
 def too_heavy(parameters: int, limit_bytes: int) -> str:
-    """Why a variant with so many weights is not trained by default, or "" if it may be."""
+    """Why a variant with `parameters` weights is not trained by default, or "" if it is."""
     if 4 * parameters <= limit_bytes:
         return ""
     return (
-        f"its weights take {4 * parameters / 2**20:.1f} MiB, and by default at most "
-        f"{limit_bytes / 2**20:.1f} MiB are trained: name it with --variants"
+        f"its weights take {4 * parameters / 2**20:.1f} MiB, and the default limit is "
+        f"{limit_bytes / 2**20:.1f} MiB: name it with --variants"
     )
 
 
@@ -135,17 +137,17 @@ def too_heavy(parameters: int, limit_bytes: int) -> str:
 
 
 def batch_size_for(training_inputs: int, largest: int = 128) -> int:
-    """Inputs a step: fewer where there are few."""
+    """Inputs per step; fewer if there are few training inputs."""
     return max(8, min(largest, training_inputs // 8))
 
 
 def steps_for_epochs(epochs: float, training_inputs: int, batch_size: int, *, least: int) -> int:
-    """Turn passes over the training inputs into steps; small sets are walked more often."""
+    """Convert epochs to steps; `least` gives small data sets more epochs."""
     return max(round(epochs * steps_an_epoch(training_inputs, batch_size)), least)
 
 
 def most_steps(training_inputs: int, batch_size: int, *, students: bool) -> int:
-    """So many steps are enough whatever time there is."""
+    """The most steps that are useful, however much time there is."""
     epochs, steps = (
         (_MOST_STUDENT_EPOCHS, _MOST_STUDENT_STEPS) if students else (_MOST_EXIT_EPOCHS, _MOST_EXIT_STEPS)
     )
@@ -153,20 +155,20 @@ def most_steps(training_inputs: int, batch_size: int, *, students: bool) -> int:
 
 
 def steps_an_epoch(training_inputs: int, batch_size: int) -> int:
-    """Batches that show every input once."""
+    """Batches per epoch."""
     return max(1, training_inputs // batch_size)
 
 
 def reserve(measuring_s: float, left_s: float) -> float:
-    """The part of the remaining time to reserve for measuring, by its expected duration.
+    """Seconds of the remaining time to reserve for measuring.
 
-    Never so much that nothing is learned: measuring is cut short where time is up.
+    At most a fixed share, so that time is left for training; measuring is cut short if it needs more.
     """
     return min(measuring_s, _MOST_MEASURING * left_s)
 
 
 def divide_time(left_s: float, *, students: int, exits: int) -> tuple[float, float]:
-    """Divide the seconds that are left for training among students and exits, 70 to 15."""
+    """Divide the seconds that are left for training between students and exits, 70 to 15."""
     of_students = _STUDENT_SHARE if students else 0.0
     of_exits = _EXIT_SHARE if exits else 0.0
     left_s, whole = max(0.0, left_s), of_students + of_exits

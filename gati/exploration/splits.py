@@ -1,15 +1,16 @@
-"""Splits: inputs that train, that select, and that only certify; reproducible later.
+"""Reproducible splits of the inputs into parts for training, selecting and certifying.
 
-How many choose depends on how many there are, and on nothing else: accuracy targets are not known yet, and
-what looked at outcomes would spoil the certificate. Few inputs to choose on, and what was found on them does
-not hold on others; few to certify on, and hardly a loss is allowed. Up to `TWICE_ENOUGH` inputs neither part
-can spare any, and each gets half. From there on `ENOUGH` choose and what is added certifies, until those that
-choose are a third.
+The size of the select split depends only on the number of inputs: accuracy targets are not known yet, and a
+rule that looked at outcomes would invalidate the certificate. With few inputs to select on, the choice does
+not generalise; with few to certify on, hardly any loss is allowed. Up to `TWICE_ENOUGH` inputs, each part
+gets half. Above that, `ENOUGH` inputs are for selecting and all others certify, until the select split is a
+third.
 
-`benchmarks.splitting` simulates it. On the caches of a ResNet-56, targets 0.97 to 0.99 together, 600 inputs
-gained most at a half, 1,000 and 2,000 at seven to eight tenths to certify on, one to two per cent over a half
-(standard errors are about as large). Less than the simulated best certifies here, as the choice of selectors
-and of variants, which it leaves out, wants inputs to choose on. Above 2,000 the rule is not measured.
+`benchmarks.splitting` simulates the rule. On the caches of a ResNet-56, over targets from 0.97 to 0.99, 600
+inputs gained most with half of them to certify on; 1,000 and 2,000 inputs with seven to eight tenths, by one
+to two per cent over a half (standard errors are about as large). The rule certifies on fewer than the
+simulated best, because selectors and variants, which the simulation leaves out, must be chosen, too. Above
+2,000 inputs the rule is not measured.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from gati.model.identity import Identities, group_copies
 from gati.model.sequence import Data
 
 _LEAST_HELD_OUT = 60
-ENOUGH = 400  # inputs to choose on
+ENOUGH = 400  # inputs to select on
 TWICE_ENOUGH = 2 * ENOUGH
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Training inputs, held-out inputs with their split (SELECT or CERTIFY, uint8 [n]), and who they are.
+    """Training inputs, held-out inputs with their split (SELECT or CERTIFY, uint8 [n]), and their identities.
 
-    Of the copies of an input in the certify split only the first is held out; `record` counts them. `notes`
-    say what was left out and why, one line each.
+    The certify split holds only the first copy of each input; `record` has the number of copies. `notes` say
+    what was left out and why, one line each.
     """
 
     train: Data
@@ -47,16 +48,16 @@ class Inputs:
 
 
 def inputs_to_select_on(count: int) -> int:
-    """Return how many of `count` held-out inputs choose; the others certify."""
+    """Return how many of `count` held-out inputs are for selecting; the others certify."""
     return count // 2 if count <= TWICE_ENOUGH else max(ENOUGH, count // 3)
 
 
 def split_inputs(held: Data, more: Data | None, seed: int) -> Inputs:
-    """Split VAL into select and certify, and into a third part for training when there is no MORE.
+    """Split `held` into select and certify, and into a third part for training if `more` is None.
 
-    All copies of an input go to the same part, and inputs of VAL are left out of MORE.
+    All copies of an input go to the same part. Inputs of `held` are left out of `more`.
 
-    **Raises:** `DataError` when there is too little data, or when MORE has nothing but what VAL has.
+    **Raises:** `DataError` if there is too little data, or if `more` has only inputs of `held`.
     """
     notes: list[str] = []
     train = None if more is None else _without(more, held, notes)
@@ -64,12 +65,12 @@ def split_inputs(held: Data, more: Data | None, seed: int) -> Inputs:
     distinct = int((first == np.arange(len(held))).sum())
     if distinct < len(held):
         notes.append(
-            f"{len(held) - distinct} of {len(held)} inputs of --data are copies of another: all copies of "
-            "one are in the same part, and for the certificate they count as one where the answers agree"
+            f"{len(held) - distinct} of {len(held)} inputs of --data are copies of others: all copies of an "
+            "input are in the same split, and the certificate counts them once if their answers agree"
         )
     order = _copies_together(np.random.default_rng((seed, 0)).permutation(len(held)), first)
     part = _parts(order, first, third=more is None)
-    # the order of the inputs is kept, for it may be the order of files on disk
+    # keep the order of the inputs, which may be that of files on disk
     rows = np.flatnonzero((part == SELECT) | ((part == CERTIFY) & (first == np.arange(len(held)))))
     _check_enough(held, rows, first, part)
     split = part[rows].astype(np.uint8)
@@ -88,19 +89,19 @@ _TRAIN = -1
 
 
 def _without(more: Data, held: Data, notes: list[str]) -> Data:
-    """Return MORE without the inputs of VAL."""
+    """Return `more` without the inputs of `held`."""
     left = left_over(more, held.identities)
     if len(left) == 0:
         same = f"--train-data and --data are the same {len(more)} inputs"
-        part = f"all {len(more)} inputs of --train-data are in --data, too"
+        part = f"all {len(more)} inputs of --train-data are also in --data"
         raise DataError(
-            f"{same if len(more) == len(held) else part}: hold the validation inputs out, "
-            "or leave --train-data away"
+            f"{same if len(more) == len(held) else part}: hold out the validation inputs, "
+            "or omit --train-data"
         )
     if len(left) == len(more):
         return more
     notes.append(
-        f"left {len(more) - len(left)} of {len(more)} inputs of --train-data out: they are in --data, too"
+        f"left out {len(more) - len(left)} of {len(more)} inputs of --train-data: they are also in --data"
     )
     return left
 
@@ -121,7 +122,7 @@ def _copies_together(order: npt.NDArray[np.int64], first: npt.NDArray[np.int64])
 def _parts(
     order: npt.NDArray[np.int64], first: npt.NDArray[np.int64], *, third: bool
 ) -> npt.NDArray[np.int64]:
-    """Return the part of each input, [n]: where the cuts fall among copies, all go where the first goes."""
+    """Return the part of each input, [n]. Copies all go to the part of the first one."""
     count = len(order)
     cut = count // 3 if third else 0
     ordered = np.full(count, CERTIFY, dtype=np.int64)
@@ -143,7 +144,7 @@ def _check_enough(
         different = len(np.unique(first))
         what = "" if different == len(held) else f", {different} of them different"
         raise DataError(
-            f"{held.name} has {len(held)} inputs{what}, which leaves {left} to measure on: "
+            f"{held.name} has {len(held)} inputs{what}; only {left} are left to measure on: "
             f"give enough for at least {_LEAST_HELD_OUT} (several thousand for a certificate)"
         )
 
@@ -165,9 +166,9 @@ def held_out(library: Library) -> tuple[Data, npt.NDArray[np.uint8]]:
 
 
 def recorded_inputs(held: Data, record: InputRecord, source: Any) -> Data:
-    """Return those of `held` that an exploration measured on.
+    """Return the inputs of `held` that an exploration measured on.
 
-    **Raises:** `DataError` when they have changed since; it names `source`.
+    **Raises:** `DataError` if they have changed since; the message names `source`.
     """
     inside = len(record.rows) == 0 or int(record.rows.max()) < len(held)
     found = held.subset(record.rows) if inside else None
@@ -177,7 +178,7 @@ def recorded_inputs(held: Data, record: InputRecord, source: Any) -> Data:
 
 
 def _held_out_by_seed(library: Library, held: Data, source: str) -> tuple[Data, npt.NDArray[np.uint8]]:
-    """As `held_out`, for libraries from before inputs had identities: they split without looking at them."""
+    """As `held_out`, for libraries of an older Gati, which split by seed alone and kept no identities."""
     manifest = library.manifest
     order = np.random.default_rng((manifest.seed, 0)).permutation(len(held))
     cut = 0 if manifest.settings.get("train_data") else len(held) // 3

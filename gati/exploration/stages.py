@@ -1,4 +1,4 @@
-"""Training in stages, each resumable: caches at the input, then exits for the inputs they leave over."""
+"""Training in resumable stages: caches at the input first, then exits for the inputs that they miss."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ from gati.model.entry import INPUT_KIND
 from gati.types import Trial, TrialId
 
 _SAVE_EVERY_S = 60.0
-_SCARCE = 10_000  # so few training inputs: students match hidden outputs, too
-_SURE_AT = 0.99  # agreement of the earlier answers that exits need not know
+_SCARCE = 10_000  # with fewer training inputs, students also match hidden outputs
+_SURE_AT = 0.99  # agreement of the earlier cache's answers on inputs that exits may neglect
 _REDUCED, _STUDENTS, _EXITS = "reduced network", "students", "exits"
 _PROBE_STEPS = 8
-_STEADY = "torch"  # the engine that is always there
-_AGAIN = 0.5  # share of the learning rate at which trained weights go on
+_ALWAYS_AVAILABLE = "torch"  # engine
+_FURTHER_RATE = 0.5  # share of the learning rate for weights that are already trained
 
 
 class TrainingStages:
-    """Decides what `executor` trains and for how long, and keeps every trial as soon as it is finished.
+    """Decides what `executor` trains and for how long, and stores every trial as soon as it is finished.
 
-    `before` are the trials that an earlier exploration ended with, whose weights training goes on from: a
-    cache that is no better than the one of that trial is not kept.
+    `before` are the trials of an earlier round, from whose weights training continues. A cache that is no
+    better than its earlier trial is discarded.
     """
 
     def __init__(
@@ -97,22 +97,22 @@ class TrainingStages:
         self.exits = [item for item in trained if not reads_input(item.trial.variant)]
 
     def run(self) -> None:
-        """Train what is not trained yet."""
+        """Train everything that is not trained yet."""
         bold = self.prepared.bold_augmentation
         scarce = len(self.prepared.inputs.train) < _SCARCE
         last = self.prepared.profile.blocks[-1]
         feature_block = last.name if scarce and last.kind != INPUT_KIND else None
         recipe = recipe_of_students(self.prepared.traced.example())
-        of_exits_s = self._planned_for_exits_s() if self.executor.concurrent else None
+        exits_s = self._planned_for_exits_s() if self.executor.concurrent else None
         reduced = self._first_tasks(self._lesson(_REDUCED, REDUCED_NETWORK, bold))
         students = self._first_tasks(self._lesson(_STUDENTS, recipe, bold, feature_block=feature_block))
         self._train(chain(reduced, students))
-        self._train(self._exit_tasks(of_exits_s))
+        self._train(self._exit_tasks(exits_s))
 
     # The stages -----------------------------------------------------------------------------------------
 
     def _first_tasks(self, lesson: GroupLesson) -> Iterator[GroupTask]:
-        """Those at the input that have this lesson, in their share of the time."""
+        """Tasks for the trials at the input that `lesson` trains, in their share of the time."""
         waiting = self._waiting(self.first)
         own = [item for item in self.first if is_reduced(item.trial.variant) == (lesson.name == _REDUCED)]
         todo = [item for item in waiting if item in own]
@@ -126,7 +126,7 @@ class TrainingStages:
         yield from self._tasks(lesson, own, allowed_s)
 
     def _exit_tasks(self, allowed_s: float | None) -> Iterator[GroupTask]:
-        """Exits, in `allowed_s` or, where that is None, in the time that is left."""
+        """Tasks for exits, in `allowed_s` or, if that is None, in the time that is left."""
         todo = self._waiting(self.exits)
         if not todo:
             return
@@ -135,9 +135,9 @@ class TrainingStages:
         yield from self._tasks(lesson, self.exits, left_s)
 
     def _planned_for_exits_s(self) -> float | None:
-        """The seconds of exits, decided before anything trains; None without a budget.
+        """Seconds for exits, decided before any training; None without a budget.
 
-        How soon the stages before them end must not decide it where they train concurrently.
+        In a concurrent run it must not depend on when the earlier stages end.
         """
         if self.budget.budget_s is None or not self.exits:
             return None
@@ -152,18 +152,18 @@ class TrainingStages:
         return divide_time(left_s, students=first, exits=len(self._waiting(self.exits)))
 
     def _left_s(self, items: Sequence[Specification], passes: int) -> float | None:
-        """Seconds for training when what measuring `items` will take is kept free; None without a budget."""
+        """Seconds left for training after reserving time to measure `items`; None without a budget."""
         left_s = self.budget.left_s()
         lookups = len({(item.trial.variant, item.hidden_shape) for item in items})
         expected_s = self.prepared.expected.all_of(len(items), lookups, passes)
         return None if left_s is None else left_s - reserve(expected_s, left_s) - self._promised_s()
 
     def _promised_s(self) -> float:
-        """Seconds of the tasks that are planned and not finished."""
+        """Seconds of the tasks that are planned but not finished."""
         return sum(task.plan.planned_s or 0.0 for task in self._under_way.values())
 
     def _waiting(self, items: Sequence[Specification]) -> list[Specification]:
-        """Those that are neither finished nor handed out."""
+        """The trials that are neither finished nor part of a task."""
         taken = set(self.state.finished())
         for task in self._under_way.values():
             taken.update(item.trial.trial_id for item in task.specifications)
@@ -178,11 +178,11 @@ class TrainingStages:
         feature_block: str | None = None,
     ) -> GroupLesson:
         if self.before:
-            recipe = replace(recipe, learning_rate=_AGAIN * recipe.learning_rate)
+            recipe = replace(recipe, learning_rate=_FURTHER_RATE * recipe.learning_rate)
         return GroupLesson(name, recipe, augmentation, emphasis, feature_block)
 
     def _emphasis(self) -> Emphasis | None:
-        """What the best of those at the input is sure of and right about need not be known by exits."""
+        """Less weight for inputs that the best cache at the input answers confidently and correctly."""
         finished = self.state.finished()
         trials = [finished[item.trial.trial_id].trial for item in self.first]
         trials = [each if each.status == "trained" else self.before[each.trial_id] for each in trials]
@@ -207,7 +207,7 @@ class TrainingStages:
         for task, trained in self.executor.train(self.classroom, tasks, run):
             for item, trial in zip(task.specifications, trained, strict=True):
                 self._keep(item, trial)
-            self._tell(task.specifications)
+            self._report(task.specifications)
             del self._under_way[task.name]
             self.state.training_path(task.name).unlink(missing_ok=True)
             self.budget.note()
@@ -215,9 +215,9 @@ class TrainingStages:
     def _tasks(
         self, lesson: GroupLesson, items: Sequence[Specification], left_s: float | None
     ) -> Iterator[GroupTask]:
-        """One task a group, planned when it is taken, in its share of what the others left of `left_s`.
+        """Yield one task per group, planned when it is requested, in its share of the rest of `left_s`.
 
-        Groups are made of all `items`, so that a resumed run has the same ones; finished ones are left out.
+        Groups are made of all `items`, so that a resumed run has the same groups; finished ones are skipped.
         """
         every = self.executor.groups(items, self.prepared.traced)
         groups = [group for group in every if self._waiting(group)]
@@ -249,21 +249,23 @@ class TrainingStages:
         return replace(task, plan=plan)
 
     def _plan(self, task: GroupTask, allowed_s: float | None) -> StagePlan:
-        """Decide on the number of steps: by epochs, or by what a step takes."""
+        """Choose the number of steps, from epochs or from the time per step."""
         lesson = task.lesson
         inputs, of_students = len(self.prepared.inputs.train), lesson.name != _EXITS
         batch_size = batch_size_of(self.classroom, lesson)
         if self.epochs is not None or allowed_s is None:
             least = LEAST_STUDENT_STEPS if of_students else LEAST_EXIT_STEPS
             steps = steps_for_epochs(self._epochs(of_students), inputs, batch_size, least=least)
-            # which engine is fastest may come out otherwise the next time, the same seed gives the same
-            return StagePlan(steps, None if allowed_s is None else allowed_s / (1.0 + LATENESS), _STEADY)
+            # the fastest engine may be another one next time, but the same seed must give the same weights
+            return StagePlan(
+                steps, None if allowed_s is None else allowed_s / (1.0 + LATENESS), _ALWAYS_AVAILABLE
+            )
         began = self.budget.clock()
         few = self.prepared.inputs.train.subset(range(min(inputs, _PROBE_STEPS * batch_size)))
         with self.executor.probing():
             probe = group_training(self.classroom, task, self.budget.clock, inputs=few)
             for _ in probe.run():
-                pass  # discarded: only its duration is of interest
+                pass  # only the time matters
         left_s = max(0.0, allowed_s - (self.budget.clock() - began)) / (1.0 + LATENESS)
         steps = affordable_steps(
             left_s,
@@ -304,8 +306,8 @@ class TrainingStages:
         atomic_write(self.library.training_path(trial_id), lambda temporary: save_file(weights, temporary))
         self.state.write_finished(FinishedTrial(trial, tuple(measured.points)))
 
-    def _tell(self, group: Sequence[Specification]) -> None:
-        """Report what was learned: all caches at the input, and the best exit of each block."""
+    def _report(self, group: Sequence[Specification]) -> None:
+        """Report the results: all caches at the input, and the best exit of each block."""
         finished = self.state.finished()
         trials = [finished[item.trial.trial_id].trial for item in group]
         best = {
@@ -315,11 +317,11 @@ class TrainingStages:
         for trial in best.values():
             better = "" if trial.status == "trained" else f", {trial.reason}"
             self.progress.note(
-                f"{trial.variant} at {trial.block}: answers {trial.hit_rate_at_97:.0%} at 0.97, "
+                f"{trial.variant} at {trial.block}: hit rate {trial.hit_rate_at_97:.0%} at agreement 0.97, "
                 f"{trial.hit_rate_at_99:.0%} at 0.99{better}"
             )
 
 
 def worth(trial: Trial) -> tuple[float, float]:
-    """What two trainings of the same variant at the same block are compared by: larger is better."""
+    """The key that compares trials of the same variant and block: larger is better."""
     return (trial.hit_rate_at_97 or 0.0) + (trial.hit_rate_at_99 or 0.0), trial.agreement or 0.0

@@ -1,10 +1,10 @@
 """The state of an exploration on disk, so that an interrupted run can be resumed.
 
-.state/settings.json      what this exploration is: another one must not go on with it
-.state/costs.json         latencies as measured at the start, and the trials that cannot pay
+.state/settings.json      settings of this exploration; only one with equal settings may resume it
+.state/costs.json         latencies measured at the start, and the trials that cannot pay off
 .state/plans.json         how long each stage trains
-.state/exits.json         seconds of the budget that exits get, where that is decided before any training
-.state/spent.json         seconds of the budget that are used
+.state/exits.json         seconds of the budget for exits, if decided before any training
+.state/spent.json         seconds of the budget used so far
 .state/rows/TRIAL.json    a trial that is trained and measured
 .state/STAGE.safetensors  weights and optimiser moments of the stage in training, at most a minute old
 """
@@ -34,7 +34,7 @@ class FinishedTrial(NamedTuple):
 
 
 class StagePlan(NamedTuple):
-    """So many steps, in so many seconds if there is a budget; and which engine answers for the base model."""
+    """The number of steps, the seconds for them (None without a budget), and the engine for base answers."""
 
     steps: int
     planned_s: float | None
@@ -48,17 +48,17 @@ class RunState:
         self.directory = directory / ".state"
 
     def training_path(self, stage: str) -> Path:
-        """Where the weights of a stage in training lie."""
+        """The file with the weights of a stage in training."""
         return self.directory / f"{stage}.safetensors"
 
     def claimed(self) -> dict[str, Any]:
-        """The settings of the run that began here; empty if there is none."""
+        """The settings of the run that started here; empty if there is none."""
         return self._json(self.directory / "settings.json") or {}
 
     def claim(self, settings: dict[str, Any]) -> None:
-        """Begin, or go on with, the exploration that these settings describe.
+        """Start or resume the exploration that these settings describe.
 
-        **Raises:** `LibraryError` naming the first setting that differs from the one already there.
+        **Raises:** `LibraryError` naming the first setting that differs from those of an unfinished one.
         """
         path = self.directory / "settings.json"
         wanted: dict[str, Any] = json.loads(json.dumps(settings))
@@ -84,7 +84,7 @@ class RunState:
         atomic_write_text(self.directory / "costs.json", json.dumps(costs))
 
     def plan(self, stage: str) -> StagePlan | None:
-        """How long a stage trains, or None before that was planned."""
+        """The plan of a stage, or None if it is not planned yet."""
         found = (self._json(self.directory / "plans.json") or {}).get(stage)
         return None if found is None else StagePlan(*found)
 
@@ -100,7 +100,7 @@ class RunState:
         return None if found is None else float(found["seconds"])
 
     def write_exits_s(self, seconds: float) -> None:
-        """Store how long exits may train."""
+        """Store how many seconds exits may train."""
         atomic_write_text(self.directory / "exits.json", json.dumps({"seconds": seconds}))
 
     @property
@@ -109,7 +109,7 @@ class RunState:
         return float((self._json(self.directory / "spent.json") or {}).get("seconds", 0.0))
 
     def write_spent(self, seconds: float) -> None:
-        """Keep how much of the budget is used."""
+        """Store how many seconds of the budget are used."""
         atomic_write_text(self.directory / "spent.json", json.dumps({"seconds": seconds}))
 
     def finished(self) -> dict[TrialId, FinishedTrial]:
@@ -130,7 +130,7 @@ class RunState:
         atomic_write_text(path, json.dumps(content))
 
     def clear(self) -> None:
-        """Remove the state folder of a finished exploration: all of it or, when interrupted, none."""
+        """Remove the state folder of a finished exploration, atomically."""
         done = self.directory.with_name(".state.done")
         shutil.rmtree(done, ignore_errors=True)
         if self.directory.is_dir():
@@ -150,14 +150,14 @@ class RunState:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold a cache library for writing; who fails before anything was measured leaves nothing behind.
+    """Lock a cache library for writing. A run that fails before it has measured anything leaves no files.
 
-    **Raises:** `LibraryError` when another process holds it.
+    **Raises:** `LibraryError` if another process holds the lock.
     """
     made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        handle = open(directory / ".lock", "a+", encoding="ascii")  # noqa: SIM115 - held as long as the lock
+        handle = open(directory / ".lock", "a+", encoding="ascii")  # noqa: SIM115 - closing it releases the lock
     except OSError as error:
         raise StorageError(f"cannot write to {directory}: {error.strerror}; choose another --out") from error
     with handle:
@@ -182,12 +182,12 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def _leave_nothing(directory: Path, made: Sequence[Path]) -> None:
-    """Remove what every run writes first and the folders `made`, innermost first, if that is all there is."""
+    """Remove the first files of a run and the folders `made`, innermost first, if there is nothing else."""
     first = {directory / ".lock", directory / ".state", directory / ".state" / "settings.json"}
     if set(directory.rglob("*")) - first:
         return
     shutil.rmtree(directory / ".state", ignore_errors=True)
     (directory / ".lock").unlink(missing_ok=True)
     for folder in made:
-        with suppress(OSError):  # somebody else has put something there
+        with suppress(OSError):  # another process has put something there
             folder.rmdir()

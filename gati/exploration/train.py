@@ -34,7 +34,7 @@ from gati.model.entry import means_input
 from gati.model.hooks import collect_hidden
 from gati.types import OutputsKind, TrialId
 
-LATENESS = 0.05  # by how much of an allowed time training may lag before it hurries
+LATENESS = 0.05  # share of the allowed time by which training may lag before it is shortened
 
 
 class Learner(NamedTuple):
@@ -46,14 +46,14 @@ class Learner(NamedTuple):
 
 
 class SharedTraining:
-    """Trains `learners` for `total_steps` batches by `recipe`, the learning rate rising and falling once.
+    """Trains `learners` for `total_steps` batches by `recipe`; the learning rate rises and falls once.
 
-    The base model is not changed: it runs in inference mode, and its hidden outputs live for one batch. Where
-    all learners read the network's input, nothing but its answers is needed: they are computed by the fastest
-    engine here (`engine` names one instead), and kept for when a view comes round again.
+    The base model is not changed: it runs in inference mode, and its hidden outputs live for one batch. If
+    all learners read the network's input, only the base model's answers are needed. The fastest engine
+    available computes them (or the one that `engine` names), and they are kept for views that repeat.
 
-    Learners whose predictor ends with a linear layer also match the pooled hidden output of `feature_block`,
-    if one is named, by a projection that is not kept. `emphasis` says how much each input counts.
+    If `feature_block` is given, learners whose predictor ends with a linear layer also match the pooled
+    hidden output of that block through a projection, which is discarded. `emphasis` weights the inputs.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SharedTraining:
         self.total_steps, self.batch_size, self.seed = total_steps, min(batch_size, len(inputs)), seed
         self.recipe, self.augmentation, self.emphasis, self.device = recipe, augmentation, emphasis, device
         self.step = 0
-        self.finished = False  # the learners have their averages, if the recipe wants them
+        self.finished = False  # the learners have the averaged weights, if the recipe averages
         self.losses: dict[TrialId, float] = {}
         self._clock, self._stopwatch = clock, Stopwatch()
         self._base = BaseAnswers(module, outputs_kind, feature_block)
@@ -118,31 +118,31 @@ class SharedTraining:
 
     @property
     def images_seen(self) -> int:
-        """Inputs each learner has been shown so far."""
+        """Number of inputs that each learner has seen so far."""
         return self.step * self.batch_size
 
     @property
     def pace(self) -> Pace:
-        """Seconds of the usual step so far."""
+        """Median seconds per step so far."""
         return self._stopwatch.pace
 
     @property
     def engine_name(self) -> str | None:
-        """The engine that computes base answers, once it is known; None where hidden outputs are read."""
+        """The engine that computes base answers, once it is known; None if hidden outputs are read."""
         return self._lessons.engine_name if self._lessons else None
 
     @property
     def steps_per_round(self) -> int:
-        """Batches that show every input once."""
+        """Batches per round of views."""
         return self._viewer.places
 
     def run(self, share_of_time: Callable[[], float] | None = None) -> Iterator[float]:
         """Yield the mean loss of all learners after each batch, from the current step to the last.
 
-        `share_of_time` says how much of an allowed time has passed. As long as the steps keep up with it, it
-        changes nothing, so that the same seed gives the same weights; once they lag by more than
-        `LATENESS`, the learning rate falls with the time, and training stops when 1 + `LATENESS` of it is
-        used. Closing the iterator removes every hook.
+        `share_of_time` returns the share of the allowed time that has passed. While the steps keep up with
+        it, it has no effect, so that the same seed gives the same weights. Once they lag by more than
+        `LATENESS`, the learning rate follows the time instead, and training stops when 1 + `LATENESS` of the
+        time is used. Closing the iterator removes every hook.
         """
         with self._watched() as hidden:
             while self.step < self.total_steps:
@@ -181,7 +181,7 @@ class SharedTraining:
         return total / max(1, len(self.learners))
 
     def _hidden_lesson(self, batch: ViewedBatch, hidden: Mapping[str, Tensor]) -> BatchLesson:
-        """What the base model hands on and answers to the view; `hidden` is filled by that."""
+        """The base model's hidden outputs and answers for a view; its forward pass fills `hidden`."""
         shown = self._viewer.show(batch)
         images = shown.images.to(self.device)
         with training_precision(self.device), torch.no_grad():
@@ -190,7 +190,7 @@ class SharedTraining:
         return BatchLesson(self._fronts.read(self._fronts.look(hidden)), rows, weights, shown.mixed)
 
     def _loss(self, learner: Learner, lesson: BatchLesson) -> tuple[Tensor, float]:
-        """The loss of a learner, and how far it is from the base model's answers."""
+        """The loss of a learner with its gradient, and the part of it that compares answers, as a number."""
         projection = self._projections.get(learner.trial_id)
         predictor, read = self._fronts.rests[learner.trial_id], lesson.read[learner.trial_id]
         with training_precision(self.device, self._gains[learner.trial_id]):
@@ -215,7 +215,7 @@ class SharedTraining:
         return loss, value
 
     def _make_projections(self) -> dict[TrialId, nn.Linear]:
-        """One from the features of each learner that ends with a linear layer to those of the base model."""
+        """Projections from learners' features to the base model's, if a learner ends with a linear layer."""
         if self._base.feature_block is None:
             return {}
         example = self.inputs.images(np.arange(1)).to(self.device)
@@ -263,14 +263,14 @@ class SharedTraining:
         atomic_write(path, lambda temporary: save_file(tensors, temporary))
 
     def restore(self, path: Path) -> None:
-        """Go on from what `save` wrote for the same learners."""
+        """Resume from what `save` wrote for the same learners."""
         saved = load_file(path)
         with torch.no_grad():
             for index, parameter in enumerate(self._parameters):
                 prefix = f"optimiser.{index}."
                 for name in (key for key in saved if key.startswith(prefix)):
                     value = saved[name].clone()
-                    if value.shape == parameter.shape:  # fused optimisers want both alike in memory
+                    if value.shape == parameter.shape:  # fused optimisers need the same memory layout
                         value = torch.empty_like(parameter).copy_(value)
                     self._optimiser.state[parameter][name.removeprefix(prefix)] = value
             for name, tensor in self._state():
@@ -283,7 +283,7 @@ class SharedTraining:
             self.losses = {x.trial_id: value for x, value in zip(self.learners, values, strict=True)}
 
     def _state(self) -> Iterator[tuple[str, Tensor]]:
-        """Tensors of all that learns, by name."""
+        """All trained tensors and their averages, by name."""
         for learner in self.learners:
             for name, tensor in learner.predictor.state_dict().items():
                 yield f"{learner.trial_id}.{name}", tensor

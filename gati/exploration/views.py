@@ -1,8 +1,8 @@
-"""Views of the training inputs: each step's batch, drawn from (seed, step) alone.
+"""Views of the training inputs: the batch of each step depends only on (seed, step).
 
-Views come round again: an epoch shows the views of one of a few rounds, and after the last round the first
-follows. What the base model answers to a view needs computing only once then, and it is half of the cost of
-training a small network. Epochs of the same round show the same batches in another order.
+Views repeat: each epoch shows the views of one of a few rounds, and the first round follows the last one. So
+the base model's answer to a view is computed only once, which otherwise is half the cost of training a small
+network. Epochs of the same round show the same batches in another order.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from torch import Tensor
 
 from gati.exploration.augment import Augmentation
 
-_ORDER, _DRAWS, _TURN = 1, 2, 3  # streams of random numbers of a seed
+_ORDER, _DRAWS, _TURN = 1, 2, 3  # independent random streams of one seed
 
 
 class InputSource(Protocol):
-    """What training needs of a data set."""
+    """The part of a data set's interface that training uses."""
 
     def __len__(self) -> int: ...
 
     def images(self, indices: npt.NDArray[np.int64]) -> Tensor:
-        """Preprocessed inputs [n, ...] of those indices."""
+        """The preprocessed inputs [n, ...] at `indices`."""
 
 
 @dataclass(frozen=True)
 class Views:
     """How inputs are changed, and how many rounds of views there are.
 
-    In a share `mixed` of the batches each input is mixed with another one of the batch: two in three of these
-    get a rectangle of the other (CutMix, Yun et al. 2019), the third is faded into it (mixup, Zhang et al.
-    2018). Nothing says what a mixture is but the base model's answer to it. Whole numbers, such as tokens,
-    are not mixed.
+    In a share `mixed` of the batches, each input is mixed with another one of the batch. Two thirds of these
+    batches paste a rectangle of the other input (CutMix, Yun et al. 2019), one third interpolates between the
+    two (mixup, Zhang et al. 2018). The target of a mixture is the base model's answer to it. Integers, such
+    as tokens, are not mixed.
     """
 
     augmentation: Augmentation = Augmentation()
     mixed: float = 0.0
-    rounds: int | None = None  # None: no view ever comes round again
+    rounds: int | None = None  # None: views never repeat
 
 
 class Shown(NamedTuple):
@@ -52,7 +52,7 @@ class Shown(NamedTuple):
 
 
 class ViewedBatch(NamedTuple):
-    """Which batch a step shows: `place` counts through the batches of a round."""
+    """Which batch a step shows: batch number `place` of round `round`."""
 
     round: int
     place: int
@@ -66,7 +66,7 @@ class Viewer:
         self.places = max(1, len(inputs) // batch_size)
 
     def batch(self, step: int) -> ViewedBatch:
-        """Return which batch is shown in a step, counted from 0."""
+        """Return the batch of a step, counted from 0."""
         epoch, position = divmod(step, self.places)
         rounds = self.views.rounds
         if rounds is None or epoch < rounds:
@@ -86,7 +86,7 @@ class Viewer:
 
 
 def _mix(images: Tensor, generator: np.random.Generator) -> Tensor:
-    """Mix each row with another one of the batch."""
+    """Mix each input with another one of the batch."""
     count = images.shape[0]
     other = images[torch.from_numpy(generator.permutation(count))]
     share = generator.random(count).astype(np.float32)
@@ -99,7 +99,7 @@ def _mix(images: Tensor, generator: np.random.Generator) -> Tensor:
 def _rectangles(
     share: npt.NDArray[np.float32], height: int, width: int, generator: np.random.Generator
 ) -> npt.NDArray[np.bool_]:
-    """Masks [B, H, W] of a rectangle each that covers about `share` of the map, cut off at the margins."""
+    """Masks [B, H, W] of one rectangle each, which covers about `share` of the map, clipped at its edges."""
 
     def inside(length: int) -> npt.NDArray[np.bool_]:
         half = np.sqrt(share) * length / 2

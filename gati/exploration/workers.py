@@ -1,7 +1,7 @@
-"""A worker: it trains a group one slice of time after the other, and hands its state back when asked.
+"""A worker, which trains a group in slices of time and returns its state on request.
 
-It knows nothing of who calls it. Slices are of wall clock, what is trained in them is not: a training that
-was cut into other slices, or went on from a state on another machine, ends with the same weights.
+It does not depend on its caller. Slices are measured in wall-clock time, but they do not affect the result: a
+training that was sliced differently, or resumed from a state on another machine, ends with the same weights.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from gati.version import __version__
 
 
 class WorkerPlace(NamedTuple):
-    """Where a worker runs, and what decides whether it computes the same bits as others."""
+    """Where a worker runs, and the properties on which its numerical results depend."""
 
     host: str
     gati: str
     torch: str
-    processor: str  # what of it torch uses
+    processor: str  # the instruction set that torch uses
 
 
 class Slice(NamedTuple):
-    """What a slice of training came to. `state` is as `SharedTraining.save` writes it, where it was asked."""
+    """The result of a slice of training. `state` is what `SharedTraining.save` writes, if requested."""
 
     step: int
     loss: float
@@ -65,16 +65,16 @@ class GroupTrainer:
         self._held = ExitStack()
 
     def place(self) -> WorkerPlace:
-        """Where this is."""
+        """The place of this worker."""
         processor = torch.backends.cpu.get_cpu_capability() if self._classroom.device.type == "cpu" else "GPU"
         processor += " with bfloat16" if bfloat16_pays() else ""
         return WorkerPlace(socket.gethostname(), __version__, torch.__version__, processor)
 
     def begin(self, task: GroupTask, state: bytes | None, allowed_s: float | None) -> int:
-        """Get ready to train `task`, from `state` if there is one; return the steps done.
+        """Prepare to train `task`, from `state` if given; return the number of steps already done.
 
-        Training hurries once it lags behind a pace of `allowed_s` seconds for all its steps; None for
-        however long it takes.
+        All steps together should take at most `allowed_s` seconds; training is shortened if it lags behind.
+        None means no limit.
         """
         self._held.close()
         self._held.enter_context(freed_memory_kept())
@@ -98,7 +98,7 @@ class GroupTrainer:
         return training.step
 
     def advance(self, seconds: float, want_state: bool) -> Slice:
-        """Train for about so many seconds, a step at least; the state comes when asked, and at the end."""
+        """Train for about `seconds`, at least one step. The state is returned on request, and at the end."""
         began, ended = self._clock(), False
         while True:
             loss = next(self._losses, None)
@@ -112,7 +112,7 @@ class GroupTrainer:
         return Slice(self._running.step, self._loss, ended, state)
 
     def measure(self) -> list[TrainedTrial]:
-        """The trained caches with their records."""
+        """Measure the trained caches."""
         if self._task is None:
             raise ValueError("begin first")
         found = measured_trials(self._classroom, self._running, self._task.specifications)

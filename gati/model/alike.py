@@ -1,4 +1,4 @@
-"""Which segments of a network do the same work."""
+"""Finding the segments of a network that do the same work."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from gati.model.cuts import Segment
 from gati.model.segments import TracedModel
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_RELEASE = re.compile(r"^ *del .*\n", re.MULTILINE)  # in the order of the alphabet
+_RELEASE = re.compile(r"^ *del .*\n", re.MULTILINE)  # their alphabetical order depends on the names
 
 
 def work_of(traced: TracedModel, blocks: Sequence[str]) -> tuple[str, ...]:
     """Describe the work of each segment of the network cut at `blocks`, the last one included.
 
-    Equal texts mean equal operators on tensors of equal shapes, with other weights. Raises as `cut`.
+    Segments with equal texts run the same operators on tensors of the same shapes; only weights may differ.
+    Raises as `cut`.
     """
     shapes: tuple[Any, ...] = (traced.input_shape,)
     found = []

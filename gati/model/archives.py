@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gati.errors import DataError
 
-_BESIDE = ("labels", "class_names")
+_NOT_INPUTS = ("labels", "class_names")
 
 
 def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
@@ -23,7 +23,7 @@ def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
         raise DataError(f"{what}: no file {path}; check the path")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            inputs = [key for key in archive.files if key not in _BESIDE]
+            inputs = [key for key in archive.files if key not in _NOT_INPUTS]
             if not inputs:
                 keys = ", ".join(archive.files) or "none"
                 raise DataError(
@@ -31,7 +31,7 @@ def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
                     "`inputs` or arrays named as the network's arguments [N, ...]"
                 )
             wanted = ["images"] if "images" in inputs else inputs
-            return {key: archive[key] for key in archive.files if key in (*wanted, *_BESIDE)}
+            return {key: archive[key] for key in archive.files if key in (*wanted, *_NOT_INPUTS)}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
         if zipfile.is_zipfile(path) and "allow_pickle" in str(error):
             raise DataError(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Shapes = Sequence[tuple[int, ...]]  # of each array, per input
+Shapes = Sequence[tuple[int, ...]]  # of each array, without the batch dimension
 
 
 def shape_of_one(shapes: Shapes) -> tuple[int, ...]:

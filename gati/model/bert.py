@@ -61,11 +61,11 @@ class BertSettings:
             raise _unreadable(path, error) from error
         if kind != "bert" or activation != "gelu":
             raise ModelError(
-                f"{path} is of {kind!r} with {activation!r}; only 'bert' with 'gelu' is supported"
+                f"{path} describes {kind!r} with {activation!r}; only 'bert' with 'gelu' is supported"
             )
         if found.width % found.heads:
             raise ModelError(
-                f"{path} has {found.heads} heads for {found.width} channels, not a multiple; copy it again"
+                f"{path} has {found.width} channels, not a multiple of its {found.heads} heads; copy it again"
             )
         return found
 
@@ -204,11 +204,11 @@ class SequenceClassifier(nn.Module):
         path = Path(folder) / "config.json"
         config = _config(path)
         settings = BertSettings.of(config, path)
-        kinds = config.get("architectures") or ["nothing known"]
+        kinds = config.get("architectures") or ["an unknown architecture"]
         if "BertForSequenceClassification" not in kinds:
             raise ModelError(
-                f"{path} is of {kinds[0]}, which has no class scores; write a package.module:callable that "
-                "puts a layer on gati.model.bert.SentenceEncoder.from_folder"
+                f"{path} describes {kinds[0]}, which has no class scores; write a package.module:callable "
+                "that adds a classifier to gati.model.bert.SentenceEncoder.from_folder"
             )
         names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
         found = cls(settings, tuple(str(names[str(index)]) for index in range(len(names)))).eval()

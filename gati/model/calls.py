@@ -1,12 +1,13 @@
-"""The operators that a network calls, listed while it runs.
+"""Recording the operators that a network calls while it runs.
 
-Every call of an operator passes by a mode of torch. What torch itself has in Python, such as
-`functional.batch_norm`, is entered, so that the list holds what it calls in turn. Calls that only ask for
-shapes are left out, and so is what gives back what it was given, as dropout does in evaluation mode.
+A torch function mode sees every operator call. Torch functions that are written in Python, such as
+`functional.batch_norm`, are entered, so the record holds the operators that they call. Calls that only query
+metadata, such as shapes, are left out, and so are calls that return their argument unchanged, such as dropout
+in evaluation mode.
 
-Scripted functions, extensions and other threads do not pass by the mode. What they return is a tensor that no
-call gave; what they write to is found by the versions that torch counts for each tensor, or because nothing
-else wrote to it.
+Scripted functions, extensions and other threads bypass the mode. The tensors that they return belong to no
+recorded call. Their writes are detected by torch's version counter of each tensor, or because a tensor is
+read that no recorded call has written to.
 """
 
 from __future__ import annotations
@@ -26,74 +27,74 @@ from gati.errors import ModelError
 from gati.model.bindings import storage, storages
 
 _OVERRIDDEN = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-# What a network may know of a tensor without looking at its values.
-_ABOUT_FORM = frozenset({
+# Calls that query metadata of a tensor without reading its values.
+_METADATA_QUERIES = frozenset({
     "__get__", "can_cast", "dim", "element_size", "get_device", "is_complex", "is_conj", "is_contiguous",
     "is_floating_point", "is_inference", "is_neg", "is_same_size", "is_signed", "ndimension", "nelement",
     "numel", "result_type", "size", "storage_offset", "stride", "type",
 })  # fmt: skip
-# Calls that give a tensor of as many numbers as the values say.
-_OF_ANY_SIZE = frozenset({
+# Calls whose output size depends on the values.
+_DATA_DEPENDENT_SIZE = frozenset({
     "_unique", "_unique2", "argwhere", "bincount", "masked_select", "nonzero", "unique_consecutive",
     "unique_dim",
 })  # fmt: skip
-_GIVES_ANYTHING = frozenset({
+_UNINITIALISED = frozenset({
     "empty", "empty_like", "empty_permuted", "empty_strided", "new", "new_empty", "new_empty_strided",
 })  # fmt: skip
-_GIVES_BACK_BY_LAYOUT = frozenset({"contiguous"})  # of an input in another layout it gives a copy
+_MAY_COPY = frozenset({"contiguous"})  # returns its argument, or a copy if the memory layout differs
 
 
 class Computed(NamedTuple):
-    """What call number `call` gave, or its part number `part` where it gave several tensors."""
+    """The result of call number `call`, or its item `part` if the call returned several tensors."""
 
     call: int
     part: int | None = None
 
 
-INPUT = Computed(-1)  # of the network
+INPUT = Computed(-1)  # the network's input
 
 
 class Form(NamedTuple):
-    """What is known of a tensor that a call gave; `memories` are unique within the calls of one batch."""
+    """Shape and storages of a tensor that a call returned; storage ids are unique within one run."""
 
     shape: tuple[int, ...]
-    memories: frozenset[int]
+    memory_ids: frozenset[int]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call; in its arguments, however nested, a `Computed` stands for each tensor that another call gave.
+    """One recorded call. In its nested arguments, a `Computed` stands for each computed tensor.
 
-    It gave a tensor of the form `gave`, several of them, or nothing. `scopes` are the qualified names of the
-    modules that it is part of, `changed` the memories it wrote to.
+    `returned` is the form of the tensor that it returned, a tuple for several tensors, None for no tensor.
+    `scopes` are the qualified names of the modules in which it ran, `changed` the storages it wrote to.
     """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
-    gave: Form | tuple[Form | None, ...] | None
+    returned: Form | tuple[Form | None, ...] | None
     scopes: frozenset[str]
     changed: frozenset[int]
 
 
 @dataclass(frozen=True)
 class Calls:
-    """What a network calls for one batch."""
+    """The calls of a network for one batch."""
 
     x: Tensor
     every: list[Call]
     outputs: Sequence[Any]
-    given: tuple[Any, ...]  # the same, as `Call` has its arguments
+    output_sources: tuple[Any, ...]  # the outputs, each as a `Computed` if a call computed it
 
 
 def calls_of(module: nn.Module, x: Tensor) -> Calls:
-    """Run `module` on `x` [B, ...], and list its calls. It needs a network that stays as it is meanwhile.
+    """Run `module` on `x` [B, ...] and record its calls. The network must not be modified meanwhile.
 
-    **Raises:** `ModelError` for a network that looks at values, casts automatically, or changes tensors by
-    what no call shows; and whatever the network raises.
+    **Raises:** `ModelError` for a network that reads values, uses autocast, or changes tensors outside the
+    recorded calls; and whatever the network raises.
     """
-    with _scopes_of(module) as scopes, torch.inference_mode(False), torch.no_grad():
-        mode = _Listing(x, scopes)
+    with _running_modules(module) as scopes, torch.inference_mode(False), torch.no_grad():
+        mode = _Recorder(x, scopes)
         owned = [x, *module.parameters(), *module.buffers()]
         mode.expect(owned)
         with mode:
@@ -105,8 +106,8 @@ def calls_of(module: nn.Module, x: Tensor) -> Calls:
 
 
 @contextmanager
-def _scopes_of(module: nn.Module) -> Iterator[list[str]]:
-    """The names of the modules that the calling thread is in."""
+def _running_modules(module: nn.Module) -> Iterator[list[str]]:
+    """Yield the names of the modules whose forward the calling thread is running."""
     inside: list[str] = []
     thread = threading.get_ident()
 
@@ -130,8 +131,8 @@ def _scopes_of(module: nn.Module) -> Iterator[list[str]]:
 
 
 @dataclass(eq=False)
-class _Listing(TorchFunctionMode):
-    """Lists calls; tensors are told by identity, so all of them are kept as long as it lists."""
+class _Recorder(TorchFunctionMode):
+    """Records calls. It identifies tensors by `id`, so it keeps all of them alive while it records."""
 
     x: Tensor
     scopes: list[str]
@@ -141,14 +142,14 @@ class _Listing(TorchFunctionMode):
         self._known: dict[int, Computed] = {id(self.x): INPUT}
         self._inside: list[FunctionType] = []
         self._kept: list[Any] = []
-        self._writes: dict[int, int] = {}  # how many calls made, by memory
-        self._other_writes: dict[int, int] = {}  # how many others made before it was known, by tensor
-        self._unwritten: set[int] = set()  # memories that may hold anything
+        self._writes: dict[int, int] = {}  # by storage: writes by recorded calls
+        self._other_writes: dict[int, int] = {}  # by tensor: writes before the recorder saw it
+        self._unwritten: set[int] = set()  # storages that are not initialised yet
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """As torch calls it, for every function that can be overridden."""
+        """Record one call. Torch calls this for every function that can be overridden."""
         kwargs = kwargs or {}
         if isinstance(func, FunctionType) and func not in self._inside:
             self._inside.append(func)
@@ -159,21 +160,21 @@ class _Listing(TorchFunctionMode):
                 self._inside.pop()
         taken = list(_tensors((args, kwargs)))
         self.expect(taken)
-        versions = [each._version for each in taken]  # those of inference mode have none, and raise
+        versions = [each._version for each in taken]  # inference tensors have none and raise
         arguments, keywords = self.noted(args), self.noted(kwargs)
         result = func(*args, **kwargs)
         changed = [each for each, before in zip(taken, versions, strict=True) if each._version != before]
-        if changed or self._computed(func, taken, result):
+        if changed or self._is_computation(func, taken, result):
             self._check(func, args, kwargs, taken)
             self._write(
                 {storage(each): each._version - before for each, before in zip(taken, versions, strict=True)}
             )
             self.check_read(taken, result)
-            if name_of(func) in _GIVES_ANYTHING and isinstance(result, Tensor) and result.numel():
+            if name_of(func) in _UNINITIALISED and isinstance(result, Tensor) and result.numel():
                 self._unwritten.add(storage(result))
             self._know(result)
-            scopes, memories = frozenset(self.scopes), frozenset(storages(changed))
-            self.calls.append(Call(func, arguments, keywords, _forms(result), scopes, memories))
+            scopes, memory_ids = frozenset(self.scopes), frozenset(storages(changed))
+            self.calls.append(Call(func, arguments, keywords, _forms(result), scopes, memory_ids))
         return result
 
     def noted(self, value: Any) -> Any:
@@ -189,43 +190,43 @@ class _Listing(TorchFunctionMode):
         return value
 
     def expect(self, tensors: Iterable[Tensor]) -> None:
-        """Keep tensors, and raise ModelError if one was changed, since the last time, by no call."""
+        """Keep tensors alive. Raises ModelError if one has changed, and no recorded call wrote to it."""
         for each in tensors:
             others = each._version - self._writes.get(storage(each), 0)
             if self._other_writes.setdefault(id(each), others) != others:
-                raise ModelError("a tensor is changed by what no call shows")
+                raise ModelError("a tensor is changed outside the recorded calls")
             self._kept.append(each)
 
     def _write(self, times: dict[int, int]) -> None:
-        """Count how many times a call wrote to each memory."""
+        """Add a call's number of writes to each storage."""
         for memory, count in times.items():
             if count:
                 self._writes[memory] = self._writes.get(memory, 0) + count
                 self._unwritten.discard(memory)
 
     def check_read(self, tensors: Iterable[Tensor], result: Any = None) -> None:
-        """Raise ModelError for tensors that no call wrote to, unless `result` is another view of them."""
+        """Raise ModelError for a read of uninitialised tensors, unless `result` is another view of them."""
         if self._unwritten.intersection(storages(list(tensors))).difference(storages(result)):
-            raise ModelError("a tensor is read that no call wrote to")
+            raise ModelError("a tensor is read before a recorded call writes to it")
 
     def _check(
         self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any], taken: Sequence[Tensor]
     ) -> None:
-        """Raise ModelError for a call that would not be the same in a program."""
+        """Raise ModelError for a call that a program cannot repeat."""
         if torch.is_autocast_enabled(self.x.device.type):
-            raise ModelError("automatic casts are switched on")
+            raise ModelError("autocast is enabled")
         computed = any(id(each) in self._known for each in taken)
-        if computed and _is_of_any_size(name_of(function), args, kwargs, taken):
-            raise ModelError(f"the size of what {name_of(function)} gives depends on values")
+        if computed and _has_data_dependent_size(name_of(function), args, kwargs, taken):
+            raise ModelError(f"the output size of {name_of(function)} depends on values")
 
-    def _computed(self, function: Callable[..., Any], taken: Sequence[Tensor], result: Any) -> bool:
-        """Whether the call is to be listed, having changed nothing. Raises ModelError as `calls_of`."""
+    def _is_computation(self, function: Callable[..., Any], taken: Sequence[Tensor], result: Any) -> bool:
+        """Whether to record a call that changed no tensor. Raises ModelError as `calls_of`."""
         if isinstance(result, Tensor):
-            return name_of(function) in _GIVES_BACK_BY_LAYOUT or not any(result is each for each in taken)
+            return name_of(function) in _MAY_COPY or not any(result is each for each in taken)
         if next(_tensors(result), None) is not None:
             return True
-        if taken and result is not None and name_of(function) not in _ABOUT_FORM:
-            raise ModelError(f"{name_of(function) or function} looks at values")
+        if taken and result is not None and name_of(function) not in _METADATA_QUERIES:
+            raise ModelError(f"{name_of(function) or function} reads values")
         return False
 
     def _know(self, result: Any) -> None:
@@ -236,20 +237,20 @@ class _Listing(TorchFunctionMode):
         elif isinstance(result, (list, tuple)):
             for part, each in enumerate(result):
                 if not (each is None or isinstance(each, Tensor)):
-                    raise ModelError(f"a call gives a {type(each).__name__} among tensors")
+                    raise ModelError(f"a call returns a {type(each).__name__} among tensors")
                 if each is not None:
                     self._known[id(each)] = Computed(number, part)
         elif result is not None:
-            raise ModelError(f"a call that changes a tensor gives a {type(result).__name__}")
+            raise ModelError(f"a call that changes a tensor returns a {type(result).__name__}")
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What a function is called; empty where it has no name."""
+    """The name of a function; empty if it has none."""
     return str(getattr(function, "__name__", ""))
 
 
-def _is_of_any_size(name: str, args: Any, kwargs: dict[str, Any], taken: Sequence[Tensor]) -> bool:
-    """Whether the size of what a call gives depends on values."""
+def _has_data_dependent_size(name: str, args: Any, kwargs: dict[str, Any], taken: Sequence[Tensor]) -> bool:
+    """Whether the size of a call's output depends on values."""
     given = (*args, *kwargs.values())
     if name == "__getitem__":
         return any(each.dtype in (torch.bool, torch.uint8) for each in taken[1:])
@@ -259,7 +260,7 @@ def _is_of_any_size(name: str, args: Any, kwargs: dict[str, Any], taken: Sequenc
         return len(given) == 1 or -1 in given[1:]
     if name == "repeat_interleave":
         return (len(taken) > 1 or len(given) == 1) and "output_size" not in kwargs
-    return name in _OF_ANY_SIZE
+    return name in _DATA_DEPENDENT_SIZE
 
 
 def _forms(result: Any) -> Form | tuple[Form | None, ...] | None:
@@ -273,7 +274,7 @@ def _form(tensor: Tensor) -> Form:
 
 
 def _entered(function: FunctionType) -> FunctionType:
-    """The same function of torch, which goes on where it would let a mode take over."""
+    """A copy of a torch function that runs its own body instead of dispatching to the mode."""
     cells = []
     for cell in function.__closure__ or ():
         inner = cell.cell_contents

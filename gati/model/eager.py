@@ -1,8 +1,8 @@
 """A network as the statements that eager mode runs, found by running it on two batches.
 
-What differs between the calls for n and for n + 1 inputs, and may differ, is a number that follows the batch
-size, such as a shape given to `view`. This takes about as long as running the network. `torch.export` follows
-more networks, such as those that switch automatic casts on; importing what it needs takes seconds.
+The calls for n and for n + 1 inputs may differ only in numbers that are multiples of the batch size, such as
+a shape passed to `view`. This takes about as long as running the network. `torch.export` can trace more
+networks, such as those that enable autocast, but importing its dependencies takes seconds.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from gati.model.program import Program, Statement
 
 _BATCH = "batch"
 _SPLITS = ("split", "unsafe_split")
-_NO_NAME = re.compile(r"\W+")
+_NOT_IN_NAMES = re.compile(r"\W+")
 
-_SWITCH = threading.RLock()  # of fused transformer layers
+_FASTPATH_LOCK = threading.RLock()  # torch has one switch of fused layers per process
 
 _log = logging.getLogger(__name__)
 
 
 def eager_program(module: nn.Module, example: Tensor) -> Program | None:
-    """`module` as a program for any batch size, equal bit for bit for those tried; None where that fails.
+    """`module` as a program for any batch size; None if it cannot be traced in this way.
 
-    It runs on `example` [2 or more, ...], on one input more, and on the first alone. A network that does
-    something else for many inputs than for so few is not told from others. The weights are shared.
+    The program equals the network bit for bit on three batches: `example` [2 or more, ...], the example with
+    one more input, and its first input alone. A network that behaves differently for larger batches is not
+    detected. The weights are shared.
     """
     with torch.inference_mode(False), torch.no_grad(), plain_attention():
         batches = [example.clone(), torch.cat([example, example[:1]])]
@@ -51,8 +52,8 @@ def eager_program(module: nn.Module, example: Tensor) -> Program | None:
                 (*batches, example[:1].clone()), (few.outputs, many.outputs, alone), strict=True
             ):
                 if not equal_values(torch.utils._pytree.tree_leaves(flat(x)), list(outputs)):
-                    raise ModelError(f"the statements do not compute the same for {len(x)} inputs")
-        except Exception as error:  # networks raise whatever they like where they meet what is new to them
+                    raise ModelError(f"the statements compute something else for {len(x)} inputs")
+        except Exception as error:  # user code may raise anything
             _log.debug("%s is left to torch.export: %s", type(module).__name__, one_line(error))
             return None
     return program
@@ -60,11 +61,11 @@ def eager_program(module: nn.Module, example: Tensor) -> Program | None:
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """Transformer layers as operators that every engine has, not as the one in which torch fuses them.
+    """Run transformer layers as plain operators, which every backend supports, not as torch's fused one.
 
-    One thread at a time: torch keeps one switch for the whole process.
+    Only one thread at a time is inside: torch has one switch for the whole process.
     """
-    with _SWITCH:
+    with _FASTPATH_LOCK:
         fused = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
@@ -74,7 +75,7 @@ def plain_attention() -> Iterator[None]:
 
 
 class _Lowering:
-    """Makes statements of the calls for n inputs (`few`) and for n + 1 (`many`)."""
+    """Turns the calls for n inputs (`few`) and for n + 1 inputs (`many`) into statements."""
 
     def __init__(self, module: nn.Module, few: Calls, many: Calls) -> None:
         self._few, self._many = few, many
@@ -87,18 +88,20 @@ class _Lowering:
         self._weights: dict[str, str] = {}
         self._names: dict[Computed, str] = {INPUT: self._new_name("x")}
         self._statements: list[Statement] = []
-        self._uses: dict[str, None] = {}  # of the statement in the making
+        self._uses: dict[str, None] = {}  # names that the current statement reads
 
     def run(self) -> Program:
-        """The program. Raises ModelError where the two runs differ in more than the batch size."""
+        """Return the program. Raises ModelError if the runs differ in more than the batch size."""
         few, many = self._few, self._many
         if len(few.every) != len(many.every):
-            raise ModelError("what is called depends on the batch size")
+            raise ModelError("the number of calls depends on the batch size")
         for number, (one, other) in enumerate(zip(few.every, many.every, strict=True)):
             self._add(number, one, other)
         if not few.outputs or not all(isinstance(each, Tensor) for each in few.outputs):
-            raise ModelError("the network returns other things than tensors")
-        texts = [self._text(one, other) for one, other in zip(few.given, many.given, strict=True)]
+            raise ModelError("the network returns values that are not tensors")
+        texts = [
+            self._text(one, other) for one, other in zip(few.output_sources, many.output_sources, strict=True)
+        ]
         return Program(
             input=self._names[INPUT],
             input_shape=tuple(few.x.shape),
@@ -113,11 +116,11 @@ class _Lowering:
 
     def _with_batch_size(self) -> Iterator[Statement]:
         if any(_BATCH in statement.uses for statement in self._statements):
-            given = self._names[INPUT]
+            source = self._names[INPUT]
             yield Statement(
                 name=_BATCH,
-                text=f"{_BATCH} = {given}.size(0)",
-                uses=(given,),
+                text=f"{_BATCH} = {source}.size(0)",
+                uses=(source,),
                 scopes=frozenset(),
                 shape=None,
                 batched=False,
@@ -130,32 +133,32 @@ class _Lowering:
 
     def _add(self, number: int, one: Call, other: Call) -> None:
         if one.function != other.function or isinstance(one.function, (OpOverload, OpOverloadPacket)):
-            raise ModelError("calls differ, or are of the operators that torch.export leaves behind")
+            raise ModelError("calls differ, or call operators of an exported program")
         label = _label(one.function)
         self._uses = {}
         text = self._call(one, other, label)
         name = self._names[Computed(number)] = self._new_name(label)
-        if isinstance(one.gave, Form) and isinstance(other.gave, Form):
-            self._state(name, text, one, one.gave, other.gave)
+        if isinstance(one.returned, Form) and isinstance(other.returned, Form):
+            self._add_statement(name, text, one, one.returned, other.returned)
             return
-        parts = [] if one.gave is None else list(one.gave)
-        its_parts = [] if other.gave is None else list(other.gave)
-        self._state(name, text, one)
-        for part, (form, its_form) in enumerate(zip(parts, its_parts, strict=True)):
-            if isinstance(form, Form) and isinstance(its_form, Form):
+        parts = [] if one.returned is None else list(one.returned)
+        other_parts = [] if other.returned is None else list(other.returned)
+        self._add_statement(name, text, one)
+        for part, (form, other_form) in enumerate(zip(parts, other_parts, strict=True)):
+            if isinstance(form, Form) and isinstance(other_form, Form):
                 self._uses = {name: None}
                 part_name = self._names[Computed(number, part)] = self._new_name("getitem")
                 taken = replace(one, changed=frozenset())
-                self._state(part_name, f"{name}[{part}]", taken, form, its_form)
+                self._add_statement(part_name, f"{name}[{part}]", taken, form, other_form)
 
-    def _state(
-        self, name: str, text: str, call: Call, form: Form | None = None, its_form: Form | None = None
+    def _add_statement(
+        self, name: str, text: str, call: Call, form: Form | None = None, other_form: Form | None = None
     ) -> None:
-        """Add a statement that gives a tensor of `form`, of `its_form` for n + 1 inputs, or no tensor."""
+        """Add a statement that returns a tensor of `form` (`other_form` for n + 1 inputs), or no tensor."""
         shape = None if form is None else form.shape
-        its_shape = None if its_form is None else its_form.shape
+        other_shape = None if other_form is None else other_form.shape
         batched = (
-            shape is not None and shape[:1] == (self._rows,) and its_shape == (self._rows + 1, *shape[1:])
+            shape is not None and shape[:1] == (self._rows,) and other_shape == (self._rows + 1, *shape[1:])
         )
         self._statements.append(
             Statement(
@@ -165,9 +168,9 @@ class _Lowering:
                 scopes=call.scopes,
                 shape=shape,
                 batched=batched,
-                batch_free=shape is not None and shape == its_shape,
+                batch_free=shape is not None and shape == other_shape,
                 scalar=None,
-                storages=frozenset() if form is None else form.memories,
+                storages=frozenset() if form is None else form.memory_ids,
                 mutated=call.changed,
             )
         )
@@ -180,8 +183,8 @@ class _Lowering:
             raise ModelError("an attribute of a tensor is set")
         self._check_parts(kind, one.arguments, other.arguments)
         if kind == "__getitem__":
-            given, index = zip(one.arguments, other.arguments, strict=True)
-            return f"{self._text(*given)}[{self._index(*index)}]"
+            operand, index = zip(one.arguments, other.arguments, strict=True)
+            return f"{self._text(*operand)}[{self._index(*index)}]"
         pairs = zip(one.arguments, other.arguments, strict=True)
         texts = [self._text(*pair) for pair in pairs]
         if kind == "__get__":
@@ -190,19 +193,20 @@ class _Lowering:
         return f"{self._constant(f'op_{label}', one.function)}({', '.join(texts)})"
 
     def _check_parts(self, kind: str, one: Sequence[Any], other: Sequence[Any]) -> None:
-        """Raise ModelError for a part of the batch that may be all of it only because the batch is small.
+        """Raise ModelError for a slice or split that may cover the whole batch only because it is small.
 
-        Networks that take large batches in parts do so in a loop, of which no more is listed.
+        Networks that process large batches in chunks do so in a loop; only its first iteration is recorded.
         """
         if not one:
             return
-        shape, its_shape = _shape_of(self._few, one[0]), _shape_of(self._many, other[0])
-        for (place, end), its in zip(_ends(kind, one, shape), _ends(kind, other, its_shape), strict=True):
-            if (place, end) == its and shape[place] != its_shape[place] and end >= its_shape[place]:
-                raise ModelError(f"the first {end} of the batch are taken, or all where there are fewer")
+        shape, other_shape = _shape_of(self._few, one[0]), _shape_of(self._many, other[0])
+        for cut, other_cut in zip(_ends(kind, one, shape), _ends(kind, other, other_shape), strict=True):
+            dim, end = cut
+            if cut == other_cut and shape[dim] != other_shape[dim] and end >= other_shape[dim]:
+                raise ModelError(f"the first {end} inputs of the batch are taken, or all if there are fewer")
 
     def _index(self, one: Any, other: Any) -> str:
-        """What stands between square brackets; made once where nothing in it was computed."""
+        """The text between square brackets; an index without computed values becomes a constant."""
         operand, self._uses = self._uses, {}
         text = self._text(one, other)
         fixed = not self._uses and not isinstance(one, (int, list, Tensor))
@@ -210,12 +214,12 @@ class _Lowering:
         return self._constant("index", one) if fixed else text
 
     def _text(self, one: Any, other: Any) -> str:
-        """An argument as Python text, being `one` for n inputs and `other` for n + 1."""
+        """An argument as Python text. Its value is `one` for n inputs and `other` for n + 1 inputs."""
         if type(one) is not type(other):
-            raise ModelError("the kind of an argument depends on the batch size")
+            raise ModelError("the type of an argument depends on the batch size")
         if isinstance(one, Computed):
             if one != other:
-                raise ModelError("what is taken depends on the batch size")
+                raise ModelError("which tensor an argument is depends on the batch size")
             return self._used(self._names[one])
         if isinstance(one, slice):
             ends = ((one.start, other.start), (one.stop, other.stop), (one.step, other.step))
@@ -224,13 +228,13 @@ class _Lowering:
             texts = "".join(f"{self._text(*pair)}, " for pair in zip(one, other, strict=True))
             return f"[{texts}]" if isinstance(one, list) else f"({texts})"
         if isinstance(one, int) and not isinstance(one, bool) and one != other:
-            return self._used(_BATCH, _line(self._rows, one, other))
+            return self._used(_BATCH, _multiple_of_batch(self._rows, one, other))
         if one is None or isinstance(one, (bool, int, str)) or one is Ellipsis:
             return _equal(repr(one), repr(other))
         if isinstance(one, float) and math.isfinite(one):
-            return _equal(repr(float(one)), repr(float(other)))  # NumPy's, too
+            return _equal(repr(float(one)), repr(float(other)))  # NumPy's floats, too
         if one is not other and (isinstance(one, Tensor) or one != other):
-            raise ModelError(f"a {type(one).__name__} is made anew for each batch")
+            raise ModelError(f"a {type(one).__name__} is created anew for each batch")
         return self._constant(f"constant_{type(one).__name__}", one)
 
     def _used(self, name: str, text: str = "") -> str:
@@ -248,7 +252,7 @@ class _Lowering:
         return self._named[id(value)]
 
     def _new_name(self, wish: str) -> str:
-        base = _NO_NAME.sub("_", wish)
+        base = _NOT_IN_NAMES.sub("_", wish)
         name, count = base, 0
         while name in self._taken:
             count += 1
@@ -258,25 +262,29 @@ class _Lowering:
 
 
 def _label(function: Callable[..., Any]) -> str:
-    """What a call is called: the name of the function, or of the attribute that it reads."""
+    """The label of a call: the name of the function, or of the attribute that it reads."""
     name = function.__name__
     owner = getattr(function, "__self__", None)
     return str(owner.__name__) if name == "__get__" and owner is not None else str(name)
 
 
 def _shape_of(calls: Calls, value: Any) -> tuple[int, ...]:
-    """The shape of an argument; () for other things than tensors."""
+    """The shape of an argument; () if it is not a tensor."""
     if not isinstance(value, Computed):
         return tuple(value.shape) if isinstance(value, Tensor) else ()
     if value == INPUT:
         return tuple(calls.x.shape)
-    gave = calls.every[value.call].gave
-    form = gave if value.part is None or isinstance(gave, Form) or gave is None else gave[value.part]
+    returned = calls.every[value.call].returned
+    form = (
+        returned
+        if value.part is None or isinstance(returned, Form) or returned is None
+        else returned[value.part]
+    )
     return form.shape if isinstance(form, Form) else ()
 
 
 def _ends(kind: str, arguments: Sequence[Any], shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Where the first part ends in each dimension that a call cuts at a number."""
+    """Yield each dimension that a call cuts at a constant, with the end of its first part."""
     if kind in _SPLITS and isinstance(arguments[1], int):
         yield (arguments[2] if len(arguments) > 2 else 0) % len(shape), arguments[1]
     if kind != "__getitem__":
@@ -292,19 +300,19 @@ def _ends(kind: str, arguments: Sequence[Any], shape: tuple[int, ...]) -> Iterat
             place += 1
 
 
-def _line(rows: int, one: int, other: int) -> str:
-    """The number that is `one` for `rows` inputs and `other` for one more: a multiple of the batch size.
+def _multiple_of_batch(rows: int, one: int, other: int) -> str:
+    """The text of a number that is `one` for `rows` inputs and `other` for one more input.
 
-    Others, as of a batch that is filled up to a multiple of eight, follow it in ways that two batches do not
-    show.
+    **Raises:** `ModelError` if it is not a multiple of the batch size. Two batches do not show how other
+    numbers depend on it, such as the size of a batch that is padded to a multiple of eight.
     """
     step = other - one
     if one != step * rows:
-        raise ModelError(f"{one} is {other} for one input more")
+        raise ModelError(f"{one} becomes {other} for one more input")
     return _BATCH if step == 1 else f"({_BATCH} * {step})"
 
 
 def _equal(one: str, other: str) -> str:
     if one != other:
-        raise ModelError(f"{one} is {other} for another batch")
+        raise ModelError(f"{one} becomes {other} for another batch")
     return one

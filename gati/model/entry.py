@@ -1,6 +1,6 @@
 """The network's input as a block, at position 0, for caches that read the input itself.
 
-In a network with a submodule called `input`, that name means the submodule, and there is no such block.
+If the network has a submodule called `input`, that name means the submodule, and there is no input block.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ from gati.model.source import near
 def collect_hidden(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
     """Yield a dict that every forward of `module` inside the context fills: block name -> hidden output.
 
-    Of a block that returns several tensors, it is the first. Padding of sequences with a mask is zero. The
-    block `input` is the network's input, unless it has a module of that name. Tensors are detached, keep
-    their values if a later operation overwrites a block's output in place, and stay valid after the context.
-    All hooks are removed when the context ends; parameters and buffers are never touched.
+    If a block returns several tensors, its hidden output is the first. Padding of masked sequences is zero.
+    The block `input` is the network's input, unless the network has a module of that name. Tensors are
+    detached, keep their values if a later operation overwrites a block's output in place, and stay valid
+    after the context. All hooks are removed when the context ends; parameters and buffers are never touched.
 
     **Raises:** `BlockError` for a name the network does not have, before anything is registered; inside a
     forward, `ModelError` for a block that returns no tensor.

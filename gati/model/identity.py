@@ -1,7 +1,7 @@
 """Identifying inputs by content: equal pixels are the same input, under any name and label.
 
 Images are hashed as decoded, before resizing, so an array, a file and a lossless copy in another format are
-the same input. An image that was compressed again, or an adjacent video frame, is another.
+the same input. An image that was compressed again, or an adjacent video frame, is a different input.
 """
 
 from __future__ import annotations

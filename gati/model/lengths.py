@@ -1,7 +1,7 @@
-"""Sequences of many lengths: each input is executed at the shortest of a few lengths that holds its tokens.
+"""Sequences of varying length: each input is executed at the shortest of a few lengths that fits its tokens.
 
-Inputs arrive padded to the longest length. The mask gives their true length, to which they are cut before
-they are executed, however far the client padded them.
+Inputs arrive padded to the longest length. The mask gives the true length of each. Before execution an input
+is cut to the shortest length that fits, however far the client padded it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gati.model.segments import TracedModel, trace
 from gati.model.sequence import Data
 from gati.model.text import bucket_lengths
 
-_ROWS = 4096  # of the data at a time
-_TOLERANCE = 1e-4  # between scores of an input padded and not, as a share of how far apart they are
-_SMALL = 0.05  # share of the time; lengths that take less are not measured separately
+_ROWS = 4096  # inputs of the data that are read at a time
+_TOLERANCE = 1e-4  # largest effect of padding on a score, relative to the range of the scores
+_SMALL = 0.05  # lengths that take a smaller share of the time are not measured separately
 
 
 class Lengths:
-    """The lengths at which packed inputs [B, arrays, longest] are executed, and the share of each."""
+    """The lengths at which packed inputs [B, arrays, longest] are executed, with the share of each."""
 
     def __init__(self, tensors: TensorInputs, shares: Sequence[tuple[int, float]]) -> None:
         self.shares = tuple(shares)
@@ -91,7 +91,7 @@ def with_lengths(
 
 
 def at_lengths(traced: TracedModel) -> tuple[tuple[float, TracedModel], ...]:
-    """The network at each length that takes a considerable part of the time, with its share of the inputs.
+    """The network at each length that takes a significant part of the time, with its share of the inputs.
 
     The shares sum to 1: rare lengths count with the next longer one, or else with the longest.
     """
@@ -110,7 +110,7 @@ def at_lengths(traced: TracedModel) -> tuple[tuple[float, TracedModel], ...]:
 def length_shares(module: nn.Module, tensors: TensorInputs, data: Data) -> tuple[tuple[int, float], ...]:
     """The lengths at which `module` can be executed, with the share of `data` at each.
 
-    Empty for inputs without a mask, for short ones, and for a network whose scores depend on padding.
+    Empty for inputs without a mask, for short inputs, and for a network whose scores depend on padding.
     """
     shapes = {part.shape for part in tensors.parts}
     if tensors.alone or len(shapes) > 1 or not any(part.name == MASK for part in tensors.parts):
@@ -120,7 +120,7 @@ def length_shares(module: nn.Module, tensors: TensorInputs, data: Data) -> tuple
     if len(every) < 2:
         return ()
     lengths = Lengths(tensors, [(length, 0.0) for length in every])
-    if not all(_padding_is_nothing(module, lengths.example(length, 2), length) for length in every[:-1]):
+    if not all(_ignores_padding(module, lengths.example(length, 2), length) for length in every[:-1]):
         return ()
     counts = dict.fromkeys(every, 0)
     for start in range(0, len(data), _ROWS):
@@ -129,12 +129,12 @@ def length_shares(module: nn.Module, tensors: TensorInputs, data: Data) -> tuple
     return tuple((length, count / len(data)) for length, count in counts.items())
 
 
-def _padding_is_nothing(module: nn.Module, x: Tensor, length: int) -> bool:
+def _ignores_padding(module: nn.Module, x: Tensor, length: int) -> bool:
     try:
         padded, own = module(x.clone()), module(x[..., :length].contiguous())
     except Exception:  # a network of fixed length may raise anything
         return False
     if not (isinstance(own, Tensor) and own.shape == padded.shape):
         return False
-    apart = padded.amax(-1) - padded.amin(-1)
-    return bool(((own - padded).abs().amax(-1) <= _TOLERANCE * apart).all())
+    score_range = padded.amax(-1) - padded.amin(-1)
+    return bool(((own - padded).abs().amax(-1) <= _TOLERANCE * score_range).all())

@@ -53,14 +53,14 @@ def outputs_kind(outputs: Tensor) -> OutputsKind:
 
 
 def as_logits(outputs: Tensor, kind: OutputsKind) -> Tensor:
-    """Convert rows [B, K] of that kind to logits; of probabilities, the logarithm."""
+    """Convert rows [B, K] of that kind to logits; probabilities become their logarithms."""
     return outputs.clamp_min(1e-12).log() if kind == "probabilities" else outputs
 
 
 def check_more_than_one_class(base_class: NDArray[Any] | Tensor, what: str = "data") -> None:
     """Raise `DataError` for no inputs, or if the base model predicts one class for all of them.
 
-    From a single class nothing can be learned about when to exit early.
+    Inputs of a single class do not show when an early exit is right.
     """
     classes = np.unique(np.asarray(base_class))
     if len(classes) == 0:

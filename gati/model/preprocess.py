@@ -123,7 +123,7 @@ class Preprocessing:
         return self.scaled(self.fitted(images))
 
     def fitted(self, images: NDArray[np.uint8]) -> Tensor:
-        """Resize and crop images uint8 [N, H, W, C] to uint8 [N, C, h, w]. Raises as calling it does."""
+        """Resize and crop images uint8 [N, H, W, C] to uint8 [N, C, h, w]. Raises as `__call__`."""
         self._only_images()
         check_image_array(images, self.channels)
         pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2)  # uint8 [N, C, H, W]
@@ -158,7 +158,7 @@ class Preprocessing:
     def padded(self, packed: NDArray[Any]) -> NDArray[Any]:
         """Pad sequences [N, arrays, length] to the longest length; other arrays are returned unchanged.
 
-        Only where `lengths` says that padding changes no answer.
+        Nothing is padded if `lengths` is empty: padding might then change an answer.
         """
         short = self.lengths[-1][0] - packed.shape[2] if self.lengths and packed.ndim == 3 else 0
         return np.pad(packed, ((0, 0), (0, 0), (0, short))) if short > 0 else packed
@@ -184,7 +184,7 @@ class Preprocessing:
     def _only_images(self) -> None:
         if self.tensors is not None:
             raise DataError(
-                f"this network reads no images but {self.tensors.described()}; give those in an .npz"
+                f"this network takes {self.tensors.described()}, not images; give those arrays in an .npz"
             )
         if self.sound is not None:
             raise DataError(

@@ -53,7 +53,7 @@ class Program:
         return replace(self, constants={**self.constants, **bound})
 
     def first_output(self) -> Program:
-        """The same program with its first output only; functions omit what only the others need."""
+        """The same program with its first output only; functions omit statements that only others need."""
         return replace(
             self,
             output=self.output_uses[0],
@@ -80,7 +80,7 @@ class Program:
         return compiled(name, source, self.constants)
 
     def steps(self, x: Any) -> Iterator[tuple[Statement, Any]]:
-        """Run the network on `x` [B, ...], and give each statement with what it computed, at that moment."""
+        """Run the network on `x` [B, ...]; yield each statement with its value, before the next one runs."""
         values = {**self.constants, self.input: x}
         for statement in self.statements:
             exec(statement.text, values)

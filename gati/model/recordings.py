@@ -84,7 +84,7 @@ def decode_recordings(
 ) -> Tensor:
     """As `load_recordings`, of WAV or FLAC files in memory; `what` begins the messages.
 
-    No more of a file is decoded than the network hears.
+    Only the part of a file that the network uses is decoded.
     """
     sound = _front_end(preprocessing)
     waves = []
@@ -156,7 +156,7 @@ def _read_wav(content: bytes | memoryview, name: str, frames: int) -> tuple[int,
 
 
 def _beginning_of_wav(content: bytes | memoryview, frames: int) -> bytes:
-    """A WAV file of its format and first `frames` samples alone: the reader goes through all there is.
+    """A WAV file with only the format and the first `frames` samples, since the reader decodes a whole file.
 
     **Raises:** `ValueError` if it has no format or no samples.
     """

@@ -1,9 +1,9 @@
 """A network with fewer of its blocks, made from the network itself.
 
-A block that returns what it reads in the same shape can be left out: what follows still fits. Residual
-networks lose little of what they know by it (Veit et al. 2016, "Residual networks behave like ensembles of
-relatively shallow networks", sect. 4.1), and training brings most of that back. A network can also end at one
-of its blocks, where a small head takes the place of everything behind.
+A block whose output has the shape of its input can be left out, because the next block still fits. Residual
+networks lose little accuracy from that (Veit et al. 2016, "Residual networks behave like ensembles of
+relatively shallow networks", sect. 4.1), and training recovers most of it. A network can also end at one of
+its blocks, where a small head replaces everything after it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gati.model.flatten import export_program
 
 
 class BlockShape(NamedTuple):
-    """One block: the shape of its output, without the batch, and whether it reads that shape, too."""
+    """One block: the shape of its output, without the batch dimension, and whether its input has it, too."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class BlockShape(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Which blocks remain, in forward order, and whether the network ends at the last of them."""
+    """The blocks that remain, in forward order, and whether the network ends at the last of them."""
 
     names: tuple[str, ...]
     ends: bool
@@ -36,9 +36,9 @@ class Kept(NamedTuple):
 
 @torch.inference_mode()
 def block_shapes(network: nn.Module, example: Tensor) -> tuple[BlockShape, ...]:
-    """The blocks of `network`, run on `example` [B, ...], in forward order, that read and return one tensor.
+    """The blocks of `network` that take and return one tensor, in forward order, for `example` [B, ...].
 
-    **Raises:** `BlockError` where no blocks are found.
+    **Raises:** `BlockError` if there are none.
     """
     found: dict[str, BlockShape] = {}
     names = find_blocks(network, example=example)
@@ -56,12 +56,12 @@ def block_shapes(network: nn.Module, example: Tensor) -> tuple[BlockShape, ...]:
         for handle in handles:
             handle.remove()
     if not found:
-        raise BlockError(f"none of the blocks {', '.join(names[:5])} reads and returns one tensor")
+        raise BlockError(f"none of the blocks {', '.join(names[:5])} takes and returns one tensor")
     return tuple(found[name] for name in names if name in found)
 
 
 def stages(blocks: Sequence[BlockShape]) -> tuple[int, ...]:
-    """Where a stage begins: the places of blocks that return another shape than the block before them."""
+    """The index of the first block of each stage, whose output shape differs from the previous block's."""
     return tuple(
         place for place, block in enumerate(blocks) if not place or block.shape != blocks[place - 1].shape
     )
@@ -70,15 +70,13 @@ def stages(blocks: Sequence[BlockShape]) -> tuple[int, ...]:
 def choose_blocks(blocks: Sequence[BlockShape], count: int) -> Kept:
     """Choose `count` of `blocks`: the first of each stage, then others at even distances.
 
-    With fewer than there are stages, the network ends at the last block that is kept. What changes the shape
-    within a stage cannot be left out.
+    If `count` is less than the number of stages, the network ends at the last block that is kept. A block
+    that changes the shape within a stage is always kept.
 
     **Raises:** `BlockError` unless 1 <= count < the number of blocks.
     """
     if not 1 <= count < len(blocks):
-        raise BlockError(
-            f"the network has {len(blocks)} blocks that can be told apart: keep fewer, at least 1"
-        )
+        raise BlockError(f"the network has {len(blocks)} distinct blocks: keep fewer, at least 1")
     first = stages(blocks)
     others = [place for place in range(len(blocks)) if place not in first]
     more = max(0, count - len(first))
@@ -94,13 +92,13 @@ def choose_blocks(blocks: Sequence[BlockShape], count: int) -> Kept:
 
 
 def leave_out(network: nn.Module, names: Sequence[str]) -> None:
-    """Replace the named blocks of `network`, which keep the shape, by nothing, in place."""
+    """Replace the named blocks of `network`, which must keep the shape, by the identity, in place."""
     for name in names:
         parent, _, own = name.rpartition(".")
-        setattr(network.get_submodule(parent), own, _Nothing())
+        setattr(network.get_submodule(parent), own, _Identity())
 
 
-class _Nothing(nn.Module):
+class _Identity(nn.Module):
     """Returns the first of its arguments."""
 
     def forward(self, x: Tensor, *_others: Any, **_named: Any) -> Tensor:
@@ -115,17 +113,17 @@ class EndingAt(nn.Module):
         self.network, self.block, self.head = network, block, head
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the head makes of the block's output."""
+        """The head's output for the block's output."""
         result: Tensor = self.head(output_of(self.network, self.block, x))
         return result
 
 
 class _ReachedError(Exception):
-    """The block has returned: the rest of the network need not run."""
+    """Raised when the block has returned, so that the rest of the network does not run."""
 
 
 def output_of(network: nn.Module, block: str, x: Tensor) -> Tensor:
-    """The output of a block of `network` for `x`; what follows it is not computed, unless it is exported."""
+    """The output of a block of `network` for `x`; later blocks do not run, except during export."""
     found: list[Tensor] = []
 
     def take(_module: nn.Module, _given: Any, output: Tensor) -> None:
@@ -144,11 +142,11 @@ def output_of(network: nn.Module, block: str, x: Tensor) -> Tensor:
 
 
 def without_unused(module: nn.Module, example: Tensor) -> nn.Module:
-    """A network that computes what `module` does, without the operators and weights that it does not need.
+    """A network that computes the same as `module`, without unused operators and weights.
 
-    `example` [2 or more, ...] is what it takes; weights are shared.
+    It is traced on `example` [2 or more, ...]; weights are shared.
 
-    **Raises:** `ModelError` for a network that cannot be traced, or that needs more than it seems to.
+    **Raises:** `ModelError` for a network that cannot be traced, or if a part that seemed unused is not.
     """
     lean = export_program(module, example).module()
     assert isinstance(lean, torch.fx.GraphModule)

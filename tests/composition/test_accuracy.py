@@ -52,6 +52,8 @@ def test_the_bound_holds_for_whichever_setting_looks_best():
 def test_the_sentence_says_what_was_counted():
     base = np.array([0, 0, 1, 1])
     sentence = accuracy_drop(np.array([0, 1, 0, 1]), base, np.array([0, 0, 0, 1]), 0.05).sentence()
-    beginning = "On its own, with 95 % confidence early answers cost at most 75.14 points of accuracy: "
+    beginning = (
+        "As a separate statement, with 95 % confidence early answers cost at most 75.14 points of accuracy: "
+    )
     assert sentence.startswith(beginning)
     assert sentence.endswith("of 4 labelled inputs 1 became wrong and 1 right.")

@@ -84,8 +84,8 @@ def test_passing_means_that_the_lower_confidence_limit_reaches_the_target(losses
 @pytest.mark.parametrize(
     ("accuracy", "delta", "path", "message"),
     [
-        (1.0, 0.05, [], "accuracy target is 1.0, must lie strictly"),
-        (0.9, 0.0, [], "delta is 0.0, must lie strictly"),
+        (1.0, 0.05, [], "accuracy target is 1.0, but must lie strictly"),
+        (0.9, 0.0, [], "delta is 0.0, but must lie strictly"),
         (0.9, 0.05, [(3, 2)], "3 losses among 2 inputs"),
     ],
 )
@@ -251,5 +251,5 @@ def test_a_path_is_counted_no_further_than_the_walk_goes():
 
     certificate = certify(path(), 0.99, 0.05, settings=7)
     assert (certificate.deployed, certificate.settings) == (0, 7)
-    with pytest.raises(TypeError, match="give settings"):
+    with pytest.raises(TypeError, match="needs settings"):
         certify(path(), 0.99, 0.05)

@@ -124,7 +124,7 @@ def test_too_few_inputs_for_any_proof_are_told_before_the_engine_is_asked(tmp_pa
     library = make_library(tmp_path / "small", quality=6.0, inputs=400, certify=200)
     engine = Coarse(library, each=1000)
     message = (
-        r"0\.99 must be proven even without caches: that takes 299 inputs to certify on, and there are 200; "
+        r"0\.99 must be proven even without caches: that needs 299 inputs to certify on, but there are 200; "
     )
     with pytest.raises(CompositionError, match=message):
         planned(library, engine, 0.99)

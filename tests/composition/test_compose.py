@@ -115,9 +115,13 @@ def test_the_same_library_gives_the_same_composition_twice(library):
 @pytest.mark.parametrize(
     ("wanted", "error", "message"),
     [
-        ({"accuracy": 1.0}, CompositionError, "accuracy target is 1.0, must lie strictly between 0 and 1"),
+        (
+            {"accuracy": 1.0},
+            CompositionError,
+            "accuracy target is 1.0, but must lie strictly between 0 and 1",
+        ),
         ({"accuracy": 97}, CompositionError, "accuracy target is 97"),
-        ({"confidence": 95}, CompositionError, "confidence is 95, must lie strictly between 0 and 1"),
+        ({"confidence": 95}, CompositionError, "confidence is 95, but must lie strictly between 0 and 1"),
         ({"memory_bytes": "lots"}, GatiError, "'lots' is not a size; write for example 256MiB"),
         ({"objective": "best"}, CompositionError, "unknown objective 'best'; choose one of: relaxed, full"),
         ({"solver": "cplex"}, SolverError, "unknown solver 'cplex'; choose one of: auto, gurobi, highs"),

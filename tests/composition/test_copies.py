@@ -48,5 +48,5 @@ def test_a_record_of_another_library_is_refused(tmp_path: Path) -> None:
     record = library.input_record()
     assert record is not None
     library.write_input_record(InputRecord(*(array[:-1] for array in record)))
-    with pytest.raises(LibraryError, match=r"inputs.safetensors is of 1199 inputs, the outcomes of 1200"):
+    with pytest.raises(LibraryError, match=r"inputs.safetensors has 1199 inputs, but the outcomes have 1200"):
         composed(library)

@@ -162,5 +162,5 @@ def test_an_unknown_backend_lists_the_known(library: Library) -> None:
 
 
 def test_costs_that_are_gone_are_one_line(library: Library) -> None:
-    with pytest.raises(LibraryError, match=r"openvino.json is not there; run gati compose again"):
+    with pytest.raises(LibraryError, match=r"openvino.json is missing; run gati compose again"):
         as_composed(library, "openvino")

@@ -56,7 +56,7 @@ def test_of_an_engine_of_reduced_precision_like_is_compared_with_like(tmp_path):
         assert explanation.with_agreement > composition.expected.agreement + 0.002
         told = f"{explanation.without_agreement:.2%} instead of {explanation.with_agreement:.2%}"
         assert told in explanation.sentence
-        assert explanation.sentence.endswith("without what openvino-int8 loses by itself")
+        assert explanation.sentence.endswith("without the answers that openvino-int8 changes by itself")
         assert explanation.without_mean_latency_ms != explanation.with_mean_latency_ms
 
 

@@ -203,7 +203,7 @@ def test_the_table_has_a_row_for_each_exit_and_one_for_all(library, capsys):
         lines = [line.split() for line in printed.splitlines() if "ms" not in line]
         row = next(words for words in lines if words[:1] == [each.block])
         assert row[1:] == [f"{gain:.2f}x" for gain in gains]
-    assert f"free and knowing everywhere {headroom.free_oracle.gain:.2f}x" in printed
+    assert f"with free lookups and perfect selectors {headroom.free_oracle.gain:.2f}x" in printed
     assert "replayed on the select inputs, with the same choice of exits" in printed
     render.composition(replace(composition, headroom=None), library.directory)
-    assert "always right" not in capsys.readouterr().out
+    assert "all right" not in capsys.readouterr().out

@@ -46,7 +46,7 @@ def no_race(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(networks, "_race", refused)
+    monkeypatch.setattr(networks, "_compare", refused)
 
 
 def test_networks_are_timed_and_what_was_found_is_kept(
@@ -57,7 +57,7 @@ def test_networks_are_timed_and_what_was_found_is_kept(
     names = ["onnxruntime", "openvino"]
     found = network_times(library, names, Pieces(library))
     assert list(found) == names and all(0.0 < base_ms < 1e3 for base_ms in found.values())
-    monkeypatch.setattr(networks, "_race", lambda *_: dict.fromkeys(names, 7.0))
+    monkeypatch.setattr(networks, "_compare", lambda *_: dict.fromkeys(names, 7.0))
     assert network_times(library, names, Pieces(library)) == found
     assert network_times(library, names[:1], Pieces(library)) == {"onnxruntime": found["onnxruntime"]}
     keep(library, found, threads=torch.get_num_threads() + 1)
@@ -75,7 +75,7 @@ def test_reduced_precisions_are_not_tried_where_they_cannot_be_checked(
         tried.extend(names)
         return dict.fromkeys(tried, 1e9)
 
-    monkeypatch.setattr(networks, "_race", race)
+    monkeypatch.setattr(networks, "_compare", race)
     assert choose_backend(library, AUTO) is library
     assert "onnxruntime" in tried and not {"openvino-bf16", "openvino-int8"} & set(tried)
 

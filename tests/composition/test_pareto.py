@@ -74,7 +74,7 @@ def test_per_class_is_certified_in_every_class_within_a_latency_and_on_the_front
 
 def test_what_certifies_whatever_it_finds_needs_a_confidence(library):
     for ask in (pareto, lambda *given: compose_within_latency(given[0], 1.0, given[1])):
-        with pytest.raises(CompositionError, match="certify what they find, which needs a confidence"):
+        with pytest.raises(CompositionError, match="certify their results, which needs a confidence"):
             ask(library.directory, Settings(confidence=None))
-    with pytest.raises(CompositionError, match="per class means certified in every class"):
+    with pytest.raises(CompositionError, match="certifying every class needs a confidence"):
         pareto(library.directory, Settings(confidence=None, per_class=True))

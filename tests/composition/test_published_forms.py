@@ -90,8 +90,15 @@ def problem_of(*candidates: Candidate, **changes: object) -> Problem:
 @pytest.mark.parametrize(
     ("chosen", "changes", "message"),
     [
-        pytest.param((candidate(1), candidate(1)), {}, "not one a block", id="two at one block"),
-        pytest.param((candidate(2), candidate(0)), {}, "not one a block", id="not in forward order"),
+        pytest.param(
+            (candidate(1), candidate(1)), {}, "exits need different blocks, in order", id="two at one block"
+        ),
+        pytest.param(
+            (candidate(2), candidate(0)),
+            {},
+            "exits need different blocks, in order",
+            id="not in forward order",
+        ),
         pytest.param(
             (candidate(0),),
             {"memory_limit_bytes": 999},
@@ -106,7 +113,7 @@ def problem_of(*candidates: Candidate, **changes: object) -> Problem:
         ),
         pytest.param((candidate(0, accuracy=0.9),), {}, "expected agreement 0.95000", id="agreement"),
         pytest.param(
-            (candidate(0), candidate(1, hit_rate=0.4)), {}, "catches nothing", id="falling hit rates"
+            (candidate(0), candidate(1, hit_rate=0.4)), {}, "no hits beyond", id="falling hit rates"
         ),
     ],
 )
@@ -117,7 +124,7 @@ def test_a_violated_constraint_is_named(chosen, changes, message):
 
 def test_the_relaxed_filter_is_checked_for_each_cache():
     chosen = (candidate(0, accuracy=0.969),)
-    with pytest.raises(SolverError, match="accuracy 0.9690, the filter asks 0.9700"):
+    with pytest.raises(SolverError, match="accuracy 0.9690, the filter requires 0.9700"):
         check_relaxed(problem_of(*chosen), chosen)
 
 

@@ -69,7 +69,7 @@ def test_a_problem_beyond_the_bundled_licence_says_so_and_auto_turns_to_highs():
     try:
         solve(big(), "gurobi")
     except SolverError as problem:
-        assert "allows 2000 variables and constraints, this problem has 2100 and 1" in str(problem)
+        assert "allows 2000 variables and constraints, but this problem has 2100 and 1" in str(problem)
     else:
         pytest.skip("a full Gurobi licence is installed here")
     assert solve(big(), "auto").solver == "highs"

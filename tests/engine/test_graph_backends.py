@@ -134,7 +134,9 @@ def test_nan_scores_are_misses(backend: str) -> None:
 @graph_backend
 def test_overlapped_lookups_are_refused_in_one_line(backend: str) -> None:
     beside = [EngineExit(BLOCKS[0], Cache().eval(), 0.5, "overlapped")]
-    with pytest.raises(BackendError, match=f"backend '{backend}' looks up inside its graph; compose with"):
+    with pytest.raises(
+        BackendError, match=f"backend '{backend}' runs lookups inside its graph; compose with"
+    ):
         Engine(traced_network(), beside, backend=backend)
 
 
@@ -150,7 +152,7 @@ def test_without_a_package_the_message_says_what_to_install(
 
 @graph_backend
 def test_segments_are_asked_of_torch(backend: str) -> None:
-    with pytest.raises(BackendError, match=f"backend '{backend}' runs no segments one by one; use torch"):
+    with pytest.raises(BackendError, match=f"backend '{backend}' cannot run segments one by one; use torch"):
         segment_backend(backend)
 
 

@@ -149,7 +149,7 @@ def test_exits_of_later_settings_are_quantised_too(name: str) -> None:
 
 @backends
 def test_without_calibration_only_networks_without_exits_are_made(name: str) -> None:
-    with pytest.raises(BackendError, match=f"'{name}' has no quantised lookups .*gati compose again"):
+    with pytest.raises(BackendError, match=f"'{name}' has no stored quantised lookups .*gati compose again"):
         Engine(traced_network(), exits(0.5), backend=name)
     assert Engine(traced_network(), backend=name)(requests(1))[0].exit == "base"
 

@@ -119,7 +119,7 @@ def test_bad_requests_are_refused_in_one_line(directory: Path, tmp_path: Path) -
         (lambda: load(directory, device="tpu9"), BackendError, "unknown device 'tpu9'; choose cpu or cuda"),
         (lambda: load(directory, device="meta"), BackendError, "unknown device 'meta'"),
         (lambda: load(directory, device="cuda:99"), BackendError, "device 'cuda:99' is not available here"),
-        (lambda: load(directory, threads=0), BackendError, "threads is 0; at least 1"),
+        (lambda: load(directory, threads=0), BackendError, "threads is 0; give at least 1"),
         (lambda: evaluate(directory, tmp_path / "none.npz"), DataError, "none.npz"),
         (lambda: evaluate(directory, tmp_path / "large.npz"), DataError, r"6, 6\], got \[1, 1, 7, 7\]"),
         (lambda: evaluate(directory, tmp_path / "empty.npz"), DataError, "empty|no images"),
@@ -149,7 +149,9 @@ def test_changed_code_with_the_same_checkpoint_is_refused(directory: Path, tmp_p
     library.write_manifest(replace(manifest, probe=probe_of(traced, example)))
     load(directory).close()
     source.write_text(code.replace("hidden.mean((2, 3))", "hidden.amax((2, 3))"), encoding="utf-8")
-    with pytest.raises(LibraryError, match="Network computes something else .*gati explore again"):
+    with pytest.raises(
+        LibraryError, match="Network has the same weights .* computes something else: .*gati explore again"
+    ):
         load(directory)
     source.write_text(code.replace("hidden += x", "hidden = hidden + x"), encoding="utf-8")
     load(directory).close()  # it computes the same
@@ -157,7 +159,7 @@ def test_changed_code_with_the_same_checkpoint_is_refused(directory: Path, tmp_p
 
 def test_a_composition_for_another_checkpoint_is_refused(directory: Path) -> None:
     rewrite(directory, checkpoint_sha256="0" * 64)
-    with pytest.raises(CompositionError, match="was made for checkpoint 000000000000, the library"):
+    with pytest.raises(CompositionError, match="was made for checkpoint 000000000000, but the library"):
         load(directory)
 
 
@@ -165,7 +167,7 @@ def test_a_missing_or_foreign_cache_is_refused(directory: Path) -> None:
     library = Library(directory)
     foreign = LearnedCache("pool-linear(64)", (4, 6, 6), CLASSES, "maximum-probability")
     save_cache(library.cache_path(TrialId("trial-0")), foreign)
-    with pytest.raises(LibraryError, match=r"takes \[4, 6, 6\], block 'blocks.0' gives \[8, 6, 6\]"):
+    with pytest.raises(LibraryError, match=r"takes \[4, 6, 6\], but block 'blocks.0' outputs \[8, 6, 6\]"):
         load(directory)
     library.cache_path(TrialId("trial-0")).unlink()
     with pytest.raises(LibraryError, match="trial-0.safetensors is not a learned cache"):

@@ -80,7 +80,9 @@ def test_several_settings_share_one_quantised_network() -> None:
 
 @int8
 def test_without_a_quantised_network_the_message_says_what_to_do() -> None:
-    with pytest.raises(BackendError, match="'openvino-int8' has no quantised network .*gati compose again"):
+    with pytest.raises(
+        BackendError, match="'openvino-int8' has no stored quantised network .*gati compose again"
+    ):
         Engine(traced_network(), exits(0.5), backend="openvino-int8")
 
 

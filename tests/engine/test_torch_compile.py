@@ -30,5 +30,5 @@ def test_compiled_segments_answer_as_eager_ones_alone_and_in_batches() -> None:
 
 def test_without_a_compiler_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gati.engine.backends.torch_compile.shutil.which", lambda name: None)
-    with pytest.raises(BackendError, match=r"needs a C\+\+ compiler, .*apt-get install g\+\+"):
+    with pytest.raises(BackendError, match=r"needs a C\+\+ compiler .*apt-get install g\+\+"):
         get_backend("torch-compile")

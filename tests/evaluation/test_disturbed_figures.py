@@ -78,7 +78,7 @@ def test_a_gain_that_stays_disturbed_is_marked(tmp_path: Path, capsys: pytest.Ca
     render(found)
     out = capsys.readouterr().out
     assert f"gain {found.gain:.2f}x (disturbed)" in out
-    assert f"not to be quoted: {found.disturbance}; measure again on an idle machine" in out
+    assert f"do not quote these latencies: {found.disturbance}; measure again on an idle machine" in out
 
 
 def test_a_program_that_slows_every_request_alike_is_noticed(tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ def test_the_command_shows_all_of_it(
         "can be cut at 5 places",
         "engine torch (f32)",
         "explore would train",
-        "400 choose",
+        "400 to select on",
     ):
         assert part in said
     assert json.loads((tmp_path / "doctor.json").read_text())["model"] == found.model

@@ -82,13 +82,13 @@ def test_compare_without_noise_or_gati_says_so(trace: Path) -> None:
         pytest.param(["--size", "0"], "a cache of 0 blocks: sizes go from 1 to", id="no size"),
         pytest.param(["--size", "999999"], "a cache of 999999 blocks: sizes go from 1 to", id="all fits"),
         pytest.param(["--size", "many"], "--size 'many' is not a number of blocks", id="no number"),
-        pytest.param(["--size", ","], "--size names no size", id="no sizes"),
+        pytest.param(["--size", ","], "--size is empty", id="no sizes"),
         pytest.param(["--policy", "mru"], "unknown policy 'mru'; there are lru, fifo", id="policy"),
         pytest.param(
             ["--policy", "lmarker"], "policy lmarker is defined for blocks without parents", id="tree"
         ),
         pytest.param(["--predictor", "magic"], "unknown predictor 'magic'; there are reuse", id="predictor"),
-        pytest.param(["--seeds", "0"], "--seeds is 0; replay at least once", id="seeds"),
+        pytest.param(["--seeds", "0"], "--seeds is 0; give at least 1", id="seeds"),
     ],
 )
 def test_what_cannot_be_replayed_is_one_line_and_status_2(

@@ -60,7 +60,7 @@ def test_every_engine_gives_the_same_answers(net: Net, name: str, block: str | N
 
 def test_an_engine_that_is_not_there_says_so(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     images, base = torch.randn(4, 1, 8, 8), BaseAnswers(net, "logits")
-    with pytest.raises(BackendError, match=r"unknown engine 'tvm' .* choose out of openvino-bf16"):
+    with pytest.raises(BackendError, match=r"unknown engine 'tvm' .* choose one of openvino-bf16"):
         open_engine("tvm", base, images)
     monkeypatch.setattr(answers, "find_spec", lambda name: None)
     with pytest.raises(BackendError, match="engine 'openvino' needs openvino, not installed here"):

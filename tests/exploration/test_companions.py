@@ -271,8 +271,8 @@ def test_the_command_line_takes_several(
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("Three", r"companion\(Three\) tells 3 classes apart and the network 10, and does not name"),
-        ("Coloured", r"companion\(Coloured\) takes 3 channels and the network 1; give one that takes"),
+        ("Three", r"companion\(Three\) has 3 classes and the network 10, and it does not name"),
+        ("Coloured", r"companion\(Coloured\) takes 3 channels and the network 1; give a companion"),
         ("Missing", "has no 'Missing'"),
     ],
 )
@@ -383,9 +383,11 @@ def test_without_names_there_must_be_as_many_classes() -> None:
     assert class_order("it", 3, None, 3, ("a", "b", "c")) is None
     assert class_order("it", 3, ("a", "b", "c"), 3, None) is None
     assert class_order("it", 3, ("x", "b", "z"), 3, ("a", "b", "c")) is None
-    with pytest.raises(ModelError, match="it has class 'b' at another place than the network"):
+    with pytest.raises(ModelError, match="it has class 'b' at another index than the network"):
         class_order("it", 3, ("b", "x", "z"), 3, ("a", "b", "c"))
-    with pytest.raises(ModelError, match="4 classes apart and the network 3, and has no class named 'c'"):
+    with pytest.raises(ModelError, match="has 4 classes and the network 3, and it has no class named 'c'"):
         class_order("it", 4, ("a", "b", "x", "y"), 3, ("a", "b", "c"))
-    with pytest.raises(ModelError, match="4 classes apart and the network 3, and does not name all of them"):
+    with pytest.raises(
+        ModelError, match="has 4 classes and the network 3, and it does not name all of its classes"
+    ):
         class_order("it", 4, None, 3, ("a", "b", "c"))

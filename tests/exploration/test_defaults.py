@@ -62,7 +62,7 @@ def test_one_student_and_exits_at_four_blocks() -> None:
     assert {variant for _, variant in exits} == {"grid(256)", "pyramid(32)", "pyramid(64)"}
     assert len({block for block, _ in exits}) == 4
     reasons = {row.trial.block: row.trial.reason for row in rows if row.trial.status == "skipped"}
-    assert reasons["blocks.9"].startswith("not one of the 4 blocks at even distances of time")
+    assert reasons["blocks.9"].startswith("not one of the 4 blocks that are spaced evenly in time")
     assert "name it with --variants" in reasons["input"]
 
 
@@ -120,7 +120,7 @@ def test_a_default_exit_with_large_matrices_is_skipped_with_their_size() -> None
     reasons = [
         row.trial.reason for row in rows if row.trial.variant == "grid(256)" and "MiB" in row.trial.reason
     ]
-    assert reasons and reasons[0].startswith("its weights take 5.9 MiB, and by default at most 4.0 MiB")
+    assert reasons and reasons[0].startswith("its weights take 5.9 MiB, and the default limit is 4.0 MiB")
 
 
 @pytest.mark.slow

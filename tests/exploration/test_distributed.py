@@ -200,7 +200,7 @@ def test_a_network_that_cannot_travel_is_one_line(classroom: Classroom, tmp_path
     class Local(Net):
         """Nobody finds it by its name."""
 
-    with pytest.raises(BackendError, match="cannot travel to Ray workers .* file.py:callable"):
+    with pytest.raises(BackendError, match="cannot be sent to Ray workers .* file.py:callable"):
         trained(RayExecutor(FakeRay(1)), replace(classroom, module=Local().eval()), tmp_path)
 
 

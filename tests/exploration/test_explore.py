@@ -175,8 +175,8 @@ def test_copies_and_overlap_are_told_and_kept_apart(files: dict[str, str], tmp_p
         NET, files["checkpoint"], data=str(tmp_path / "val.npz"), train_data=str(tmp_path / "more.npz"),
         out=tmp_path / "out", variants=["grid(8)"], epochs=0.1, progress=said,
     )  # fmt: skip
-    assert "left 50 of 947 inputs of --train-data out: they are in --data, too" in said.notes
-    assert any(note.startswith("300 of 700 inputs of --data are copies of another") for note in said.notes)
+    assert "left out 50 of 947 inputs of --train-data: they are also in --data" in said.notes
+    assert any(note.startswith("300 of 700 inputs of --data are copies of others") for note in said.notes)
     split, record = library.base_outcomes().split, library.input_record()
     assert record is not None and library.manifest.counts["train"] == 897
     certify = split == CERTIFY
@@ -232,7 +232,9 @@ def test_caches_that_compositions_name_are_never_replaced(
     composition.parent.mkdir(exist_ok=True)
     composition.write_text("{}")
     kept = {path: path.read_bytes() for path in directory.rglob("*.safetensors")}
-    with pytest.raises(LibraryError, match="its caches serve in default: choose another --out, or delete"):
+    with pytest.raises(
+        LibraryError, match="whose caches are used by default: choose another --out, or delete"
+    ):
         explore(NET, **files, out=directory, variants=VARIANTS, epochs=1)
     assert kept == {path: path.read_bytes() for path in directory.rglob("*.safetensors")}
     assert not (directory / ".state").exists() and explore(
@@ -278,9 +280,9 @@ def test_bad_networks_and_data_get_one_line(files: dict[str, str], tmp_path: Pat
         explore(
             NET.replace(":Net", ":ConstantNet"), files["checkpoint"], data=files["data"], out=tmp_path / "b"
         )
-    with pytest.raises(DataError, match="are the same 900 inputs: hold the validation inputs out"):
+    with pytest.raises(DataError, match="are the same 900 inputs: hold out the validation inputs"):
         explore(NET, files["checkpoint"], data=files["data"], train_data=files["data"], out=tmp_path / "c")
     few = tmp_path / "few.npz"
     np.savez(few, images=np.load(files["data"])["images"][:30])
-    with pytest.raises(DataError, match="has 30 inputs, which leaves 20 to measure on"):
+    with pytest.raises(DataError, match="has 30 inputs; only 20 are left to measure on"):
         explore(NET, files["checkpoint"], data=str(few), out=tmp_path / "d")

@@ -147,8 +147,8 @@ def test_a_networks_own_module_of_that_name_comes_first(files: dict[str, str], t
     assert [block.kind for block in library.manifest.blocks] == ["Conv2d", "Block"]
     assert library.manifest.blocks[0].output_shape == (8, 8, 8)
     assert {trial.variant for trial in library.trials} == {"grid(16)"}
-    assert "left student(8) out: the network has a module of its own called 'input'" in told.notes
-    with pytest.raises(VariantError, match="of its own called 'input', so student.* cannot be placed"):
+    assert "left out student(8): the network has a module named 'input'" in told.notes
+    with pytest.raises(VariantError, match="named 'input', so student.* cannot sit at"):
         explore(f"{__file__}:NetOfInput", **given, out=tmp_path / "no", variants=("student(8)",))
 
 

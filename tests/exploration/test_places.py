@@ -60,8 +60,10 @@ def test_a_module_called_input_keeps_its_name() -> None:
     example = torch.randn(2, 1, 8, 8)
     places = find_places(Named(), None, example, READING)
     assert "input" not in places.names
-    assert places.note.startswith("left student(8) out: the network has a module of its own called 'input'")
-    with pytest.raises(VariantError, match=r"so student\(8\) cannot be placed before it: leave that out"):
+    assert places.note.startswith("left out student(8): the network has a module named 'input'")
+    with pytest.raises(
+        VariantError, match=r"so student\(8\) cannot sit at the network's input: leave that out"
+    ):
         find_places(Named(), None, example, ("student(8)",))
 
 
@@ -71,7 +73,7 @@ def test_a_network_without_blocks_has_its_input_unless_blocks_were_asked_for() -
     assert places.names == ("input",)
     assert places.note == (
         "no blocks found in Recurrent; name them with --blocks, from: cell, head; "
-        "until then there are caches at the input alone"
+        "until then there are only caches at the input"
     )
     with pytest.raises(BlockError, match="no blocks found"):
         find_places(recurrent(), None, example, NOT_READING)

@@ -239,7 +239,7 @@ class Uncopyable(Pooled):
 def test_a_network_that_cannot_be_copied_is_one_line() -> None:
     network = Uncopyable().eval().requires_grad_(False)
     model = trace(network, torch.randn(2, 1, 96, 96), ["input"])
-    with pytest.raises(VariantError, match=r"reduced\(48\) cannot be made \(.*lock"):
+    with pytest.raises(VariantError, match=r"reduced\(48\) cannot be built \(.*lock"):
         measured_costs(model, network)("reduced(48)", (1, 96, 96))
 
 
@@ -270,9 +270,9 @@ def test_it_is_trained_further(library: Library, tmp_path: Path) -> None:
     [
         ("Pooled", "reduced(8)", r"reduced\(8\): the network takes pictures of 8 pixels: name fewer, such"),
         ("Pooled", "reduced(2,3,4)", r"reduced\(2,3,4\): the network takes pictures of 8 pixels: name"),
-        ("Pooled", "reduced(8,3)", r"reduced\(8,3\): the network has 3 blocks that can be told apart: keep"),
-        ("Pooled", "reduced(8,0)", r"reduced\(8,0\): the network has 3 blocks that can be told apart: keep"),
-        ("Pooled", "reduced", r"its pictures are so small, or its blocks so alike: say how many"),
+        ("Pooled", "reduced(8,3)", r"reduced\(8,3\): the network has 3 distinct blocks: keep"),
+        ("Pooled", "reduced(8,0)", r"reduced\(8,0\): the network has 3 distinct blocks: keep"),
+        ("Pooled", "reduced", r"the images are so small, or the blocks so alike, that reduced needs"),
         ("Flattened", "reduced(4)", r"reduced\(4\): the network takes no pictures of 4 x 4 pixels \("),
     ],
 )  # fmt: skip

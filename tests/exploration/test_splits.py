@@ -93,7 +93,7 @@ def test_what_is_in_both_is_not_trained_on(tmp_path: Path) -> None:
     held = data_of(tmp_path, pictures(200))
     more = data_of(tmp_path, np.concatenate([pictures(80)[::-1], pictures(120, 1)]), "more")
     inputs = split_inputs(held, more, 0)
-    assert inputs.notes == ("left 80 of 200 inputs of --train-data out: they are in --data, too",)
+    assert inputs.notes == ("left out 80 of 200 inputs of --train-data: they are also in --data",)
     assert len(inputs.train) == 120 and not np.isin(inputs.train.identities, held.identities).any()
     assert len(inputs.record.seen) == 320
 
@@ -101,14 +101,14 @@ def test_what_is_in_both_is_not_trained_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rows", [slice(None, None, -1), slice(0, 40)], ids=["reordered", "a part"])
 def test_training_data_with_nothing_of_its_own_is_refused(tmp_path: Path, rows: slice) -> None:
     held = data_of(tmp_path, pictures(200))
-    message = "^(--train-data and --data are the same 200|all 40 inputs of --train-data are in --data, too)"
+    message = "^(--train-data and --data are the same 200|all 40 inputs of --train-data are also in --data)"
     with pytest.raises(DataError, match=message):
         split_inputs(held, data_of(tmp_path, pictures(200)[rows], "more"), 0)
 
 
 def test_many_copies_of_few_inputs_are_few_inputs(tmp_path: Path) -> None:
     held = data_of(tmp_path, np.tile(pictures(50), (20, 1, 1, 1)))
-    with pytest.raises(DataError, match="has 1000 inputs, 50 of them different, which leaves"):
+    with pytest.raises(DataError, match="has 1000 inputs, 50 of them different; only"):
         split_inputs(held, None, 0)
 
 

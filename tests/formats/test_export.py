@@ -444,7 +444,7 @@ def test_the_command_says_what_it_wrote(
 ) -> None:
     assert run(["export", str(library), "--out", str(tmp_path / "m.onnx"), "--raw-input"]) == 0
     said = capsys.readouterr().out
-    assert "takes one input, uint8 1x32x32x3; gives probabilities, exit and score" in said
+    assert "input: one uint8 1x32x32x3; outputs: probabilities, exit and score" in said
     assert "exits: 0 after layer1.0, 1 after layer2.0, 2 after layer3.0, 3 at the end" in said
 
 

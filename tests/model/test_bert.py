@@ -99,11 +99,11 @@ def test_padding_changes_no_class_score(tmp_path: Path) -> None:
     [
         (
             {"model_type": "gpt2"},
-            "is of 'gpt2' with 'gelu'; only 'bert' with 'gelu' is supported",
+            "describes 'gpt2' with 'gelu'; only 'bert' with 'gelu' is supported",
             ModelError,
         ),
-        ({"architectures": ["BertModel"]}, "is of BertModel, which has no class scores", ModelError),
-        ({"hidden_size": 18}, "has 4 heads for 18 channels", ModelError),
+        ({"architectures": ["BertModel"]}, "describes BertModel, which has no class scores", ModelError),
+        ({"hidden_size": 18}, "has 18 channels, not a multiple of its 4 heads", ModelError),
         ({"vocab_size": 41}, "does not fit its config.json", CheckpointError),
     ],
     ids=["another kind", "no classifier", "odd heads", "other size"],

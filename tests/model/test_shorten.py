@@ -56,7 +56,7 @@ def test_what_changes_the_shape_within_a_stage_stays() -> None:
 
 @pytest.mark.parametrize("count", [0, 5, 6])
 def test_as_many_blocks_as_there_are_is_an_error(count: int) -> None:
-    with pytest.raises(BlockError, match="has 5 blocks that can be told apart: keep fewer"):
+    with pytest.raises(BlockError, match="has 5 distinct blocks: keep fewer"):
         choose_blocks(row([8, 8, 8, 16, 16]), count)
 
 

@@ -90,7 +90,7 @@ def test_the_command_line_shows_a_tree(serving: Serving, tmp_path: Path, reposit
     assert "SLO met" in said and "axis: " in said and "skipped" in said and "of 60000 ms" in said
     refused = subprocess.run([*command, "100us"], capture_output=True, text=True, cwd=repository, check=False)
     assert refused.returncode == 1
-    assert "(status 429); ask again in" in refused.stderr or "(status 504)" in refused.stderr
+    assert "(status 429); retry in" in refused.stderr or "(status 504)" in refused.stderr
 
 
 def test_the_command_line_without_a_server(tmp_path: Path, repository: Path) -> None:
@@ -98,7 +98,9 @@ def test_the_command_line_without_a_server(tmp_path: Path, repository: Path) -> 
     image.write_bytes(png())
     command = [sys.executable, "-m", "gati", "query", "sides", str(image), "--url", "http://127.0.0.1:9"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=repository, check=False)
-    assert done.returncode == 2 and done.stderr.startswith("error: no Gati answers at http://127.0.0.1:9")
+    assert done.returncode == 2 and done.stderr.startswith(
+        "error: no gati serve answers at http://127.0.0.1:9"
+    )
     assert len(done.stderr.strip().splitlines()) == 1
 
 

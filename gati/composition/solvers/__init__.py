@@ -16,9 +16,9 @@ TIME_LIMIT_S = 60.0
 def solve(
     program: MixedIntegerProgram, solver: str = "auto", *, time_limit_s: float = TIME_LIMIT_S
 ) -> Solution:
-    """Minimise `program` with the named solver; `auto` tries Gurobi and turns to HiGHS when it cannot.
+    """Minimise `program` with the named solver; `auto` tries Gurobi, then HiGHS.
 
-    Raises SolverError for an unknown name, and when the solver cannot be used or found no solution.
+    Raises SolverError for an unknown name, or if the solver cannot be used or finds no solution.
     """
     if solver == "auto":
         try:

@@ -1,7 +1,7 @@
-"""The seam between formulations and solvers: a mixed-integer program as data, and its answer.
+"""The interface between formulations and solvers: a mixed-integer program and its solution, as data.
 
-A formulation fills a `MixedIntegerProgram`, a solver turns it into a `Solution`; neither knows the other, so
-two solvers can be held against each other and the answer checked without either.
+A formulation fills a `MixedIntegerProgram`, and a solver turns it into a `Solution`. Neither knows the other,
+so solvers can be compared with each other, and solutions checked without them.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ class Solution:
     solver: str
 
     def chosen(self, index: int) -> bool:
-        """Say whether the binary variable `index` is 1, whatever the solver's rounding."""
+        """Whether the binary variable `index` is 1, regardless of the solver's rounding."""
         return bool(self.values[index] > 0.5)
 
 
 class Solver(Protocol):
-    """What every solver can do."""
+    """The interface of every solver."""
 
     name: str
 

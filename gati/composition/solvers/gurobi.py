@@ -13,7 +13,7 @@ LICENCE_ADVICE = "use --solver highs, or install a Gurobi licence"
 
 
 class GurobiSolver:
-    """Solves with gurobipy; every environment is closed again, so no licence token stays taken."""
+    """Solves with gurobipy. Every environment is closed again, which releases its licence token."""
 
     name = "gurobi"
 
@@ -35,10 +35,10 @@ class GurobiSolver:
                 return _solve(gurobipy, model, program)
         except gurobipy.GurobiError as problem:
             refusal = str(problem)
-        # Raised out here so that the reader gets one traceback, not Gurobi's and ours.
+        # Raised outside the handler, so that there is one traceback instead of two.
         if "size-limited" in refusal:
             raise SolverError(
-                f"Gurobi's bundled licence allows 2000 variables and constraints, this problem has "
+                f"Gurobi's bundled licence allows 2000 variables and constraints, but this problem has "
                 f"{len(program.costs)} and {len(program.rows)}; {LICENCE_ADVICE}"
             )
         raise SolverError(f"Gurobi refused the problem ({refusal}); {LICENCE_ADVICE}")

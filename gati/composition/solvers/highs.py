@@ -1,4 +1,4 @@
-"""HiGHS: the open solver that is always there, of any size."""
+"""HiGHS: an open solver that is always available and has no size limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS: dict[str, Any] = {
 
 
 class HighsSolver:
-    """Solves with highspy, on one thread so that the same problem always has the same answer."""
+    """Solves with highspy, on one thread, so that the same problem always has the same solution."""
 
     name = "highs"
 

@@ -1,4 +1,4 @@
-"""Backends by name; importing this registers those that come with Gati."""
+"""Backends by name; importing this package registers those that come with Gati."""
 
 from gati.engine.backends.base import (
     BACKENDS,

@@ -1,4 +1,4 @@
-"""Backends, which execute the network: the interface between the engine and anything that can run it."""
+"""Backends, which run the network: the interface between the engine and a runtime."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ Lookup = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Backend(ABC):
-    """A way to execute a network with its exits.
+    """A way to run a network with its exits.
 
-    With a `precision` other than "f32" the network itself may answer differently than the user's, with
-    other `lookup_precision` the lookups than the library's tables say.
+    With a `precision` other than "f32", the network's answers may differ from those of the user's network.
+    With another `lookup_precision`, the lookups may differ from the library's tables.
     """
 
     name: ClassVar[str]
     precision: ClassVar[Literal["f32", "bf16", "int8"]] = "f32"
-    lookup_precision: ClassVar[Literal["f32", "bf16", "int8"] | None] = None  # where not that of the network
-    same_network_as: ClassVar[str | None] = None  # the backend that differs from this one in lookups alone
-    devices: ClassVar[tuple[str, ...]] = ("cpu",)  # on which kinds of device its costs can be measured
+    lookup_precision: ClassVar[Literal["f32", "bf16", "int8"] | None] = None  # None: as `precision`
+    same_network_as: ClassVar[str | None] = None  # the backend that differs only in lookups
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)  # kinds of device on which its costs can be measured
     automatic: ClassVar[bool] = False  # whether `--backend auto` tries it
 
     @classmethod
     def installed(cls) -> bool:
-        """Whether what it needs is there."""
+        """Whether the packages and tools that it needs are installed."""
         return True
 
     @classmethod
     def in_float32(cls) -> bool:
-        """Whether network and lookups compute in float32: then the library's tables tell its answers."""
+        """Whether network and lookups compute in float32, so that the library's tables hold."""
         return cls.precision == "f32" and cls.lookup_precision in (None, "f32")
 
 
 @dataclass(frozen=True)
 class Path:
-    """The network made ready on a backend: whole as `base`, and in pieces as `segments`.
+    """The network prepared on a backend: as a whole, `base`, and as `segments`.
 
-    Both are executed in the same way, so that what Gati gains is never owed to a slower baseline.
+    Both run in the same way, so that the gain is not due to a slower baseline.
     """
 
     base: Callable[[Tensor], Tensor]
@@ -70,16 +70,14 @@ class SingleExit(NamedTuple):
 
 
 class SinglePath(ABC):
-    """The path of single requests made ready as a whole, lookups and decisions with it.
-
-    Any thread may ask, at any time.
-    """
+    """A prepared path for single requests, including lookups and decisions. Thread-safe."""
 
     @abstractmethod
     def answer(self, x: Tensor) -> tuple[Tensor, int]:
-        """For `x` [1, ...]: an exit's probabilities [1, K] and its index.
+        """Answer `x` [1, ...]: return an exit's probabilities [1, K] and its index.
 
-        At the end of the network its class scores [1, K] and the number of exits.
+        For an input that misses every cache, return the network's class scores [1, K] and the number of
+        exits.
         """
 
 
@@ -92,39 +90,42 @@ class SegmentBackend(Backend):
 
     @abstractmethod
     def lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
-        """`cache` as a function of hidden outputs like `hidden` [B, ...], giving [B, K] and scores [B]."""
+        """`cache` as a function from hidden outputs like `hidden` [B, ...] to [B, K] and scores [B]."""
 
     def single(
         self, traced: TracedModel, segments: Sequence[Segment], exits: Mapping[str, SingleExit]
     ) -> SinglePath | None:
-        """Another way for single requests through `segments`, `exits` by block; None: call them in turn."""
+        """The backend's own path for single requests through `segments`; None to call them one by one.
+
+        `exits` are by block.
+        """
         return None
 
     def timed_path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
-        """As `path`, with segments as single requests run them; for one thread, to be timed in turn."""
+        """As `path`, with segments as single requests run them, for measurements on one thread."""
         return self.path(traced, blocks)
 
     def timed_lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
-        """As `lookup`, as a single request runs it, to be timed."""
+        """As `lookup`, as a single request runs it, for measurements."""
         return self.lookup(cache, hidden)
 
 
 class Graph(ABC):
-    """A compiled early-exit network for single requests. Any thread may ask, at any time."""
+    """A compiled early-exit network for single requests. Thread-safe."""
 
     @abstractmethod
     def answer(self, x: Tensor) -> tuple[Tensor, int]:
-        """For `x` [1, ...] on the CPU: probabilities [1, K], and the exit's index or the number of exits."""
+        """Answer `x` [1, ...] on the CPU: probabilities [1, K], and the exit's index (their number: none)."""
 
 
 class GraphBackend(Backend):
-    """Runs the whole early-exit network as one compiled graph, lookups and decisions inside.
+    """Runs the whole early-exit network as one compiled graph, including lookups and decisions.
 
-    A backend that is `calibrated` takes a look at typical inputs, [n, ...], before it makes a graph.
+    A backend that is `calibrated` needs typical inputs [n, ...] before it can make a graph.
     """
 
     automatic: ClassVar[bool] = True
-    stored_as: ClassVar[str] = "onnx"  # what a kept graph is; those of one kind can be shared
+    stored_as: ClassVar[str] = "onnx"  # format of stored graphs; backends of one format share them
     calibrated: ClassVar[bool] = False
 
     def early_exit(
@@ -134,16 +135,16 @@ class GraphBackend(Backend):
         outputs_kind: OutputsKind,
         kept: FilePath | None = None,
     ) -> Graph:
-        """Compile the network with `exits` in forward order; without any it is the base model.
+        """Compile the network with `exits` in forward order; without exits, the base model.
 
-        Converting takes seconds, so the result is written to `kept`, or read from there if it is there.
+        Conversion takes seconds, so the result is written to `kept`, or read from it if the file exists.
         Raises BackendError for a network that is not on the CPU, ModelError for an operator that ONNX lacks.
         """
         if kept is not None and kept.is_file():
             return self.compile(kept.read_bytes())
         (model,) = self.assembled(traced, [exits], outputs_kind)
         if kept is not None:
-            with suppress(StorageError):  # a library that may only be read is converted each time
+            with suppress(StorageError):  # with a read-only library, convert each time
                 atomic_write_bytes(kept, model)
         return self.compile(model)
 
@@ -156,10 +157,10 @@ class GraphBackend(Backend):
         convert: Converter | None = None,
         cuts: Collection[str] = (),
     ) -> Iterator[bytes]:
-        """The models of several settings that differ in thresholds alone, as `compile` takes them.
+        """The models of several settings that differ only in thresholds, as `compile` takes them.
 
-        `convert` remembers pieces of the network from one call to the next; they are the more alike the more
-        `cuts` all of them have, blocks after which the network is cut also without an exit.
+        `convert` keeps converted pieces of the network across calls. The network is also cut after the blocks
+        in `cuts`: with the same cuts, calls can share pieces.
         """
         from gati.engine.graph.assemble import assemble
         from gati.engine.graph.convert import Converter
@@ -175,7 +176,7 @@ class GraphBackend(Backend):
 
     @abstractmethod
     def compile(self, model: bytes) -> Graph:
-        """Make a model ready to run, with as many threads as torch has."""
+        """Compile a model for as many threads as torch has."""
 
 
 BACKENDS: dict[str, type[Backend]] = {}
@@ -183,7 +184,7 @@ B = TypeVar("B", bound=type[Backend])
 
 
 def register_backend(name: str) -> Callable[[B], B]:
-    """Make a backend known under `name`."""
+    """Register a backend under `name`."""
 
     def add(backend: B) -> B:
         backend.name = name
@@ -194,10 +195,10 @@ def register_backend(name: str) -> Callable[[B], B]:
 
 
 def get_backend(name: str, **options: Any) -> Backend:
-    """The backend called `name`.
+    """Return the backend named `name`.
 
     Raises:
-        BackendError: no backend has that name, or what it needs is not installed.
+        BackendError: no backend has that name, or its requirements are not installed.
     """
     if name not in BACKENDS:
         raise BackendError(f"unknown backend '{name}'; choose one of auto, {', '.join(sorted(BACKENDS))}")
@@ -205,8 +206,8 @@ def get_backend(name: str, **options: Any) -> Backend:
 
 
 def segment_backend(name: str) -> SegmentBackend:
-    """The backend called `name`, if it runs segments one by one. Raises BackendError as `get_backend`."""
+    """Return the backend named `name` if it runs segments. Raises BackendError otherwise."""
     backend = get_backend(name)
     if not isinstance(backend, SegmentBackend):
-        raise BackendError(f"backend '{name}' runs no segments one by one; use torch for that")
+        raise BackendError(f"backend '{name}' cannot run segments one by one; use torch")
     return backend

@@ -1,19 +1,19 @@
-"""Single requests as CUDA graphs captured once: what is launched when, and when the host waits.
+"""Single requests as captured CUDA graphs: the order of launches, and when the host waits.
 
-A request is copied into a static tensor. Each segment, its inline lookup with it, is one graph; what it
-leaves behind is where the next one reads. Score and probabilities go to pinned host memory in one copy that
-an event follows, and the host waits for that event alone.
+A request is copied into a static tensor. Each segment with its inline lookup is one graph, which reads the
+static outputs of the previous one. One copy transfers score and probabilities to pinned host memory; an event
+follows it, and the host waits only for that event.
 
-**Inline lookups.** While the host waits for a score the device would idle: reading it back and launching the
-next graph take a *round trip*, measured when the path is made. The next segment is launched before the score
-is known if it takes the device no longer than that: on a miss the round trip is hidden, and on a hit the
-needless segment ends by the time another request could have begun, so it delays none. A longer segment is
-waited for: there a hit saves work, and a round trip is little to lose. On a hit nothing beyond that one
-segment has been launched. Which exit answers depends on the input alone.
+**Inline lookups.** While the host waits for a score, the device would idle: reading the score back and
+launching the next graph take a *round trip*, which is measured when the path is built. If the next segment
+takes the device no longer than that, it is launched before the score is known. On a miss this hides the round
+trip. On a hit the unneeded segment ends by the time another request could start, so it delays no request. For
+a longer segment the host waits: there a hit saves work, and a round trip costs little. On a hit, at most that
+one segment has been launched. The exit that answers depends only on the input.
 
-**Overlapped lookups** are graphs of their own on the lane `lookups`: an event forks them off after their
-segment, the host joins them. The network meanwhile continues block by block, two blocks queued at most, up to
-the next lookup.
+**Overlapped lookups** are separate graphs on the lane `lookups`: an event starts each after its segment, and
+the host joins it. Meanwhile the network continues block by block up to the next lookup, with at most two
+blocks queued.
 
 Tested against a fake device; not yet run on hardware.
 """
@@ -32,12 +32,12 @@ from gati.engine.backends.cuda_device import Device
 from gati.engine.backends.replayed import Flag, Run, capture, packed_lookup
 from gati.model.cuts import Segment
 
-_BLOCKS_AHEAD = 2  # queued at most while an overlapped lookup is under way: a hit should save something
+_BLOCKS_AHEAD = 2  # most blocks queued during an overlapped lookup, so that a hit saves work
 
 
 @dataclass(frozen=True)
 class _Lookup:
-    """A lookup at the end of a segment; an overlapped one is a graph, an inline one in the segment's."""
+    """A lookup at the end of a segment. `graph` is its own graph if overlapped, None if inline."""
 
     exit: SingleExit
     flag: Flag
@@ -57,12 +57,12 @@ class _Piece:
 
     @property
     def inline(self) -> bool:
-        """Whether the graph looks up, too."""
+        """Whether the graph includes the lookup."""
         return self.lookup is not None and self.lookup.inline
 
 
 class CapturedPath(SinglePath):
-    """The path of a single request as graphs. Any thread may ask; one request runs at a time."""
+    """The path of a single request as graphs. Thread-safe; one request runs at a time."""
 
     def __init__(
         self,
@@ -80,11 +80,13 @@ class CapturedPath(SinglePath):
         self._request = device.static(request)
         self._pieces: list[_Piece] = []
         carried: tuple[Tensor, ...] = (self._request,)
-        self._outputs: list[tuple[Tensor, ...]] = []  # kept: graphs captured later must not take their memory
+        self._outputs: list[
+            tuple[Tensor, ...]
+        ] = []  # kept alive, so that later graphs do not reuse their memory
         for segment in segments:
             carried = self._add(segment, carried, exits.get(segment.block or ""))
         (self._scores,) = carried
-        self._speculative = [self._pays(position) for position in range(len(self._pieces))]
+        self._speculative = [self._launches_early(position) for position in range(len(self._pieces))]
 
     def answer(self, x: Tensor) -> tuple[Tensor, int]:
         """As `SinglePath.answer`."""
@@ -93,7 +95,7 @@ class CapturedPath(SinglePath):
             try:
                 return self._walk(x)
             finally:
-                if self._pending is not None:  # something was raised
+                if self._pending is not None:  # an exception was raised
                     self._device.wait(self._pending.flag.known, "main")
                     self._pending = None
                 self._device.record(self._tail, "main")
@@ -103,10 +105,10 @@ class CapturedPath(SinglePath):
     def _add(
         self, segment: Segment, carried: tuple[Tensor, ...], leaving: SingleExit | None
     ) -> tuple[Tensor, ...]:
-        """Capture a segment on what the one before leaves behind; returns what it leaves."""
+        """Capture a segment on the outputs of the previous one; return its outputs."""
         run = _piece_run(segment, leaving)
         graph, outputs = capture(self._device, run, carried, "main", segment.block)
-        self._device.replay(graph, "main")  # the next warm-up gets values that can occur
+        self._device.replay(graph, "main")  # gives the next warm-up realistic values
         self._outputs.append(outputs)
         if leaving is None:
             self._pieces.append(_Piece(graph))
@@ -125,8 +127,8 @@ class CapturedPath(SinglePath):
         self._pieces.append(_Piece(graph, _Lookup(leaving, flag, lookup_graph)))
         return tuple(through)
 
-    def _pays(self, position: int) -> bool:
-        """Whether to launch this piece before the score of the one before it is known."""
+    def _launches_early(self, position: int) -> bool:
+        """Whether to launch this piece before the score of the previous one is known."""
         before, piece = self._pieces[position - 1], self._pieces[position]
         lookup = before.lookup
         if position == 0 or lookup is None or not lookup.inline:
@@ -135,11 +137,11 @@ class CapturedPath(SinglePath):
         def queue() -> None:
             self._device.replay(before.graph, "main")
 
-        def asked() -> None:
+        def launch_and_wait() -> None:
             self._launch(before)
             lookup.flag.score()
 
-        round_trip_ms = self._device.host_ms(asked) - self._device.device_ms(queue)
+        round_trip_ms = self._device.host_ms(launch_and_wait) - self._device.device_ms(queue)
         return self._device.device_ms(lambda: self._device.replay(piece.graph, "main")) <= round_trip_ms
 
     # A request ----------------------------------------------------------------------------------------------
@@ -173,7 +175,7 @@ class CapturedPath(SinglePath):
         return self._pending is not None and (last or self._pieces[position].lookup is not None)
 
     def _settle(self) -> tuple[Tensor, int] | None:
-        """Wait for the lookup that is pending; its answer on a hit."""
+        """Wait for the pending lookup; return its answer on a hit, else None."""
         pending = self._pending
         if pending is None:
             return None
@@ -198,7 +200,7 @@ class CapturedPath(SinglePath):
         lookup.flag.send()
 
     def _keep_pace(self, ahead: int) -> None:
-        """Let the host queue a few blocks at most while an overlapped lookup is under way."""
+        """Let the host queue only a few blocks during an overlapped lookup."""
         pending = self._pending
         if pending is None or pending.inline:
             return
@@ -213,7 +215,7 @@ class CapturedPath(SinglePath):
 
 
 def _piece_run(segment: Segment, leaving: SingleExit | None) -> Run:
-    """A segment as it is captured: with its inline lookup, or with what an overlapped one may read."""
+    """A segment to capture, with its inline lookup, or with the hidden output for an overlapped one."""
 
     def run(*carried: Tensor) -> tuple[Tensor, ...]:
         result = segment.run(*carried)

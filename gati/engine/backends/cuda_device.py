@@ -1,6 +1,6 @@
-"""The GPU calls that captured requests need: few enough that everything else can be tested without a GPU.
+"""The few GPU calls that captured requests need, so that everything else can be tested without a GPU.
 
-Tested against a fake that keeps the order of operations; `CudaDevice` has not yet run on hardware.
+Tested against a fake that models the order of operations; `CudaDevice` has not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _CAPTURING = threading.Lock()  # one capture at a time in a process
 
 
 class Device(Protocol):
-    """Two lanes of work in order, and events between them: on CUDA, streams.
+    """Two ordered lanes of work with events between them; on CUDA, lanes are streams.
 
-    `main` is the caller's current stream. Nothing here makes the host wait but `synchronize`, `taken` where
-    it must, and the two that measure.
+    `main` is the caller's current stream. Only `synchronize`, the two measuring calls and, if necessary,
+    `taken` make the host wait.
     """
 
     def static(self, like: Tensor) -> Tensor:
-        """A copy of `like` that stays where it is."""
+        """A copy of `like` at a fixed address."""
 
     def pinned(self, like: Tensor) -> Tensor:
-        """Host memory for a copy of `like` that does not make the host wait."""
+        """Pinned host memory for an asynchronous copy of `like`."""
 
     def capture(
         self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], lane: Lane
@@ -50,13 +50,13 @@ class Device(Protocol):
         """Queue a copy, into static or into pinned memory."""
 
     def event(self) -> Any:
-        """An event that nothing has recorded."""
+        """A new event that is not recorded yet."""
 
     def record(self, event: Any, lane: Lane) -> None:
-        """Queue the event: it happens when everything queued on the lane before has."""
+        """Queue the event: it happens when all earlier work on the lane is done."""
 
     def wait(self, event: Any, lane: Lane) -> None:
-        """Nothing queued on the lane from now on begins before the event; one never recorded has happened."""
+        """Make later work on the lane wait for the event; an unrecorded event counts as happened."""
 
     def query(self, event: Any) -> bool:
         """Whether the event has happened; does not wait."""
@@ -65,13 +65,13 @@ class Device(Protocol):
         """Make the host wait for the event."""
 
     def taken(self, tensor: Tensor) -> Tensor:
-        """A copy, ordered after what is queued on `main`, that later replays leave alone."""
+        """A copy, ordered after the work queued on `main`, that later replays do not overwrite."""
 
     def device_ms(self, queue: Callable[[], None]) -> float:
-        """How long the device takes for what `queue` queues on `main`."""
+        """The device time of the work that `queue` queues on `main`."""
 
     def host_ms(self, work: Callable[[], None]) -> float:
-        """How long the host takes for `work`, which waits for the device itself."""
+        """The host time of `work`, which itself waits for the device."""
 
 
 class CudaDevice:
@@ -79,8 +79,8 @@ class CudaDevice:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # Captures and warm-up of a lane keep to one stream: memory of a shared pool and the workspaces of
-        # cuBLAS belong to a stream, so lanes that run concurrently never share either.
+        # Captures and warm-up of a lane stay on one stream: memory of a shared pool and cuBLAS workspaces
+        # belong to a stream, so concurrent lanes never share either.
         self._streams: dict[Lane, torch.cuda.Stream] = {
             "main": torch.cuda.Stream(device),
             "lookups": torch.cuda.Stream(device),
@@ -109,7 +109,7 @@ class CudaDevice:
                 for _ in range(_WARM_UP_CALLS):
                     run(*(tensor.clone() for tensor in inputs))
             current.wait_stream(stream)
-            # "thread_local": other threads go on serving, and allocating, meanwhile.
+            # "thread_local": other threads keep serving, and allocating, meanwhile.
             with torch.cuda.graph(
                 graph, pool=self._pools[lane], stream=stream, capture_error_mode="thread_local"
             ):
@@ -183,7 +183,7 @@ class CudaDevice:
 
 
 def why_no_cuda() -> str | None:
-    """Why no CUDA device can be used here, None if one can."""
+    """Return why no CUDA device can be used, or None if one can."""
     if torch.cuda.is_available():
         return None
     if torch.version.cuda is None:

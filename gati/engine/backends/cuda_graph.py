@@ -1,4 +1,4 @@
-"""CUDA graphs: the operators of backend `torch`, launched by the segment instead of one by one.
+"""CUDA graphs: the operators of backend `torch`, launched per segment instead of one by one.
 
 Tested against a fake device; not yet run on hardware.
 """
@@ -38,7 +38,7 @@ class CudaGraphBackend(TorchBackend):
 
     @classmethod
     def unavailable(cls) -> str | None:
-        """Why it cannot run here, None if it can."""
+        """Return why it cannot run on this machine, or None if it can."""
         return why_no_cuda()
 
     @classmethod
@@ -52,7 +52,7 @@ class CudaGraphBackend(TorchBackend):
         return cls.available()
 
     def path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
-        """The network, replayed for single requests, and its segments for batches, operator by operator."""
+        """The network, as a graph for single requests, and its segments for batches, as on `torch`."""
         return Path(Captured(self.device(traced.device), traced.base), traced.cut(blocks))
 
     def single(
@@ -63,7 +63,7 @@ class CudaGraphBackend(TorchBackend):
             return CapturedPath(self.device(traced.device), traced.example(), segments, dict(exits))
 
     def timed_path(self, traced: TracedModel, blocks: Sequence[str]) -> Path:
-        """As `SegmentBackend.timed_path`: segments are graphs, each reads what the one before left."""
+        """As `SegmentBackend.timed_path`: each segment is a graph that reads the previous one's outputs."""
         device, plain = self.device(traced.device), self.path(traced, blocks)
         segments = tuple(
             replace(each, run=Captured(device, each.run, adopts=each.index > 0, keeps=True))
@@ -72,11 +72,11 @@ class CudaGraphBackend(TorchBackend):
         return Path(plain.base, segments)
 
     def timed_lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
-        """As `SegmentBackend.timed_lookup`; a graph of its own, dearer by a launch than in a segment."""
+        """As `SegmentBackend.timed_lookup`; a separate graph, which costs one more launch."""
         return CapturedLookup(self.device(hidden.device), self.lookup(cache, hidden), hidden)
 
     def device(self, device: torch.device) -> Device:
-        """The calls on `device`. Raises BackendError for one that is no CUDA device."""
+        """The calls on `device`. Raises BackendError if it is not a CUDA device."""
         if device.type != "cuda":
             raise BackendError(_NEEDS)
         return CudaDevice(device)

@@ -1,7 +1,7 @@
 """Lookups in 8-bit integers inside a network that computes in float32.
 
-The network answers what it always did: a miss costs no agreement. A lookup is the part that may be coarse, as
-its threshold is certified on the engine's own answers, and the part that every request pays for.
+The network's answers do not change, so a miss costs no agreement. Lookups may be inexact, because their
+thresholds are certified on the engine's own answers, and every request pays for them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Int8Lookups(GraphBackend):
     """A graph backend whose lookups are quantised after training on `calibration` [n, ...].
 
-    Without calibration inputs it only runs graphs that were kept, and networks without exits.
+    Without calibration inputs it can only run stored graphs, and networks without exits.
     """
 
     lookup_precision: ClassVar[Literal["f32", "bf16", "int8"] | None] = "int8"
@@ -47,7 +47,7 @@ class Int8Lookups(GraphBackend):
 
     @classmethod
     def installed(cls) -> bool:
-        """Whether the packages are there."""
+        """Whether the packages are installed."""
         return super().installed() and find_spec("onnxruntime") is not None
 
     def assembled(
@@ -59,7 +59,7 @@ class Int8Lookups(GraphBackend):
         convert: Converter | None = None,
         cuts: Collection[str] = (),
     ) -> Iterator[bytes]:
-        """As `GraphBackend.assembled`, its lookups quantised once for all settings."""
+        """As `GraphBackend.assembled`; lookups are quantised once for all settings."""
         from gati.engine.graph.convert import Converter
         from gati.engine.graph.quantise_lookups import QuantisingConverter
         from gati.engine.graph.stages import build_stages
@@ -68,7 +68,7 @@ class Int8Lookups(GraphBackend):
         if settings and settings[0]:
             if self._calibration is None:
                 raise BackendError(
-                    f"backend '{self.name}' has no quantised lookups here (graphs/ in the library); "
+                    f"backend '{self.name}' has no stored quantised lookups (graphs/ in the library); "
                     "run gati compose again"
                 )
             if self._quantising is None:

@@ -1,4 +1,4 @@
-"""ONNX Runtime: the early-exit network as one session, `If` nodes decide inside."""
+"""ONNX Runtime: the early-exit network as one session, with `If` nodes for decisions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OnnxRuntimeBackend(GraphBackend):
 
     @classmethod
     def installed(cls) -> bool:
-        """Whether the packages are there."""
+        """Whether the packages are installed."""
         return all(find_spec(name) is not None for name in _NEEDED)
 
     def compile(self, model: bytes) -> Graph:
@@ -50,8 +50,8 @@ class OnnxRuntimeBackend(GraphBackend):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
-        # Threads that wait spinning between layers halve the time of small networks; left spinning between
-        # requests, the pools of several sessions take the cores from each other.
+        # Spinning between layers halves the time of small networks. But if threads spin between requests,
+        # the thread pools of several sessions compete for the cores.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         return _OnnxRuntimeGraph(
             onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -1,4 +1,4 @@
-"""OpenVINO: the early-exit network as one compiled graph, `If` nodes decide inside."""
+"""OpenVINO: the early-exit network as one compiled graph, with `If` nodes for decisions."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ if TYPE_CHECKING:
 
 
 class _Slot(NamedTuple):
-    """Tensors for one request at a time: the input is written to, outputs are read from the request."""
+    """Buffers for one request at a time: the input array, and the infer request that has the outputs."""
 
     input: npt.NDArray[Any]
     request: Any
 
 
 class _OpenVinoGraph(Graph):
-    """As many slots as there were ever requests at once; each request has one to itself."""
+    """A compiled graph with a pool of slots, which grows to the largest number of concurrent requests."""
 
     def __init__(self, compiled: Any) -> None:
         self._compiled = compiled
         self._idle = [self._slot()]
 
     def answer(self, x: Tensor) -> tuple[Tensor, int]:
-        """As `Graph.answer`; the result is a copy, the slot's own tensors are used again."""
+        """As `Graph.answer`; the result is a copy, since the slot's tensors are reused."""
         try:
-            slot = self._idle.pop()  # one step, as is `append`: no two threads get the same
+            slot = self._idle.pop()  # atomic, like `append`: two threads never get the same slot
         except IndexError:
             slot = self._slot()
-        given, request = slot
-        np.copyto(given, x.numpy())
+        array, request = slot
+        np.copyto(array, x.numpy())
         request.infer()
         probabilities = torch.from_numpy(request.get_output_tensor(0).data.copy())
         exit = int(request.get_output_tensor(1).data[0])
-        self._idle.append(slot)  # not after a failure: who knows what it left
+        self._idle.append(slot)  # not after a failure, which may leave it in an unknown state
         return probabilities, exit
 
     def _slot(self) -> _Slot:
         import openvino
 
         request = self._compiled.create_infer_request()
-        taken = self._compiled.input(0)
-        given = np.zeros(tuple(taken.shape), dtype=taken.element_type.to_dtype())
-        request.set_input_tensor(0, openvino.Tensor(given, shared_memory=True))
-        return _Slot(given, request)
+        port = self._compiled.input(0)
+        array = np.zeros(tuple(port.shape), dtype=port.element_type.to_dtype())
+        request.set_input_tensor(0, openvino.Tensor(array, shared_memory=True))
+        return _Slot(array, request)
 
 
 @register_backend("openvino")
@@ -88,7 +88,7 @@ class OpenVinoBackend(GraphBackend):
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": "bf16" if self.precision == "bf16" else "f32",
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-            # Pinned, the networks of several workers would all take the first core.
+            # With pinning, the networks of several workers would all run on the first core.
             "ENABLE_CPU_PINNING": torch.get_num_threads() > 1,
         }
         return _OpenVinoGraph(core().compile_model(model, "CPU", settings))
@@ -107,7 +107,7 @@ class OpenVinoBf16Backend(OpenVinoBackend):
 
     @classmethod
     def installed(cls) -> bool:
-        """Whether the packages are there and the processor has the instructions."""
+        """Whether the packages are installed and the processor has the instructions."""
         return super().installed() and _computes_in("BF16")
 
 
@@ -115,7 +115,7 @@ class OpenVinoBf16Backend(OpenVinoBackend):
 class OpenVinoInt8Backend(OpenVinoBackend):
     """OpenVINO on the CPU in 8-bit integers, quantised after training by NNCF on `calibration` [n, ...].
 
-    Without calibration inputs it only runs graphs that were kept.
+    Without calibration inputs it can only run stored graphs.
     """
 
     precision: ClassVar[Literal["f32", "bf16", "int8"]] = "int8"
@@ -137,12 +137,12 @@ class OpenVinoInt8Backend(OpenVinoBackend):
         convert: Converter | None = None,
         cuts: Collection[str] = (),
     ) -> Iterator[bytes]:
-        """As `GraphBackend.assembled`, quantised once: while it calibrates, no input leaves early."""
+        """As `GraphBackend.assembled`, quantised once; during calibration no input leaves early."""
         from gati.engine.graph.quantise import quantised, without_exits
 
         if self._calibration is None:
             raise BackendError(
-                f"backend '{self.name}' has no quantised network here (graphs/ in the library); "
+                f"backend '{self.name}' has no stored quantised network (graphs/ in the library); "
                 "run gati compose again"
             )
         never = [without_exits(settings[0])]
@@ -152,7 +152,7 @@ class OpenVinoInt8Backend(OpenVinoBackend):
             yield whole.with_thresholds([leaving.threshold for leaving in exits])
 
     def compile(self, model: bytes) -> Graph:
-        """As `GraphBackend.compile`, for what `assembled` gave."""
+        """As `GraphBackend.compile`, for a result of `assembled`."""
         from gati.engine.graph.quantise import read_quantised
 
         return self._compiled(read_quantised(model))
@@ -166,7 +166,7 @@ _CORES: list[Any] = []
 
 
 def core() -> Any:
-    """One runtime a process: it owns the thread pools."""
+    """The OpenVINO runtime of this process, which owns the thread pools."""
     if not _CORES:
         import openvino
 

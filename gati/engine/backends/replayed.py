@@ -1,4 +1,4 @@
-"""Functions of single requests as graphs, and how a lookup's result gets to the host.
+"""Functions for single requests as graphs, and the transfer of a lookup's result to the host.
 
 Tested against a fake device; not yet run on hardware.
 """
@@ -20,7 +20,7 @@ Run = Callable[..., tuple[Tensor, ...]]
 
 
 class Flag:
-    """Score and probabilities of a lookup on their way to the host."""
+    """Transfers score and probabilities of a lookup to the host."""
 
     def __init__(self, device: Device, packed: Tensor, probabilities: Tensor, lane: Lane) -> None:
         self._device = device
@@ -36,21 +36,22 @@ class Flag:
         self._device.record(self.known, self._lane)
 
     def score(self) -> float:
-        """Wait for the score."""
+        """Wait for the score and return it."""
         self._device.synchronize(self.known)
         return float(self._host[0])
 
     def probabilities(self) -> Tensor:
-        """Those [1, K] that came with the score, on the host."""
+        """The probabilities [1, K] that came with the score, on the host."""
         values = self._host[1:].reshape(self._probabilities.shape)
         return values.to(self._probabilities.dtype, copy=True)
 
 
 class Captured:
-    """A function of tensors as a graph for single requests, captured on first use; batches run as they are.
+    """A function of tensors as a graph for single requests, captured on first use; batches run it directly.
 
-    With `adopts` its inputs are the static outputs of another, read where they are. Without `keeps` the
-    results are copies, and any thread may call; with it they are the graph's own, overwritten by each call.
+    With `adopts`, the inputs are static outputs of another graph, which are read in place. Without `keeps`,
+    the results are copies, and calls are thread-safe; with it, they are the graph's outputs, which each call
+    overwrites.
     """
 
     def __init__(
@@ -64,10 +65,10 @@ class Captured:
         self._tail = device.event()
         self._inputs: tuple[Tensor, ...] = ()
         self._outputs: tuple[Tensor, ...] = ()
-        self._alone = False  # the result is one tensor, no tuple
+        self._alone = False  # whether the result is one tensor, not a tuple
 
     def __call__(self, *tensors: Tensor) -> Any:
-        """The result for `tensors`, [1, ...] replayed."""
+        """Return the result for `tensors`; a batch of one is replayed."""
         if tensors[0].shape[0] != 1:
             return self._run(*tensors)
         with self._lock:
@@ -96,9 +97,9 @@ class Captured:
 
 
 class CapturedLookup:
-    """A lookup as a graph of its own that reads `hidden` [1, ...] where it is; the score is on the host.
+    """A lookup as a separate graph that reads `hidden` [1, ...] in place; the score is on the host.
 
-    To be timed: from launch to score known, as at the end of a segment.
+    It is for measurements: from the launch until the score is known, as at the end of a segment.
     """
 
     def __init__(self, device: Device, lookup: Lookup, hidden: Tensor) -> None:
@@ -109,7 +110,7 @@ class CapturedLookup:
         self._flag = Flag(device, packed, probabilities, "main")
 
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Probabilities [1, K] and the score [1]; a hidden output other than its own is copied there."""
+        """Return probabilities [1, K] and the score [1]; another hidden output is copied first."""
         if hidden is not self._hidden:
             self._device.copy(hidden, self._hidden, "main")
         self._device.replay(self._graph, "main")
@@ -119,7 +120,7 @@ class CapturedLookup:
 
 
 def packed_lookup(lookup: Lookup) -> Run:
-    """A lookup whose score and probabilities also come as one tensor [1 + K], to be copied at once."""
+    """A lookup that also returns score and probabilities as one tensor [1 + K], for a single copy."""
 
     def run(hidden: Tensor) -> tuple[Tensor, ...]:
         probabilities, score = lookup(hidden)
@@ -131,7 +132,7 @@ def packed_lookup(lookup: Lookup) -> Run:
 def capture(
     device: Device, run: Run, inputs: Sequence[Tensor], lane: Lane, block: str | None
 ) -> tuple[Any, tuple[Tensor, ...]]:
-    """As `Device.capture`. Raises BackendError for a function that makes the host wait, or the like."""
+    """As `Device.capture`. Raises BackendError if it fails, as for a function that makes the host wait."""
     try:
         return device.capture(run, inputs, lane)
     except RuntimeError as error:

@@ -23,5 +23,5 @@ class TorchBackend(SegmentBackend):
         return Path(base=traced.base, segments=traced.cut(blocks))
 
     def lookup(self, cache: nn.Module, hidden: Tensor) -> Lookup:
-        """The cache as one flat function, or as it is where it cannot be flattened."""
+        """The cache as one flat function, or unchanged if it cannot be flattened."""
         return flatten(cache, hidden, getattr(cache, "structure", None))

@@ -1,4 +1,4 @@
-"""PyTorch compiled: segments and lookups as machine code, compiled by torch on first use."""
+"""`torch.compile`: segments and lookups as machine code, compiled on first use."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from gati.errors import BackendError
 from gati.model.segments import TracedModel
 
 _COMPILERS = ("c++", "g++", "clang++")
-_COMPILING = threading.Lock()  # filters of warnings belong to the whole process
+_COMPILING = threading.Lock()  # warning filters belong to the whole process
 
 
 class _Compiled:
-    """A function compiled for single requests; batches, whose sizes change, run as they are."""
+    """A function compiled for single requests; batches, whose sizes vary, run uncompiled."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self._run = run
-        # Freezing folds weights and normalisation into the code, which is most of what there is to gain.
+        # Freezing folds weights and normalisation into the code, which gives most of the speed-up.
         self._single = torch.compile(run, dynamic=False, options={"freezing": True})
         self._ready = False
 
@@ -36,7 +36,7 @@ class _Compiled:
         if self._ready:
             return self._single(*tensors)
         with _COMPILING, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what the compiler tells its own developers
+            warnings.simplefilter("ignore")  # they are for the compiler's developers
             result = self._single(*tensors)
             self._ready = True
         return result
@@ -44,14 +44,14 @@ class _Compiled:
 
 @register_backend("torch-compile")
 class TorchCompileBackend(TorchBackend):
-    """Runs the network through `torch.compile`; needs a C++ compiler and takes seconds a segment to start."""
+    """Runs the network through `torch.compile`; needs a C++ compiler and seconds per segment to compile."""
 
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def __init__(self) -> None:
         if not self.installed():
             raise BackendError(
-                f"backend '{self.name}' needs a C++ compiler, none of {', '.join(_COMPILERS)} is here: "
+                f"backend '{self.name}' needs a C++ compiler ({', '.join(_COMPILERS)}), none is installed: "
                 "apt-get install g++"
             )
 

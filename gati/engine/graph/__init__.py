@@ -1,1 +1,1 @@
-"""The early-exit network as a graph that other engines run."""
+"""The early-exit network as a graph for other runtimes."""

@@ -1,7 +1,7 @@
-"""Conversion in a separate process, for threads that work in the background while requests are served.
+"""Conversion in a separate process, for background threads while the process serves requests.
 
-torch's exporter is pure Python: it holds the interpreter's lock for seconds, and its garbage keeps the
-collector busy for a quarter of a second. Threads that answer requests in the same process would wait for it.
+torch's exporter is pure Python: it holds the GIL for seconds, and its garbage keeps the collector busy for a
+quarter of a second. Threads that answer requests in the same process would have to wait.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gati.model.program import compiled, packed
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-IDLE_S = 60.0  # then the process ends: it holds some 400 MB, and versions are minutes apart
+IDLE_S = 60.0  # after which the process ends: it holds some 400 MB, and versions are minutes apart
 _LENGTH = struct.Struct(">Q")
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def converting_apart() -> Iterator[Apart]:
-    """Have what this thread converts in this context converted in a process that begins when it is needed."""
+    """Run this thread's conversions inside the context in a separate process, started when needed."""
     process = Apart()
     token = _process.set(process)
     try:
@@ -44,25 +44,25 @@ def converting_apart() -> Iterator[Apart]:
 
 
 def process_apart() -> Apart | None:
-    """The process that converts for the calling thread, if there is to be one."""
+    """The process that converts for the calling thread, if there is one."""
     return _process.get()
 
 
 class Apart:
-    """A process that converts, started on first use, by one thread at a time. Close it."""
+    """A process that converts, started on first use. Not thread-safe; must be closed."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
     def convert(self, module: nn.Module, example: tuple[Tensor, ...], name: str) -> bytes | None:
-        """The module as an ONNX model; None if the process cannot do that: try it here.
+        """The module as an ONNX model; None if the process cannot convert it, so this one should.
 
         **Raises:** `ModelError` for an operator that ONNX does not have.
         """
         request = _pickled((module, example, name))
         if request is None:
             return None
-        for _ in range(2):  # it may just have ended, having had nothing to do
+        for _ in range(2):  # it may just have ended because it was idle
             try:
                 kind, answer = self._ask(request)
             except (OSError, EOFError) as error:
@@ -73,7 +73,7 @@ class Apart:
                 raise ModelError(str(answer))
             if kind == "converted":
                 return bytes(answer)
-            _log.info("%s cannot be converted in a process of its own: %s", name, answer)
+            _log.info("%s cannot be converted in a separate process: %s", name, answer)
             return None
         return None
 
@@ -84,9 +84,9 @@ class Apart:
             return
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                with suppress(OSError):  # what was not sent any more
+                with suppress(OSError):  # unsent data does not matter
                     pipe.close()
-        process.kill()  # it holds nothing that could be lost
+        process.kill()  # it has no state to lose
         process.wait()
 
     def _ask(self, request: bytes) -> tuple[str, Any]:
@@ -101,7 +101,7 @@ class Apart:
 
 
 def _started() -> subprocess.Popen[bytes]:
-    """A child inherits the priority of the thread that starts it."""
+    """Start the process; it inherits the priority of the calling thread."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "gati.engine.graph.converting"],
@@ -113,35 +113,35 @@ def _started() -> subprocess.Popen[bytes]:
 
 
 class _Pickler(pickle.Pickler):
-    """Knows the functions that a traced network is made of, which no module has."""
+    """Pickles the functions of a traced network, which belong to no module, by their source."""
 
     def reducer_override(self, value: Any) -> Any:
-        """As `pickle.Pickler` asks for it."""
+        """As `pickle.Pickler.reducer_override`."""
         if isinstance(value, FunctionType) and hasattr(value, "source"):
             return compiled, packed(value)
         return NotImplemented
 
 
 def _pickled(value: Any) -> bytes | None:
-    """None for what cannot be sent, such as a class that was made in a function."""
+    """Pickle a value; None if that is impossible, such as for a class that was defined in a function."""
     buffer = io.BytesIO()
     try:
         _Pickler(buffer, protocol=5).dump(value)
-    except Exception as error:  # pickling raises whatever the pickled raise
-        _log.info("nothing to be sent to another process: %s", error)
+    except Exception as error:  # pickling user objects may raise anything
+        _log.info("cannot be sent to another process: %s", error)
         return None
     return buffer.getvalue()
 
 
 def write_message(pipe: IO[bytes], message: bytes) -> None:
-    """Write a message with its length before it."""
+    """Write a message, preceded by its length."""
     pipe.write(_LENGTH.pack(len(message)))
     pipe.write(message)
     pipe.flush()
 
 
 def read_message(pipe: IO[bytes]) -> bytes:
-    """Read what `write_message` wrote. EOFError when the other side has gone."""
+    """Read what `write_message` wrote. Raises EOFError if the other side has closed the pipe."""
     (length,) = _LENGTH.unpack(_exactly(pipe, _LENGTH.size))
     return _exactly(pipe, length)
 
@@ -151,7 +151,7 @@ def _exactly(pipe: IO[bytes], count: int) -> bytes:
     while count > 0:
         part = pipe.read(count)
         if not part:
-            raise EOFError("the other side has gone")
+            raise EOFError("the other side has closed the pipe")
         parts.append(part)
         count -= len(part)
     return b"".join(parts)

@@ -5,7 +5,7 @@
                                         else  segment 2 -> lookup 2 -> If ...
                                                                          else  the last segment's answer
 
-The inner graphs read the outer ones' values by name, so nothing is handed over, and what is not needed is not
+Inner graphs read values of outer graphs by name, so nothing is copied, and parts that are not needed do not
 run.
 """
 
@@ -23,7 +23,7 @@ from gati.engine.graph.convert import OPSET, Converter, Piece, to_piece
 from gati.engine.graph.stages import INPUT, OUTPUTS, GraphStages
 from gati.model.preprocess import Preprocessing
 
-_IR_VERSION = 8  # the oldest with this operator set, which the most engines read
+_IR_VERSION = 8  # the oldest with this operator set, so that most runtimes can read it
 _TYPES = {
     np.dtype(np.float32): TensorProto.FLOAT,
     np.dtype(np.float64): TensorProto.DOUBLE,
@@ -38,8 +38,8 @@ def assemble(
 ) -> onnx.ModelProto:
     """The early-exit network as one model, for one input at a time.
 
-    With `raw` it takes the image itself, uint8 [1, H, W, C], and begins with that preprocessing. `convert`
-    can be shared among models of one network: it remembers pieces.
+    With `raw` it takes the image itself, uint8 [1, H, W, C], and starts with that preprocessing. `convert`
+    keeps converted pieces and can be shared among models of one network.
 
     **Raises:** `ModelError` for an operator that ONNX does not have.
     """
@@ -68,7 +68,7 @@ def type_of(value: onnx.ValueInfoProto) -> tuple[int, tuple[int, ...]]:
 
 
 class _Assembly:
-    """Puts segments and lookups together, from the innermost graph out."""
+    """Assembles segments and lookups, from the innermost graph outwards."""
 
     def __init__(self, stages: GraphStages, convert: Converter) -> None:
         self._stages = stages
@@ -77,7 +77,7 @@ class _Assembly:
     def graph(
         self, segment: int, exits: int, inputs: tuple[str, ...], score: str, name: str
     ) -> onnx.GraphProto:
-        """Segment number `segment` and all after it, `exits` of them passed; `score` is the last lookup's."""
+        """The graph from segment number `segment` on, after `exits` exits; `score` is the last lookup's."""
         stages = self._stages
         pieces: list[Piece] = []
         results = OUTPUTS if exits == 0 else tuple(f"after_{exits}/{output}" for output in OUTPUTS)
@@ -89,7 +89,7 @@ class _Assembly:
             segment += 1
             if segment == len(stages.segments):
                 ending = _answer(inputs[0], exits, score, results)
-                doc = "The rest of the network: nothing was known before."
+                doc = "The rest of the network, for inputs that missed every cache."
                 return _make(pieces, ending, results, stages.classes, name, doc)
             if lookup is not None:
                 pieces.append(to_piece(lookup, inputs[:1], f"lookup_{exits}/", self._convert))
@@ -108,7 +108,7 @@ class _Assembly:
         else_branch = self.graph(segment, exits + 1, inputs, own_score, f"go on after {leaving.block}")
         ending = [
             _constant(f"{leaves}/threshold", np.float32(threshold)),
-            # False for NaN, a miss. Written the other way round, GreaterOrEqual, OpenVINO finds it true.
+            # False for NaN, which is a miss. With GreaterOrEqual, OpenVINO evaluates it as true.
             helper.make_node(
                 "LessOrEqual", [f"{leaves}/threshold", own_score], [f"{leaves}/hit"], name=f"{leaves}/hit"
             ),
@@ -127,7 +127,7 @@ class _Assembly:
 
 
 def _answer(probabilities: str, index: int, score: str, results: Sequence[str]) -> list[onnx.NodeProto]:
-    """Nodes that give `results`; a branch must compute what it returns, so names are not enough."""
+    """Nodes that compute `results`; a branch must compute its outputs, so names alone are not enough."""
     nodes = [
         helper.make_node("Identity", [probabilities], [results[0]], name=results[0]),
         _constant(results[1], np.array([index], dtype=np.int64)),
@@ -168,7 +168,7 @@ def _result_infos(names: Sequence[str], classes: int) -> list[onnx.ValueInfoProt
 
 
 def _preprocess(preprocessing: Preprocessing, result: str) -> list[onnx.NodeProto]:
-    """uint8 [1, H, W, C] -> the network's input, step by step as `Preprocessing` does it."""
+    """uint8 [1, H, W, C] -> the network's input, with the same steps as `Preprocessing`."""
     steps: tuple[tuple[str, Any], ...] = (
         ("Div", np.float32(255.0)),
         ("Sub", np.array(preprocessing.mean, dtype=np.float32).reshape(1, -1, 1, 1)),

@@ -1,4 +1,4 @@
-"""One stage of the network as a straight ONNX graph, ready to be put into a larger one."""
+"""One stage of the network as an ONNX graph without branches, ready to be put into a larger one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPSET = 18
 
 @dataclass(frozen=True)
 class Piece:
-    """Nodes and weights of a stage whose names cannot meet those of another; `outputs` in their order."""
+    """Nodes and weights of a stage, with names that are unique among stages; `outputs` in order."""
 
     nodes: tuple[onnx.NodeProto, ...]
     weights: tuple[onnx.TensorProto, ...]
@@ -39,7 +39,7 @@ class Converter:
         self._converted: dict[Hashable, onnx.ModelProto] = {}
 
     def __call__(self, stage: GraphStage, name: str) -> onnx.ModelProto:
-        """The stage as a model of its own, a copy. Raises `ModelError` as `to_piece`; `name` is for that."""
+        """The stage as a separate model, a copy. Raises `ModelError` as `to_piece`; `name` is for it."""
         if stage.key is None:
             return _converted(stage, name)
         if stage.key not in self._converted:
@@ -49,7 +49,7 @@ class Converter:
         return copy
 
     def forget_lookups(self) -> None:
-        """Keep the pieces of the network alone: caches come and go."""
+        """Drop converted lookups, whose caches are replaced over time, and keep pieces of the network."""
         for key in [key for key in self._converted if isinstance(key, tuple) and _is_lookup(key)]:
             del self._converted[key]
 
@@ -59,7 +59,7 @@ def _is_lookup(key: tuple[Hashable, ...]) -> bool:
 
 
 def to_piece(stage: GraphStage, inputs: tuple[str, ...], prefix: str, convert: Converter) -> Piece:
-    """Convert a stage; it reads the values `inputs` of the graph it will be put into.
+    """Convert a stage, which will read the values `inputs` of the surrounding graph.
 
     **Raises:** `ModelError` for an operator that ONNX does not have.
     """
@@ -74,7 +74,7 @@ def to_piece(stage: GraphStage, inputs: tuple[str, ...], prefix: str, convert: C
 
 
 def _converted(stage: GraphStage, name: str) -> onnx.ModelProto:
-    """Converted in the process of the calling thread, if it has one and that can do it, else here."""
+    """Convert in the calling thread's separate process if there is one and it can, else in this process."""
     process = process_apart()
     model = None if process is None else process.convert(stage.module, stage.example, name)
     return convert_here(stage.module, stage.example, name) if model is None else _parsed(model)
@@ -88,12 +88,12 @@ def _parsed(model: bytes) -> onnx.ModelProto:
 
 def convert_here(module: torch.nn.Module, example: tuple[torch.Tensor, ...], name: str) -> onnx.ModelProto:
     """Convert a stage's module. Raises `ModelError` as `to_piece`."""
-    said = io.StringIO()
+    printed = io.StringIO()
     try:
-        with _quiet(), one_table_of_operators(), contextlib.redirect_stdout(said):
+        with _quiet(), one_table_of_operators(), contextlib.redirect_stdout(printed):
             program = without_adaptive_pooling(torch.export.export(module, example, strict=False))
             converted = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
-    except Exception as error:  # torch raises many unrelated types for what it cannot convert
+    except Exception as error:  # torch raises many unrelated types
         reason = _reason(error)
     else:
         if converted is None:
@@ -102,7 +102,7 @@ def convert_here(module: torch.nn.Module, example: tuple[torch.Tensor, ...], nam
         versions = {entry.domain: entry.version for entry in model.opset_import}
         if set(versions) <= {"", "ai.onnx"} and max(versions.values()) == OPSET:
             return model
-        reason = f"it needs operator sets {versions}"
+        reason = f"it needs the operator sets {versions}"
     raise ModelError(
         f"cannot export {name.rstrip('/')} to ONNX: {reason}; give --format pt2, or replace that operator in "
         "the network"
@@ -110,7 +110,7 @@ def convert_here(module: torch.nn.Module, example: tuple[torch.Tensor, ...], nam
 
 
 def _reason(error: BaseException) -> str:
-    """The one line of a chain of errors that names the operator, or the last one's first."""
+    """The first line of the original error in a chain, which names the operator."""
     cause: BaseException | None = error
     while cause is not None:
         error, cause = cause, cause.__cause__
@@ -119,7 +119,7 @@ def _reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide what the exporter tells its own developers."""
+    """Hide messages for the exporter's developers."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     try:
@@ -134,7 +134,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _rename(graph: Any, names: Mapping[str, str], prefix: str) -> None:
-    """Give every value and node its name in the larger graph; drop traces of the machine it was made on."""
+    """Rename every value and node for the larger graph, and drop metadata about this machine."""
 
     def renamed(name: str) -> str:
         return names.get(name, f"{prefix}{name}") if name else name

@@ -1,4 +1,4 @@
-"""The process that `apart` starts: converts requests that arrive on its standard input."""
+"""The process that `apart` starts: it converts requests from its standard input."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gati.errors import ModelError
 
 
 def main() -> None:
-    """Convert what comes in, until nothing does any more or who asks has gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for who asks to heed
+    """Convert requests until the process is idle for too long or its parent closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     torch.set_num_threads(1)
     with open(0, "rb", buffering=0) as requests, os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # whatever is printed is no answer
+        os.dup2(2, 1)  # printed text must not mix with answers
         with suppress(EOFError, BrokenPipeError):
             while select.select([requests], [], [], IDLE_S)[0]:
                 write_message(answers, pickle.dumps(_answer(read_message(requests))))
@@ -33,7 +33,7 @@ def _answer(request: bytes) -> tuple[str, Any]:
         return "converted", convert_here(module, example, name).SerializeToString()
     except ModelError as error:
         return "refused", str(error)
-    except Exception as error:  # classes that are not to be found here, for example
+    except Exception as error:  # for example, classes that this process cannot import
         return "failed", f"{type(error).__name__}: {error}"
 
 

@@ -1,4 +1,4 @@
-"""torch's table of ONNX operators, kept from one export to the next: building it takes half of an export."""
+"""Reusing torch's table of ONNX operators across exports, since building it takes half of an export."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _exporting = threading.RLock()
 
 @contextmanager
 def one_table_of_operators() -> Iterator[None]:
-    """Give exports within the table that the first of them made; they wait for those of other threads.
+    """Let exports inside the context share one operator table. Only one thread at a time is inside.
 
-    The table is torch's own affair: with a release that keeps it elsewhere, exports are slower, no more.
+    The table is internal to torch: if a release keeps it elsewhere, exports are slower but still work.
     """
     try:
         from torch.onnx._internal.exporter._registration import ONNXRegistry
 
         made = ONNXRegistry.__dict__["from_torchlib"]
     except (ImportError, KeyError) as error:
-        _log.info("torch's table of ONNX operators is not where it was (%s): exports will be slow", error)
+        _log.info("torch's table of ONNX operators has moved (%s): exports will be slow", error)
         yield
         return
     with _exporting:
@@ -38,7 +38,7 @@ def one_table_of_operators() -> Iterator[None]:
 
 
 def _table(made: Any, *args: Any, **kwargs: Any) -> Any:
-    """A copy, for exports may add to theirs."""
+    """A copy of the table, because an export may add to it."""
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     table = copy(_tables(made.__get__(None, ONNXRegistry), args, tuple(kwargs.items())))

@@ -1,7 +1,7 @@
-"""Adaptive pooling in terms of operators that every exporter and engine knows.
+"""Adaptive pooling written with operators that every exporter and runtime supports.
 
-ONNX has none of its own. Where the map divides evenly, adaptive pooling is plain pooling; elsewhere its cells
-overlap, and it is done one direction after the other.
+ONNX has no adaptive pooling. If the map divides evenly, it equals plain pooling. Otherwise its cells overlap,
+and it is done in one dimension after the other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _aten = torch.ops.aten
 
 
 def without_adaptive_pooling(program: ExportedProgram) -> ExportedProgram:
-    """The same program with its adaptive pooling of maps written out."""
+    """The same program with its 2D adaptive pooling decomposed."""
     written_out = {
         _aten.adaptive_avg_pool2d.default: average_pool,
         _aten.adaptive_max_pool2d.default: maximum_pool,
@@ -40,7 +40,7 @@ def average_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:
 
 
 def maximum_pool(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Maxima over the cells of a grid, and where they are; the places are right for even grids only."""
+    """Maxima over the cells of a grid, and their indices, which are valid only if the map divides evenly."""
     height, width = x.shape[-2:]
     rows, columns = output_size
     if height % rows == 0 and width % columns == 0:

@@ -1,8 +1,8 @@
-"""The early-exit network in 8-bit integers: an ONNX graph quantised after training, as OpenVINO's own format.
+"""The early-exit network in 8-bit integers: an ONNX graph quantised after training, in OpenVINO's format.
 
-Quantised once with thresholds that nothing reaches: every calibration input then runs every lookup and every
-segment, so each range is seen on all kinds of inputs and not only on those that came so far. The thresholds
-are put in afterwards.
+It is quantised once with thresholds that no score reaches. Every calibration input then runs every lookup and
+every segment, so value ranges cover all inputs and not only those that missed the earlier caches. The real
+thresholds are set afterwards.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gati.engine.graph.stages import float32_at_least
 
 _NEVER = 1e30
 _XML, _WEIGHTS = "model.xml", "model.bin"
-_TOO_FEW = 300  # NNCF's own default; fewer inputs are all used
+_MOST_INPUTS = 300  # NNCF's default number of calibration inputs
 
 
 class Quantised:
@@ -35,7 +35,7 @@ class Quantised:
         self._model = model
 
     def with_thresholds(self, thresholds: Sequence[float]) -> bytes:
-        """One file with the network and these thresholds, one an exit."""
+        """One file with the network and these thresholds, one per exit."""
         import openvino
 
         found = 0
@@ -55,24 +55,24 @@ class Quantised:
 
 
 def quantised(model: bytes, calibration: Tensor) -> Quantised:
-    """Quantise an assembled ONNX model on inputs [n, ...], taken one at a time."""
+    """Quantise an assembled ONNX model on inputs [n, ...], one at a time."""
     import nncf
     from openvino import Core
 
     rows = calibration.numpy()
-    inputs = nncf.Dataset([rows[index : index + 1] for index in range(min(len(rows), _TOO_FEW))])
+    inputs = nncf.Dataset([rows[index : index + 1] for index in range(min(len(rows), _MOST_INPUTS))])
     with _quiet():
         result = nncf.quantize(
             Core().read_model(model=model),
             inputs,
             preset=nncf.QuantizationPreset.MIXED,
-            subset_size=min(len(rows), _TOO_FEW),
+            subset_size=min(len(rows), _MOST_INPUTS),
         )
     return Quantised(result)
 
 
 def read_quantised(file: bytes) -> Any:
-    """The OpenVINO model in a file that `Quantised.with_thresholds` gave."""
+    """The OpenVINO model in a file from `Quantised.with_thresholds`."""
     from openvino import Core
 
     with zipfile.ZipFile(io.BytesIO(file)) as packed:

@@ -1,8 +1,8 @@
 """Lookups in 8-bit integers inside a float32 network: their ONNX pieces quantised after training.
 
-What comes out is plain ONNX with `QuantizeLinear` and `DequantizeLinear` around the convolutions and matrix
-products, which OpenVINO and ONNX Runtime run in integers. The last layer, the probabilities and the score
-stay in float32: thresholds need finer steps than 256.
+The result is plain ONNX with `QuantizeLinear` and `DequantizeLinear` around convolutions and matrix products,
+which OpenVINO and ONNX Runtime run in integers. The last layer, the probabilities and the score stay in
+float32: thresholds need more than 256 steps.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _IN_INTEGERS = (*_WITH_WEIGHTS, "Relu", "Clip", "MaxPool")
 
 
 class QuantisingConverter(Converter):
-    """Converts as `plain` does, and quantises the lookups of `stages` on inputs [n, ...].
+    """Converts like `plain`, and quantises lookups on calibration inputs [n, ...].
 
-    Remembers what it has quantised, also from one network to the next: see `for_network`.
+    It keeps what it has quantised, also for further networks: see `for_network`.
     """
 
     def __init__(self, plain: Converter, calibration: Tensor) -> None:
@@ -40,7 +40,7 @@ class QuantisingConverter(Converter):
         self._hidden: dict[Hashable, Tensor] = {}
 
     def for_network(self, stages: GraphStages) -> QuantisingConverter:
-        """Look at the hidden outputs in front of the lookups of `stages`; returns itself."""
+        """Compute the hidden outputs that the lookups of `stages` read; returns itself."""
         if any(lookup is not None and lookup.key not in self._hidden for lookup in stages.lookups):
             self._hidden |= _hidden_outputs(stages, self._calibration)
         return self
@@ -56,10 +56,10 @@ class QuantisingConverter(Converter):
 
 
 def quantise_lookup(model: onnx.ModelProto, hidden: npt.NDArray[np.float32]) -> onnx.ModelProto:
-    """Quantise a converted lookup on hidden outputs [n, ...], taken one at a time.
+    """Quantise a converted lookup on hidden outputs [n, ...], one at a time.
 
-    Weights get a scale for each output channel, activations one for each tensor. A lookup without a layer to
-    quantise before its last comes back as it is.
+    Weights get one scale per output channel, activations one per tensor. A lookup with fewer than two layers
+    is returned unchanged, since the last layer is never quantised.
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
@@ -84,7 +84,7 @@ def quantise_lookup(model: onnx.ModelProto, hidden: npt.NDArray[np.float32]) -> 
 
 
 class _Rows:
-    """Calibration inputs as ONNX Runtime asks for them: one after the other, then None."""
+    """Calibration inputs as ONNX Runtime reads them: one after the other, then None."""
 
     def __init__(self, name: str, hidden: npt.NDArray[np.float32]) -> None:
         self._name = name
@@ -96,7 +96,7 @@ class _Rows:
 
 
 def _hidden_outputs(stages: GraphStages, inputs: Tensor) -> dict[Hashable, Tensor]:
-    """What each lookup of `stages` reads, [n, ...], by its key."""
+    """The hidden outputs [n, ...] that each lookup of `stages` reads, by its key."""
     hidden: dict[Hashable, Tensor] = {}
     carried: Sequence[Tensor] = (inputs,)
     with torch.inference_mode():
@@ -109,7 +109,7 @@ def _hidden_outputs(stages: GraphStages, inputs: Tensor) -> dict[Hashable, Tenso
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the quantiser's advice."""
+    """Hide the quantiser's warnings."""
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.ERROR)

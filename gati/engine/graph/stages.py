@@ -21,7 +21,7 @@ OUTPUTS = ("probabilities", "exit", "score")
 
 
 class _Segment(nn.Module):
-    """A segment: carried tensors in and out; the last one gives class probabilities [1, K]."""
+    """A segment: carried tensors in, carried tensors out."""
 
     def __init__(self, run: FlatFunction) -> None:
         super().__init__()
@@ -29,9 +29,9 @@ class _Segment(nn.Module):
 
     def forward(self, *carried: Tensor) -> tuple[Tensor, ...]:
         """Return what the rest of the network needs, the hidden output first."""
-        # Copies, because a segment may work in place on what it is given.
-        handed_on: tuple[Tensor, ...] = self.run(*(tensor.clone() for tensor in carried))
-        return handed_on
+        # Copies, because a segment may modify its inputs in place.
+        outputs: tuple[Tensor, ...] = self.run(*(tensor.clone() for tensor in carried))
+        return outputs
 
 
 class _LastSegment(nn.Module):
@@ -54,15 +54,15 @@ class _Lookup(nn.Module):
         self.cache = cache
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Look up."""
+        """Run the lookup."""
         probabilities, score = self.cache(hidden)
         return _as_float32(probabilities), _as_float32(score)
 
 
 class GraphStage(NamedTuple):
-    """A piece of the network with an example of what it takes, for batch size 1.
+    """A piece of the network with example inputs of batch size 1.
 
-    Pieces of one network with equal `key` are the same, so that none need be converted twice.
+    Pieces of one network with equal `key` are equal, so each key is converted only once.
     """
 
     module: nn.Module
@@ -72,24 +72,27 @@ class GraphStage(NamedTuple):
 
 @dataclass(frozen=True)
 class GraphStages:
-    """The early-exit network for one input: segments, and after each but the last a lookup, if any.
+    """The early-exit network for one input: segments, each but the last followed by an optional lookup.
 
-    `thresholds` are the exits' as float32: a float32 score reaches one exactly where it reaches the other.
+    `thresholds` are the exits' thresholds as float32, such that comparing float32 scores gives equal results.
     """
 
     segments: tuple[GraphStage, ...]
-    lookups: tuple[GraphStage | None, ...]  # one a segment
+    lookups: tuple[GraphStage | None, ...]  # one per segment
     exits: tuple[EngineExit, ...]
     thresholds: tuple[float, ...]
     classes: int
 
     @property
     def example(self) -> Tensor:
-        """What the network takes, [1, ...]."""
+        """An input of the network, [1, ...]."""
         return self.segments[0].example[0]
 
     def trail(self, x: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-        """Probabilities [K] and score of every exit for one input [1, ...]; none for its own."""
+        """Probabilities [K] and score of every exit for one input [1, ...], then those of the whole network.
+
+        The network itself has no score: None.
+        """
         trail: list[tuple[Tensor, Tensor | None]] = []
         carried: tuple[Tensor, ...] = (x,)
         with torch.inference_mode():
@@ -108,10 +111,10 @@ def build_stages(
     outputs_kind: OutputsKind,
     cuts: Collection[str] = (),
 ) -> GraphStages:
-    """Cut the network at its exits, and after the blocks `cuts`, and put the lookups in.
+    """Cut the network at its exits and after the blocks in `cuts`, and insert the lookups.
 
-    **Raises:** `CutError` if two tensors that cross a cut share memory that is changed later: a file has
-    no such thing as shared memory.
+    **Raises:** `CutError` if two tensors that cross a cut share memory that is changed later, which a graph
+    cannot express.
     """
     at = {leaving.block: leaving for leaving in exits}
     segments = traced.cut([block for block in traced.blocks if block in at or block in cuts])
@@ -152,7 +155,7 @@ def _stage(module: nn.Module, example: Sequence[Tensor], key: Hashable) -> Graph
 
 
 def float32_at_least(threshold: float) -> float:
-    """The least float32 that is not below `threshold`: comparing float32 scores with it decides the same."""
+    """The smallest float32 >= `threshold`: comparing float32 scores with either gives the same result."""
     nearest = torch.tensor(threshold, dtype=torch.float64).float()
     if nearest.double().item() < threshold:
         nearest = torch.nextafter(nearest, torch.tensor(math.inf))
@@ -164,5 +167,5 @@ def _as_float32(tensor: Tensor) -> Tensor:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """A copy outside inference mode, contiguous, as exporters want their examples."""
+    """A contiguous copy outside inference mode, as exporters require."""
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)

@@ -1,4 +1,4 @@
-"""The ways a request goes through network and lookups: one graph, segments in turn, or lookups overlapped."""
+"""The paths of a request through network and lookups: one graph, segments in turn, or overlapped lookups."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def path_for(
     outputs_kind: OutputsKind,
     graphs: tuple[Path, Path] | None,
 ) -> RequestPath:
-    """The path of requests on a backend; `exits` in forward order, `graphs` as an `Engine` takes them.
+    """Return the path of requests on a backend; `exits` in forward order, `graphs` as for `Engine`.
 
-    Raises BackendError for an unknown backend or a placement that it cannot do, and as the backend does.
+    Raises BackendError for an unknown backend or an unsupported placement, and as the backend.
     """
     for leaving in exits:
         check_placement(leaving, backend)

@@ -19,10 +19,10 @@ from gati.types import OutputsKind
 
 
 class GraphPath(RequestPath):
-    """Lookups and decisions inside one graph. `graphs` are files for it and for that of the base model."""
+    """Lookups and decisions inside one graph. `graphs` are files for it and for the base model's graph."""
 
     compiled: ClassVar[bool] = True
-    logits = False  # a graph ends with probabilities
+    logits = False  # graphs return probabilities
 
     def __init__(
         self,
@@ -46,14 +46,14 @@ class GraphPath(RequestPath):
         return probabilities, self._names[position]
 
     def base(self, x: Tensor) -> Tensor:
-        """As `RequestPath.base`; probabilities. Compiled at the first call: serving never needs it."""
+        """As `RequestPath.base`; probabilities. Compiled at the first call, since serving rarely needs it."""
         graph = self._base or self._make_base()
         if x.shape[0] == 1:
             return graph.answer(x)[0]
         return torch.cat([graph.answer(row)[0] for row in rows_of(x)])
 
     def _make_base(self) -> Graph:
-        with self._base_made:  # it takes seconds: other requests wait for the same graph
+        with self._base_made:  # takes seconds; other requests wait for the same graph
             if self._base is None:
                 kept = None if self._kept is None else self._kept[1]
                 self._base = self._backend.early_exit(self._traced, (), self._outputs_kind, kept)

@@ -1,4 +1,4 @@
-"""Lookups that run while the network goes on: cut at every block, to stop soon after an answer has come."""
+"""Lookups that run while the network continues, cut at every block to stop soon after a hit."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class _Step(NamedTuple):
 
 
 class OverlappedPath(SegmentsPath):
-    """Lookups have cores or a stream of their own, which serve one request at a time.
+    """Lookups run on separate cores or a separate stream, for one request at a time.
 
-    Another request that comes meanwhile is looked up inline. A lookup that is late is waited for before the
-    next one, and before the base model's answer is given, so that no answer depends on timing.
+    Lookups of concurrent requests are inline. The path waits for a lookup before the next one starts, and
+    before it returns the base model's answer, so no answer depends on timing.
     """
 
     overlapped: ClassVar[bool] = True
@@ -113,6 +113,6 @@ class OverlappedPath(SegmentsPath):
                 lookups.keep_pace()
         except BaseException:
             if pending is not None:
-                lookups.answer()  # the next request must not find this one's answer
+                lookups.answer()  # the next request must not receive this answer
             raise
         return carried, BASE

@@ -1,4 +1,4 @@
-"""Single requests as the backend itself runs them, lookups and decisions with them."""
+"""Single requests on the backend's own path, including lookups and decisions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gati.model.segments import TracedModel
 
 
 class ReplayedPath(SegmentsPath):
-    """Single requests go the backend's own way, such as a captured graph; batches go through segments."""
+    """Single requests take the backend's own path, such as a captured graph; batches run segments."""
 
     def __init__(self, ready: Ready, single: SinglePath, exits: Sequence[EngineExit]) -> None:
         super().__init__(ready)
@@ -30,7 +30,7 @@ class ReplayedPath(SegmentsPath):
         exits: Sequence[EngineExit],
         stages: Sequence[BatchStage],
     ) -> SinglePath | None:
-        """The backend's own way for a single request through `pieces`, if it has one."""
+        """The backend's own path for a single request through `pieces`, if it has one."""
         leaves = {
             leaving.block: SingleExit(
                 index, stage.lookup, leaving.threshold, leaving.placement == "overlapped"

@@ -1,4 +1,4 @@
-"""Segments and lookups in turn, until one of them knows the answer."""
+"""Segments and lookups in turn, until a lookup hits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ready:
     whole: Callable[[Tensor], Tensor]
     segments: tuple[Segment, ...]
     stages: tuple[BatchStage, ...]
-    tolerance: float  # how close is too close to call, in a batch
+    tolerance: float  # closer results of a batch are computed again, one by one
     logits: bool
     changes_input: bool
 
@@ -35,7 +35,7 @@ class Ready:
 def made_ready(
     backend: SegmentBackend, traced: TracedModel, exits: Sequence[EngineExit], outputs_kind: OutputsKind
 ) -> Ready:
-    """Cut the network at `exits`, in forward order, and try each lookup. Raises LibraryError as those do."""
+    """Cut the network at `exits`, in forward order, and check each lookup. Raises LibraryError as those."""
     path = backend.path(traced, [leaving.block for leaving in exits])
     stages = []
     carried: Any = (traced.example(),)
@@ -59,15 +59,15 @@ def made_ready(
 def finest_pieces(
     backend: SegmentBackend, traced: TracedModel, exits: Sequence[EngineExit]
 ) -> tuple[Segment, ...]:
-    """The network cut at every block, to stop soon after an answer has come; at the exits where it cannot."""
+    """The network cut at every block, to stop soon after a hit, or only at the exits if it cannot be."""
     try:
         return backend.path(traced, traced.blocks).segments
-    except CutError:  # some other block cannot be cut: look for answers at the exits only
+    except CutError:  # some block cannot be cut: check for hits at the exits only
         return backend.path(traced, [leaving.block for leaving in exits]).segments
 
 
 class SegmentsPath(RequestPath):
-    """Calls segments and lookups in turn; batches go through them as a whole."""
+    """Calls segments and lookups in turn, for single requests and batches."""
 
     def __init__(self, ready: Ready) -> None:
         self._whole, self._stages = ready.whole, ready.stages
@@ -100,7 +100,7 @@ class SegmentsPath(RequestPath):
 def settled_scores(
     network: Callable[[Tensor], Tensor], x: Tensor, tolerance: float, *, changes_input: bool
 ) -> Tensor:
-    """Class scores [B, K] of a network; a row of a batch that is too close to call is worked out alone."""
+    """Class scores [B, K] of a network; rows that are too close to decide are computed again alone."""
     if x.shape[0] == 1:
         return network(x)
     scores = network(x.clone() if changes_input else x)
