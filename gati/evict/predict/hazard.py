@@ -49,6 +49,7 @@ class HazardModel:
 
     def __init__(self, edges: Floats, booster: Any) -> None:
         self.edges = edges
+        self.ends = np.append(edges[1:-1], np.inf)  # of the bins; the last one is open
         self.booster = booster
 
     @property

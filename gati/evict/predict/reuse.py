@@ -149,17 +149,18 @@ class Reuse:
     def scores(self, count: int) -> Floats:
         """Seconds a hit, given the ages; ages themselves while there is no model."""
         self._grow(count)
-        age = self._now_s - self._seen_s[:count]
+        scores: Floats = self._now_s - self._seen_s[:count]  # ages, for now
         if self._model is None:
-            return age
+            return scores
         over = np.flatnonzero(self._until_s[:count] <= self._now_s)
         if len(over):
-            edges = self._model.edges
-            ends = np.append(edges[1:-1], np.inf)  # beyond the last bin it stays as it is
-            at = np.minimum(np.searchsorted(edges, age[over], side="right"), len(ends)) - 1
+            edges, ends = self._model.edges, self._model.ends
+            at = np.minimum(np.searchsorted(edges, scores[over], side="right"), len(ends)) - 1
             self._values[over] = self._tables[over, at]
             self._until_s[over] = self._seen_s[over] + ends[at]
-        return self._values[:count] + _TIE * age
+        scores *= _TIE  # in place: with tens of thousands of slots, memory is what costs time
+        scores += self._values[:count]
+        return scores
 
     def refit(self) -> None:
         """Fit from all that is known now, and predict again for everything cached."""
